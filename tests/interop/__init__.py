@@ -1,0 +1,1 @@
+"""Toril beside real BullMQ: both read and write the same queues, and must agree."""
