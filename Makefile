@@ -1,0 +1,57 @@
+# Everything a contributor runs. Each target sets up what it needs; `make` alone lists them.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON_STAMP := $(VENV)/.stamp
+NODE_DIR := tests/interop/node
+NODE_STAMP := $(if $(wildcard $(NODE_DIR)/package.json),$(NODE_DIR)/node_modules/.stamp)
+
+# A Node that setup put into the environment is found after the system's.
+export PATH := $(PATH):$(CURDIR)/$(BIN)
+ifdef PYTHON
+export PYTHON
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench docs format clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(PYTHON_STAMP) $(NODE_STAMP) ## Make .venv with all that the project, its tests and benchmarks import
+
+$(PYTHON_STAMP): pyproject.toml constraints.txt tools/setup.sh
+	@echo "Setting up Python in $(VENV)"
+	@tools/setup.sh python
+
+$(NODE_DIR)/node_modules/.stamp: $(wildcard $(NODE_DIR)/package*.json) | $(PYTHON_STAMP)
+	@echo "Setting up Node in $(NODE_DIR)"
+	@tools/setup.sh node
+
+demo: $(PYTHON_STAMP) ## Start a server, enqueue work and watch it being done
+	@$(BIN)/python -m toril.cli.demo
+
+test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
+	@$(BIN)/python -m pytest $(T)
+
+check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+	$(BIN)/python tools/unasync.py --check
+	$(BIN)/python tools/check_lua.py
+
+format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+	$(BIN)/python tools/unasync.py
+
+bench: setup ## Measure against Node BullMQ and other queues (B="--quick" passes arguments on)
+	@$(BIN)/python benchmarks/run.py $(B)
+
+docs: $(PYTHON_STAMP) ## Check the links and the code in the documentation
+	@$(BIN)/python tools/check_docs.py
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
