@@ -1,0 +1,184 @@
+"""The keeper of an embedded server: runs it, and stops it when the last user is gone.
+
+A script of its own that imports nothing of Toril, so that it starts in a few milliseconds and
+holds little memory. `embedded.py` starts it in the server's directory, with the path of the
+server and the number of an open file: ``keeper.lock``, locked, which stays locked as long as
+this process lives.
+
+If the server dies while it has users, the keeper starts it again from its files. If the keeper
+dies, the next user starts another, which adopts the server that still runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from types import FrameType
+
+SOCKET_NAME = "valkey.sock"
+LOG_NAME = "valkey.log"
+# A server that dies sooner than this would only die again.
+SHORTEST_LIFE_S = 1.0
+ADOPTED_POLL_S = 0.5
+STOP_POLL_S = 0.01
+LONGEST_STOP_S = 60.0
+
+# Paths are relative to the directory, so that neither their length nor a blank in them matters.
+OPTIONS = {
+    "port": "0",
+    "unixsocket": SOCKET_NAME,
+    "unixsocketperm": "700",
+    "dir": ".",
+    "logfile": LOG_NAME,
+    "daemonize": "no",
+    "save": "",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "maxmemory-policy": "noeviction",
+}
+
+
+def main() -> None:
+    binary = sys.argv[1]
+    _detach()
+    keeper = Keeper(binary)
+    signal.signal(signal.SIGTERM, keeper.on_signal)
+    threading.Thread(target=keeper.keep_running, daemon=True).start()
+    keeper.wait_for_the_last_user()
+    keeper.stop()
+
+
+class Keeper:
+    """Holds the server up from one thread and waits for the last user in another."""
+
+    def __init__(self, binary: str) -> None:
+        self._binary = binary
+        self._guard = threading.Lock()
+        self._stopping = threading.Event()
+        self._server: Server | None = adopt()
+
+    def keep_running(self) -> None:
+        """Start the server, and again whenever it dies, until it is to stop."""
+        while True:
+            with self._guard:
+                if self._stopping.is_set():
+                    return
+                server = self._server or spawn(self._binary)
+                self._server = server
+            started = time.monotonic()
+            server.wait()
+            with self._guard:
+                self._server = None
+                if self._stopping.is_set():
+                    return
+            if time.monotonic() - started < SHORTEST_LIFE_S:
+                # The user that waits for us sees our lock go, and reads the log.
+                os._exit(1)
+
+    def wait_for_the_last_user(self) -> None:
+        users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        # Never closed: a user that comes while we stop the server waits until we have exited.
+        fcntl.flock(users, fcntl.LOCK_EX)
+
+    def stop(self) -> None:
+        with self._guard:
+            self._stopping.set()
+            server = self._server
+        if server is not None:
+            server.stop()
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        # The guard may be held by the very code that this interrupts, so another thread stops.
+        def stop_and_exit() -> None:
+            self.stop()
+            os._exit(0)
+
+        threading.Thread(target=stop_and_exit, daemon=True).start()
+
+
+class Server:
+    """A running server, known by its process id: our child, or one that we adopted."""
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None) -> None:
+        self._pid = pid
+        self._child = child
+
+    def wait(self) -> None:
+        if self._child is not None:
+            self._child.wait()
+            return
+        while self._is_alive():
+            time.sleep(ADOPTED_POLL_S)
+
+    def stop(self) -> None:
+        """Let the server write everything down and end; kill it only if it does not."""
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + LONGEST_STOP_S
+        while self._is_alive():
+            if time.monotonic() > deadline:
+                self._signal(signal.SIGKILL)
+                return
+            time.sleep(STOP_POLL_S)
+
+    def _is_alive(self) -> bool:
+        if self._child is not None:
+            return self._child.poll() is None
+        try:
+            os.kill(self._pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+
+def spawn(binary: str) -> Server:
+    command = [binary]
+    for name, value in OPTIONS.items():
+        command += [f"--{name}", value]
+    with open(LOG_NAME, "ab") as log:  # noqa: PTH123 - pathlib costs half of the start-up
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    return Server(child.pid, child)
+
+
+def adopt() -> Server | None:
+    """The server that a dead keeper left running in this directory, if there is one."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(SOCKET_NAME)
+            connection.settimeout(SHORTEST_LIFE_S)
+            connection.sendall(b"INFO server\r\n")
+            answer = b""
+            while b"process_id:" not in answer or not answer.endswith(b"\n"):
+                received = connection.recv(65536)
+                if not received:
+                    return None
+                answer += received
+    except OSError:
+        return None
+    pid = answer.split(b"process_id:")[1].split()[0]
+    return Server(int(pid), None)
+
+
+def _detach() -> None:
+    """Leave the process that started us: it must neither wait for us nor take us with it."""
+    if os.fork():
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    main()
