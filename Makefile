@@ -19,6 +19,7 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PYTHON_STAMP) $(NODE_STAMP) ## Make .venv with all that the project, its tests and benchmarks import
+	@echo "Set up: $(VENV) is complete"
 
 $(PYTHON_STAMP): pyproject.toml constraints.txt tools/setup.sh
 	@echo "Setting up Python in $(VENV)"

@@ -1,0 +1,125 @@
+"""Fixtures: one real Valkey per process, a prefix per test, and an audit after it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+import redis.asyncio
+
+from tests.helpers import NOT_RUN
+from tests.keyspace import audit, dump, keys_under
+from tests.servers import Cluster, Server
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The server of this test process; with ``-n`` each process has its own."""
+    with Server(tcp=True) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: Server) -> str:
+    """The URL of the server."""
+    return server.url
+
+
+@pytest.fixture
+def redis_url(url: str) -> str:
+    """Another name of `url`."""
+    return url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A raw client that decodes text, for what a test wants to see or to break."""
+    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+        yield client
+
+
+@pytest.fixture
+async def prefix(request: pytest.FixtureRequest, url: str) -> AsyncIterator[str]:
+    """A prefix of this test's own; what the test left under it is audited, then deleted."""
+    prefix = f"t{secrets.token_hex(5)}"
+    yield prefix
+    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+        problems: list[str] = []
+        if request.node.get_closest_marker("no_audit") is None:
+            problems += await audit(client, prefix)
+        if problems:
+            problems.append("what is there:\n" + await dump(client, prefix))
+        if keys := await keys_under(client, prefix):
+            for start in range(0, len(keys), 1000):
+                await client.unlink(*keys[start : start + 1000])
+        strays = [key async for key in client.scan_iter(count=1000)]
+        problems += [f"the test wrote {key!r}, outside its prefix" for key in strays[:20]]
+        if strays:
+            await client.flushall()
+    if problems:
+        pytest.fail("the keyspace audit found:\n" + "\n".join(problems), pytrace=False)
+
+
+@pytest.fixture
+def make_queue_name() -> Callable[[], str]:
+    """Gives queue names: "queue-1", "queue-2", …"""
+    given = Counter[str]()
+
+    def make(stem: str = "queue") -> str:
+        given[stem] += 1
+        return f"{stem}-{given[stem]}"
+
+    return make
+
+
+@pytest.fixture
+def queue_name(make_queue_name: Callable[[], str]) -> str:
+    """One queue name."""
+    return make_queue_name()
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Server]]:
+    """Starts servers of the test's own (the arguments are Server's), gone after the test."""
+    servers: list[Server] = []
+
+    def start(options: dict[str, str] | None = None, *, tcp: bool = False) -> Server:
+        server = Server(options, tcp=tcp)
+        servers.append(server)
+        return server.start()
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Three masters, shared by the tests that need a cluster."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end what was not run, and why: a skipped test proves nothing."""
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for report in terminalreporter.stats.get("skipped", []):
+        reasons[_reason(report)].append(report.nodeid)
+    if not reasons:
+        return
+    terminalreporter.section("NOT RUN", yellow=True)
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.write_line(f"{reason}  ({len(tests)})")
+        for test in tests[:10]:
+            terminalreporter.write_line(f"    {test}")
+        if len(tests) > 10:
+            terminalreporter.write_line(f"    … and {len(tests) - 10} more")
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    longrepr = report.longrepr
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return re.sub(r"^Skipped: ", "", text).removeprefix(NOT_RUN)

