@@ -1,0 +1,161 @@
+"""The numbers Toril sets out to reach, and whether a run reached them. Values in, values out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from measuring import SWEEPS, TORIL, Results, Subject
+
+NODE = "bullmq6"
+GROUPMQ = "groupmq"
+PASS, MISS, OPEN = "pass", "miss", "not measured"
+NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One promise: what is compared, the least that will do, what was seen."""
+
+    what: str
+    target: str
+    seen: str
+    verdict: str
+
+
+def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
+    """Every bar, in the order in which users care."""
+    peers = [subject for subject in subjects if not subject.is_toril]
+    toril = _Medians(results, TORIL)
+    node = _Medians(results, NODE)
+    groupmq = _Medians(results, GROUPMQ)
+    best_python = _best(results, [peer.name for peer in peers if not peer.is_node])
+    drained = toril.rate("drain")
+    return [
+        _times(
+            "drain, one worker, concurrency 100, against BullMQ 6", drained, node.rate("drain"), 2
+        ),
+        _times("the same against the best Python peer", drained, best_python, 15),
+        _share("drain as a share of the floor", drained, toril.rate("floor"), 60),
+        _times("`add`, one by one, against BullMQ 6", toril.rate("add"), node.rate("add"), 1.2),
+        _times(
+            "`add` from 100 tasks against BullMQ 6's addBulk",
+            toril.rate("add_concurrent"),
+            node.rate("add_bulk"),
+            2,
+        ),
+        _times(
+            "`add_bulk` against BullMQ 6's addBulk",
+            toril.rate("add_bulk"),
+            node.rate("add_bulk"),
+            3,
+        ),
+        _pick_up("idle pick-up, p50", results, peers, "p50"),
+        _pick_up("idle pick-up, p99", results, peers, "p99"),
+        _times(
+            "lanes, drain of 100 lanes, against GroupMQ",
+            toril.rate("lanes"),
+            groupmq.rate("drain"),
+            1.2,
+        ),
+        _share(
+            "groups of 3 with compensation maps, of the plain drain",
+            toril.rate("groups"),
+            drained,
+            60,
+        ),
+        _share("dead-lettering, of the plain drain", toril.rate("dead_letters"), drained, 70),
+        _at_most(
+            f"growth of `add`, p50, 1,000 to {results.sizes.many:,} waiting",
+            results.median(TORIL, "growth", "add_ratio"),
+            1.10,
+            "x",
+        ),
+        _at_most(
+            "growth of take and finish, p50, the same",
+            results.median(TORIL, "growth", "cycle_ratio"),
+            1.10,
+            "x",
+        ),
+        Bar("the same for 1,000,000 dead letters and 100,000 lanes", "at most 1.1x", NOTHING, OPEN),
+        *_sweeps(results),
+        _at_most(
+            "idle worker: calls per 5 s and connection",
+            results.median(TORIL, "idle", "calls"),
+            1,
+            "",
+        ),
+        _at_most("idle worker: CPU", results.median(TORIL, "idle", "cpu_percent"), 0.5, " %"),
+        _at_most(
+            "server memory per waiting job, 50-byte payload",
+            results.median(TORIL, "memory", "bytes"),
+            350,
+            " bytes",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class _Medians:
+    results: Results
+    subject: str
+
+    def rate(self, measure: str) -> float | None:
+        return self.results.median(self.subject, measure)
+
+
+def _best(results: Results, names: Iterable[str]) -> float | None:
+    rates = [rate for name in names if (rate := results.median(name, "drain"))]
+    return max(rates, default=None)
+
+
+def _times(what: str, ours: float | None, theirs: float | None, least: float) -> Bar:
+    target = f"at least {least:g}x"
+    if not ours or not theirs:
+        return Bar(what, target, NOTHING, OPEN)
+    return Bar(what, target, f"{ours / theirs:.2f}x", PASS if ours / theirs >= least else MISS)
+
+
+def _share(what: str, part: float | None, whole: float | None, least: float) -> Bar:
+    target = f"at least {least:g} %"
+    if not part or not whole:
+        return Bar(what, target, NOTHING, OPEN)
+    share = 100 * part / whole
+    return Bar(what, target, f"{share:.0f} %", PASS if share >= least else MISS)
+
+
+def _at_most(what: str, seen: float | None, most: float, unit: str) -> Bar:
+    target = f"at most {most:g}{unit}"
+    if seen is None:
+        return Bar(what, target, NOTHING, OPEN)
+    return Bar(what, target, f"{seen:.3g}{unit}", PASS if seen <= most else MISS)
+
+
+def _pick_up(what: str, results: Results, peers: Iterable[Subject], figure: str) -> Bar:
+    ours = results.median(TORIL, "latency", figure)
+    theirs = {
+        peer.label: seen for peer in peers if (seen := results.median(peer.name, "latency", figure))
+    }
+    if ours is None or not theirs:
+        return Bar(what, "the best peer's", NOTHING, OPEN)
+    best = min(theirs, key=theirs.__getitem__)
+    limit = theirs[best]
+    if figure == "p50":
+        target, reached = f"below {best}'s {limit:.2f} ms", ours < limit
+    else:
+        target, reached = f"at most {best}'s {limit:.2f} ms", ours <= limit
+    return Bar(what, target, f"{ours:.2f} ms", PASS if reached else MISS)
+
+
+def _sweeps(results: Results) -> list[Bar]:
+    figures = [seen for name in SWEEPS for seen in results.figures.get((TORIL, name), [])]
+    complete = len(figures) == len(SWEEPS)
+
+    def worst(figure: str) -> float | None:
+        return max(seen[figure] for seen in figures) if complete else None
+
+    return [
+        _at_most("bulk operations: time per job, a tenth to all", worst("growth"), 1.25, "x"),
+        _at_most("bulk operations: longest script", worst("longest_ms"), 10, " ms"),
+        _at_most("bulk operations: other clients' p99", worst("p99"), 20, " ms"),
+    ]

@@ -1,0 +1,151 @@
+"""The floor: how fast the server alone gets through a drain when no Python has to keep up with it.
+
+A real worker drains a queue through a proxy that writes down every command. The server is emptied,
+the same jobs are added again, and the very same commands are sent as one stream by a client that
+does nothing but count the answers. What the server needs then no client can beat with these scripts
+and these batches. Job ids and tokens are chosen by the client, so the second run finishes the same
+jobs; it is checked that it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit, urlunsplit
+
+import hiredis
+import redis
+from clock import Stopwatch
+from toril_program import all_completed, fill, main
+
+from toril import Queue
+
+SET_UP = {b"HELLO", b"CLIENT", b"AUTH", b"SELECT", b"PING"}
+MAXIMUM_READ = 1 << 20
+
+Words = list[bytes]
+
+
+@dataclass
+class Recorder:
+    """A proxy in front of one server; ``commands`` is all that went through it, in order."""
+
+    host: str
+    port: int
+    commands: list[Words] = field(default_factory=list)
+
+    async def start(self) -> int:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def take(self) -> list[Words]:
+        """What was recorded since the last time."""
+        taken, self.commands = self.commands, []
+        return taken
+
+    async def _accept(self, near: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
+        far, ask = await asyncio.open_connection(self.host, self.port)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._record(near, ask))
+            both.create_task(_copy(far, answer))
+
+    async def _record(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        parser = hiredis.Reader()
+        while data := await source.read(MAXIMUM_READ):
+            parser.feed(data)
+            while (words := parser.gets()) is not False:
+                self.commands.append(words)
+            target.write(data)
+        target.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(MAXIMUM_READ):
+        target.write(data)
+    target.close()
+
+
+async def floor(given: Namespace) -> dict[str, float]:
+    """Jobs per second of the replayed add and drain, and the server's CPU time per drained job."""
+    where = urlsplit(given.url)
+    recorder = Recorder(where.hostname or "127.0.0.1", where.port or 6379)
+    near = urlunsplit(where._replace(netloc=f"127.0.0.1:{await recorder.start()}"))
+    queue = Queue("bench", connection=given.url)
+
+    await fill(Queue("bench", connection=near), given.jobs)
+    added = recorder.take()
+
+    await all_completed(near, given.jobs, given.concurrency)
+    drained = recorder.take()
+
+    server = redis.Redis.from_url(given.url)
+    server.flushdb()
+    add_seconds = _replay(given.url, added)
+    before = _cpu(server)
+    drain_seconds = _replay(given.url, drained)
+    spent = _cpu(server) - before
+    completed = (await queue.get_job_counts())["completed"]
+    if completed < given.jobs:
+        raise RuntimeError(f"the replay finished {completed} of {given.jobs} jobs")
+    return {
+        "rate": given.jobs / drain_seconds,
+        "add_rate": given.jobs / add_seconds,
+        "server_us": spent / given.jobs * 1e6,
+        "calls": len(drained),
+    }
+
+
+def _replay(url: str, commands: Sequence[Words]) -> float:
+    """Send everything as fast as the server takes it; seconds until the last answer."""
+    where = urlsplit(url)
+    sent = [words for command in commands if (words := _unblocked(command))]
+    stream = b"".join(hiredis.pack_command(tuple(words)) for words in sent)
+    connection = socket.create_connection((where.hostname or "127.0.0.1", where.port or 6379))
+    with connection:
+        _select(connection, where.path)
+        watch = Stopwatch()
+        sender = threading.Thread(target=connection.sendall, args=(stream,))
+        sender.start()
+        _read(connection, len(sent))
+        seconds = watch.seconds()
+        sender.join()
+    return seconds
+
+
+def _unblocked(words: Words) -> Words | None:
+    """A command without the waiting: a blocking pop has the same effect as its plain twin."""
+    name = words[0].upper()
+    if name in SET_UP:
+        return None
+    if name == b"BZPOPMIN":
+        return [b"ZPOPMIN", *words[1:-1]] if len(words) == 3 else None
+    if name.startswith((b"B", b"XREAD")):
+        return None
+    return words
+
+
+def _select(connection: socket.socket, path: str) -> None:
+    number = path.lstrip("/") or "0"
+    connection.sendall(hiredis.pack_command((b"SELECT", number.encode())))
+    _read(connection, 1)
+
+
+def _read(connection: socket.socket, count: int) -> None:
+    parser = hiredis.Reader()
+    while count:
+        parser.feed(connection.recv(MAXIMUM_READ))
+        while parser.gets() is not False:
+            count -= 1
+
+
+def _cpu(server: redis.Redis) -> float:
+    cpu = server.info("cpu")
+    return float(cpu["used_cpu_user"] + cpu["used_cpu_sys"])
+
+
+if __name__ == "__main__":
+    main(floor=floor)

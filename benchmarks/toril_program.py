@@ -1,0 +1,97 @@
+"""What the programs that measure only Toril share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from asyncio_program import loop_factory
+from clock import Stopwatch, arguments, chunks, finish
+
+from toril import NewJob, Queue, Worker
+
+if TYPE_CHECKING:
+    from toril import Job
+
+Measure = Callable[[Any], Awaitable[dict[str, float]]]
+
+
+def main(**measures: Measure) -> None:
+    """Run the measure that the command line names and print its figures."""
+    given = arguments(measures)
+
+    async def measure() -> None:
+        finish(**await measures[given.measure](given))
+
+    with asyncio.Runner(loop_factory=loop_factory(given.loop)) as runner:
+        runner.run(measure())
+
+
+async def fill(queue: Queue, count: int, data: Any = None, **options: Any) -> None:
+    """Add ``count`` waiting jobs with the same payload."""
+    for numbers in chunks(count):
+        await queue.add_bulk([NewJob("x", data or {"n": n}, **options) for n in numbers])
+
+
+async def drain(
+    url: str,
+    jobs: int,
+    handler: Callable[[Job], Awaitable[object]],
+    is_done: Callable[[], Awaitable[bool]],
+    **options: Any,
+) -> float:
+    """Seconds from the start of one worker on the queue ``bench`` until ``is_done``.
+
+    The server is asked only after that many handlers ran, so that asking slows nothing.
+    """
+    handled = 0
+    all_ran = asyncio.Event()
+
+    async def counted(job: Job) -> object:
+        nonlocal handled
+        handled += 1
+        if handled == jobs:
+            all_ran.set()
+        return await handler(job)
+
+    watch = Stopwatch()
+    worker = Worker("bench", counted, connection=url, **options)
+    running = asyncio.create_task(worker.run())
+    ran = asyncio.create_task(all_ran.wait())
+    await asyncio.wait((running, ran), return_when=asyncio.FIRST_COMPLETED)
+    while not await is_done():
+        if running.done():
+            raise RuntimeError("the worker stopped too early") from running.exception()
+        await asyncio.sleep(0.002)
+    return watch.seconds()
+
+
+async def all_completed(url: str, jobs: int, concurrency: int) -> float:
+    """Seconds in which one worker completes that many jobs of the queue ``bench``."""
+    queue = Queue("bench", connection=url)
+
+    async def is_done() -> bool:
+        return (await queue.get_job_counts())["completed"] >= jobs
+
+    return await drain(url, jobs, no_op, is_done, concurrency=concurrency)
+
+
+async def all_buried(url: str, jobs: int, concurrency: int) -> float:
+    """Seconds in which one worker fails that many jobs into the dead letters ``bench-dlq``."""
+    letters = Queue("bench-dlq", connection=url)
+
+    async def fail(job: Job) -> None:
+        raise ValueError("no")
+
+    async def is_done() -> bool:
+        return await letters.get_dead_letter_count() >= jobs
+
+    return await drain(
+        url, jobs, fail, is_done, concurrency=concurrency, dead_letter_queue="bench-dlq"
+    )
+
+
+async def no_op(job: Job) -> int:
+    """The handler of every drain."""
+    return 1

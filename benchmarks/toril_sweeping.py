@@ -1,0 +1,151 @@
+"""Bulk operations on a large queue: are they linear, and does anybody else notice?
+
+Each operation runs on a tenth of the jobs and on all of them. Meanwhile another process pings the
+server every millisecond; its p99 is what other clients feel, and the slow log tells the longest
+script.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from argparse import Namespace
+from collections.abc import Awaitable, Callable
+from multiprocessing.synchronize import Event
+from typing import Self
+
+import redis
+from clock import Stopwatch, quantile
+from toril_program import all_buried, all_completed, fill, main
+
+from toril import Queue
+
+Operation = Callable[[str], Awaitable[object]]
+Fill = Callable[[str, int], Awaitable[None]]
+
+SCRIPT_LIMIT_US = 10_000
+
+
+async def waiting(url: str, count: int) -> None:
+    await fill(Queue("bench", connection=url), count)
+
+
+async def completed(url: str, count: int) -> None:
+    await waiting(url, count)
+    await all_completed(url, count, concurrency=200)
+
+
+async def buried(url: str, count: int) -> None:
+    await waiting(url, count)
+    await all_buried(url, count, concurrency=200)
+
+
+async def drain_all(url: str) -> None:
+    await Queue("bench", connection=url).drain()
+
+
+async def obliterate(url: str) -> None:
+    queue = Queue("bench", connection=url)
+    await queue.pause()
+    await queue.obliterate()
+
+
+async def clean(url: str) -> None:
+    await Queue("bench", connection=url).clean("completed")
+
+
+async def purge(url: str) -> None:
+    await Queue("bench-dlq", connection=url).purge_dead_letters()
+
+
+async def purge_filtered(url: str) -> None:
+    await Queue("bench-dlq", connection=url).purge_dead_letters(name="x")
+
+
+async def replay(url: str) -> None:
+    await Queue("bench-dlq", connection=url).replay_all_dead_letters()
+
+
+async def replay_filtered(url: str) -> None:
+    await Queue("bench-dlq", connection=url).replay_all_dead_letters(name="x")
+
+
+OPERATIONS: dict[str, tuple[Fill, Operation]] = {
+    "drain_all": (waiting, drain_all),
+    "obliterate": (waiting, obliterate),
+    "clean": (completed, clean),
+    "purge": (buried, purge),
+    "purge_filtered": (buried, purge_filtered),
+    "replay": (buried, replay),
+    "replay_filtered": (buried, replay_filtered),
+}
+
+
+def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
+    """The measure of one operation."""
+    prepare, operate = OPERATIONS[name]
+
+    async def measure(given: Namespace) -> dict[str, float]:
+        server = redis.Redis.from_url(given.url)
+        figures: dict[str, float] = {}
+        per_job = {}
+        for label, count in (("tenth", given.jobs // 10), ("all", given.jobs)):
+            server.flushdb()
+            await prepare(given.url, count)
+            server.config_set("slowlog-log-slower-than", SCRIPT_LIMIT_US)
+            server.slowlog_reset()
+            with Pinger(given.url) as pinger:
+                watch = Stopwatch()
+                await operate(given.url)
+                per_job[label] = watch.seconds() / count
+            slow = server.slowlog_get(128)
+            figures = {
+                "rate": 1 / per_job[label],
+                "p99": pinger.p99_ms,
+                "slow_scripts": len(slow),
+                "longest_ms": max((entry["duration"] for entry in slow), default=0) / 1e3,
+            }
+        return {**figures, "growth": per_job["all"] / per_job["tenth"]}
+
+    return measure
+
+
+class Pinger:
+    """Another client, in another process, for as long as the block runs."""
+
+    p99_ms = 0.0
+
+    def __init__(self, url: str) -> None:
+        spawning = multiprocessing.get_context("spawn")
+        self._ready, self._stop = spawning.Event(), spawning.Event()
+        self._answers = spawning.SimpleQueue()
+        self._process = spawning.Process(
+            target=_ping, args=(url, self._ready, self._stop, self._answers), daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self.p99_ms = self._answers.get() * 1e3
+        self._process.join()
+
+
+def _ping(url: str, ready: Event, stop: Event, answers: multiprocessing.SimpleQueue[float]) -> None:
+    server = redis.Redis.from_url(url)
+    server.ping()
+    ready.set()
+    seconds = []
+    while not stop.is_set() or not seconds:
+        watch = Stopwatch()
+        server.ping()
+        seconds.append(watch.seconds())
+        time.sleep(0.001)
+    answers.put(quantile(seconds, 0.99))
+
+
+if __name__ == "__main__":
+    main(**{name: sweep(name) for name in OPERATIONS})
