@@ -9,6 +9,7 @@ becomes its order of appearance. ``diff`` says in words what is left.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -76,7 +77,9 @@ def diff(left: Any, right: Any, path: str = "") -> list[str]:
 def _diff_lists(left: list[Any], right: list[Any], path: str) -> list[str]:
     ours, theirs = [_short(item, 500) for item in left], [_short(item, 500) for item in right]
     lines = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+    for tag, a, b, c, d in difflib.SequenceMatcher(
+        None, ours, theirs, autojunk=False
+    ).get_opcodes():
         if tag == "equal":
             continue
         lines.append(
@@ -270,7 +273,7 @@ class _Normaliser:
             result[field] = self._field(queue, field, value)
         times = [int(fields[f]) for f in ("timestamp", "processedOn", "finishedOn") if f in fields]
         # Two machines' clocks are one clock here; a millisecond of rounding is not a lie.
-        if any(later < earlier - 1 for earlier, later in zip(times, times[1:], strict=False)):
+        if any(later < earlier - 1 for earlier, later in itertools.pairwise(times)):
             result["times"] = f"not in order: {times}"
         return result
 

@@ -11,8 +11,9 @@ import itertools
 import json
 import shutil
 import signal
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +23,7 @@ VERSIONS = (5, 6)
 Message = dict[str, Any]
 
 
-class NodeMissing(Exception):
+class NodeMissingError(Exception):
     """Node or its packages are not installed, so nothing can be said about BullMQ."""
 
 
@@ -36,7 +37,7 @@ class NodeError(Exception):
         self.code = error.get("code")
 
 
-class PeerDied(Exception):
+class PeerDiedError(Exception):
     """The Node process ended while something was still expected of it."""
 
 
@@ -50,14 +51,16 @@ def reason_not_to_run() -> str | None:
         if not (NODE_DIRECTORY / "node_modules" / package).is_dir()
     ]
     if missing:
-        return f"Node packages are missing ({', '.join(missing)}); run `npm ci` in tests/interop/node"
+        return (
+            f"Node packages are missing ({', '.join(missing)}); run `npm ci` in tests/interop/node"
+        )
     return None
 
 
 class PeerView:
     """The process as seen from one prefix. Everything a test calls is here."""
 
-    def __init__(self, process: NodePeer, prefix: str) -> None:
+    def __init__(self, process: NodePeer | SharedPeer, prefix: str) -> None:
         self.process = process
         self.prefix = prefix
         self.version = process.version
@@ -85,9 +88,7 @@ class PeerView:
     async def work(self, queue: str, behaviours: Any = None, **options: Any) -> str:
         """Start a worker (options in camelCase) and return its handle."""
         return str(
-            await self.call(
-                "worker.start", queue=queue, behaviours=behaviours or {}, opts=options
-            )
+            await self.call("worker.start", queue=queue, behaviours=behaviours or {}, opts=options)
         )
 
     async def seen(self, worker: str) -> list[Message]:
@@ -112,6 +113,10 @@ class PeerView:
         """The next unsolicited event of that name ('took', 'holding', 'worker:failed', …)."""
         return await self.process.next_event(name, timeout, where)
 
+    async def close_all(self) -> None:
+        """Close every worker, queue and listener that was opened under this prefix."""
+        await self.call("prefix.close")
+
 
 class NodePeer(PeerView):
     """A running ``peer.js``; closes cleanly with the block, or dies by ``kill()``."""
@@ -134,7 +139,7 @@ class NodePeer(PeerView):
 
     async def __aenter__(self) -> Self:
         if reason := reason_not_to_run():
-            raise NodeMissing(reason)
+            raise NodeMissingError(reason)
         self._child = await asyncio.create_subprocess_exec(
             "node",
             str(NODE_DIRECTORY / "peer.js"),
@@ -202,7 +207,7 @@ class NodePeer(PeerView):
                 async with asyncio.timeout(timeout):
                     while (event := pick()) is None:
                         if self._child is None or self._child.returncode is not None:
-                            raise PeerDied(f"node ended before {name!r}\n{self.complaints}")
+                            raise PeerDiedError(f"node ended before {name!r}\n{self.complaints}")
                         await self._arrived.wait()
             except TimeoutError:
                 raise TimeoutError(
@@ -241,7 +246,7 @@ class NodePeer(PeerView):
 
     def _running(self) -> asyncio.subprocess.Process:
         if self._child is None or self._child.returncode is not None:
-            raise PeerDied(f"node is not running\n{self.complaints}")
+            raise PeerDiedError(f"node is not running\n{self.complaints}")
         return self._child
 
     async def _reap(self) -> None:
@@ -250,7 +255,8 @@ class NodePeer(PeerView):
         await asyncio.gather(*self._readers, return_exceptions=True)
 
     async def _read_answers(self) -> None:
-        assert self._child is not None and self._child.stdout is not None
+        assert self._child is not None
+        assert self._child.stdout is not None
         async for line in self._child.stdout:
             message = json.loads(line)
             if "event" in message:
@@ -264,11 +270,55 @@ class NodePeer(PeerView):
         await self._child.wait()
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(PeerDied(f"node ended\n{self.complaints}"))
+                answer.set_exception(PeerDiedError(f"node ended\n{self.complaints}"))
         async with self._arrived:
             self._arrived.notify_all()
 
     async def _read_complaints(self) -> None:
-        assert self._child is not None and self._child.stderr is not None
+        assert self._child is not None
+        assert self._child.stderr is not None
         async for line in self._child.stderr:
             self._complaints.append(line.decode(errors="replace").rstrip())
+
+
+class SharedPeer:
+    """A ``NodePeer`` that outlives the event loops of the tests that use it.
+
+    Its process is read on a loop of its own, in a thread, so tests with a loop each can share it.
+    """
+
+    def __init__(self, version: int, url: str) -> None:
+        self.version = version
+        self.url = url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._peer = NodePeer(version, url)
+        self._wait(self._peer.__aenter__())
+
+    def at(self, prefix: str) -> PeerView:
+        return PeerView(self, prefix)
+
+    @property
+    def complaints(self) -> str:
+        return self._peer.complaints
+
+    async def request(self, operation: str, fields: Message, timeout: float) -> Any:
+        return await self._there(self._peer.request(operation, fields, timeout))
+
+    async def next_event(
+        self, name: str, timeout: float, where: Callable[[Message], bool] | None
+    ) -> Message:
+        return await self._there(self._peer.next_event(name, timeout, where))
+
+    def close(self) -> None:
+        self._wait(self._peer.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _there(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)

@@ -1,8 +1,8 @@
 """Scenarios: one list of steps, run by BullMQ or by Toril, whoever is the driver.
 
-A step is ``(verb, arguments)``. A verb is a method of the driver, called with the arguments, except:
+A step is ``(verb, arguments)``: a method of the driver and what it is called with, except that
 
-- ``"as"`` gives the id (or the ids) that the step returned a label; ``"job"`` and ``"jobs"`` refer to it;
+- ``"as"`` gives a label to the id (or ids) that the step returned, and ``"job"`` refers to one;
 - ``work`` runs one worker until the jobs named in ``"until"`` are in those states (``"gone"``: no
   longer stored), then closes it. The states are read from Redis, by neither party;
 - ``crash`` starts a worker in a process of its own and kills it once it holds its job;

@@ -16,7 +16,10 @@ SCENARIOS: dict[str, list[Step]] = {
     "adding": [
         ("add", {"queue": "q", "name": "plain", "data": {"n": 1}}),
         ("add", {"queue": "q", "name": "nothing", "data": {}}),
-        ("add", {"queue": "q", "name": "ünï ☃", "data": {"ключ": ["値", None, {"a": []}], "f": 1.5}}),
+        (
+            "add",
+            {"queue": "q", "name": "ünï ☃", "data": {"ключ": ["値", None, {"a": []}]}},
+        ),
         ("add", {"queue": "q", "name": "last", "data": {"n": 2}, "lifo": True}),
         ("add", {"queue": "q", "name": "mine", "data": {"n": 3}, "job_id": "order-1"}),
         ("add", {"queue": "q", "name": "again", "data": {"n": 4}, "job_id": "order-1"}),
@@ -91,7 +94,7 @@ SCENARIOS: dict[str, list[Step]] = {
             {
                 "queue": "q",
                 "behaviours": {},
-                "until": {label: "completed" for label in "abcdef"},
+                "until": dict.fromkeys("abcdef", "completed"),
             },
         ),
     ],
@@ -121,7 +124,10 @@ SCENARIOS: dict[str, list[Step]] = {
     ],
     "retry at once": [
         ("add", {"queue": "q", "name": "flaky", "data": {}, "attempts": 3, "as": "a"}),
-        ("add", {"queue": "q", "name": "flaky", "data": {}, "attempts": 3, "priority": 2, "as": "b"}),
+        (
+            "add",
+            {"queue": "q", "name": "flaky", "data": {}, "attempts": 3, "priority": 2, "as": "b"},
+        ),
         ("add", {"queue": "q", "name": "bad", "data": {}, "attempts": 2, "as": "c"}),
         (
             "add",

@@ -30,7 +30,7 @@ const workers = new Map();
 const listeners = new Map();
 const producers = new Map();
 const held = new Map();
-let boards = [];
+const boards = [];
 let observing;
 let counter = 0;
 
@@ -82,6 +82,7 @@ const operations = {
     await producer.close();
   },
   'board.start': startBoard,
+  'prefix.close': ({ prefix }) => closeUnder(prefix),
   'stop': closeEverything,
 };
 
@@ -191,7 +192,7 @@ async function startWorker({ queue, prefix, behaviours = {}, opts = {} }) {
     return behave(behaviours[job.name] ?? behaviours['*'] ?? [['echo']], job, token, instance);
   };
   instance = new bullmq.Worker(queue, processor, { connection, prefix, autorun: false, ...opts });
-  workers.set(id, { instance, seen });
+  workers.set(id, { instance, seen, prefix });
   for (const name of ['completed', 'failed', 'stalled', 'error', 'drained', 'lockRenewalFailed']) {
     instance.on(name, (first, second) => {
       const jobId = typeof first === 'string' ? first : first?.id;
@@ -303,26 +304,37 @@ async function startBoard({ names, prefix }) {
 // ---- plumbing ----
 
 async function closeEverything() {
+  const prefixes = new Set([
+    ...[...workers.values()].map(({ prefix }) => prefix),
+    ...[...listeners.keys(), ...queues.keys()].map((key) => key.slice(0, key.lastIndexOf(':'))),
+    ...producers.keys(),
+  ]);
+  await Promise.allSettled([...prefixes].map(closeUnder));
+  observing?.disconnect();
+  observing = undefined;
+  return true;
+}
+
+// What one test opened, so that the next finds nobody working.
+async function closeUnder(prefix) {
   release();
-  for (const server of boards) {
+  const mine = (map, isMine) => {
+    const found = [...map].filter(isMine);
+    for (const [key] of found) map.delete(key);
+    return found.map(([, value]) => value.instance ?? value);
+  };
+  const closing = [
+    ...mine(workers, ([, worker]) => worker.prefix === prefix).map((worker) => worker.close(true)),
+    ...mine(listeners, ([key]) => key.startsWith(`${prefix}:`)).map((events) => events.close()),
+    ...mine(queues, ([key]) => key.startsWith(`${prefix}:`)).map((queue) => queue.close()),
+    ...mine(producers, ([key]) => key === prefix).map((producer) => producer.close()),
+  ];
+  await Promise.allSettled(closing);
+  for (const server of boards.splice(0)) {
     server.closeAllConnections();
     server.close();
   }
-  const closing = [
-    ...[...workers.values()].map(({ instance }) => instance.close(true)),
-    ...[...listeners.values()].map(({ instance }) => instance.close()),
-    ...[...queues.values()].map((queue) => queue.close()),
-    ...[...producers.values()].map((producer) => producer.close()),
-  ];
-  await Promise.allSettled(closing);
-  observing?.disconnect();
-  observing = undefined;
-  boards = [];
-  workers.clear();
-  listeners.clear();
-  queues.clear();
-  producers.clear();
-  return true;
+  return closing.length;
 }
 
 function connectionOptions(text) {

@@ -1,0 +1,198 @@
+"""Toril as the tests here use it: queues and workers under one prefix, and a scenario driver."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from tests.interop.scripted import Behaviours, ScriptedHandler
+from toril import Deduplication, Keep, NewJob, Queue, QueueEvents, RateLimit, Worker
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_worker(queue: str, handler: Any, url: str, prefix: str, **options: Any) -> Worker:
+    """A worker, with options given as plain data."""
+    if isinstance(options.get("limiter"), dict):
+        options["limiter"] = RateLimit(**options["limiter"])
+    return Worker(queue, handler, connection=url, prefix=prefix, **own_options(options))
+
+
+def own_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a scenario as Toril takes them."""
+    result = dict(options)
+    for option in ("remove_on_complete", "remove_on_fail"):
+        keep = result.get(option)
+        if isinstance(keep, dict):
+            age = keep.get("age")
+            result[option] = Keep(**{**keep, **({"age": age * 1000} if age is not None else {})})
+    if isinstance(result.get("deduplication"), dict):
+        result["deduplication"] = Deduplication(**result["deduplication"])
+    return result
+
+
+class RunningWorker:
+    """A worker with its scripted handler and the task it runs in."""
+
+    def __init__(self, worker: Worker, handler: ScriptedHandler) -> None:
+        self.worker = worker
+        self.handler = handler
+        self.task = asyncio.create_task(worker.run())
+
+    async def stop(self, timeout: int = 5000) -> None:
+        self.handler.release()
+        await self.worker.close(timeout=timeout)
+        await self.task
+
+
+class WorkerProcess:
+    """A worker in a process of its own."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    async def line(self, wanted: str, timeout: float = 10.0) -> str:
+        """The next line of its output that starts with ``wanted``."""
+        assert self._child.stdout is not None
+        async with asyncio.timeout(timeout):
+            while raw := await self._child.stdout.readline():
+                if (text := raw.decode().strip()).startswith(wanted):
+                    return text
+        raise RuntimeError(f"the worker process ended before it said {wanted!r}")
+
+    async def kill(self) -> None:
+        """End it as a crash does."""
+        if self._child.returncode is None:
+            self._child.send_signal(signal.SIGKILL)
+        await self._child.wait()
+
+
+class TorilSide:
+    """Opens queues and workers under one prefix and closes them at the end."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.url = url
+        self.prefix = prefix
+        self._queues: dict[str, Queue] = {}
+        self._workers: list[RunningWorker] = []
+        self._processes: list[WorkerProcess] = []
+        self._events: list[QueueEvents] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for process in self._processes:
+            await process.kill()
+        for worker in list(self._workers):
+            await self.stop_worker(worker)
+        for events in self._events:
+            await events.close()
+        for queue in self._queues.values():
+            await queue.close()
+
+    def queue(self, name: str) -> Queue:
+        if name not in self._queues:
+            self._queues[name] = Queue(name, connection=self.url, prefix=self.prefix)
+        return self._queues[name]
+
+    def events(self, name: str, **options: Any) -> QueueEvents:
+        events = QueueEvents(name, connection=self.url, prefix=self.prefix, **options)
+        self._events.append(events)
+        return events
+
+    async def worker_process(
+        self, queue: str, behaviours: Behaviours, **options: Any
+    ) -> WorkerProcess:
+        config = {
+            "url": self.url,
+            "prefix": self.prefix,
+            "queue": queue,
+            "behaviours": behaviours,
+            "options": options,
+        }
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.interop.toril_worker",
+            json.dumps(config),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        process = WorkerProcess(child)
+        self._processes.append(process)
+        return process
+
+    # -- the driver of scenarios --
+
+    async def add(self, queue: str, name: str, data: Any = None, **options: Any) -> str:
+        job = await self.queue(queue).add(name, data, **own_options(options))
+        return job.id
+
+    async def add_bulk(self, queue: str, new: list[dict[str, Any]]) -> list[str]:
+        jobs = await self.queue(queue).add_bulk([NewJob(**own_options(job)) for job in new])
+        return [job.id for job in jobs]
+
+    async def pause(self, queue: str) -> None:
+        await self.queue(queue).pause()
+
+    async def resume(self, queue: str) -> None:
+        await self.queue(queue).resume()
+
+    async def drain(self, queue: str, *, delayed: bool = False) -> None:
+        await self.queue(queue).drain(delayed=delayed)
+
+    async def clean(self, queue: str, state: str, grace: int, limit: int) -> Any:
+        return await self.queue(queue).clean(state, grace=grace, limit=limit)
+
+    async def promote(self, queue: str, job: str) -> None:
+        await self.queue(queue).promote(job)
+
+    async def promote_all(self, queue: str) -> None:
+        await self.queue(queue).promote_all()
+
+    async def retry(self, queue: str, job: str, state: str = "failed") -> None:
+        await self.queue(queue).retry(job)
+
+    async def retry_all(self, queue: str, state: str = "failed") -> None:
+        await self.queue(queue).retry_all(state)
+
+    async def remove(self, queue: str, job: str) -> None:
+        await self.queue(queue).remove(job)
+
+    async def change_priority(self, queue: str, job: str, priority: int, lifo: bool) -> None:
+        await self.queue(queue).change_priority(job, priority, lifo=lifo)
+
+    async def change_delay(self, queue: str, job: str, delay: int) -> None:
+        await self.queue(queue).change_delay(job, delay)
+
+    async def update_data(self, queue: str, job: str, data: Any) -> None:
+        await self.queue(queue).update_data(job, data)
+
+    async def update_progress(self, queue: str, job: str, progress: Any) -> None:
+        await self.queue(queue).update_progress(job, progress)
+
+    async def add_log(self, queue: str, job: str, row: str) -> None:
+        await self.queue(queue).add_log(job, row)
+
+    async def start_worker(
+        self, queue: str, behaviours: Behaviours | None = None, **options: Any
+    ) -> RunningWorker:
+        handler = ScriptedHandler(behaviours)
+        worker = make_worker(queue, handler, self.url, self.prefix, **options)
+        running = RunningWorker(worker, handler)
+        self._workers.append(running)
+        return running
+
+    async def stop_worker(self, worker: RunningWorker) -> None:
+        self._workers.remove(worker)
+        await worker.stop()
+
+    async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
+        process = await self.worker_process(queue, behaviours, **options)
+        await process.line("holding")
+        await process.kill()
