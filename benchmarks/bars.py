@@ -65,19 +65,7 @@ def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
             60,
         ),
         _share("dead-lettering, of the plain drain", toril.rate("dead_letters"), drained, 70),
-        _at_most(
-            f"growth of `add`, p50, 1,000 to {results.sizes.many:,} waiting",
-            results.median(TORIL, "growth", "add_ratio"),
-            1.10,
-            "x",
-        ),
-        _at_most(
-            "growth of take and finish, p50, the same",
-            results.median(TORIL, "growth", "cycle_ratio"),
-            1.10,
-            "x",
-        ),
-        Bar("the same for 1,000,000 dead letters and 100,000 lanes", "at most 1.1x", NOTHING, OPEN),
+        *_growths(results),
         *_sweeps(results),
         _at_most(
             "idle worker: calls per 5 s and connection",
@@ -145,6 +133,21 @@ def _pick_up(what: str, results: Results, peers: Iterable[Subject], figure: str)
     else:
         target, reached = f"at most {best}'s {limit:.2f} ms", ours <= limit
     return Bar(what, target, f"{ours:.2f} ms", PASS if reached else MISS)
+
+
+def _growths(results: Results) -> list[Bar]:
+    sizes = {"growth": "waiting", "growth_lanes": "lanes", "growth_dead_letters": "dead letters"}
+    figures = {"add_ratio": "`add`", "cycle_ratio": "take and finish"}
+    return [
+        _at_most(
+            f"growth of {what}, p50, 1,000 to {results.sizes.of(measure):,} {things}",
+            results.median(TORIL, measure, figure),
+            1.10,
+            "x",
+        )
+        for measure, things in sizes.items()
+        for figure, what in figures.items()
+    ]
 
 
 def _sweeps(results: Results) -> list[Bar]:

@@ -28,7 +28,8 @@ SWEEPS = (
     "replay",
     "replay_filtered",
 )
-ONCE = ("memory", "idle", "growth", *SWEEPS)
+GROWTHS = ("growth", "growth_lanes", "growth_dead_letters")
+ONCE = ("memory", "idle", *GROWTHS, *SWEEPS)
 BASIC = ("add", "add_bulk", "add_concurrent", "drain", "latency")
 MEASURES = (*BASIC, *IN_TURNS, *ONCE)
 
@@ -64,7 +65,9 @@ class Sizes:
             return self.samples
         if measure == "memory":
             return self.memory
-        if measure == "growth" or measure in SWEEPS:
+        if measure == "growth_lanes":
+            return self.many // 10
+        if measure in GROWTHS or measure in SWEEPS:
             return self.many
         return max(self.jobs // 4, 1) if measure == "add" else self.jobs
 
@@ -94,12 +97,15 @@ def toril_subjects() -> list[Subject]:
     features = {name: ["toril_features.py", name] for name in ("lanes", "groups", "dead_letters")}
     costs = {name: ["toril_server.py", name] for name in ("memory", "idle")}
     sweeps = {name: ["toril_sweeping.py", name] for name in SWEEPS}
-    alone = {"floor": ["toril_floor.py", "floor"], "growth": ["toril_growth.py", "growth"]}
+    growths = {name: ["toril_growth.py", name] for name in GROWTHS}
+    floor = {"floor": ["toril_floor.py", "floor"]}
     try:
         version = metadata.version("toril")
     except metadata.PackageNotFoundError:
         version = "from source"
-    plain = _toril(TORIL, "Toril", version, {**programs, **features, **alone, **costs, **sweeps})
+    plain = _toril(
+        TORIL, "Toril", version, {**programs, **features, **floor, **costs, **growths, **sweeps}
+    )
     try:
         uvloop = metadata.version("uvloop")
     except metadata.PackageNotFoundError:
@@ -165,7 +171,7 @@ def _measure(server: servers.Server, subject: Subject, measure: str, jobs: int) 
     with ExitStack() as running:
         url = running.enter_context(servers.fresh(server))
         arguments = ["--url", url, "--jobs", str(jobs), "--concurrency", str(CONCURRENCY)]
-        if measure == "growth" and server.url is None:
+        if measure in GROWTHS and server.url is None:
             arguments += ["--other-url", running.enter_context(servers.fresh(server))]
         return _run([*subject.programs[measure], *arguments], subject.environment, measure)
 

@@ -1,11 +1,17 @@
 """Toril through the same five measures as its peers."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from asyncio_program import Program, main
 
-from toril import Job, NewJob, Queue, Worker
+from toril import NewJob, Queue, Worker
+
+if TYPE_CHECKING:
+    from toril import Job
 
 
 class Toril(Program):

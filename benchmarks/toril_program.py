@@ -39,9 +39,10 @@ async def drain(
     jobs: int,
     handler: Callable[[Job], Awaitable[object]],
     is_done: Callable[[], Awaitable[bool]],
+    name: str = "bench",
     **options: Any,
 ) -> float:
-    """Seconds from the start of one worker on the queue ``bench`` until ``is_done``.
+    """Seconds from the start of one worker until ``is_done``.
 
     The server is asked only after that many handlers ran, so that asking slows nothing.
     """
@@ -56,7 +57,7 @@ async def drain(
         return await handler(job)
 
     watch = Stopwatch()
-    worker = Worker("bench", counted, connection=url, **options)
+    worker = Worker(name, counted, connection=url, **options)
     running = asyncio.create_task(worker.run())
     ran = asyncio.create_task(all_ran.wait())
     await asyncio.wait((running, ran), return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +65,9 @@ async def drain(
         if running.done():
             raise RuntimeError("the worker stopped too early") from running.exception()
         await asyncio.sleep(0.002)
-    return watch.seconds()
+    seconds = watch.seconds()
+    await worker.close()
+    return seconds
 
 
 async def all_completed(url: str, jobs: int, concurrency: int) -> float:
@@ -77,21 +80,23 @@ async def all_completed(url: str, jobs: int, concurrency: int) -> float:
     return await drain(url, jobs, no_op, is_done, concurrency=concurrency)
 
 
-async def all_buried(url: str, jobs: int, concurrency: int) -> float:
-    """Seconds in which one worker fails that many jobs into the dead letters ``bench-dlq``."""
-    letters = Queue("bench-dlq", connection=url)
-
-    async def fail(job: Job) -> None:
-        raise ValueError("no")
+async def all_buried(url: str, jobs: int, concurrency: int, name: str = "bench") -> float:
+    """Seconds in which one worker fails that many jobs into the queue's dead letters."""
+    letters_name = f"{name}-dlq"
+    letters = Queue(letters_name, connection=url)
 
     async def is_done() -> bool:
         return await letters.get_dead_letter_count() >= jobs
 
-    return await drain(
-        url, jobs, fail, is_done, concurrency=concurrency, dead_letter_queue="bench-dlq"
-    )
+    options = {"concurrency": concurrency, "dead_letter_queue": letters_name}
+    return await drain(url, jobs, fail, is_done, name, **options)
 
 
 async def no_op(job: Job) -> int:
     """The handler of every drain."""
     return 1
+
+
+async def fail(job: Job) -> None:
+    """The handler of everything that is to be buried."""
+    raise ValueError("no")
