@@ -36,9 +36,13 @@ def show(results: Results, subjects: Sequence[Subject]) -> None:
         print(_reasons(results))
 
 
-def write(path: Path, runs: Sequence[Results], subjects: Sequence[Subject], rounds: int) -> None:
+def write(
+    path: Path, runs: Sequence[Results], subjects: Sequence[Subject], rounds: int, caveat: str = ""
+) -> None:
     """Write everything a reader needs to trust or to repeat the run."""
     sections = [_preamble(subjects, runs[0].sizes, rounds)]
+    if caveat:
+        sections.append(f"**{caveat}**")
     for results in runs:
         sections += [
             f"## {results.server}",
@@ -115,7 +119,8 @@ def _preamble(subjects: Sequence[Subject], sizes: Sizes, rounds: int) -> str:
         f"Measured on {datetime.now(UTC):%Y-%m-%d} by `make bench`: {_machine()}.",
         f"{sizes.jobs:,} no-op jobs with a small payload, worker concurrency 100.",
         f"Medians of {rounds} alternating rounds.",
-        "Every measurement ran in its own process on a fresh server without persistence.",
+        "Every measurement ran in its own process on an empty server.",
+        "Servers that the run started itself keep nothing on disk.",
         "A figure is only good against another of the same run.",
         "",
         "| | version |",

@@ -40,7 +40,7 @@ def main() -> None:
         report.show(results, subjects)
         runs.append(results)
     if given.write or not (given.quick or given.only):
-        report.write(Path(given.output), runs, subjects, rounds)
+        report.write(Path(given.output), runs, subjects, rounds, _caveat(given))
         print(f"written to {given.output}")
 
 
@@ -56,6 +56,12 @@ def _subjects(only: set[str]) -> list[measuring.Subject]:
         except installing.NotInstallableError as reason:
             print(f"{peer.label} left out: {reason}", file=sys.stderr)
     return ready
+
+
+def _caveat(given: argparse.Namespace) -> str:
+    if given.quick:
+        return "A quick run: it shows that everything runs, its figures and verdicts mean nothing."
+    return "A partial run." if given.only else ""
 
 
 def _arguments() -> argparse.Namespace:

@@ -103,8 +103,11 @@ def _redis() -> Server:
 
 def _running(url: str) -> Server:
     """A server somebody else started: its database must be empty, since we will flush it."""
-    with redis.Redis.from_url(url) as client:
-        held = client.dbsize()
+    try:
+        with redis.Redis.from_url(url) as client:
+            held = client.dbsize()
+    except (redis.RedisError, ValueError) as error:
+        raise NoServerError(f"no server to measure on: {error}") from error
     if held:
         raise NoServerError(f"the database at {url!r} holds {held} keys; name an empty one")
     return Server("given", url=url)
