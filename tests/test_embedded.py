@@ -59,21 +59,26 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, decode_responses=True)
 
 
-def is_stopped(directory: Path) -> bool:
-    """Whether the keeper is gone, which it is only after its server."""
+def is_keeper_gone(directory: Path) -> bool:
     with (directory / "keeper.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-    return not (directory / embedded.SOCKET_NAME).exists()
+    return True
 
 
-def keeper_pid(url: str) -> int:
+def is_stopped(directory: Path) -> bool:
+    """Whether the keeper is gone, which it is only after its server."""
+    return is_keeper_gone(directory) and not (directory / embedded.SOCKET_NAME).exists()
+
+
+def kill_keeper(directory: Path, url: str) -> None:
     with connect(url) as client:
         server_pid = client.info("server")["process_id"]
     status = Path(f"/proc/{server_pid}/status").read_text()
-    return int(status.split("PPid:")[1].split()[0])
+    os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
+    wait_until_sync(lambda: is_keeper_gone(directory))
 
 
 def test_it_answers_keeps_its_data_and_stops_after_the_last_use(directory: Path) -> None:
@@ -229,16 +234,29 @@ def test_a_server_that_was_killed_is_started_again_with_its_data(directory: Path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the keeper through /proc")
-def test_a_server_whose_keeper_was_killed_is_adopted(directory: Path) -> None:
+def test_a_server_whose_keeper_was_killed_is_adopted_by_the_next_user(directory: Path) -> None:
     user = User(directory)
     url = user.url()
     with connect(url) as client:
         run_id = client.info("server")["run_id"]
-    os.kill(keeper_pid(url), signal.SIGKILL)
+    kill_keeper(directory, url)
 
     with embedded.start(str(directory)) as server, connect(server.url) as client:
         assert client.info("server")["run_id"] == run_id
-        user.leave()
+        assert not is_keeper_gone(directory)
+        user.die()
+
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the keeper through /proc")
+def test_a_server_whose_keeper_was_killed_stops_with_the_last_user_that_closes(
+    directory: Path,
+) -> None:
+    server = embedded.start(str(directory))
+    kill_keeper(directory, server.url)
+
+    server.close()
 
     wait_until_sync(lambda: is_stopped(directory))
 

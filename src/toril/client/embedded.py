@@ -143,7 +143,11 @@ class _Share:
         return cls(directory, f"unix://{quote(socket_path)}", users_fd)
 
     def release(self) -> None:
-        os.close(self._users_fd)
+        """Give the lock back, after seeing to it that somebody is there to notice."""
+        try:
+            _replace_dead_keeper(self.directory)
+        finally:
+            os.close(self._users_fd)
 
 
 _shares: dict[Path, _Share] = {}
@@ -222,6 +226,21 @@ def _ensure_running(directory: Path, binary: Path, socket_path: str, deadline: f
                 f"{_START_TIMEOUT_S:.0f} s (its last answer: {answer!r}): {_last_words(directory)}"
             )
         time.sleep(_POLL_S)
+
+
+def _replace_dead_keeper(directory: Path) -> None:
+    """Without its keeper, a server would outlive its last user until somebody starts it again."""
+    try:
+        keeper_fd = _try_keeper_lock(directory)
+        if keeper_fd is None:
+            return
+        try:
+            _spawn_keeper(directory, server_binary(), keeper_fd)
+        finally:
+            os.close(keeper_fd)
+    except EmbeddedServerError:
+        # The directory is gone, and with it what there was to keep.
+        return
 
 
 def _try_keeper_lock(directory: Path) -> int | None:
