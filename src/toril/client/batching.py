@@ -1,0 +1,96 @@
+"""Group commit: jobs added at the same time travel together.
+
+The first add goes at once, by itself.  Those that arrive while it is away are sent together when it
+is back, and so on: no timer delays anything, and under load the batches grow by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from itertools import islice
+
+from toril.client.connection import Connection
+from toril.protocol import adding
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
+from toril.protocol.keys import Keys
+
+
+class Batcher:
+    """Adds jobs to one queue; each caller gets its own answer or its own error."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._waiting: deque[tuple[Prepared, asyncio.Future[Added]]] = deque()
+        self._is_away = False
+        self._sender: asyncio.Task[None] | None = None
+
+    async def add(self, job: Prepared) -> Added:
+        """Add one job, alone or with others that are added meanwhile."""
+        if not self._is_away:
+            return await self._add_alone(job)
+        answer: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
+        self._waiting.append((job, answer))
+        return await answer
+
+    async def add_all(self, jobs: list[Prepared]) -> list[Added]:
+        """Add many jobs, in slices; raises the first refusal when all have been answered."""
+        slices = [
+            jobs[start : start + MOST_JOBS_PER_CALL]
+            for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
+        ]
+        commands = [adding.add(self._keys, part) for part in slices]
+        answers = [answer for part in await self._connection.run_all(commands) for answer in part]
+        added: list[Added] = []
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+            added.append(answer)
+        return added
+
+    async def close(self) -> None:
+        """Wait for what is under way."""
+        if self._sender is not None:
+            await self._sender
+
+    async def _add_alone(self, job: Prepared) -> Added:
+        self._is_away = True
+        try:
+            answer = (await self._connection.run(adding.add(self._keys, [job])))[0]
+        finally:
+            self._is_away = False
+            if self._waiting:
+                self._is_away = True
+                self._sender = asyncio.create_task(self._send_waiting())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def _send_waiting(self) -> None:
+        """Send batch after batch until nobody waits; a caller that went away is no reason to stop."""
+        try:
+            while self._waiting:
+                count = min(len(self._waiting), MOST_JOBS_PER_CALL)
+                batch = list(islice(self._waiting, count))
+                for _ in range(count):
+                    self._waiting.popleft()
+                await self._send(batch)
+        finally:
+            self._is_away = False
+
+    async def _send(self, batch: list[tuple[Prepared, asyncio.Future[Added]]]) -> None:
+        try:
+            answers = await self._connection.run(adding.add(self._keys, [job for job, _ in batch]))
+        except Exception as error:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if future.done():
+                continue
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)

@@ -1,0 +1,399 @@
+"""The door to the server, and the only module of the client that knows redis-py.
+
+redis-py opens sockets, speaks TLS, finds masters through Sentinel and nodes of a cluster.  Its own
+retries are off: a write that may have happened must not be sent again blindly.  What may be sent
+again is a property of the command (``Resend``), and this module keeps to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar, Union, cast
+
+import redis.asyncio as redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from toril.client import embedded
+from toril.errors import (
+    AmbiguousResultError,
+    InvalidOptionError,
+    ServerError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+    TorilError,
+)
+from toril.protocol import address
+from toril.protocol.command import Command, Plan, Resend, Word
+from toril.protocol.keys import Keys, check_one_slot
+from toril.protocol.replies import Trouble, classify
+
+T = TypeVar("T")
+
+Target = Union[str, redis.Redis, RedisCluster, "Connection", None]
+"""What ``connection=`` takes: a URL, a redis-py client, a shared ``Connection``, or None."""
+
+REPLY_TIMEOUT_S = 5.0
+PATIENCE_S = 10.0
+MOST_SOCKETS = 16
+_BLOCKING_MARGIN_S = 2.0
+
+
+class Connection:
+    """Runs commands, over as many sockets as are needed at once.
+
+    ``patience_s`` is for how long a command that may be sent again is tried while nobody answers.
+    """
+
+    def __init__(
+        self,
+        target: Target = None,
+        *,
+        client_name: str | None = None,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._transport = _open_transport(target, client_name)
+        self._reply_timeout_s = reply_timeout_s
+        self._patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"<Connection to {self._transport}>"
+
+    def check_slots(self, *queues: Keys) -> None:
+        """On a cluster, refuse queues whose keys do not share a slot."""
+        if self._transport.is_cluster:
+            check_one_slot(*queues)
+
+    async def run(self, command: Command[T]) -> T:
+        """Send ``command`` and return what its answer says.
+
+        Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it may
+        have had one.
+        """
+        return command.parse(await self._exchange(command))
+
+    async def run_all(self, commands: Sequence[Command[T]]) -> list[T]:
+        """Send independent commands in one go."""
+        return [await self.run(command) for command in commands]
+
+    async def follow(self, plan: Plan[T]) -> T:
+        """Run a plan, one command after another."""
+        try:
+            command = next(plan)
+            while True:
+                try:
+                    result = await self.run(command)
+                except Exception as error:
+                    command = plan.throw(error)
+                else:
+                    command = plan.send(result)
+        except StopIteration as end:
+            return cast(T, end.value)
+
+    async def close(self) -> None:
+        """Close every socket; waiting commands fail."""
+        await self._transport.close()
+
+    async def _exchange(self, command: Command[Any]) -> Any:
+        timeout_s = self._reply_timeout_s
+        if command.block_ms:
+            timeout_s = command.block_ms / 1000 + _BLOCKING_MARGIN_S
+        resent = by_source = False
+        give_up_at = 0.0
+        pause_s = 0.02
+        while True:
+            attempt = Attempt()
+            try:
+                request = command.request(resent=resent, by_source=by_source)
+                return await self._transport.exchange(
+                    request, command.routing_key, timeout_s, attempt
+                )
+            except TorilError:
+                raise
+            except Exception as error:
+                trouble = classify(error)
+                if trouble is Trouble.UNKNOWN_SCRIPT and not by_source:
+                    by_source = True
+                    continue
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._patience_s
+                may_have_run = attempt.was_sent and trouble is Trouble.LOST
+                if not _may_try_again(trouble, command, may_have_run) or now > give_up_at:
+                    raise _explained(error, trouble, may_have_run, self) from error
+                resent = resent or may_have_run
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(pause_s * 2, 1.0)
+
+
+class Attempt:
+    """Notes of one try: did any byte of the command leave?"""
+
+    __slots__ = ("was_sent",)
+
+    def __init__(self) -> None:
+        self.was_sent = False
+
+
+class Transport(Protocol):
+    """Sends one request and reads its reply: on a server, or on the right node of a cluster."""
+
+    is_cluster: bool
+
+    async def exchange(
+        self,
+        request: tuple[Word, ...],
+        routing_key: str | None,
+        timeout_s: float,
+        attempt: Attempt,
+    ) -> Any: ...
+
+    async def close(self) -> None: ...
+
+
+def _may_try_again(trouble: Trouble, command: Command[Any], may_have_run: bool) -> bool:
+    if trouble is Trouble.NOT_NOW:
+        return True
+    return trouble is Trouble.LOST and not (may_have_run and command.resend is Resend.NEVER)
+
+
+def _explained(
+    error: Exception, trouble: Trouble, may_have_run: bool, connection: Connection
+) -> Exception:
+    """The error for the user: what happened, to what, and what to do."""
+    if trouble is Trouble.OUT_OF_MEMORY:
+        return ServerOutOfMemoryError(
+            f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
+            f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
+        )
+    if trouble is Trouble.LOST and may_have_run:
+        return AmbiguousResultError(
+            f"the reply of {connection!r} was lost ({error}); the command may have been done"
+        )
+    if trouble in (Trouble.LOST, Trouble.NOT_NOW):
+        return ServerUnavailableError(
+            f"{connection!r} does not serve ({error}); is the server up and the address right?"
+        )
+    return error
+
+
+class ServerTransport:
+    """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed."""
+
+    is_cluster = False
+
+    def __init__(
+        self,
+        make_socket: Callable[[], Any],
+        label: str,
+        server: embedded.EmbeddedServer | None = None,
+    ) -> None:
+        self._make_socket = make_socket
+        self._label = label
+        self._server = server
+        self._free: list[Any] = []
+        self._in_use: set[Any] = set()
+        self._room = asyncio.Semaphore(MOST_SOCKETS)
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    def __str__(self) -> str:
+        return self._label
+
+    async def exchange(
+        self,
+        request: tuple[Word, ...],
+        routing_key: str | None,
+        timeout_s: float,
+        attempt: Attempt,
+    ) -> Any:
+        """Send on a socket of its own. A socket that was left in the middle is never used again."""
+        if self._is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+        async with self._room:
+            socket = self._free.pop() if self._free else self._make_socket()
+            self._in_use.add(socket)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if not socket.is_connected:
+                        await socket.connect()
+                    attempt.was_sent = True
+                    await socket.send_packed_command(
+                        socket.pack_command(*request), check_health=False
+                    )
+                    reply = await socket.read_response(disconnect_on_error=False)
+            except redis.ResponseError:
+                self._in_use.discard(socket)
+                self._free.append(socket)
+                raise
+            except BaseException:
+                self._in_use.discard(socket)
+                await socket.disconnect(nowait=True)
+                raise
+            self._in_use.discard(socket)
+            self._free.append(socket)
+            return reply
+
+    async def close(self) -> None:
+        self._is_closed = True
+        sockets = [*self._free, *self._in_use]
+        self._free.clear()
+        for socket in sockets:
+            await socket.disconnect(nowait=True)
+        if self._server is not None:
+            self._server.close()
+
+
+class ClusterTransport:
+    """A cluster: redis-py knows the slots and follows MOVED and ASK."""
+
+    is_cluster = True
+
+    def __init__(self, make_client: Callable[[], RedisCluster], label: str) -> None:
+        self._make_client = make_client
+        self._client: RedisCluster | None = None
+        self._label = label
+
+    def __str__(self) -> str:
+        return self._label
+
+    async def exchange(
+        self,
+        request: tuple[Word, ...],
+        routing_key: str | None,
+        timeout_s: float,
+        attempt: Attempt,
+    ) -> Any:
+        if self._client is None:
+            self._client = self._make_client()
+        async with asyncio.timeout(timeout_s):
+            if self._client._initialize:
+                await self._client.initialize()
+            attempt.was_sent = True
+            return await self._client.execute_command(*request)
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+
+_SOCKET_OPTIONS: dict[str, Any] = {
+    "decode_responses": False,
+    "protocol": 2,
+    "retry": Retry(NoBackoff(), 0),
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+    "socket_timeout": None,
+    "socket_connect_timeout": REPLY_TIMEOUT_S,
+    "socket_keepalive": True,
+    "health_check_interval": 0,
+}
+
+
+def _open_transport(target: Target, client_name: str | None) -> Transport:
+    if isinstance(target, Connection):
+        raise InvalidOptionError("a Connection cannot be opened over another one")
+    if isinstance(target, RedisCluster):
+        return _cluster_like(target, client_name)
+    if isinstance(target, redis.Redis):
+        return _server_like(target, client_name)
+    if target is None:
+        target = os.environ.get("TORIL_URL") or address.DEFAULT_URL
+    if not isinstance(target, str):
+        raise InvalidOptionError(
+            f"connection={target!r} is neither a URL nor an async redis-py client"
+        )
+    where = address.parse(target)
+    options = {**_SOCKET_OPTIONS, "client_name": client_name}
+    match where.kind:
+        case "embedded":
+            server = embedded.start(where.directory)
+            return ServerTransport(_sockets_of(server.url, options), str(where), server)
+        case "sentinel":
+            return _through_sentinel(where, options)
+        case "cluster":
+            return _cluster_at(where, options)
+    return ServerTransport(_sockets_of(where.url, options), str(where))
+
+
+def _sockets_of(url: str, options: dict[str, Any]) -> Callable[[], Any]:
+    pool = redis.ConnectionPool.from_url(url, **_fitting(url, options))
+    return pool.make_connection
+
+
+def _fitting(url: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Unix sockets know no keep-alive."""
+    if url.startswith("unix:"):
+        return {name: value for name, value in options.items() if name != "socket_keepalive"}
+    return options
+
+
+def _server_like(client: redis.Redis, client_name: str | None) -> Transport:
+    """Sockets like those of a user's client, with our own rules about sending again."""
+    pool = client.connection_pool
+    options = {**pool.connection_kwargs, **_SOCKET_OPTIONS, "client_name": client_name}
+    if "path" in options:
+        options.pop("socket_keepalive", None)
+    if isinstance(pool, SentinelConnectionPool):
+        own = SentinelConnectionPool(
+            pool.service_name, pool.sentinel_manager, is_master=pool.is_master, **options
+        )
+        return ServerTransport(own.make_connection, repr(pool.service_name))
+    options = {name: value for name, value in options.items() if not name.startswith("maint_")}
+    own = redis.ConnectionPool(connection_class=pool.connection_class, **options)
+    where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+    return ServerTransport(own.make_connection, str(where))
+
+
+def _through_sentinel(where: address.Address, options: dict[str, Any]) -> Transport:
+    options = {**options, **where.options}
+    if not options.pop("ssl", None):
+        options.pop("ssl", None)
+    sentinel = Sentinel(list(where.hosts), socket_timeout=REPLY_TIMEOUT_S)
+    pool = SentinelConnectionPool(where.service, sentinel, is_master=True, **options)
+    return ServerTransport(pool.make_connection, str(where))
+
+
+_CLUSTER_OPTIONS: dict[str, Any] = {
+    "decode_responses": False,
+    "protocol": 2,
+    "retry": Retry(NoBackoff(), 0),
+    "socket_timeout": None,
+    "socket_connect_timeout": REPLY_TIMEOUT_S,
+    "require_full_coverage": False,
+}
+
+
+def _cluster_at(where: address.Address, options: dict[str, Any]) -> Transport:
+    def make() -> RedisCluster:
+        nodes = [ClusterNode(host, port) for host, port in where.hosts]
+        extra: dict[str, Any] = {**_CLUSTER_OPTIONS, **where.options}
+        extra["client_name"] = options["client_name"]
+        return RedisCluster(startup_nodes=nodes, **extra)
+
+    return ClusterTransport(make, str(where))
+
+
+def _cluster_like(client: RedisCluster, client_name: str | None) -> Transport:
+    nodes = [(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
+    kwargs = {
+        name: value
+        for name, value in client.connection_kwargs.items()
+        if name in ("username", "password", "db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+    }
+
+    def make() -> RedisCluster:
+        extra: dict[str, Any] = {**kwargs, **_CLUSTER_OPTIONS, "client_name": client_name}
+        return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **extra)
+
+    return ClusterTransport(make, f"cluster at {nodes[0][0]}:{nodes[0][1]}")
+
+
+__all__ = ["Connection", "ServerError", "Target"]

@@ -1,0 +1,198 @@
+"""Every exception of Toril, drawn as a tree.
+
+TorilError
+├── InvalidInputError (ValueError)      refused before anything was written
+│   ├── InvalidNameError                a queue name, prefix, job name or job id
+│   ├── InvalidOptionError              an option's value, or two that exclude each other
+│   │   └── UnknownOptionError          an option nobody knows
+│   ├── PayloadError                    data or a return value that is not JSON
+│   │   └── PayloadTooLargeError        longer than ``size_limit``
+│   └── CrossSlotError                  keys that a cluster keeps on different nodes
+├── ServerError (ConnectionError)       the server did not do what was asked
+│   ├── ServerUnavailableError          nobody answered, or not in time
+│   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
+│   └── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
+├── RefusedError                        the server refused, nothing was changed
+│   ├── JobNotFoundError (LookupError)  ├── JobNotInStateError   ├── JobLockedError
+│   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
+│   ├── ParentNotFoundError             ├── ParentConflictError  ├── SchedulerOwnsJobError
+│   ├── SchedulerConflictError          ├── StaleRequestError    └── NotPausedError
+├── JobFailedError                      raised by ``wait_for``: the job failed for good
+│   └── JobRemovedError                 … or was removed before it finished
+├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
+├── NoHandlerError                      a job whose name no handler is registered for
+├── HandlerTimeoutError (TimeoutError)  a handler ran longer than the job's ``timeout``
+├── JobCancelledError                   the job was cancelled by ``queue.cancel``
+├── EmbeddedServerError                 the embedded server could not be started
+└── Signal                              raised *by handlers* to say what is to become of the job
+    ├── UnrecoverableError              fail for good, whatever attempts are left
+    ├── DelayedError                    put the job off, without counting the attempt
+    ├── RateLimitError                  put it back and hold the queue for a while
+    └── WaitingChildrenError            step aside until the children are done
+"""
+
+from __future__ import annotations
+
+
+class TorilError(Exception):
+    """The root of all errors raised by Toril."""
+
+
+class InvalidInputError(TorilError, ValueError):
+    """An argument was refused before anything was sent."""
+
+
+class InvalidNameError(InvalidInputError):
+    """A queue name, prefix, job name or job id that would break the key space."""
+
+
+class InvalidOptionError(InvalidInputError):
+    """An option has a value it cannot have."""
+
+
+class UnknownOptionError(InvalidOptionError):
+    """An option that nobody knows, most often a misspelt one."""
+
+
+class PayloadError(InvalidInputError):
+    """Data that cannot be written as strict JSON."""
+
+
+class PayloadTooLargeError(PayloadError):
+    """Data whose JSON text is longer than the limit."""
+
+
+class CrossSlotError(InvalidInputError):
+    """Keys that one script must touch live in different slots of a cluster."""
+
+
+class ServerError(TorilError, ConnectionError):
+    """The server could not be made to do what was asked."""
+
+
+class ServerUnavailableError(ServerError):
+    """Nobody answered, or not in time; the command had no effect or may be sent again."""
+
+
+class AmbiguousResultError(ServerError):
+    """The command was sent and its reply lost: it may or may not have happened."""
+
+
+class ServerOutOfMemoryError(ServerError):
+    """The server reached ``maxmemory`` and takes no more; draining goes on."""
+
+
+class RefusedError(TorilError):
+    """A script refused, and changed nothing."""
+
+
+class JobNotFoundError(RefusedError, LookupError):
+    """There is no such job."""
+
+
+class JobNotInStateError(RefusedError):
+    """The job is not in the state that the change needs."""
+
+
+class JobLockedError(RefusedError):
+    """A worker is running the job."""
+
+
+class LockLostError(RefusedError):
+    """The worker no longer holds the job's lock, so nothing of it was written."""
+
+
+class PendingChildrenError(RefusedError):
+    """A parent cannot complete while children of it are pending."""
+
+
+class FailedChildrenError(RefusedError):
+    """A child failed that takes its parent with it."""
+
+
+class ParentNotFoundError(RefusedError):
+    """The parent of a new child does not exist."""
+
+
+class ParentConflictError(RefusedError):
+    """The job that exists under this id already has another parent."""
+
+
+class SchedulerOwnsJobError(RefusedError):
+    """The job is a scheduler's pending iteration; remove the scheduler instead."""
+
+
+class SchedulerConflictError(RefusedError):
+    """No free slot was found for a scheduler's next iteration."""
+
+
+class StaleRequestError(RefusedError):
+    """A request that a newer one of the same worker has overtaken."""
+
+
+class NotPausedError(RefusedError):
+    """The queue has to be paused first."""
+
+
+class JobFailedError(TorilError):
+    """The job waited for failed for good."""
+
+    def __init__(self, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id!r} failed: {reason}")
+        self.job_id = job_id
+        self.reason = reason
+
+
+class JobRemovedError(JobFailedError):
+    """The job waited for was removed, so nobody will ever know how it ends."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id, "it does not exist (any more)")
+
+
+class WaitTimeoutError(TorilError, TimeoutError):
+    """What was waited for did not happen in time."""
+
+
+class NoHandlerError(TorilError):
+    """No handler is registered for the job's name."""
+
+
+class HandlerTimeoutError(TorilError, TimeoutError):
+    """The handler ran longer than the job's ``timeout``."""
+
+
+class JobCancelledError(TorilError):
+    """The job was cancelled from outside."""
+
+
+class EmbeddedServerError(TorilError):
+    """The embedded server could not be started."""
+
+
+class Signal(TorilError):
+    """Raised by a handler to say what is to become of its job."""
+
+
+class UnrecoverableError(Signal):
+    """Fail the job for good, whatever attempts are left."""
+
+
+class DelayedError(Signal):
+    """Run the job again after ``delay`` milliseconds; the attempt does not count."""
+
+    def __init__(self, delay: int, message: str = "delayed by its handler") -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class RateLimitError(Signal):
+    """Put the job back and let nobody take from the queue for ``duration`` milliseconds."""
+
+    def __init__(self, duration: int = 0, message: str = "rate limited") -> None:
+        super().__init__(message)
+        self.duration = duration
+
+
+class WaitingChildrenError(Signal):
+    """Step aside until the children added by the handler are done."""

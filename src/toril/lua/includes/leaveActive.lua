@@ -1,0 +1,16 @@
+--- Does `token` hold the lock of the job? Returns nothing, or why not.
+local function refuseStranger(job, token)
+  local holder = redis.call("GET", job .. ":lock")
+  if holder == token then return nil end
+  return holder and -6 or -2
+end
+
+--- Take a job out of `active` and give its lock back. Nothing is written unless all is as it should be.
+local function leaveActive(queue, job, id, token)
+  local refusal = refuseStranger(job, token)
+  if refusal then return refusal end
+  if redis.call("LREM", queue.active, -1, id) == 0 then return -3 end
+  redis.call("DEL", job .. ":lock")
+  redis.call("SREM", queue.stalled, id)
+  return nil
+end

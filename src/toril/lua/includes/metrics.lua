@@ -1,0 +1,20 @@
+--- Count a finish for the per-minute metrics, as many points back as the worker keeps.
+local function countFinish(queue, kind, points, now)
+  local key = queue.base .. ":metrics:" .. kind
+  local before = redis.call("HINCRBY", key, "count", 1) - 1
+  local previous = redis.call("HMGET", key, "prevTS", "prevCount")
+  if not previous[1] then
+    redis.call("HSET", key, "prevTS", now, "prevCount", 0)
+    return
+  end
+  local minutes = math.floor(now / 60000) - math.floor(tonumber(previous[1]) / 60000)
+  minutes = math.min(minutes, points)
+  if minutes <= 0 then return end
+  local data = key .. ":data"
+  redis.call("LPUSH", data, before - tonumber(previous[2] or 0))
+  for _ = 2, minutes do
+    redis.call("LPUSH", data, 0)
+  end
+  redis.call("LTRIM", data, 0, points - 1)
+  redis.call("HSET", key, "prevCount", before, "prevTS", now)
+end

@@ -1,0 +1,95 @@
+--- Take up to `count` jobs: into `active`, locked, counted, announced.
+
+--- What a worker is told of a job, in this order.
+local function readTaken(job, id)
+  local fields = redis.call("HMGET", job, "name", "data", "opts", "timestamp", "ats", "atm", "stc",
+    "priority", "delay", "parentKey", "parent", "rjk", "deid", "defa", "failedReason", "stacktrace",
+    "progress", "tm", "processedOn")
+  fields[#fields + 1] = id
+  return fields
+end
+
+--- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
+local function allowance(queue, gate, limiter, count)
+  local max = gate.max or (limiter and limiter.max)
+  if not max then return count, 0 end
+  local started = tonumber(redis.call("GET", queue.limiter) or 0)
+  if started >= max then
+    local ttl = redis.call("PTTL", queue.limiter)
+    if ttl > 0 then return 0, ttl end
+    if ttl == 0 then redis.call("DEL", queue.limiter) end
+    started = 0
+  end
+  return math.min(count, max - started), 0
+end
+
+local function countStart(queue, gate, limiter)
+  if redis.call("INCR", queue.limiter) == 1 then
+    redis.call("PEXPIRE", queue.limiter, limiter and limiter.duration or gate.duration or 1000)
+  end
+end
+
+--- Ids that may run next, already in `active`: the list before the priorities.
+local function popReady(queue, count)
+  local ids = redis.call("RPOP", queue.wait, count) or {}
+  if #ids < count then
+    local popped = redis.call("ZPOPMIN", queue.prioritized, count - #ids)
+    if #popped == 0 then
+      redis.call("DEL", queue.pc)
+    end
+    for i = 1, #popped, 2 do
+      ids[#ids + 1] = popped[i]
+    end
+  end
+  if #ids > 0 then
+    redis.call("LPUSH", queue.active, unpack(ids))
+  end
+  return ids
+end
+
+--- Lock one job for `who` and return what the worker needs, or nothing for an id without a job.
+local function startJob(queue, id, who, now)
+  local job = queue.base .. ":" .. id
+  local taken = readTaken(job, id)
+  if not taken[1] then
+    redis.call("LREM", queue.active, 1, id)
+    return nil
+  end
+  local started = (tonumber(taken[5]) or 0) + 1
+  taken[5], taken[19] = started, now
+  redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
+  emit(queue, "active", "jobId", id, "prev", "waiting")
+  if who.name then
+    redis.call("HSET", job, "processedOn", now, "pb", who.name, "ats", started)
+  else
+    redis.call("HSET", job, "processedOn", now, "ats", started)
+  end
+  return taken
+end
+
+--- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due.
+local function takeJobs(queue, gate, count, who, limiter, now)
+  promoteDue(queue, gate, now)
+  local allowed, rate_limit_ms = allowance(queue, gate, limiter, count)
+  if rate_limit_ms > 0 then return {}, rate_limit_ms, nextDue(queue) end
+  if gate.paused then return {}, 0, 0 end
+  if gate.concurrency then
+    allowed = math.min(allowed, gate.concurrency - redis.call("LLEN", queue.active))
+    if allowed <= 0 then return {}, 0, 0 end
+  end
+
+  local is_limited = gate.max or limiter
+  local jobs = {}
+  for _, id in ipairs(popReady(queue, allowed)) do
+    local taken = startJob(queue, id, who, now)
+    if taken then
+      jobs[#jobs + 1] = taken
+      if is_limited and not taken[14] then
+        countStart(queue, gate, limiter)
+      end
+    end
+  end
+  if #jobs == 0 then return jobs, 0, nextDue(queue) end
+  redis.call("ZADD", queue.marker, 0, "0")
+  return jobs, 0, 0
+end

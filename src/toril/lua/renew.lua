@@ -1,0 +1,35 @@
+#!lua flags=allow-oom
+--[[
+  renew: hold the locks of running jobs for longer.
+
+  A lock that is not ours any more is left alone. Renewing also shows that the job was received, and
+  that it is not stalled.
+
+  Keys      base, stalled, unacked
+  Args      locks list of {id, token}, lock_ms int
+  Returns   the ids whose locks are lost, the ids that somebody asked to cancel
+  Keeps     I2, I3
+  Cost      O(locks)
+]]
+local base, stalled, unacked = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+
+local lost, cancelled, ids = {}, {}, {}
+for _, lock in ipairs(a.locks) do
+  local id, token = lock[1], lock[2]
+  local job = base .. ":" .. id
+  if redis.call("GET", job .. ":lock") == token then
+    redis.call("SET", job .. ":lock", token, "PX", a.lock_ms)
+    ids[#ids + 1] = id
+    if redis.call("HEXISTS", job, "x.cancel") == 1 then
+      cancelled[#cancelled + 1] = id
+    end
+  else
+    lost[#lost + 1] = id
+  end
+end
+if #ids > 0 then
+  redis.call("SREM", stalled, unpack(ids))
+  redis.call("SREM", unacked, unpack(ids))
+end
+return { lost, cancelled }

@@ -1,0 +1,203 @@
+#!lua flags=allow-oom
+--[[
+  settle: write how some attempts ended, then take new jobs, in one call.
+
+  Every outcome stands for itself: one that is refused changes nothing and does not touch the others.
+  A call is remembered under `reply` until the worker's next one, so that a lost reply can be asked
+  for again and gives the same answer; and jobs in `unacked` were handed out by a call whose reply
+  nobody is known to have received.
+
+  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
+            marker, stalled, limiter, meta, id, events, reply, unacked
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, child},
+            take int (how many jobs may be started), token str, lock_ms int, name str?,
+            limiter {max, duration}?, points int? (metrics), request int, remember_ms int, resend bool?
+            After the map, raw, for each outcome in order: `completed` the return value; `failed`,
+            `retry` and `delayed` the reason and the stack traces ("" for none).
+  Returns   results (0 or a refusal for each outcome), jobs, rate limit ms, next due ms, now ms
+  Refuses   -1    the job does not exist                                  JobNotFoundError
+            -2    its lock has expired                                    LockLostError
+            -3    it is not active                                        JobNotInStateError
+            -4    children of it are pending                              PendingChildrenError
+            -6    another worker holds its lock                           LockLostError
+            -9    a child of it failed                                    FailedChildrenError
+            -101  a newer request of this worker was served already       StaleRequestError
+  Emits     completed, failed, retries-exhausted, delayed, waiting, waiting-children, active, drained
+  Keeps     I1, I2, I3, I5, I6
+  Cost      O(outcomes + take), at most 1000 delayed jobs let in and 1000 old ones removed per outcome
+]]
+local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, reply, unacked = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/promoteDue"
+--- @include "includes/deleteJob"
+--- @include "includes/parents"
+--- @include "includes/deduplication"
+--- @include "includes/retain"
+--- @include "includes/metrics"
+--- @include "includes/leaveActive"
+--- @include "includes/finish"
+--- @include "includes/take"
+
+local queue = queueAt(base)
+local now = clock()
+local last = redis.call("GET", reply)
+if last then
+  last = cmsgpack.unpack(last)
+  if last.request > a.request then return -101 end
+  if last.request == a.request then
+    local jobs = {}
+    for _, taken_id in ipairs(last.taken) do
+      local job = base .. ":" .. taken_id
+      if redis.call("GET", job .. ":lock") == last.token then
+        jobs[#jobs + 1] = readTaken(job, taken_id)
+      end
+    end
+    return { last.results, jobs, last.rate_limit_ms, last.next_due_ms, now }
+  end
+end
+
+-- Whoever makes another call has received the reply of the last one.
+local heard_of = last and last.taken or {}
+for _, outcome in ipairs(a.outcomes) do
+  heard_of[#heard_of + 1] = outcome.id
+end
+if #heard_of > 0 then
+  redis.call("SREM", unacked, unpack(heard_of))
+end
+
+local gate = readGate(queue)
+local payload = 2
+local has_finished = false
+
+local function writeFailure(job, reason, stacktrace)
+  if reason ~= "" then
+    redis.call("HSET", job, "failedReason", reason, "stacktrace", stacktrace)
+  end
+end
+
+local settle = {}
+
+function settle.completed(outcome, job)
+  local value = ARGV[payload]
+  payload = payload + 1
+  if redis.call("EXISTS", job) == 0 then return -1 end
+  if redis.call("SCARD", job .. ":dependencies") > 0 then return -4 end
+  if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  has_finished = true
+  finishJob(queue, gate, { id = outcome.id, state = "completed", value = value, keep = outcome.keep },
+    a.points, now)
+  return 0
+end
+
+function settle.failed(outcome, job)
+  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
+  payload = payload + 2
+  if redis.call("EXISTS", job) == 0 then return -1 end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  has_finished = true
+  redis.call("HSET", job, "stacktrace", stacktrace)
+  finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, keep = outcome.keep,
+    attempts = outcome.attempts }, a.points, now)
+  return 0
+end
+
+function settle.retry(outcome, job)
+  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
+  payload = payload + 2
+  local known = redis.call("HMGET", job, "name", "priority")
+  if not known[1] then return -1 end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  writeFailure(job, reason, stacktrace)
+  promoteDue(queue, gate, now)
+  placeReady(queue, gate, outcome.id, tonumber(known[2]) or 0, outcome.lifo and "RPUSH" or "LPUSH")
+  wake(queue, gate)
+  redis.call("HINCRBY", job, "atm", 1)
+  emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
+  return 0
+end
+
+function settle.delayed(outcome, job)
+  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
+  payload = payload + 2
+  if redis.call("EXISTS", job) == 0 then return -1 end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  writeFailure(job, reason, stacktrace)
+  if outcome.counts then
+    redis.call("HINCRBY", job, "atm", 1)
+  end
+  redis.call("HSET", job, "delay", outcome.delay)
+  placeDelayed(queue, outcome.id, now + outcome.delay)
+  emitTrimmed(queue, gate, "delayed", "jobId", outcome.id, "delay", now + outcome.delay)
+  wakeWhenDue(queue)
+  return 0
+end
+
+--- Given back without having counted: a rate limit, or a worker that is shutting down.
+function settle.returned(outcome, job)
+  local known = redis.call("HMGET", job, "name", "priority")
+  if not known[1] then return -1 end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
+  wake(queue, gate)
+  emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
+  return 0
+end
+
+--- 1 when there is no child to wait for; the job then stays with its worker.
+settle["waiting-children"] = function(outcome, job)
+  if redis.call("EXISTS", job) == 0 then return -1 end
+  if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
+  local dependencies = job .. ":dependencies"
+  if outcome.child then
+    if redis.call("SISMEMBER", dependencies, outcome.child) == 0 then return 1 end
+  elseif redis.call("SCARD", dependencies) == 0 then
+    return 1
+  end
+  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  if refusal then return refusal end
+  redis.call("ZADD", queue.waiting_children, now, outcome.id)
+  emit(queue, "waiting-children", "jobId", outcome.id, "prev", "active")
+  return 0
+end
+
+local results = {}
+if #a.outcomes > 0 then
+  trimEvents(queue, gate)
+end
+for i, outcome in ipairs(a.outcomes) do
+  results[i] = settle[outcome.kind](outcome, base .. ":" .. outcome.id)
+end
+
+local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
+if a.take > 0 then
+  jobs, rate_limit_ms, next_due_ms = takeJobs(queue, gate, a.take,
+    { token = a.token, lock_ms = a.lock_ms, name = a.name }, a.limiter, now)
+end
+
+if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0
+    and redis.call("LLEN", queue.active) == 0 and redis.call("LLEN", queue.wait) == 0
+    and redis.call("ZCARD", queue.prioritized) == 0 and not (gate.paused and a.take > 0) then
+  emit(queue, "drained")
+end
+
+local taken = {}
+for i, job in ipairs(jobs) do
+  taken[i] = job[#job]
+end
+if #taken > 0 then
+  redis.call("SADD", unacked, unpack(taken))
+end
+redis.call("SET", reply, cmsgpack.pack({ request = a.request, token = a.token, results = results,
+  taken = taken, rate_limit_ms = rate_limit_ms, next_due_ms = next_due_ms }), "PX", a.remember_ms)
+return { results, jobs, rate_limit_ms, next_due_ms, now }

@@ -1,0 +1,78 @@
+#!lua flags=allow-oom
+--[[
+  sweep: bring jobs back whose worker died or fell silent, and mark the active ones for next time.
+
+  A job is stalled when it was active at the last sweep and holds no lock now. The sweep works in
+  slices: `more` says that there is more to do, and the next call goes on with `cursor`.
+  A job in `unacked` was handed out by a reply that nobody is known to have received: its handler
+  probably never ran, so that is not held against it, up to a few times.
+
+  Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, unacked
+  Args      interval_ms int, max_stalled int, cursor int (0 to begin), slice int
+  Returns   more (0 or 1), next cursor, the ids brought back
+  Emits     waiting, stalled
+  Keeps     I1, I2, I3
+  Cost      O(slice)
+]]
+local base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat_, unacked = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+
+local queue = queueAt(base)
+local MOST_UNHEARD = 3
+
+if a.cursor == 0 then
+  if not redis.call("SET", stalled_check, clock(), "PX", a.interval_ms, "NX") then
+    return { 0, 0, {} }
+  end
+end
+local gate = readGate(queue)
+
+--- Does a scheduler still count on this job? Then it is never given up: the schedule would end.
+local function isScheduled(job)
+  local scheduler = redis.call("HGET", job, "rjk")
+  if not scheduler then return false end
+  return redis.call("ZSCORE", queue["repeat"], scheduler) ~= false
+    or redis.call("EXISTS", queue["repeat"] .. ":" .. scheduler) == 1
+end
+
+local function wasNeverHeardOf(job, id)
+  if redis.call("SREM", unacked, id) == 0 then return false end
+  return redis.call("HINCRBY", job, "x.unheard", 1) <= MOST_UNHEARD
+end
+
+local brought_back = {}
+if a.cursor == 0 or redis.call("EXISTS", stalled) == 1 and a.cursor < 0 then
+  if a.cursor == 0 then trimEvents(queue, gate) end
+  for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
+    local job = base .. ":" .. id
+    if redis.call("EXISTS", job .. ":lock") == 0 and redis.call("LREM", active, 1, id) == 1 then
+      if redis.call("EXISTS", job) == 1 then
+        if not wasNeverHeardOf(job, id) then
+          local count = redis.call("HINCRBY", job, "stc", 1)
+          if count > a.max_stalled and not isScheduled(job) then
+            redis.call("HSET", job, "defa", "job stalled more than allowable limit")
+          end
+        end
+        redis.call("RPUSH", gate.ready, id)
+        wake(queue, gate)
+        emit(queue, "waiting", "jobId", id, "prev", "active")
+        emit(queue, "stalled", "jobId", id)
+        brought_back[#brought_back + 1] = id
+      end
+    end
+  end
+  if redis.call("EXISTS", stalled) == 1 then return { 1, -1, brought_back } end
+  a.cursor = 0
+end
+
+-- From the oldest on: what is taken meanwhile enters at the other end.
+local marked = math.max(a.cursor, 0)
+local ids = redis.call("LRANGE", active, -(marked + a.slice), -(marked + 1)) -- bounded: slice
+if #ids > 0 then redis.call("SADD", stalled, unpack(ids)) end
+if #ids < a.slice then return { 0, 0, brought_back } end
+return { 1, marked + a.slice, brought_back }

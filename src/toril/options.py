@@ -1,0 +1,323 @@
+"""Every option of a job or a worker, its default and its check, in one place.
+
+Options are frozen values.  An ``int`` is milliseconds wherever a duration is meant, and a
+``timedelta`` does as well.  ``None`` means "not given": the queue's or the worker's default decides.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+import msgspec
+
+from toril.errors import InvalidNameError, InvalidOptionError, UnknownOptionError
+
+Duration = int | timedelta
+"""A length of time: milliseconds, or a ``timedelta``."""
+
+MAX_PRIORITY = 2**21 - 1
+MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
+MAX_ATTEMPTS = 1_000_000
+MAX_NAME_LENGTH = 1024
+
+
+def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
+    """``value`` in whole milliseconds, or an error that names ``option``."""
+    if isinstance(value, timedelta):
+        value = round(value.total_seconds() * 1000)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOptionError(
+            f"{option}={value!r} is no duration; give milliseconds as an int, or a timedelta"
+        )
+    if not least <= value <= MAX_DELAY_MS:
+        raise InvalidOptionError(
+            f"{option}={value!r} is out of range; it must lie between {least} and {MAX_DELAY_MS} ms"
+        )
+    return value
+
+
+def epoch_ms(value: int | datetime, option: str) -> int:
+    """A moment in milliseconds since the epoch; a ``datetime`` needs its time zone."""
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidOptionError(
+                f"{option}={value!r} has no time zone; use datetime.now(timezone.utc) or the like"
+            )
+        return round(value.timestamp() * 1000)
+    return whole(value, option)
+
+
+def whole(value: int, option: str, *, least: int = 0, most: int = 2**53 - 1) -> int:
+    """``value`` if it is an integer in range, or an error that names ``option``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidOptionError(
+            f"{option}={value!r} is out of range; it must be an integer from {least} to {most}"
+        )
+    return value
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """How long a failed job waits before its next attempt.
+
+    ``type`` is ``"fixed"``, ``"exponential"``, or the name of a strategy that the worker knows.
+    With ``jitter`` j the wait is drawn evenly from the last j-th part of it, so that jobs which failed
+    together do not come back together.
+    """
+
+    type: str
+    delay: int = 0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.delay, "backoff delay", most=MAX_DELAY_MS)
+        if not 0 <= self.jitter <= 1:
+            raise InvalidOptionError(f"jitter={self.jitter!r} must lie between 0 and 1")
+
+    @classmethod
+    def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """The same wait before every attempt."""
+        return cls("fixed", milliseconds(delay, "backoff delay"), jitter)
+
+    @classmethod
+    def exponential(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """A wait that doubles with every attempt, beginning with ``delay``."""
+        return cls("exponential", milliseconds(delay, "backoff delay"), jitter)
+
+    @classmethod
+    def of(cls, value: Backoff | Duration | Mapping[str, Any]) -> Backoff:
+        """``value`` in any of the accepted forms: itself, a fixed wait, or the wire's object."""
+        if isinstance(value, Backoff):
+            return value
+        if isinstance(value, Mapping):
+            known = {"type", "delay", "jitter"}
+            if not set(value) <= known or not isinstance(value.get("type"), str):
+                raise InvalidOptionError(
+                    f"backoff={dict(value)!r} needs a 'type' and may have 'delay' and 'jitter'"
+                )
+            return cls(value["type"], value.get("delay", 0), value.get("jitter", 0.0) or 0.0)
+        return cls.fixed(value)
+
+    def wait_ms(self, attempts_made: int, dice: float) -> int:
+        """The wait after attempt number ``attempts_made``; ``dice`` is drawn from [0, 1)."""
+        longest = self.delay if self.type == "fixed" else self.delay * 2 ** (attempts_made - 1)
+        longest = min(longest, MAX_DELAY_MS)
+        if not self.jitter:
+            return longest
+        shortest = longest * (1 - self.jitter)
+        return int(shortest + (longest - shortest) * dice)
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """Which finished jobs stay: the newest ``count``, none older than ``age``."""
+
+    count: int | None = None
+    age: Duration | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            whole(self.count, "count")
+        if self.age is not None:
+            msgspec.structs.force_setattr(self, "age", milliseconds(self.age, "age"))
+        if self.limit is not None:
+            whole(self.limit, "limit", least=1)
+
+    @classmethod
+    def of(cls, value: Keep | bool | int) -> Keep:
+        """``True`` removes at once, ``False`` keeps all, a number keeps that many."""
+        if isinstance(value, Keep):
+            return value
+        if isinstance(value, bool):
+            return cls(count=0) if value else cls()
+        return cls(count=value)
+
+
+class Deduplication(msgspec.Struct, frozen=True):
+    """Let only one job with this ``id`` in at a time.
+
+    Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the time at
+    every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
+    ``keep_last_if_active`` remembers the newest and runs it after the active one.
+    """
+
+    id: str
+    ttl: Duration | None = None
+    extend: bool = False
+    replace: bool = False
+    keep_last_if_active: bool = False
+    reschedule: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidOptionError(f"deduplication id={self.id!r} must be a text, not empty")
+        if self.ttl is not None:
+            ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
+            msgspec.structs.force_setattr(self, "ttl", ttl)
+
+
+class RateLimit(msgspec.Struct, frozen=True):
+    """At most ``max`` jobs are started in any window of ``duration``."""
+
+    max: int
+    duration: Duration
+
+    def __post_init__(self) -> None:
+        whole(self.max, "limiter max", least=1)
+        duration = milliseconds(self.duration, "limiter duration", least=1)
+        msgspec.structs.force_setattr(self, "duration", duration)
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of ``Queue.add`` and ``NewJob``, as keyword arguments."""
+
+    job_id: str | None
+    delay: Duration | None
+    run_at: int | datetime | None
+    priority: int | None
+    lifo: bool | None
+    attempts: int | None
+    backoff: Backoff | Duration | Mapping[str, Any] | None
+    remove_on_complete: bool | int | Keep | None
+    remove_on_fail: bool | int | Keep | None
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    size_limit: int | None
+    timeout: Duration | None
+    idempotency_key: str | None
+    timestamp: int | datetime | None
+    deduplication: Deduplication | None
+    telemetry: str | None
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+    data: Any = None
+
+
+class NewJob(_Named, frozen=True, kw_only=True):
+    """A job that is to be added: its name, its data and its options."""
+
+    job_id: str | None = None
+    delay: Duration | None = None
+    run_at: int | datetime | None = None
+    priority: int | None = None
+    lifo: bool | None = None
+    attempts: int | None = None
+    backoff: Backoff | Duration | Mapping[str, Any] | None = None
+    remove_on_complete: bool | int | Keep | None = None
+    remove_on_fail: bool | int | Keep | None = None
+    keep_logs: int | None = None
+    stack_trace_limit: int | None = None
+    size_limit: int | None = None
+    timeout: Duration | None = None
+    idempotency_key: str | None = None
+    timestamp: int | datetime | None = None
+    deduplication: Deduplication | None = None
+    telemetry: str | None = None
+
+    def __post_init__(self) -> None:
+        name = self.name
+        if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+            raise InvalidNameError(
+                f"job name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+            )
+        if self.delay is not None:
+            if self.run_at is not None:
+                raise InvalidOptionError(f"job {name!r} has both delay and run_at; give one")
+            self._normalise("delay", milliseconds(self.delay, "delay"))
+        if self.run_at is not None:
+            self._normalise("run_at", epoch_ms(self.run_at, "run_at"))
+        if self.timestamp is not None:
+            self._normalise("timestamp", epoch_ms(self.timestamp, "timestamp"))
+        if self.priority is not None:
+            whole(self.priority, "priority", most=MAX_PRIORITY)
+        if self.attempts is not None:
+            whole(self.attempts, "attempts", most=MAX_ATTEMPTS)
+        if self.backoff is not None:
+            self._normalise("backoff", Backoff.of(self.backoff))
+        if self.remove_on_complete is not None:
+            self._normalise("remove_on_complete", Keep.of(self.remove_on_complete))
+        if self.remove_on_fail is not None:
+            self._normalise("remove_on_fail", Keep.of(self.remove_on_fail))
+        if self.keep_logs is not None:
+            whole(self.keep_logs, "keep_logs")
+        if self.stack_trace_limit is not None:
+            whole(self.stack_trace_limit, "stack_trace_limit")
+        if self.size_limit is not None:
+            whole(self.size_limit, "size_limit")
+        if self.timeout is not None:
+            self._normalise("timeout", milliseconds(self.timeout, "timeout", least=1))
+        if self.idempotency_key is not None and not (
+            isinstance(self.idempotency_key, str) and self.idempotency_key
+        ):
+            raise InvalidOptionError(
+                f"idempotency_key={self.idempotency_key!r} must be a text, not empty"
+            )
+
+    def _normalise(self, option: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, option, value)
+
+
+OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}
+
+
+def new_job(
+    name: str, data: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> NewJob:
+    """A ``NewJob`` from keyword arguments over a queue's defaults."""
+    if defaults:
+        options = {**defaults, **options}
+    try:
+        return NewJob(name, data, **options)
+    except TypeError:
+        refuse_unknown(options, OPTION_NAMES, f"job {name!r}")
+        raise
+
+
+def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], owner: str) -> None:
+    """Raise for the first option that is not ``known``, with the name that was probably meant."""
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise UnknownOptionError(f"unknown option {option!r} for {owner}; {hint}")
+
+
+BackoffStrategy = Callable[[int, str, BaseException, Any], int]
+"""``(attempts_made, type, error, job) -> ms``; a negative number fails the job for good."""
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker takes, holds and gives back its jobs."""
+
+    concurrency: int = 1
+    lock_duration: Duration = 30_000
+    stalled_interval: Duration = 30_000
+    max_stalled_count: int = 1
+    max_started_attempts: int | None = None
+    drain_delay: Duration = 5_000
+    name: str | None = None
+    limiter: RateLimit | None = None
+    remove_on_complete: bool | int | Keep | None = None
+    remove_on_fail: bool | int | Keep | None = None
+    metrics_points: int | None = None
+
+    def __post_init__(self) -> None:
+        whole(self.concurrency, "concurrency", least=1, most=100_000)
+        for option, least in (("lock_duration", 50), ("stalled_interval", 20), ("drain_delay", 1)):
+            self._normalise(option, milliseconds(getattr(self, option), option, least=least))
+        whole(self.max_stalled_count, "max_stalled_count")
+        if self.max_started_attempts is not None:
+            whole(self.max_started_attempts, "max_started_attempts", least=1)
+        if self.remove_on_complete is not None:
+            self._normalise("remove_on_complete", Keep.of(self.remove_on_complete))
+        if self.remove_on_fail is not None:
+            self._normalise("remove_on_fail", Keep.of(self.remove_on_fail))
+        if self.metrics_points is not None:
+            whole(self.metrics_points, "metrics_points", least=1)
+
+    def _normalise(self, option: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, option, value)

@@ -1,0 +1,109 @@
+"""Adding jobs: one script call for any number of them, each with its own answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from toril.errors import ParentConflictError, ParentNotFoundError, RefusedError
+from toril.options import NewJob
+from toril.protocol import codec
+from toril.protocol.command import Command, Resend, script
+from toril.protocol.keys import Keys, check_job_id
+
+MOST_JOBS_PER_CALL = 200
+"""So that no script holds the server for longer than a few milliseconds."""
+
+_EMPTY = b"{}"
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A new job, checked and encoded, ready to be sent."""
+
+    id: str
+    entry: dict[str, Any]
+    data: bytes
+    opts: bytes
+
+
+class Added(msgspec.Struct, frozen=True):
+    """The answer for one job: when it was added, or that its id was taken."""
+
+    id: str
+    timestamp: int
+    is_duplicate: bool = False
+
+
+def prepare(job: NewJob, generated_id: str) -> Prepared:
+    """Check and encode ``job``; its own id, if it has one, goes before the generated one."""
+    if job.data is None:
+        data = _EMPTY
+    else:
+        data = codec.encode_limited(job.data, job.size_limit, f"the data of job {job.name!r}")
+    entry: dict[str, Any] = {"id": generated_id, "name": job.name}
+    if job.job_id:
+        check_job_id(job.job_id)
+        entry["id"] = job.job_id
+        entry["custom"] = True
+    if job.delay:
+        entry["delay"] = job.delay
+    if job.run_at:
+        entry["run_at"] = job.run_at
+    if job.priority:
+        entry["priority"] = job.priority
+    if job.lifo:
+        entry["lifo"] = True
+    if job.timestamp is not None:
+        entry["timestamp"] = job.timestamp
+    return Prepared(entry["id"], entry, data, codec.encode_options(job))
+
+
+def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedError]]:
+    """Add up to ``MOST_JOBS_PER_CALL`` jobs; each gets its own answer or its own error."""
+    payloads: list[bytes] = []
+    for job in jobs:
+        payloads.append(job.data)
+        payloads.append(job.opts)
+
+    def parse(reply: list[int]) -> list[Added | RefusedError]:
+        now_ms = reply[0]
+        return [_answer(job, code, now_ms) for job, code in zip(jobs, reply[1:], strict=True)]
+
+    return script(
+        "add",
+        keys,
+        {"jobs": [job.entry for job in jobs]},
+        parse,
+        payloads=payloads,
+        resend=Resend.MARKED,
+    )
+
+
+def fields_of(job: Prepared, added: Added) -> list[Any]:
+    """The stored fields of a job that was just added, without asking the server for them."""
+    entry = job.entry
+    return [
+        entry["name"].encode(),
+        job.data,
+        job.opts,
+        entry.get("timestamp", added.timestamp),
+        None,
+        None,
+        None,
+        entry.get("priority"),
+        entry.get("delay"),
+    ]
+
+
+def _answer(job: Prepared, code: int, now_ms: int) -> Added | RefusedError:
+    if code >= 0:
+        return Added(job.id, now_ms, is_duplicate=code == 1)
+    if code == -5:
+        return ParentNotFoundError(
+            f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"
+        )
+    return ParentConflictError(
+        f"job {job.id!r} exists and belongs to another parent; give the child another id"
+    )

@@ -1,0 +1,303 @@
+"""JSON, and the wire's names: the only place where camelCase meets snake_case.
+
+Payloads are strict JSON (RFC 8259): one value that Node cannot parse would stop every listener.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from toril.errors import PayloadError, PayloadTooLargeError
+from toril.options import Backoff, Deduplication, Keep, NewJob
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+PLAIN_OPTIONS = b'{"attempts":0}'
+"""The options of a job added without any, as BullMQ writes them."""
+
+
+def encode(value: Any, what: str) -> bytes:
+    """``value`` as JSON text; ``what`` names it in the error when that is impossible."""
+    try:
+        text = _encode(value)
+    except OverflowError:
+        text = _encode_huge(value, what)
+    except (TypeError, ValueError, UnicodeError, RecursionError) as error:
+        raise PayloadError(
+            f"{what} cannot be written as JSON: {error}; use plain values, dataclasses or Structs"
+        ) from error
+    if b"null" in text:
+        _refuse_nan(value, what)
+    return text
+
+
+def encode_limited(value: Any, size_limit: int | None, what: str) -> bytes:
+    """``value`` as JSON text of at most ``size_limit`` bytes."""
+    text = encode(value, what)
+    if size_limit is not None and len(text) > size_limit:
+        raise PayloadTooLargeError(
+            f"{what} takes {len(text)} bytes as JSON, and its size_limit is {size_limit};"
+            f" store the bulk elsewhere and put a reference into the job"
+        )
+    return text
+
+
+def decode(text: bytes | None, default: Any = None) -> Any:
+    """The value of a JSON text from the server; ``default`` when there is none."""
+    if text is None:
+        return default
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        # Integers beyond 64 bits and what other writers left behind.
+        return json.loads(text)
+
+
+def text(value: bytes | None, default: str = "") -> str:
+    """A field that is raw text on the wire."""
+    return default if value is None else value.decode("utf-8", "replace")
+
+
+def number(value: bytes | int | None) -> int | None:
+    """A field that is a decimal number on the wire; tolerates what other writers leave."""
+    if value is None or isinstance(value, int):
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        try:
+            return int(float(value))
+        except (ValueError, OverflowError):
+            return None
+
+
+def encode_options(job: NewJob) -> bytes:
+    """The options of a new job as BullMQ stores them."""
+    options = wire_options(job)
+    return PLAIN_OPTIONS if len(options) == 1 and options["attempts"] == 0 else _encode(options)
+
+
+def wire_options(job: NewJob) -> dict[str, Any]:
+    """The options of a new job under their names on the wire."""
+    options: dict[str, Any] = {"attempts": job.attempts or 0}
+    for name, wire_name in _PLAIN_NAMES:
+        value = getattr(job, name)
+        if value is not None:
+            options[wire_name] = value
+    if job.backoff is not None:
+        options["backoff"] = _wire_backoff(Backoff.of(job.backoff))
+    if job.remove_on_complete is not None:
+        options["removeOnComplete"] = _wire_keep(Keep.of(job.remove_on_complete))
+    if job.remove_on_fail is not None:
+        options["removeOnFail"] = _wire_keep(Keep.of(job.remove_on_fail))
+    if job.deduplication is not None:
+        options["de"] = _wire_deduplication(job.deduplication)
+    return options
+
+
+_PLAIN_NAMES = (
+    ("job_id", "jobId"),
+    ("delay", "delay"),
+    ("priority", "priority"),
+    ("lifo", "lifo"),
+    ("timestamp", "timestamp"),
+    ("keep_logs", "kl"),
+    ("stack_trace_limit", "stackTraceLimit"),
+    ("size_limit", "sizeLimit"),
+    ("timeout", "timeout"),
+    ("idempotency_key", "idempotencyKey"),
+    ("telemetry", "tm"),
+)
+
+
+def _wire_backoff(backoff: Backoff) -> dict[str, Any]:
+    wire: dict[str, Any] = {"type": backoff.type, "delay": backoff.delay}
+    if backoff.jitter:
+        wire["jitter"] = backoff.jitter
+    return wire
+
+
+def _wire_keep(keep: Keep) -> bool | int | dict[str, int]:
+    if keep.age is None and keep.limit is None:
+        if keep.count is None:
+            return False
+        return True if keep.count == 0 else keep.count
+    return keep_args(keep) or {}
+
+
+def _wire_deduplication(deduplication: Deduplication) -> dict[str, Any]:
+    wire: dict[str, Any] = {"id": deduplication.id}
+    if deduplication.ttl is not None:
+        wire["ttl"] = deduplication.ttl
+    for name, wire_name in (
+        ("extend", "extend"),
+        ("replace", "replace"),
+        ("keep_last_if_active", "keepLastIfActive"),
+        ("reschedule", "reschedule"),
+    ):
+        if getattr(deduplication, name):
+            wire[wire_name] = True
+    return wire
+
+
+def keep_args(keep: Keep | None) -> dict[str, int] | None:
+    """A retention as scripts and the wire have it: the age in whole seconds."""
+    if keep is None:
+        return None
+    wire = {}
+    if keep.count is not None:
+        wire["count"] = keep.count
+    if keep.age is not None:
+        assert isinstance(keep.age, int)
+        wire["age"] = math.ceil(keep.age / 1000)
+    if keep.limit is not None:
+        wire["limit"] = keep.limit
+    return wire or None
+
+
+class JobOpts:
+    """The options that a job carries, whoever wrote them; read with Python's names.
+
+    Unknown ones are in ``raw``, under the names they have on the wire.
+    """
+
+    __slots__ = ("attempts", "backoff", "keep_completed", "keep_failed", "raw")
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self.raw = raw
+        self.attempts = _as_int(raw.get("attempts"), 0)
+        self.backoff = _read_backoff(raw.get("backoff"))
+        self.keep_completed = _read_keep(raw.get("removeOnComplete"))
+        self.keep_failed = _read_keep(raw.get("removeOnFail"))
+
+    @property
+    def delay(self) -> int:
+        return _as_int(self.raw.get("delay"), 0)
+
+    @property
+    def priority(self) -> int:
+        return _as_int(self.raw.get("priority"), 0)
+
+    @property
+    def lifo(self) -> bool:
+        return bool(self.raw.get("lifo"))
+
+    @property
+    def job_id(self) -> str | None:
+        return self.raw.get("jobId")
+
+    @property
+    def timeout(self) -> int | None:
+        value = self.raw.get("timeout")
+        return None if value is None else _as_int(value, 0) or None
+
+    @property
+    def keep_logs(self) -> int | None:
+        value = self.raw.get("kl", self.raw.get("keepLogs"))
+        return None if value is None else _as_int(value, 0)
+
+    @property
+    def stack_trace_limit(self) -> int | None:
+        value = self.raw.get("stackTraceLimit")
+        return None if value is None else _as_int(value, 0)
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return self.raw.get("idempotencyKey")
+
+    @property
+    def remove_on_complete(self) -> bool | int | dict[str, int] | None:
+        return self.raw.get("removeOnComplete")
+
+    @property
+    def remove_on_fail(self) -> bool | int | dict[str, int] | None:
+        return self.raw.get("removeOnFail")
+
+    @property
+    def telemetry(self) -> str | None:
+        return self.raw.get("tm")
+
+    def __repr__(self) -> str:
+        return f"JobOpts({self.raw!r})"
+
+
+class Unset:
+    """The type of ``UNSET``: the job says nothing, the worker's default decides."""
+
+
+UNSET = Unset()
+
+
+@lru_cache(maxsize=1024)
+def decode_options(text: bytes) -> JobOpts:
+    """The options of a stored job; equal texts share one value."""
+    try:
+        raw = decode(text, {})
+    except ValueError:
+        raw = {}
+    return JobOpts(raw if isinstance(raw, dict) else {})
+
+
+def _as_int(value: Any, default: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return default
+    return int(value)
+
+
+def _read_backoff(value: Any) -> Backoff | None:
+    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
+        jitter = value.get("jitter")
+        jitter = jitter if isinstance(jitter, (int, float)) and 0 <= jitter <= 1 else 0.0
+        return Backoff(value["type"], max(0, _as_int(value.get("delay"), 0)), jitter)
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return Backoff("fixed", int(value))
+    return None
+
+
+def _read_keep(value: Any) -> dict[str, int] | None | Unset:
+    """A stored retention as scripts have it; None keeps everything."""
+    if value is None:
+        return UNSET
+    if isinstance(value, bool):
+        return {"count": 0} if value else None
+    if isinstance(value, (int, float)):
+        return {"count": max(0, int(value))}
+    if isinstance(value, Mapping):
+        keep = {
+            name: _as_int(value[name], 0) for name in ("count", "age", "limit") if name in value
+        }
+        return keep or None
+    return UNSET
+
+
+def _encode_huge(value: Any, what: str) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PayloadError(f"{what} cannot be written as JSON: {error}") from error
+
+
+def _refuse_nan(value: Any, what: str) -> None:
+    """The encoder writes NaN and infinities as null, which would change the data silently."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            raise PayloadError(
+                f"{what} contains {item!r}, which JSON cannot express; send None or a text instead"
+            )
+        if isinstance(item, Mapping):
+            stack.extend(item.values())
+        elif isinstance(item, (list, tuple, set, frozenset)):
+            stack.extend(item)
+        elif isinstance(item, msgspec.Struct):
+            stack.extend(getattr(item, name) for name in item.__struct_fields__)
+        elif hasattr(item, "__dataclass_fields__"):
+            stack.extend(getattr(item, name) for name in item.__dataclass_fields__)

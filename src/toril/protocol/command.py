@@ -1,0 +1,105 @@
+"""One round trip as a value, and a plan of several.
+
+A ``Command`` says what to send and how to read the answer.  A ``Plan`` is a generator that yields
+commands, is sent their results, and returns its own: the same plan serves the async and the blocking
+client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from toril.protocol import scripts
+from toril.protocol.keys import Keys
+
+T = TypeVar("T")
+_pack = msgspec.msgpack.Encoder().encode
+
+Word = str | bytes | int | float
+"""One word of a server command."""
+
+
+class Resend(Enum):
+    """May a command be sent again when its reply was lost?"""
+
+    NEVER = "it may have happened, and must not happen twice"
+    SAME = "doing it twice is the same as doing it once"
+    MARKED = "only if the script is told, by ``a.resend``"
+
+
+class Command(msgspec.Struct, Generic[T], frozen=True):
+    """What to send in one round trip, and how to read the answer.
+
+    Either a script with its ``args`` (one MessagePack map) and ``payloads`` (raw, after it), or the
+    plain ``words`` of a server command.
+    """
+
+    parse: Callable[[Any], T]
+    script: scripts.Script | None = None
+    keys: tuple[str, ...] = ()
+    args: dict[str, Any] = {}
+    payloads: Sequence[bytes | str] = ()
+    words: tuple[Word, ...] = ()
+    resend: Resend = Resend.NEVER
+    block_ms: int = 0
+
+    def request(self, *, resent: bool = False, by_source: bool = False) -> tuple[Word, ...]:
+        """The words to send; ``by_source`` when the server does not know the script."""
+        script = self.script
+        if script is None:
+            return self.words
+        args = (
+            {**self.args, "resend": True} if resent and self.resend is Resend.MARKED else self.args
+        )
+        verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+        return (verb, code, len(self.keys), *self.keys, _pack(args), *self.payloads)
+
+    @property
+    def routing_key(self) -> str | None:
+        """A key that tells a cluster which node this command belongs to."""
+        if self.keys:
+            return self.keys[0]
+        return str(self.words[1]) if len(self.words) > 1 else None
+
+
+Plan = Generator[Command[Any], Any, T]
+"""Several round trips: yields commands, is sent their results, returns its own."""
+
+
+def script(
+    name: str,
+    keys: Keys,
+    args: dict[str, Any],
+    parse: Callable[[Any], T],
+    *,
+    extra: dict[str, str] | None = None,
+    payloads: Sequence[bytes | str] = (),
+    resend: Resend = Resend.NEVER,
+) -> Command[T]:
+    """A command that runs the script ``name``, its keys ordered as its first line names them.
+
+    ``extra`` holds the keys that are not fixed keys of the queue.
+    """
+    loaded = scripts.load(name)
+    return Command(
+        parse,
+        script=loaded,
+        keys=keys.in_order(loaded.key_names, extra),
+        args=args,
+        payloads=payloads,
+        resend=resend,
+    )
+
+
+def plain(
+    *words: Word,
+    parse: Callable[[Any], T],
+    resend: Resend = Resend.SAME,
+    block_ms: int = 0,
+) -> Command[T]:
+    """A command of the server itself; reading ones may be sent again."""
+    return Command(parse, words=words, resend=resend, block_ms=block_ms)

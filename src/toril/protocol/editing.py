@@ -1,0 +1,67 @@
+"""Changing jobs and queues by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toril.errors import JobNotFoundError
+from toril.protocol import codec
+from toril.protocol.command import Command, Resend, script
+from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.settling import refusal
+
+
+def update_progress(
+    keys: Keys, job_id: str, value: Any, *, token: str | None = None
+) -> Command[None]:
+    """Store how far a job is and tell the listeners."""
+    return _update(keys, job_id, "progress", value, token)
+
+
+def update_data(keys: Keys, job_id: str, data: Any, *, token: str | None = None) -> Command[None]:
+    """Replace a job's data."""
+    return _update(keys, job_id, "data", {} if data is None else data, token)
+
+
+def _update(keys: Keys, job_id: str, field: str, value: Any, token: str | None) -> Command[None]:
+    check_known_id(job_id)
+    text = codec.encode(value, f"the {field} of job {job_id!r}")
+    args: dict[str, Any] = {"field": field, "id": job_id}
+    if token is not None:
+        args["token"] = token
+
+    def parse(code: int) -> None:
+        if code < 0:
+            raise refusal(code, job_id)
+
+    return script(
+        "update",
+        keys,
+        args,
+        parse,
+        extra={"job": keys.job(job_id)},
+        payloads=(text,),
+        resend=Resend.SAME,
+    )
+
+
+def add_log(
+    keys: Keys, job_id: str, row: str, *, keep: int | None = None, token: str | None = None
+) -> Command[int]:
+    """Append a row to a job's log; returns how many there are."""
+    check_known_id(job_id)
+    job = keys.job(job_id)
+    args: dict[str, Any] = {"row": row}
+    if keep is not None:
+        args["keep"] = keep
+    if token is not None:
+        args["token"] = token
+
+    def parse(count: int) -> int:
+        if count == -1:
+            raise JobNotFoundError(f"job {job_id!r} does not exist, so nothing was logged")
+        if count < 0:
+            raise refusal(count, job_id)
+        return count
+
+    return script("addLog", keys, args, parse, extra={"job": job, "logs": f"{job}:logs"})

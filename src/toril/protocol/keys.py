@@ -1,0 +1,177 @@
+"""The names of the keys of one queue, and what may be part of a name."""
+
+from __future__ import annotations
+
+import re
+from binascii import crc_hqx
+
+from toril.errors import CrossSlotError, InvalidNameError
+
+COMPENSATION_SUFFIX = ":compensation"
+
+QUEUE_KEYS = frozenset(
+    {
+        "wait",
+        "paused",
+        "active",
+        "prioritized",
+        "pc",
+        "delayed",
+        "waiting-children",
+        "completed",
+        "failed",
+        "marker",
+        "stalled",
+        "stalled-check",
+        "limiter",
+        "meta",
+        "id",
+        "events",
+        "repeat",
+    }
+)
+"""The fixed keys of a queue, by the last part of their names."""
+
+RESERVED_IDS = QUEUE_KEYS | {
+    "de",
+    "dn",
+    "metrics",
+    "priority",
+    "delay",
+    "compensation",
+    "groups",
+    "lanes",
+    "toril",
+}
+
+_QUEUE_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,254}[^\s:\x00-\x1f\x7f])?")
+_PREFIX = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
+_JOB_ID = re.compile(r"[^\s:\x00-\x1f\x7f]{1,255}")
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
+_SCHEDULED_ID = re.compile(r"repeat:[^:]+:[0-9]+")
+
+
+class Keys:
+    """The keys of one queue: ``keys.wait``, ``keys.job("41")``.
+
+    ``base`` is the qualified name, ``prefix:queue``; every key of the queue begins with it.
+    """
+
+    __slots__ = ("_ordered", "base", "name", "prefix")
+
+    def __init__(self, prefix: str, name: str) -> None:
+        check_prefix(prefix)
+        check_queue_name(name)
+        self.prefix = prefix
+        self.name = name
+        self.base = f"{prefix}:{name}"
+        self._ordered: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def __getattr__(self, name: str) -> str:
+        suffix = name.replace("_", "-")
+        if suffix not in QUEUE_KEYS:
+            raise AttributeError(f"a queue has no key {suffix!r}")
+        return f"{self.base}:{suffix}"
+
+    def __repr__(self) -> str:
+        return f"Keys({self.prefix!r}, {self.name!r})"
+
+    def in_order(
+        self, names: tuple[str, ...], extra: dict[str, str] | None = None
+    ) -> tuple[str, ...]:
+        """The keys that a script's first line names, in its order."""
+        if extra:
+            return tuple(extra[name] if name in extra else self._named(name) for name in names)
+        ordered = self._ordered.get(names)
+        if ordered is None:
+            ordered = self._ordered[names] = tuple(self._named(name) for name in names)
+        return ordered
+
+    def _named(self, name: str) -> str:
+        key: str = self.base if name == "base" else getattr(self, name)
+        return key
+
+    def job(self, job_id: str) -> str:
+        """The hash of a job; its other keys are this one and a suffix."""
+        return f"{self.base}:{job_id}"
+
+    def own(self, name: str) -> str:
+        """A key that only Toril knows, where no tool of BullMQ will touch it."""
+        return f"{self.base}:toril:{name}"
+
+    def sibling(self, name: str) -> Keys:
+        """The keys of another queue under the same prefix."""
+        return Keys(self.prefix, name)
+
+
+def check_queue_name(name: str) -> None:
+    """Refuse a queue name that other clients could not open or that would break the key space."""
+    plain = name.removesuffix(COMPENSATION_SUFFIX) if isinstance(name, str) else name
+    if not isinstance(plain, str) or not _QUEUE_NAME.fullmatch(plain):
+        raise InvalidNameError(
+            f"queue name {name!r} cannot be used: it must be 1 to 256 characters without ':' or "
+            f"control characters, not beginning or ending with a space"
+            f" (the suffix {COMPENSATION_SUFFIX!r} is the one exception)"
+        )
+
+
+def check_prefix(prefix: str) -> None:
+    """Refuse a prefix with white space or nothing in it."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise InvalidNameError(
+            f"prefix {prefix!r} cannot be used: it must be 1 to 255 characters without white space"
+        )
+
+
+def check_job_id(job_id: str) -> None:
+    """Refuse a custom id that would collide with a key of the queue or with a generated id."""
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
+        raise InvalidNameError(
+            f"job id {job_id!r} cannot be used: it must be 1 to 255 characters without ':' and "
+            f"white space; join parts with '-' instead"
+        )
+    if _INTEGER.fullmatch(job_id):
+        raise InvalidNameError(
+            f"job id {job_id!r} is a number, and those are given out by the queue itself;"
+            f" put a word before it, such as 'order-{job_id}'"
+        )
+    if job_id in RESERVED_IDS:
+        raise InvalidNameError(
+            f"job id {job_id!r} is the name of one of the queue's own keys; choose another"
+        )
+
+
+def check_known_id(job_id: str) -> None:
+    """Refuse what cannot be the id of any job, whoever made it; generated ids pass."""
+    if not isinstance(job_id, str) or not job_id or job_id in RESERVED_IDS:
+        raise InvalidNameError(f"{job_id!r} cannot be the id of a job")
+    if ":" in job_id and not _SCHEDULED_ID.fullmatch(job_id):
+        raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it contains ':'")
+
+
+def slot(key: str) -> int:
+    """The cluster slot of ``key``: of its hash tag if it has one."""
+    start = key.find("{")
+    if start >= 0:
+        end = key.find("}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key.encode(), 0) % 16384
+
+
+def check_one_slot(*queues: Keys) -> None:
+    """Refuse queues whose keys a cluster would spread over several nodes."""
+    for queue in queues:
+        if slot(queue.wait) != slot(queue.active):
+            raise CrossSlotError(
+                f"the keys of queue {queue.name!r} lie in different slots of the cluster; put a hash "
+                f"tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
+                f"'{{{queue.name}}}'"
+            )
+    slots = {slot(queue.wait): queue for queue in queues}
+    if len(slots) > 1:
+        names = ", ".join(repr(queue.name) for queue in slots.values())
+        raise CrossSlotError(
+            f"queues {names} lie in different slots of the cluster and cannot share one atomic step; "
+            f"give them one hash tag: prefix='{{bull}}', or names such as '{{shop}}-orders'"
+        )

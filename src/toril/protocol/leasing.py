@@ -1,0 +1,109 @@
+"""Locks: renewed while a job runs, and taken from those who are silent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from toril.errors import LockLostError
+from toril.protocol.command import Command, Plan, Resend, plain, script
+from toril.protocol.keys import Keys
+
+SWEEP_SLICE = 500
+
+
+class Renewal(msgspec.Struct, frozen=True):
+    """Which locks were lost, and which jobs somebody asked to cancel."""
+
+    lost: list[str]
+    cancelled: list[str]
+
+
+def renew(keys: Keys, locks: Sequence[tuple[str, str]], *, lock_ms: int) -> Command[Renewal]:
+    """Hold ``(job id, token)`` locks for ``lock_ms`` from now."""
+    return script(
+        "renew",
+        keys,
+        {"locks": locks, "lock_ms": lock_ms},
+        _parse_renewal,
+        extra={"unacked": keys.own("unacked")},
+        resend=Resend.SAME,
+    )
+
+
+def _parse_renewal(reply: Any) -> Renewal:
+    lost, cancelled = reply
+    return Renewal([item.decode() for item in lost], [item.decode() for item in cancelled])
+
+
+def extend_lock(keys: Keys, job_id: str, token: str, *, lock_ms: int) -> Command[None]:
+    """Hold one lock for ``lock_ms`` from now."""
+
+    def parse(reply: Any) -> None:
+        if _parse_renewal(reply).lost:
+            raise LockLostError(f"the lock of job {job_id!r} is not held with this token")
+
+    command = renew(keys, [(job_id, token)], lock_ms=lock_ms)
+    return msgspec.structs.replace(command, parse=parse)
+
+
+def sweep(
+    keys: Keys, *, interval_ms: int, max_stalled: int, slice_size: int = SWEEP_SLICE
+) -> Plan[list[str]]:
+    """Bring stalled jobs back, slice by slice; returns their ids.
+
+    Does nothing when another worker did it less than ``interval_ms`` ago.
+    """
+    brought_back: list[str] = []
+    cursor = 0
+    while True:
+        more, cursor, ids = yield script(
+            "sweep",
+            keys,
+            {
+                "interval_ms": interval_ms,
+                "max_stalled": max_stalled,
+                "cursor": cursor,
+                "slice": slice_size,
+            },
+            _parse_sweep,
+            extra={"unacked": keys.own("unacked"), "repeat_": keys.repeat},
+            resend=Resend.SAME,
+        )
+        brought_back.extend(ids)
+        if not more:
+            return brought_back
+
+
+def _parse_sweep(reply: Any) -> tuple[bool, int, list[str]]:
+    more, cursor, ids = reply
+    return more == 1, cursor, [item.decode() for item in ids]
+
+
+def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:
+    """Wait for something to take: 0 for now, a time in ms, or None when nothing came."""
+    return plain(
+        "BZPOPMIN",
+        keys.marker,
+        max(block_ms, 1) / 1000,
+        parse=lambda reply: None if reply is None else float(reply[2]),
+        block_ms=block_ms,
+    )
+
+
+def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[str | None]:
+    """Wait for a job id that this worker is asked to cancel."""
+    return plain(
+        "BLPOP",
+        mailbox(keys, worker_id),
+        max(block_ms, 1) / 1000,
+        parse=lambda reply: None if reply is None else reply[1].decode(),
+        block_ms=block_ms,
+    )
+
+
+def mailbox(keys: Keys, worker_id: str) -> str:
+    """Where others leave messages for the worker that holds a lock beginning with ``worker_id``."""
+    return keys.own(f"mail-{worker_id}")

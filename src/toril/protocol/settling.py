@@ -1,0 +1,323 @@
+"""How an attempt ends: decided by one pure function, written by one script.
+
+``decide`` looks at what came of the handler and at the job's options and says what is to become of
+the job.  ``settle`` writes any number of such outcomes and takes new jobs in the same call.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from toril.errors import (
+    DelayedError,
+    FailedChildrenError,
+    JobCancelledError,
+    JobNotFoundError,
+    JobNotInStateError,
+    LockLostError,
+    PayloadError,
+    PendingChildrenError,
+    RateLimitError,
+    RefusedError,
+    StaleRequestError,
+    TorilError,
+    UnrecoverableError,
+    WaitingChildrenError,
+)
+from toril.options import BackoffStrategy, Keep, RateLimit
+from toril.protocol import codec
+from toril.protocol.codec import UNSET
+from toril.protocol.command import Command, Resend, script
+from toril.protocol.job import StoredJob
+from toril.protocol.keys import Keys
+
+LONGEST_TRACE = 16 * 1024
+LONGEST_REASON = 8 * 1024
+
+
+class Returned(msgspec.Struct, frozen=True):
+    """The handler returned ``value``."""
+
+    value: Any
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """The handler raised ``error``."""
+
+    error: BaseException
+
+
+class Released(msgspec.Struct, frozen=True):
+    """The worker gives the job back unfinished, for another worker to take."""
+
+
+Attempt = Returned | Raised | Released
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker adds to a job's own options."""
+
+    keep_completed: Keep | None = None
+    keep_failed: Keep | None = None
+    max_started_attempts: int | None = None
+    backoff_strategy: BackoffStrategy | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to become of a job. ``kind`` is the name of the branch in ``settle.lua``."""
+
+    kind: str
+    details: dict[str, Any] = {}
+    payloads: tuple[bytes | str, ...] = ()
+    error: BaseException | None = None
+    return_value: Any = None
+    reason: str = ""
+
+
+_RETURNED_TO_QUEUE = Outcome(kind="returned")
+
+
+def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
+    """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter."""
+    match attempt:
+        case Returned(value):
+            return _completed(job, value, policy)
+        case Released():
+            return _RETURNED_TO_QUEUE
+        case Raised(error):
+            return _after_error(job, error, policy, dice)
+
+
+def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
+    try:
+        text = codec.encode(value, f"the return value of job {job.id!r}")
+    except PayloadError as error:
+        return _failed(job, error, policy)
+    details = {}
+    keep = job.opts.keep_completed
+    if keep is UNSET:
+        keep = codec.keep_args(policy.keep_completed)
+    if keep is not None:
+        details["keep"] = keep
+    return Outcome(kind="completed", details=details, payloads=(text,), return_value=value)
+
+
+def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: float) -> Outcome:
+    match error:
+        case DelayedError():
+            details = {"delay": error.delay}
+            return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
+        case RateLimitError():
+            return Outcome(kind="returned", error=error)
+        case WaitingChildrenError():
+            return Outcome(kind="waiting-children", error=error)
+        case UnrecoverableError() | JobCancelledError() | FailedChildrenError():
+            return _failed(job, error, policy)
+    made = job.attempts_made + 1
+    started_too_often = (
+        policy.max_started_attempts is not None
+        and job.attempts_started >= policy.max_started_attempts
+    )
+    if made >= job.opts.attempts or started_too_often:
+        return _failed(job, error, policy)
+    try:
+        wait_ms = _wait_before_retry(job, made, error, policy, dice)
+    except Exception as failure:  # a strategy is the user's code
+        return _failed(job, failure, policy)
+    if wait_ms < 0:
+        return _failed(job, error, policy)
+    reason = reason_of(error)
+    payloads = (reason, _stacktraces(job, error))
+    if wait_ms == 0:
+        details = {"lifo": True} if job.opts.lifo else {}
+        return Outcome(kind="retry", details=details, payloads=payloads, error=error, reason=reason)
+    return Outcome(
+        kind="delayed",
+        details={"delay": wait_ms, "counts": True},
+        payloads=payloads,
+        error=error,
+        reason=reason,
+    )
+
+
+def _wait_before_retry(
+    job: StoredJob, made: int, error: BaseException, policy: Policy, dice: float
+) -> int:
+    backoff = job.opts.backoff
+    if backoff is None:
+        return 0
+    if backoff.type in ("fixed", "exponential"):
+        return backoff.wait_ms(made, dice)
+    if policy.backoff_strategy is None:
+        raise UnrecoverableError(
+            f"job {job.id!r} asks for the backoff {backoff.type!r} and this worker knows no such"
+            f" strategy; pass Worker(…, backoff_strategy=…)"
+        ) from error
+    return int(policy.backoff_strategy(made, backoff.type, error, job))
+
+
+def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
+    details: dict[str, Any] = {"attempts": job.opts.attempts}
+    keep = job.opts.keep_failed
+    if keep is UNSET:
+        keep = codec.keep_args(policy.keep_failed)
+    if keep is not None:
+        details["keep"] = keep
+    reason = reason_of(error)
+    payloads = (reason, _stacktraces(job, error))
+    return Outcome(kind="failed", details=details, payloads=payloads, error=error, reason=reason)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line for people: the type and the message; Toril's own errors speak for themselves."""
+    message = str(error)
+    if not isinstance(error, TorilError) or not message:
+        name = type(error).__name__
+        message = f"{name}: {message}" if message else name
+    return message.encode("utf-8", "replace").decode()[:LONGEST_REASON]
+
+
+def _stacktraces(job: StoredJob, error: BaseException) -> bytes:
+    """The traces of all failed attempts as JSON, this one's the last."""
+    trace = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    traces = [*job.stacktrace, trace[-LONGEST_TRACE:]]
+    limit = job.opts.stack_trace_limit
+    if limit is not None:
+        traces = traces[-limit:] if limit else []
+    return codec.encode(traces, "stack traces")
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """One job's outcome on its way to the server."""
+
+    job_id: str
+    token: str
+    outcome: Outcome
+    job: StoredJob
+
+
+class Take(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker asks for: how many jobs, under which token, locked for how long."""
+
+    count: int
+    token: str
+    lock_ms: int
+    worker_name: str | None = None
+    limiter: RateLimit | None = None
+    metrics_points: int | None = None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call of the pump brought back."""
+
+    results: list[int]
+    jobs: list[list[Any]]
+    rate_limit_ms: int
+    next_due_ms: int
+    now_ms: int
+
+
+def settle(
+    keys: Keys,
+    settled: Sequence[Settled],
+    take: Take,
+    *,
+    flight: str,
+    request: int,
+    remember_ms: int,
+) -> Command[Reply]:
+    """Write ``settled`` and take new jobs.
+
+    ``flight`` and ``request`` name the call: sent again with the same two it returns what it
+    returned, and one that a newer request has overtaken is refused.
+    """
+    outcomes = []
+    payloads: list[bytes | str] = []
+    for item in settled:
+        outcome = item.outcome
+        outcomes.append(
+            {"id": item.job_id, "token": item.token, "kind": outcome.kind, **outcome.details}
+        )
+        payloads.extend(outcome.payloads)
+    args: dict[str, Any] = {
+        "outcomes": outcomes,
+        "take": take.count,
+        "token": take.token,
+        "lock_ms": take.lock_ms,
+        "request": request,
+        "remember_ms": remember_ms,
+    }
+    if take.worker_name is not None:
+        args["name"] = take.worker_name
+    if take.limiter is not None:
+        args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration}
+    if take.metrics_points is not None:
+        args["points"] = take.metrics_points
+    extra = {"reply": _reply_key(keys, flight), "unacked": keys.own("unacked")}
+    return script(
+        "settle", keys, args, _parse_reply, extra=extra, payloads=payloads, resend=Resend.SAME
+    )
+
+
+def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:
+    """Forget the last calls of a worker that goes, and wake another one if there is work."""
+    return script(
+        "leave",
+        keys,
+        {"replies": [_reply_key(keys, flight) for flight in flights]},
+        lambda _: None,
+        extra={"unacked": keys.own("unacked")},
+        resend=Resend.SAME,
+    )
+
+
+def _reply_key(keys: Keys, flight: str) -> str:
+    return keys.own(f"reply-{flight}")
+
+
+def nothing_to_wait_for(item: Settled) -> Outcome:
+    """A job wanted to wait for children and has none pending: it runs again at once."""
+    return _RETURNED_TO_QUEUE
+
+
+def _parse_reply(reply: Any) -> Reply:
+    if isinstance(reply, int):
+        raise StaleRequestError("a newer request of this worker was served before this one")
+    results, jobs, rate_limit_ms, next_due_ms, now_ms = reply
+    return Reply(
+        results=results,
+        jobs=jobs,
+        rate_limit_ms=rate_limit_ms,
+        next_due_ms=next_due_ms,
+        now_ms=now_ms,
+    )
+
+
+def refusal(code: int, job_id: str) -> RefusedError:
+    """The error for a code that ``settle.lua`` gave for one outcome."""
+    match code:
+        case -1:
+            return JobNotFoundError(f"job {job_id!r} does not exist any more; its result is lost")
+        case -2:
+            return LockLostError(
+                f"the lock of job {job_id!r} has expired, so its result was not written;"
+                f" another worker runs it again"
+            )
+        case -3:
+            return JobNotInStateError(f"job {job_id!r} is not active any more")
+        case -4:
+            return PendingChildrenError(
+                f"job {job_id!r} cannot complete while children of it are pending;"
+                f" raise WaitingChildrenError to wait for them"
+            )
+        case -6:
+            return LockLostError(
+                f"another worker holds the lock of job {job_id!r}, so its result was not written"
+            )
+        case -9:
+            return FailedChildrenError(f"job {job_id!r} cannot complete: a child of it failed")
+    return RefusedError(f"job {job_id!r} was refused with code {code}")

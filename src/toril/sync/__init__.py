@@ -1,0 +1,1 @@
+"""The blocking client: the same names, for code without an event loop."""

@@ -1,0 +1,1 @@
+"""Everything that runs jobs: small services around one pump."""

@@ -1,0 +1,67 @@
+"""The job as its handler sees it: what is stored, and what the handler may do with it.
+
+Every write carries the lock's token, so a worker that lost its job can write nothing of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from toril.protocol.job import StoredJob
+
+
+class Writer(Protocol):
+    """How a running job reaches the server."""
+
+    async def progress(self, job: ActiveJob, value: Any) -> None: ...
+
+    async def log(self, job: ActiveJob, row: str) -> int: ...
+
+    async def update_data(self, job: ActiveJob, data: Any) -> None: ...
+
+    async def extend_lock(self, job: ActiveJob, duration_ms: int) -> None: ...
+
+
+class ActiveJob(StoredJob):
+    """A job that is being run."""
+
+    __slots__ = ("_writer", "cancel_reason", "is_cancelled", "is_lost", "is_released", "token")
+
+    def __init__(
+        self,
+        prefix: str,
+        queue_name: str,
+        job_id: str,
+        fields: list[Any],
+        token: str,
+        writer: Writer,
+    ) -> None:
+        super().__init__(prefix, queue_name, job_id, fields)
+        self.token = token
+        self._writer = writer
+        self.is_cancelled = False
+        self.is_released = False
+        self.is_lost = False
+        self.cancel_reason = ""
+
+    @property
+    def fence(self) -> int:
+        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        return self.attempts_started
+
+    async def progress(self, value: Any) -> None:
+        """Report how far the job is: a number, a text or any JSON."""
+        await self._writer.progress(self, value)
+
+    async def log(self, row: str) -> int:
+        """Append a row to the job's log; returns how many rows it has."""
+        return await self._writer.log(self, row)
+
+    async def update_data(self, data: Any) -> None:
+        """Replace the job's data, for its next attempt as well."""
+        await self._writer.update_data(self, data)
+        self._data = data
+
+    async def extend_lock(self, duration: int) -> None:
+        """Hold the lock for ``duration`` ms from now; it is renewed by itself as long as it runs."""
+        await self._writer.extend_lock(self, duration)

@@ -1,0 +1,73 @@
+"""Local events of a worker: callbacks by name, plain or async."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+logger = logging.getLogger("toril.worker")
+
+Callback = Callable[..., Any]
+
+EVENTS = frozenset(
+    {
+        "active",
+        "completed",
+        "failed",
+        "retrying",
+        "progress",
+        "stalled",
+        "lost",
+        "error",
+        "drained",
+        "closing",
+        "closed",
+        "ready",
+        "deadLettered",
+    }
+)
+
+
+class Emitter:
+    """Calls who asked; a callback that fails is logged and hurts nobody."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def on(self, event: str, callback: Callback) -> None:
+        if event not in EVENTS:
+            raise ValueError(f"a worker has no event {event!r}; it has {', '.join(sorted(EVENTS))}")
+        self._callbacks.setdefault(event, []).append(callback)
+
+    def has(self, event: str) -> bool:
+        return event in self._callbacks
+
+    def emit(self, event: str, *args: Any) -> None:
+        for callback in self._callbacks.get(event, ()):
+            try:
+                result = callback(*args)
+            except Exception:
+                logger.exception("a callback for %r failed", event)
+                continue
+            if inspect.iscoroutine(result):
+                self._follow(event, result)
+
+    async def drain(self) -> None:
+        """Wait for the async callbacks under way."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _follow(self, event: str, coroutine: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and task.exception() is not None:
+                logger.error("a callback for %r failed", event, exc_info=task.exception())
+
+        task.add_done_callback(done)

@@ -1,0 +1,57 @@
+"""One line of calls from a worker to the server: at most one is away, and each is numbered.
+
+The server remembers the last call of a flight, so a call whose reply was lost is simply made again:
+it returns what it returned, and settles and takes nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+
+from toril.client.connection import Connection
+from toril.errors import ServerError
+from toril.protocol import settling
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Reply, Settled, Take
+
+LONGEST_PAUSE_S = 2.0
+
+
+class Flight:
+    """Makes the pump's calls, one after another, however long the server is away."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        name: str,
+        *,
+        remember_ms: int,
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self.name = name
+        self._remember_ms = remember_ms
+        self._on_error = on_error
+
+    async def call(self, settled: Sequence[Settled], take: Take, request: int) -> Reply:
+        """Settle and take; tries until the server has answered this very request."""
+        command = settling.settle(
+            self._keys,
+            settled,
+            take,
+            flight=self.name,
+            request=request,
+            remember_ms=self._remember_ms,
+        )
+        pause_s = 0.05
+        while True:
+            try:
+                return await self._connection.run(command)
+            except ServerError as error:
+                self._on_error(error)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)

@@ -1,0 +1,82 @@
+"""Handlers: functions of a job, found by its name, wrapped by middleware."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from toril.errors import InvalidOptionError, NoHandlerError
+
+Handler = Callable[[Any], Any]
+"""A function of a job: ``async def`` runs on the loop, a plain ``def`` in a thread."""
+
+Middleware = Callable[[Handler], Handler]
+"""Takes a handler and returns one that does more."""
+
+
+class Router:
+    """Finds the handler for a job by the job's name.
+
+    ::
+
+        router = Router()
+
+        @router.on("charge")
+        async def charge(job): ...
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Handler] = {}
+        self._fallback: Handler | None = None
+        self._middleware: list[Middleware] = []
+
+    def on(self, name: str, handler: Handler | None = None) -> Any:
+        """Register a handler for the jobs of this name, as a decorator or directly."""
+        if handler is None:
+            return lambda function: self.on(name, function)
+        if name in self._handlers:
+            raise InvalidOptionError(f"a handler for {name!r} is registered already")
+        if not callable(handler):
+            raise InvalidOptionError(f"the handler for {name!r} is not callable: {handler!r}")
+        self._handlers[name] = handler
+        return handler
+
+    def otherwise(self, handler: Handler) -> Handler:
+        """Register the handler for names that no other handler takes."""
+        self._fallback = handler
+        return handler
+
+    def use(self, middleware: Middleware) -> Middleware:
+        """Wrap every handler; the first one registered is the outermost."""
+        self._middleware.append(middleware)
+        return middleware
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._handlers)
+
+    def find(self, name: str) -> Handler:
+        """The handler for jobs of this name, with its middleware."""
+        handler = self._handlers.get(name) or self._fallback
+        if handler is None:
+            known = ", ".join(self.names) or "none"
+            raise NoHandlerError(
+                f"no handler is registered for jobs named {name!r} (registered: {known});"
+                f" add @router.on({name!r}), or router.otherwise(…) for the rest"
+            )
+        return wrap(handler, self._middleware)
+
+
+def wrap(handler: Handler, middleware: list[Middleware]) -> Handler:
+    """``handler`` inside its middleware, the first the outermost."""
+    return reduce(lambda inner, outer: outer(inner), reversed(middleware), handler)
+
+
+def is_async(handler: Handler) -> bool:
+    """Does calling it give something to await?"""
+    if inspect.iscoroutinefunction(handler):
+        return True
+    call = getattr(handler, "__call__", None)  # noqa: B004  (a callable object)
+    return inspect.iscoroutinefunction(call)

@@ -1,0 +1,111 @@
+"""Leases: the locks of running jobs, renewed from a thread with a connection of its own.
+
+The event loop may be blocked by a handler for as long as it likes; the locks are held all the same.
+The thread sleeps in a blocking read of the worker's mailbox, so a cancellation reaches it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from toril.errors import TorilError
+from toril.protocol import leasing
+from toril.protocol.keys import Keys
+from toril.sync.connection import Connection
+
+logger = logging.getLogger("toril.worker")
+
+_SLICE = 500
+
+
+class Lease:
+    """Holds the locks of one worker's jobs.
+
+    ``on_lost(job_id, token)`` and ``on_cancel(job_id)`` are called in the lease's thread.
+    """
+
+    def __init__(
+        self,
+        make_connection: Callable[[], Connection],
+        keys: Keys,
+        worker_id: str,
+        *,
+        lock_ms: int,
+        on_lost: Callable[[str, str], None],
+        on_cancel: Callable[[str], None],
+    ) -> None:
+        self._make_connection = make_connection
+        self._keys = keys
+        self._worker_id = worker_id
+        self._lock_ms = lock_ms
+        self._interval_s = lock_ms / 3000
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._held: dict[str, str] = {}
+        self._is_closing = False
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="toril-lease", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def hold(self, job_id: str, token: str) -> None:
+        """Renew this lock until it is let go."""
+        self._held[job_id] = token
+
+    def let_go(self, job_id: str, token: str) -> None:
+        if self._held.get(job_id) == token:
+            del self._held[job_id]
+
+    def close(self) -> None:
+        """Stop renewing; returns when the thread has ended."""
+        self._is_closing = True
+        if self._connection is not None:
+            self._connection.interrupt()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        self._connection = self._make_connection()
+        next_renewal = time.monotonic() + self._interval_s
+        while not self._is_closing:
+            try:
+                wait_s = next_renewal - time.monotonic()
+                if wait_s <= 0:
+                    self._renew()
+                    next_renewal = time.monotonic() + self._interval_s
+                    continue
+                self._read_mail(wait_s)
+            except TorilError as error:
+                if self._is_closing:
+                    break
+                logger.warning("locks could not be renewed: %s", error)
+                time.sleep(min(0.2, self._interval_s / 4))
+                next_renewal = time.monotonic()
+        self._connection.close()
+
+    def _read_mail(self, wait_s: float) -> None:
+        assert self._connection is not None
+        block_ms = max(1, int(min(wait_s, 10.0) * 1000))
+        job_id = self._connection.run(
+            leasing.wait_for_mail(self._keys, self._worker_id, block_ms=block_ms)
+        )
+        if job_id is not None:
+            self._on_cancel(job_id)
+
+    def _renew(self) -> None:
+        assert self._connection is not None
+        held = list(self._held.items())
+        for start in range(0, len(held), _SLICE):
+            part = held[start : start + _SLICE]
+            renewal = self._connection.run(leasing.renew(self._keys, part, lock_ms=self._lock_ms))
+            tokens = dict(part)
+            for job_id in renewal.lost:
+                if self._held.get(job_id) == tokens[job_id]:
+                    self.let_go(job_id, tokens[job_id])
+                    self._on_lost(job_id, tokens[job_id])
+            for job_id in renewal.cancelled:
+                self._on_cancel(job_id)

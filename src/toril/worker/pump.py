@@ -1,0 +1,195 @@
+"""The pump: what makes a worker fast, and it is small.
+
+Finished attempts collect while a call is away; the next call carries them all and asks for as many
+new jobs as there are free slots.  Under load the batches grow by themselves, idle they are batches of
+one, and no timer delays anything.  A second call may be away at the same time when there is enough
+for it to carry: the server and Python then work at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from toril.protocol.settling import Reply, Settled, Take
+from toril.worker.flight import Flight
+
+MOST_PER_CALL = 200
+
+
+class Owner(Protocol):
+    """Whoever runs the jobs that the pump brings."""
+
+    def start_job(self, fields: list[Any], token: str) -> None:
+        """Run a job that was just taken; ``finish`` is called when it is done."""
+
+    def settled(self, item: Settled, code: int) -> None:
+        """``item`` was written, or refused with ``code``."""
+
+
+class Pump:
+    """Brings jobs in and their outcomes out, for up to ``concurrency`` jobs at a time."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        flights: list[Flight],
+        *,
+        concurrency: int,
+        worker_id: str,
+        make_take: Callable[[int, str], Take],
+    ) -> None:
+        self._owner = owner
+        self._flights = flights
+        self._concurrency = concurrency
+        self._worker_id = worker_id
+        self._make_take = make_take
+        self._finished: list[Settled] = []
+        self._running = 0
+        self._asked_for = 0
+        self._request = 0
+        self._away = 0
+        self._may_find = True
+        self._takes = True
+        self._held_until = 0.0
+        self._is_closing = False
+        self._news: list[asyncio.Future[None]] = []
+        self._enough = max(1, concurrency // 4)
+        self._share = max(1, -(-concurrency // len(flights)))
+        self.next_due_ms = 0
+        self.clock_offset_ms = 0.0
+        self.last_reply_at = 0.0
+
+    @property
+    def running(self) -> int:
+        """How many jobs are held: running, or done and not yet written."""
+        return self._running
+
+    @property
+    def is_idle(self) -> bool:
+        """Is there room for a job, and no reason to think that one can be taken?"""
+        return self._takes and not self._may_find and self._free() > 0 and self._away == 0
+
+    async def run(self) -> None:
+        """Pump until ``close``, and until everything is written."""
+        async with asyncio.TaskGroup() as group:
+            for flight in self._flights:
+                group.create_task(self._fly(flight))
+
+    def finish(self, item: Settled) -> None:
+        """An attempt is over; its outcome leaves with the next call."""
+        self._finished.append(item)
+        self._wake()
+
+    def keep(self, count: int) -> None:
+        """Jobs that were counted as given back are still held: their outcome was refused."""
+        self._running += count
+
+    def look_again(self) -> None:
+        """There may be something to take."""
+        self._may_find = True
+        self._held_until = 0.0
+        self._wake()
+
+    def stop_taking(self) -> None:
+        self._takes = False
+
+    def resume_taking(self) -> None:
+        self._takes = True
+        self.look_again()
+
+    def close(self) -> None:
+        """End when nothing runs and everything is written; take nothing more."""
+        self._takes = False
+        self._is_closing = True
+        self._wake()
+
+    async def until_idle(self) -> None:
+        """Wait until there is nothing to do but to wait for the queue."""
+        while not self.is_idle and not self._is_closing:
+            await self._next_news()
+
+    async def _fly(self, flight: Flight) -> None:
+        while True:
+            while not self._should_depart():
+                if self._is_closing and not self._running and not self._away:
+                    return
+                await self._next_news()
+            await self._go(flight)
+
+    def _should_depart(self) -> bool:
+        wanted = self._wanted()
+        if self._away == 0:
+            return bool(self._finished) or wanted > 0
+        return len(self._finished) >= self._enough or wanted >= self._enough
+
+    async def _go(self, flight: Flight) -> None:
+        batch = self._finished[:MOST_PER_CALL]
+        del self._finished[:MOST_PER_CALL]
+        # What is settled now is free when the reply comes: ask for it in the same call.
+        wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
+        self._request += 1
+        request = self._request
+        token = f"{self._worker_id}:{request}"
+        self._asked_for += wanted
+        self._away += 1
+        try:
+            reply = await flight.call(batch, self._make_take(wanted, token), request)
+        finally:
+            self._away -= 1
+            self._asked_for -= wanted
+        self._digest(reply, batch, wanted, token)
+
+    def _digest(self, reply: Reply, batch: list[Settled], wanted: int, token: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.last_reply_at = loop.time()
+        self.clock_offset_ms = reply.now_ms - loop.time() * 1000
+        self._running += len(reply.jobs) - len(batch)
+        for item, code in zip(batch, reply.results, strict=True):
+            self._owner.settled(item, code)
+        for fields in reply.jobs:
+            self._owner.start_job(fields, token)
+        if wanted:
+            self._may_find = len(reply.jobs) == wanted
+            self.next_due_ms = reply.next_due_ms
+            if reply.rate_limit_ms > 0:
+                self._hold(reply.rate_limit_ms)
+        self._wake()
+
+    def _hold(self, rate_limit_ms: int) -> None:
+        """Ask for nothing until the rate limit has passed."""
+        loop = asyncio.get_running_loop()
+        pause_s = min(rate_limit_ms / 1000, 30.0)
+        self._held_until = loop.time() + pause_s
+        loop.call_later(pause_s, self._after_hold)
+
+    def _after_hold(self) -> None:
+        if asyncio.get_running_loop().time() >= self._held_until - 0.001:
+            self.look_again()
+
+    def _room(self, settled: int) -> int:
+        """How many jobs may be asked for, if ``settled`` of those held are given back now."""
+        if not self._takes:
+            return 0
+        if self._held_until and asyncio.get_running_loop().time() < self._held_until - 0.001:
+            return 0
+        return max(0, self._concurrency - self._running - self._asked_for + settled)
+
+    def _free(self) -> int:
+        return self._room(0)
+
+    def _wanted(self) -> int:
+        return min(self._free(), self._share) if self._may_find else 0
+
+    def _next_news(self) -> asyncio.Future[None]:
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._news.append(news)
+        return news
+
+    def _wake(self) -> None:
+        if self._news:
+            waiting, self._news = self._news, []
+            for news in waiting:
+                if not news.done():
+                    news.set_result(None)

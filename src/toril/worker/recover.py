@@ -1,0 +1,52 @@
+"""The sweeper: brings back the jobs of workers that died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from toril.client.connection import Connection
+from toril.errors import TorilError
+from toril.protocol import leasing
+from toril.protocol.keys import Keys
+
+logger = logging.getLogger("toril.worker")
+
+
+class Sweeper:
+    """Sweeps at the start and then every ``interval_ms``; the workers of a queue take turns."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        *,
+        interval_ms: int,
+        max_stalled: int,
+        on_stalled: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._interval_ms = interval_ms
+        self._max_stalled = max_stalled
+        self._on_stalled = on_stalled
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except TorilError as error:
+                logger.warning("stalled jobs could not be looked for: %s", error)
+            await asyncio.sleep(self._interval_ms / 1000 * random.uniform(1.0, 1.05))
+
+    async def sweep(self) -> list[str]:
+        """Bring stalled jobs back now, unless another worker did so just before."""
+        plan = leasing.sweep(
+            self._keys, interval_ms=self._interval_ms, max_stalled=self._max_stalled
+        )
+        brought_back = await self._connection.follow(plan)
+        for job_id in brought_back:
+            self._on_stalled(job_id)
+        return brought_back

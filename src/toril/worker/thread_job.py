@@ -1,0 +1,61 @@
+"""The job as a plain ``def`` handler sees it: the same, without ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from toril.protocol.job import StoredJob
+from toril.worker.active_job import ActiveJob
+
+T = TypeVar("T")
+
+
+class ThreadJob(StoredJob):
+    """A running job for blocking code; its calls go through the worker's loop."""
+
+    __slots__ = ("_job", "_loop")
+
+    def __init__(self, job: ActiveJob, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(job.prefix, job.queue_name, job.id, job._fields)
+        self._job = job
+        self._loop = loop
+
+    @property
+    def token(self) -> str:
+        return self._job.token
+
+    @property
+    def fence(self) -> int:
+        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        return self._job.fence
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Has somebody asked this job to stop? A long function looks at it now and then."""
+        return self._job.is_cancelled or self._job.is_released
+
+    @property
+    def is_lost(self) -> bool:
+        return self._job.is_lost
+
+    def progress(self, value: Any) -> None:
+        """Report how far the job is: a number, a text or any JSON."""
+        self._wait(self._job.progress(value))
+
+    def log(self, row: str) -> int:
+        """Append a row to the job's log; returns how many rows it has."""
+        return self._wait(self._job.log(row))
+
+    def update_data(self, data: Any) -> None:
+        """Replace the job's data, for its next attempt as well."""
+        self._wait(self._job.update_data(data))
+        self._data = data
+
+    def extend_lock(self, duration: int) -> None:
+        """Hold the lock for ``duration`` ms from now; it is renewed by itself as long as it runs."""
+        self._wait(self._job.extend_lock(duration))
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()

@@ -1,0 +1,417 @@
+"""The worker: takes jobs from one queue and runs their handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import random
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from toril.client.connection import Connection, Target
+from toril.client.ids import new_worker_id
+from toril.errors import (
+    FailedChildrenError,
+    InvalidOptionError,
+    LockLostError,
+    PendingChildrenError,
+    TorilError,
+)
+from toril.options import (
+    BackoffStrategy,
+    Duration,
+    Keep,
+    RateLimit,
+    WorkerOptions,
+    milliseconds,
+)
+from toril.protocol import settling
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Policy, Raised, Released, Settled, Take
+from toril.sync.connection import Connection as BlockingConnection
+from toril.worker.active_job import ActiveJob
+from toril.worker.attempt import perform
+from toril.worker.events import Callback, Emitter
+from toril.worker.executors import Executor, LocalExecutor
+from toril.worker.flight import Flight
+from toril.worker.handlers import Handler, Router
+from toril.worker.lease import Lease
+from toril.worker.pump import Pump
+from toril.worker.recover import Sweeper
+from toril.worker.watch import Watch
+from toril.worker.writer import JobWriter
+
+logger = logging.getLogger("toril.worker")
+
+_GRACE_S = 2.0
+
+
+class Worker:
+    """Runs the jobs of queue ``name`` with ``handler``, up to ``concurrency`` at a time.
+
+    ``handler`` is a function of a job or a ``Router``.  ``await worker.run()`` runs until
+    ``worker.close()``; ``toril.run(worker)`` does so from a script and minds SIGTERM.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler | Router,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        concurrency: int = 1,
+        lock_duration: Duration = 30_000,
+        stalled_interval: Duration = 30_000,
+        max_stalled_count: int = 1,
+        max_started_attempts: int | None = None,
+        drain_delay: Duration = 5_000,
+        worker_name: str | None = None,
+        limiter: RateLimit | None = None,
+        remove_on_complete: bool | int | Keep | None = None,
+        remove_on_fail: bool | int | Keep | None = None,
+        backoff_strategy: BackoffStrategy | None = None,
+        metrics_points: int | None = None,
+        executor: str = "local",
+    ) -> None:
+        if not callable(handler) and not isinstance(handler, Router):
+            raise InvalidOptionError(f"handler {handler!r} is neither a function nor a Router")
+        self.options = WorkerOptions(
+            concurrency=concurrency,
+            lock_duration=lock_duration,
+            stalled_interval=stalled_interval,
+            max_stalled_count=max_stalled_count,
+            max_started_attempts=max_started_attempts,
+            drain_delay=drain_delay,
+            name=worker_name,
+            limiter=limiter,
+            remove_on_complete=remove_on_complete,
+            remove_on_fail=remove_on_fail,
+            metrics_points=metrics_points,
+        )
+        self.id = new_worker_id()
+        self.name = name
+        self.keys = Keys(prefix, name)
+        self._target = connection
+        self._policy = Policy(
+            keep_completed=_keep(self.options.remove_on_complete),
+            keep_failed=_keep(self.options.remove_on_fail),
+            max_started_attempts=max_started_attempts,
+            backoff_strategy=backoff_strategy,
+        )
+        self._connection = Connection(connection, patience_s=1.0)
+        self._connection.check_slots(self.keys)
+        self._blocking = Connection(connection, client_name=self._client_name(), patience_s=0.0)
+        self._executor: Executor = _make_executor(executor, handler, concurrency)
+        self._writer = JobWriter(self._connection, self.keys, self._on_progress)
+        self._emitter = Emitter()
+        self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._services: list[asyncio.Task[Any]] = []
+        self._is_paused = False
+        self._has_started = False
+        self._is_down = False
+        self._closed: asyncio.Event = asyncio.Event()
+        self._closing: asyncio.Task[None] | None = None
+
+        lock_ms = self._lock_ms()
+        flights = [
+            Flight(
+                self._connection,
+                self.keys,
+                f"{self.id}-{number}",
+                remember_ms=max(60_000, lock_ms * 10),
+                on_error=self._on_server_error,
+            )
+            for number in range(1 if concurrency < 4 else 2)
+        ]
+        self._flights = flights
+        self._pump = Pump(
+            self, flights, concurrency=concurrency, worker_id=self.id, make_take=self._make_take
+        )
+        self._watch = Watch(
+            self._blocking, self.keys, self._pump, drain_delay_ms=_ms(self.options.drain_delay)
+        )
+        self._sweeper = Sweeper(
+            self._connection,
+            self.keys,
+            interval_ms=_ms(self.options.stalled_interval),
+            max_stalled=max_stalled_count,
+            on_stalled=lambda job_id: self._emitter.emit("stalled", job_id),
+        )
+        self._lease = Lease(
+            lambda: BlockingConnection(connection, patience_s=0.0),
+            self.keys,
+            self.id,
+            lock_ms=lock_ms,
+            on_lost=self._on_lost_in_thread,
+            on_cancel=self._on_cancel_in_thread,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Worker of queue {self.name!r} on {self._connection!r}>"
+
+    # ------------------------------------------------------------------ running
+
+    async def run(self) -> None:
+        """Take and run jobs until ``close`` is called."""
+        await self.start()
+        await self._closed.wait()
+
+    async def start(self) -> None:
+        """Begin to take jobs, and return."""
+        if self._has_started:
+            raise InvalidOptionError("this worker has been started already; make a new one")
+        self._has_started = True
+        self._loop = asyncio.get_running_loop()
+        self._lease.start()
+        for service in (self._pump.run(), self._watch.run(), self._sweeper.run()):
+            self._services.append(asyncio.create_task(service))
+        self._services[0].add_done_callback(self._on_pump_end)
+        self._emitter.emit("ready")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, timeout: Duration | None = None) -> None:
+        """Take nothing more, let running jobs finish within ``timeout``, hand the rest back.
+
+        Without a timeout running jobs may take as long as they need.
+        """
+        if self._closing is None:
+            limit_s = None if timeout is None else milliseconds(timeout, "timeout") / 1000
+            self._closing = asyncio.create_task(self._close(limit_s))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, limit_s: float | None) -> None:
+        self._emitter.emit("closing")
+        self._pump.stop_taking()
+        if self._has_started:
+            _, *others = self._services
+            for service in others:
+                service.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            await self._finish_running(limit_s)
+            self._pump.close()
+            await asyncio.gather(self._services[0], return_exceptions=True)
+            await self._say_goodbye()
+            await asyncio.to_thread(self._lease.close)
+        await self._executor.close()
+        await self._emitter.drain()
+        await self._connection.close()
+        await self._blocking.close()
+        self._closed.set()
+        self._emitter.emit("closed")
+
+    async def _finish_running(self, limit_s: float | None) -> None:
+        tasks = [task for _, task in self._jobs.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=limit_s)
+        left = list(self._jobs.values())
+        for job, task in left:
+            job.is_released = True
+            task.cancel()
+        if left:
+            await asyncio.wait([task for _, task in left], timeout=_GRACE_S)
+        for job, _ in list(self._jobs.values()):
+            # Deaf to cancellation: its result will be refused, the job goes to another worker.
+            self._jobs.pop(job.id, None)
+            self._settle(job, Released())
+
+    async def _say_goodbye(self) -> None:
+        try:
+            flights = [flight.name for flight in self._flights]
+            await self._connection.run(settling.leave(self.keys, flights))
+        except TorilError as error:
+            logger.warning("the worker's traces could not be removed: %s", error)
+
+    def pause(self) -> None:
+        """Take nothing until ``resume``; running jobs go on."""
+        self._is_paused = True
+        self._pump.stop_taking()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._pump.resume_taking()
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def is_running(self) -> bool:
+        return self._has_started and not self._closed.is_set()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    @property
+    def is_processing(self) -> bool:
+        """Is a job running right now?"""
+        return bool(self._jobs)
+
+    @property
+    def current_jobs(self) -> list[ActiveJob]:
+        return [job for job, _ in self._jobs.values()]
+
+    def current_job(self) -> tuple[ActiveJob, int] | None:
+        """The job that has been running longest, and for how many ms; None when idle."""
+        if not self._jobs:
+            return None
+        job = min(self.current_jobs, key=lambda job: job.processed_on or 0)
+        return job, max(0, round(time.time() * 1000) - (job.processed_on or 0))
+
+    @property
+    def last_reply_age(self) -> float | None:
+        """Seconds since the server last answered the pump: what a health check should look at."""
+        if not self._pump.last_reply_at or self._loop is None:
+            return None
+        return self._loop.time() - self._pump.last_reply_at
+
+    def on(self, event: str, callback: Callback) -> None:
+        """Call ``callback`` at a local event: active, completed, failed, progress, stalled, lost,
+        error, drained, closed …"""
+        self._emitter.on(event, callback)
+
+    # ------------------------------------------------------------------ the pump's owner
+
+    def start_job(self, fields: list[Any], token: str) -> None:
+        job_id = fields.pop().decode()
+        job = ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
+        self._lease.hold(job_id, token)
+        assert self._loop is not None
+        self._jobs[job_id] = (job, self._loop.create_task(self._attempt(job)))
+        if self._emitter.has("active"):
+            self._emitter.emit("active", job)
+
+    def settled(self, item: Settled, code: int) -> None:
+        self._lease.let_go(item.job_id, item.token)
+        if code == 0:
+            self._announce(item)
+        elif code > 0:
+            self._resubmit(item, settling.nothing_to_wait_for(item))
+        else:
+            self._refused(item, code)
+
+    async def _attempt(self, job: ActiveJob) -> None:
+        attempt = await perform(
+            self._executor.run, job, max_started_attempts=self.options.max_started_attempts
+        )
+        if self._jobs.get(job.id, (None,))[0] is job:
+            del self._jobs[job.id]
+            self._settle(job, attempt)
+
+    def _settle(self, job: ActiveJob, attempt: settling.Attempt) -> None:
+        outcome = settling.decide(job, attempt, self._policy, dice=random.random())
+        self._pump.finish(Settled(job.id, job.token, outcome, job))
+
+    def _announce(self, item: Settled) -> None:
+        outcome, job = item.outcome, item.job
+        if outcome.kind == "completed":
+            if self._emitter.has("completed"):
+                self._emitter.emit("completed", job, outcome.return_value)
+        elif outcome.kind == "failed":
+            self._emitter.emit("failed", job, outcome.error)
+        elif outcome.error is not None:
+            self._emitter.emit("retrying", job, outcome.error)
+
+    def _refused(self, item: Settled, code: int) -> None:
+        error = settling.refusal(code, item.job_id)
+        if isinstance(error, (PendingChildrenError, FailedChildrenError)):
+            self._lease.hold(item.job_id, item.token)
+            self._resubmit(item, settling.decide(item.job, Raised(error), self._policy, dice=0.0))
+            return
+        if isinstance(error, LockLostError):
+            self._emitter.emit("lost", item.job, error)
+        logger.warning("%s", error)
+        self._emitter.emit("error", error)
+
+    def _resubmit(self, item: Settled, outcome: settling.Outcome) -> None:
+        self._pump.keep(1)
+        self._pump.finish(Settled(item.job_id, item.token, outcome, item.job))
+
+    def _make_take(self, count: int, token: str) -> Take:
+        return Take(
+            count=count,
+            token=token,
+            lock_ms=self._lock_ms(),
+            worker_name=self.options.name,
+            limiter=self.options.limiter,
+            metrics_points=self.options.metrics_points,
+        )
+
+    # ------------------------------------------------------------------ what others tell us
+
+    def _on_lost_in_thread(self, job_id: str, token: str) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_lost, job_id, token)
+
+    def _on_lost(self, job_id: str, token: str) -> None:
+        """Somebody else may be running this job now: stop, and write nothing."""
+        job, task = self._jobs.get(job_id, (None, None))
+        if job is None or task is None or job.token != token:
+            return
+        job.is_lost = True
+        job.is_cancelled = True
+        job.cancel_reason = f"the lock of job {job_id!r} was lost"
+        task.cancel()
+
+    def _on_cancel_in_thread(self, job_id: str) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._on_cancel, job_id)
+
+    def _on_cancel(self, job_id: str) -> None:
+        job, task = self._jobs.get(job_id, (None, None))
+        if job is None or task is None or job.is_cancelled:
+            return
+        job.is_cancelled = True
+        job.cancel_reason = f"job {job_id!r} was cancelled"
+        task.cancel()
+
+    def _on_progress(self, job: ActiveJob, value: Any) -> None:
+        if self._emitter.has("progress"):
+            self._emitter.emit("progress", job, value)
+
+    def _on_server_error(self, error: Exception) -> None:
+        logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
+        self._emitter.emit("error", error)
+
+    def _on_pump_end(self, task: asyncio.Task[Any]) -> None:
+        """The pump ends only when told to; anything else is a bug that must not go unseen."""
+        if task.cancelled() or task.exception() is None or self._closing is not None:
+            return
+        logger.critical("the worker of queue %r stopped", self.name, exc_info=task.exception())
+        self._emitter.emit("error", task.exception())
+        self._closed.set()
+
+    def _lock_ms(self) -> int:
+        return _ms(self.options.lock_duration)
+
+    def _client_name(self) -> str:
+        """The name under which BullMQ's tools list workers."""
+        name = f"{self.keys.prefix}:{base64.b64encode(self.name.encode()).decode()}"
+        return f"{name}:w:{self.options.name}" if self.options.name else name
+
+
+def _keep(value: bool | int | Keep | None) -> Keep | None:
+    return None if value is None else Keep.of(value)
+
+
+def _ms(value: Duration) -> int:
+    return milliseconds(value, "duration")
+
+
+def _make_executor(executor: str, handler: Handler | Router, concurrency: int) -> Executor:
+    if executor == "local":
+        return LocalExecutor(handler, threads=concurrency)
+    raise InvalidOptionError(f"executor={executor!r} is not known; use 'local' or 'process'")

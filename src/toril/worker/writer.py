@@ -1,0 +1,44 @@
+"""What a running handler writes: each write carries the token of the job's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toril.client.connection import Connection
+from toril.protocol import editing, leasing
+from toril.protocol.keys import Keys
+from toril.worker.active_job import ActiveJob
+
+
+class JobWriter:
+    """Writes progress, logs and data of running jobs."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        on_progress: Callable[[ActiveJob, Any], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._on_progress = on_progress
+
+    async def progress(self, job: ActiveJob, value: Any) -> None:
+        await self._connection.run(
+            editing.update_progress(self._keys, job.id, value, token=job.token)
+        )
+        self._on_progress(job, value)
+
+    async def log(self, job: ActiveJob, row: str) -> int:
+        return await self._connection.run(
+            editing.add_log(self._keys, job.id, row, keep=job.opts.keep_logs, token=job.token)
+        )
+
+    async def update_data(self, job: ActiveJob, data: Any) -> None:
+        await self._connection.run(editing.update_data(self._keys, job.id, data, token=job.token))
+
+    async def extend_lock(self, job: ActiveJob, duration_ms: int) -> None:
+        await self._connection.run(
+            leasing.extend_lock(self._keys, job.id, job.token, lock_ms=duration_ms)
+        )
