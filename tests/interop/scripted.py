@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from toril import DelayedError, RateLimitError, UnrecoverableError
+from toril.errors import DelayedError, RateLimitError, UnrecoverableError
 
 Behaviours = dict[str, list[list[Any]]]
 

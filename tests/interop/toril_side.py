@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.interop.scripted import Behaviours, ScriptedHandler
-from toril import Deduplication, Keep, NewJob, Queue, QueueEvents, RateLimit, Worker
+from toril import Deduplication, Keep, NewJob, Queue, RateLimit, Worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,6 +19,8 @@ def make_worker(queue: str, handler: Any, url: str, prefix: str, **options: Any)
     """A worker, with options given as plain data."""
     if isinstance(options.get("limiter"), dict):
         options["limiter"] = RateLimit(**options["limiter"])
+    if "name" in options:
+        options["worker_name"] = options.pop("name")
     return Worker(queue, handler, connection=url, prefix=prefix, **own_options(options))
 
 
@@ -80,7 +82,7 @@ class TorilSide:
         self._queues: dict[str, Queue] = {}
         self._workers: list[RunningWorker] = []
         self._processes: list[WorkerProcess] = []
-        self._events: list[QueueEvents] = []
+        self._events: list[Any] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,7 +102,9 @@ class TorilSide:
             self._queues[name] = Queue(name, connection=self.url, prefix=self.prefix)
         return self._queues[name]
 
-    def events(self, name: str, **options: Any) -> QueueEvents:
+    def events(self, name: str, **options: Any) -> Any:
+        from toril import QueueEvents
+
         events = QueueEvents(name, connection=self.url, prefix=self.prefix, **options)
         self._events.append(events)
         return events

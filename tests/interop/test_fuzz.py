@@ -1,0 +1,125 @@
+"""Random operations by both parties, then the invariants (wire-format section 10, item 32).
+
+``TORIL_FUZZ_OPERATIONS`` sets how many; a failure names the seed, ``TORIL_FUZZ_SEED`` repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from typing import Any
+
+from tests.helpers import wait_until
+from tests.interop.peer import NodeError, PeerView
+from tests.interop.scenario import NodeDriver
+from tests.keyspace import audit
+from toril.errors import RefusedError
+
+OPERATIONS = int(os.environ.get("TORIL_FUZZ_OPERATIONS", "3000"))
+STREAMS = 4
+BEHAVIOURS = {
+    "fails": [["fail", "on purpose"]],
+    "flaky": [["fail_on_start", 1, "the first time"], ["return", 1]],
+    "busy": [["progress", 1], ["log", "row"], ["sleep", 2], ["echo"]],
+    "dead": [["unrecoverable", "never"]],
+}
+NAMES = ("plain", "plain", "fails", "flaky", "busy", "dead")
+
+
+def options(dice: random.Random) -> dict[str, Any]:
+    """The options of a random job, as scenarios write them."""
+    chosen: dict[str, Any] = {}
+    if dice.random() < 0.3:
+        chosen["priority"] = dice.randint(1, 5)
+    if dice.random() < 0.3:
+        chosen["delay"] = dice.choice((1, 20, 200))
+    if dice.random() < 0.4:
+        chosen["attempts"] = dice.randint(1, 4)
+        if dice.random() < 0.5:
+            chosen["backoff"] = {"type": "fixed", "delay": 10}
+    if dice.random() < 0.2:
+        chosen["lifo"] = True
+    if dice.random() < 0.2:
+        chosen["remove_on_complete"] = dice.choice((True, 5, {"count": 3, "age": 60}))
+    if dice.random() < 0.2:
+        chosen["remove_on_fail"] = dice.choice((True, 5))
+    if dice.random() < 0.1:
+        chosen["job_id"] = f"custom-{dice.randint(1, 20)}"
+    return chosen
+
+
+async def meddle(side: Any, dice: random.Random, ids: list[str]) -> None:
+    """One random operation; that it is refused, or that its job is gone, is part of the game."""
+    job = dice.choice(ids) if ids else "nobody"
+    roll = dice.random()
+    if roll < 0.6 or not ids:
+        ids.append(await side.add("q", dice.choice(NAMES), {"n": len(ids)}, **options(dice)))
+    elif roll < 0.65:
+        new = [{"name": dice.choice(NAMES), "data": {}, **options(dice)} for _ in range(5)]
+        ids += await side.add_bulk("q", new)
+    elif roll < 0.70:
+        await side.remove("q", job)
+    elif roll < 0.75:
+        await side.promote("q", job)
+    elif roll < 0.80:
+        await side.retry("q", job)
+    elif roll < 0.84:
+        await side.change_priority("q", job, dice.randint(0, 5), dice.random() < 0.3)
+    elif roll < 0.88:
+        await side.change_delay("q", job, dice.choice((1, 50)))
+    elif roll < 0.91:
+        await side.update_data("q", job, {"changed": True})
+    elif roll < 0.94:
+        await side.add_log("q", job, "row")
+    elif roll < 0.955:
+        await side.pause("q")
+    elif roll < 0.98:
+        await side.resume("q")
+    elif roll < 0.985:
+        await side.retry_all("q")
+    elif roll < 0.99:
+        await side.promote_all("q")
+    else:
+        await side.clean("q", dice.choice(("completed", "failed")), 0, 20)
+
+
+async def test_item_32_whatever_both_do_the_queue_stays_whole(
+    peer: PeerView, toril: Any, client: Any, prefix: str
+):
+    seed = int(os.environ.get("TORIL_FUZZ_SEED", random.randrange(2**32)))
+    sides = [NodeDriver(peer), toril]
+    ids: list[str] = []
+    await peer.call("queue.open", queue="q")
+    workers = [
+        await toril.start_worker("q", BEHAVIOURS, concurrency=3, stalled_interval=200),
+    ]
+    await peer.work("q", BEHAVIOURS, concurrency=3, stalledInterval=150)
+
+    async def stream(number: int) -> None:
+        dice = random.Random(seed * STREAMS + number)
+        for _ in range(OPERATIONS // STREAMS):
+            try:
+                await meddle(dice.choice(sides), dice, ids)
+            except (NodeError, RefusedError):
+                continue
+
+    await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+    await toril.resume("q")
+
+    async def settled() -> bool:
+        async with client.pipeline(transaction=True) as pipe:
+            for name in ("wait", "paused", "active"):
+                pipe.llen(f"{prefix}:q:{name}")
+            for name in ("prioritized", "delayed"):
+                pipe.zcard(f"{prefix}:q:{name}")
+            return sum(await pipe.execute()) == 0
+
+    await wait_until(settled, 30, message=f"all jobs are done (TORIL_FUZZ_SEED={seed})")
+    for worker in workers:
+        await toril.stop_worker(worker)
+    await peer.close_all()
+
+    assert await audit(client, prefix) == [], f"TORIL_FUZZ_SEED={seed}"
+    locks = [key async for key in client.scan_iter(match=f"{prefix}:q:*:lock")]
+    assert locks == [], f"TORIL_FUZZ_SEED={seed}"

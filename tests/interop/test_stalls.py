@@ -1,0 +1,131 @@
+"""Crashes, long jobs and shutdown beside the other party (section 10, items 16 to 18)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.helpers import wait_until
+from tests.interop.peer import NodePeer
+from tests.interop.support import event_names, events_of, wait_for_finished, wait_for_state
+
+HANG = {"*": [["hang"]]}
+TORIL_FAST = {"lock_duration": 400, "stalled_interval": 100}
+NODE_FAST = {"lockDuration": 400, "stalledInterval": 100}
+RECOVERED = ["added", "waiting", "active", "waiting", "stalled", "active", "completed"]
+GIVEN_UP = ["waiting", "stalled", "active", "failed"]
+
+
+async def test_item_16_bullmq_finishes_what_a_killed_toril_worker_began(
+    peer, toril, client, prefix
+):
+    job_id = await peer.add("q", "long", {"n": 1})
+    await toril.crash("q", HANG, **TORIL_FAST)
+
+    await peer.work("q", **NODE_FAST)
+    await wait_for_state(client, prefix, "q", job_id, "completed")
+
+    job = await peer.job("q", job_id)
+    assert (job["stalledCounter"], job["attemptsMade"], job["attemptsStarted"]) == (1, 1, 2)
+    assert await event_names(client, prefix, "q", job_id) == RECOVERED
+
+
+async def test_item_16_toril_finishes_what_a_killed_bullmq_worker_began(
+    peer, toril, url, client, prefix
+):
+    job_id = await toril.add("q", "long", {"n": 1})
+    await _crash_node(peer, url, prefix)
+
+    await toril.start_worker("q", **TORIL_FAST)
+    await wait_for_state(client, prefix, "q", job_id, "completed")
+
+    job = await toril.queue("q").get_job(job_id)
+    assert (job.stalled_count, job.attempts_made, job.attempts_started) == (1, 1, 2)
+    assert await event_names(client, prefix, "q", job_id) == RECOVERED
+
+
+async def test_item_16_bullmq_gives_up_a_job_that_killed_toril_twice(peer, toril, client, prefix):
+    job_id = await peer.add("q", "long", attempts=5)
+    await toril.crash("q", HANG, **TORIL_FAST)
+    await toril.crash("q", HANG, **TORIL_FAST)
+
+    worker = await peer.work("q", **NODE_FAST)
+    await wait_for_state(client, prefix, "q", job_id, "failed")
+
+    job = await toril.queue("q").get_job(job_id)
+    assert job.failed_reason == "job stalled more than allowable limit"
+    assert job.stalled_count == 2
+    assert await peer.seen(worker) == []
+    assert (await event_names(client, prefix, "q", job_id))[-4:] == GIVEN_UP
+
+
+async def test_item_16_toril_gives_up_a_job_that_killed_bullmq_twice(
+    peer, toril, url, client, prefix
+):
+    job_id = await toril.add("q", "long", attempts=5)
+    await _crash_node(peer, url, prefix)
+    await _crash_node(peer, url, prefix)
+
+    running = await toril.start_worker("q", **TORIL_FAST)
+    await wait_for_state(client, prefix, "q", job_id, "failed")
+
+    job = await peer.job("q", job_id)
+    assert job["failedReason"] == "job stalled more than allowable limit"
+    assert job["stalledCounter"] == 2
+    assert running.handler.seen == []
+    assert (await event_names(client, prefix, "q", job_id))[-4:] == GIVEN_UP
+
+
+async def test_item_17_a_long_job_is_never_taken_for_stalled(peer, toril, client, prefix):
+    """Both sweep, at different intervals, while each runs a job of three lock durations."""
+    lock_ms = 500
+    behaviours = {"*": [["sleep", 3 * lock_ms], ["return", "done"]]}
+    ids = [await peer.add("q", "one"), await toril.add("q", "two")]
+
+    running = await toril.start_worker("q", behaviours, lock_duration=lock_ms, stalled_interval=70)
+    worker = await peer.work("q", behaviours, lockDuration=lock_ms, stalledInterval=110)
+    await wait_for_finished(client, prefix, "q", 2)
+
+    assert await events_of(client, prefix, "q", "stalled", "failed") == []
+    assert len(running.handler.seen) + len(await peer.seen(worker)) == 2
+    for job_id in ids:
+        assert (await peer.job("q", job_id))["attemptsStarted"] == 1
+
+
+async def test_item_18_closing_a_toril_worker_loses_nothing(peer, toril, client, prefix):
+    behaviours = {"*": [["sleep", 5], ["echo"]]}
+    ids = [await peer.add("q", f"{n}") for n in range(150)]
+    await peer.work("q", behaviours)
+    for _ in range(3):
+        running = await toril.start_worker("q", behaviours, concurrency=5)
+        await wait_until(lambda running=running: len(running.handler.seen) >= 5)
+        await toril.stop_worker(running)
+
+    await wait_for_finished(client, prefix, "q", 150)
+
+    assert await client.llen(f"{prefix}:q:active") == 0
+    assert set(await client.zrange(f"{prefix}:q:completed", 0, -1)) == set(ids)
+    started = await asyncio.gather(*(client.hget(f"{prefix}:q:{job_id}", "ats") for job_id in ids))
+    assert set(started) == {"1"}
+
+
+async def test_item_18_a_job_that_outlasts_the_shutdown_goes_to_bullmq_at_once(
+    peer, toril, client, prefix
+):
+    job_id = await peer.add("q", "long")
+    running = await toril.start_worker("q", HANG)
+    await wait_until(lambda: running.handler.holding)
+
+    await running.worker.close(timeout=50)
+    worker = await peer.work("q")
+    await wait_for_state(client, prefix, "q", job_id, "completed")
+
+    assert [job["id"] for job in await peer.seen(worker)] == [job_id]
+    assert "stalled" not in await event_names(client, prefix, "q", job_id)
+
+
+async def _crash_node(peer, url: str, prefix: str) -> None:
+    """A BullMQ worker that takes the job, once its turn comes, and is killed."""
+    async with NodePeer(peer.version, url, prefix) as victim:
+        await victim.work("q", HANG, **NODE_FAST)
+        await victim.event("holding")
+        await victim.kill()
