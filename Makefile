@@ -42,6 +42,7 @@ check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/lint-imports
 	$(BIN)/python tools/unasync.py --check
 	$(BIN)/python tools/check_lua.py
+	$(BIN)/python tools/check_commands.py
 
 format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
 	$(BIN)/ruff check --fix --quiet . || true

@@ -80,15 +80,24 @@ def test_a_defect_is_told(check_lua: ModuleType, before: str, after: str, told: 
     assert any(told in problem for problem in problems), problems
 
 
+def test_a_refusal_counts_only_where_its_function_is_called(check_lua: ModuleType) -> None:
+    unused = {"lock": INCLUDES["lock"] + "\nlocal function leave()\n  return -3\nend\n"}
+    script = SOUND.replace("release(a.id", "leave(release, a.id")
+
+    assert list(check_lua.check_script("release", SOUND, unused)) == []
+    assert any("returns -3" in told for told in check_lua.check_script("release", script, unused))
+
+
 @pytest.mark.parametrize(
     "call",
     [
         'redis.call("SMEMBERS", wait) -- bounded: one per worker',
         '-- bounded: one per worker\nredis.call("SMEMBERS", wait)',
         'redis.call("HGETALL", job)',
+        "local value = ARGV[2]",
         'redis.call("ZRANGEBYSCORE", wait, 0, 1,\n  "LIMIT", 0, 10)',
         'redis.call("ZRANGE", wait, 0, 0, "WITHSCORES")',
     ],
 )
-def test_a_bounded_read_is_fine(check_lua: ModuleType, call: str) -> None:
+def test_what_is_bounded_or_named_is_fine(check_lua: ModuleType, call: str) -> None:
     assert list(check_lua.check_body("x.lua", call, first_line=1)) == []

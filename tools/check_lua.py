@@ -48,10 +48,12 @@ HEADER = re.compile(r"--\[\[\n(?P<text>.*?)\n\]\]\n", re.DOTALL)
 FIELD = re.compile(r"^  (?P<name>[A-Z][a-z]+)(?: +(?P<text>\S.*))?$")
 KEY_LINE = re.compile(r"local ([\w, ]+) = unpack\(KEYS\)")
 ARGS_LINE = "local a = cmsgpack.unpack(ARGV[1])"
+PAYLOAD_LINE = re.compile(r"local \w+ = ARGV\[\d+\]")
 INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$', re.MULTILINE)
 REFUSAL = re.compile(r"\b(?:return|and|or)\s+(-\d+)\b")
 REFUSAL_LINE = re.compile(r"^(-\d+)\s+(.*?)(?:\s+(\w+))?$")
 FUNCTION = re.compile(r"\blocal function (\w+)")
+WHOLE_FUNCTION = re.compile(r"^local function (\w+)\b.*?^end$", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r'redis\.p?call\(\s*"([A-Z]+)"')
 
 # The commands that read without a limit, and what in their arguments would be one.
@@ -113,7 +115,7 @@ def check_script(name: str, text: str, includes: dict[str, str]) -> Iterator[str
         return
     everything = without_comments(resolve(body, includes))
     yield from check_key_and_args_lines(where, body, fields, everything)
-    yield from check_refusals(where, fields, everything)
+    yield from check_refusals(where, fields, what_may_run(everything))
     yield from check_definitions(where, everything, includes)
     yield from check_body(where, body, first_line=body_line)
 
@@ -143,13 +145,13 @@ def check_key_and_args_lines(
         yield f"{where}: {name} is listed under Args and never used"
 
 
-def check_refusals(where: str, fields: dict[str, str], everything: str) -> Iterator[str]:
+def check_refusals(where: str, fields: dict[str, str], reachable: str) -> Iterator[str]:
     told: dict[int, str | None] = {}
     for line in fields.get("Refuses", "").splitlines():
         match = REFUSAL_LINE.match(line)
         if match:
             told[int(match[1])] = match[3]
-    given = {int(code) for code in REFUSAL.findall(everything)}
+    given = {int(code) for code in REFUSAL.findall(reachable)}
     for code in sorted(given - told.keys()):
         yield f"{where}: returns {code}, which is not listed under Refuses"
     for code in sorted(told.keys() - given):
@@ -157,6 +159,15 @@ def check_refusals(where: str, fields: dict[str, str], everything: str) -> Itera
     for code, error in told.items():
         if error is None or not hasattr(errors, error):
             yield f"{where}: the refusal {code} names no class of toril.errors ({error!r})"
+
+
+def what_may_run(everything: str) -> str:
+    """The code without the functions that nothing in the script calls."""
+    functions = {match[1]: match[0] for match in WHOLE_FUNCTION.finditer(everything)}
+    code = WHOLE_FUNCTION.sub("", everything)
+    while called := [name for name in functions if re.search(rf"\b{name}\b", code)]:
+        code += "\n" + "\n".join(functions.pop(name) for name in called)
+    return code
 
 
 def check_definitions(where: str, everything: str, includes: dict[str, str]) -> Iterator[str]:
@@ -177,8 +188,9 @@ def check_body(where: str, body: str, *, first_line: int) -> Iterator[str]:
         code = without_comments(line)
         if re.search(r"\bKEYS\[", code):
             yield f"{where}:{first_line + number}: KEYS by number; name it in the first line"
-        if re.search(r"\bARGV\[\d+\]", code) and line != ARGS_LINE:
-            yield f"{where}:{first_line + number}: ARGV by number; put it into the map"
+        is_named = line == ARGS_LINE or PAYLOAD_LINE.fullmatch(code.rstrip())
+        if re.search(r"\bARGV\[\d+\]", code) and not is_named:
+            yield f"{where}:{first_line + number}: ARGV by number; give it a name"
     for call in calls(body):
         reason = unbounded(call)
         start = body.count("\n", 0, call.start)
@@ -256,6 +268,12 @@ def read_fields(header: str) -> dict[str, str]:
 
 def item_names(text: str) -> list[str]:
     """The first words of a list such as "lane list, jobs list of {id, name}, resend bool?"."""
+    names = [item.split()[0] for item in items(text)]
+    return [] if names in (["none"], ["-"], ["–"]) else names  # noqa: RUF001
+
+
+def items(text: str) -> list[str]:
+    """The items of such a list, without what is in parentheses or braces."""
     lines = text.splitlines()
     listed = [lines[0]] if lines else []
     for line in lines[1:]:
@@ -265,8 +283,7 @@ def item_names(text: str) -> list[str]:
     plain = " ".join(listed)
     while (stripped := re.sub(r"\([^(){}]*\)|\{[^(){}]*\}", "", plain)) != plain:
         plain = stripped
-    names = [item.split()[0] for item in plain.split(",") if item.strip()]
-    return [] if names in (["none"], ["-"], ["–"]) else names  # noqa: RUF001
+    return [item.strip() for item in plain.split(",") if item.strip()]
 
 
 def included(text: str, includes: dict[str, str], seen: set[str] | None = None) -> list[str]:
