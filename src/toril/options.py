@@ -1,7 +1,8 @@
 """Every option of a job or a worker, its default and its check, in one place.
 
 Options are frozen values.  An ``int`` is milliseconds wherever a duration is meant, and a
-``timedelta`` does as well.  ``None`` means "not given": the queue's or the worker's default decides.
+``timedelta`` does as well.  ``None`` means "not given": the default of the queue or of the worker
+decides.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Backoff(msgspec.Struct, frozen=True):
     """How long a failed job waits before its next attempt.
 
     ``type`` is ``"fixed"``, ``"exponential"``, or the name of a strategy that the worker knows.
-    With ``jitter`` j the wait is drawn evenly from the last j-th part of it, so that jobs which failed
-    together do not come back together.
+    With ``jitter`` j the wait is drawn evenly from the last j-th part of it, so that jobs which
+    failed together do not come back together.
     """
 
     type: str
@@ -138,8 +139,8 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
 class Deduplication(msgspec.Struct, frozen=True):
     """Let only one job with this ``id`` in at a time.
 
-    Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the time at
-    every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
+    Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the
+    time at every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
     ``keep_last_if_active`` remembers the newest and runs it after the active one.
     """
 

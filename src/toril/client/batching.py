@@ -68,7 +68,7 @@ class Batcher:
         return answer
 
     async def _send_waiting(self) -> None:
-        """Send batch after batch until nobody waits; a caller that went away is no reason to stop."""
+        """Send batch after batch until nobody waits; a caller that left is no reason to stop."""
         try:
             while self._waiting:
                 count = min(len(self._waiting), MOST_JOBS_PER_CALL)
@@ -82,7 +82,7 @@ class Batcher:
     async def _send(self, batch: list[tuple[Prepared, asyncio.Future[Added]]]) -> None:
         try:
             answers = await self._connection.run(adding.add(self._keys, [job for job, _ in batch]))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (every caller gets it)
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)

@@ -74,8 +74,8 @@ class Connection:
     async def run(self, command: Command[T]) -> T:
         """Send ``command`` and return what its answer says.
 
-        Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it may
-        have had one.
+        Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it
+        may have had one.
         """
         return command.parse(await self._exchange(command))
 
@@ -90,7 +90,7 @@ class Connection:
             while True:
                 try:
                     result = await self.run(command)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 (the plan decides)
                     command = plan.throw(error)
                 else:
                     command = plan.send(result)
@@ -342,10 +342,10 @@ def _server_like(client: redis.Redis, client_name: str | None) -> Transport:
     if "path" in options:
         options.pop("socket_keepalive", None)
     if isinstance(pool, SentinelConnectionPool):
-        own = SentinelConnectionPool(
+        managed = SentinelConnectionPool(  # type: ignore[no-untyped-call]
             pool.service_name, pool.sentinel_manager, is_master=pool.is_master, **options
         )
-        return ServerTransport(own.make_connection, repr(pool.service_name))
+        return ServerTransport(managed.make_connection, repr(pool.service_name))
     options = {name: value for name, value in options.items() if not name.startswith("maint_")}
     own = redis.ConnectionPool(connection_class=pool.connection_class, **options)
     where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
@@ -356,8 +356,8 @@ def _through_sentinel(where: address.Address, options: dict[str, Any]) -> Transp
     options = {**options, **where.options}
     if not options.pop("ssl", None):
         options.pop("ssl", None)
-    sentinel = Sentinel(list(where.hosts), socket_timeout=REPLY_TIMEOUT_S)
-    pool = SentinelConnectionPool(where.service, sentinel, is_master=True, **options)
+    sentinel = Sentinel(list(where.hosts), socket_timeout=REPLY_TIMEOUT_S)  # type: ignore[no-untyped-call]
+    pool = SentinelConnectionPool(where.service, sentinel, is_master=True, **options)  # type: ignore[no-untyped-call]
     return ServerTransport(pool.make_connection, str(where))
 
 

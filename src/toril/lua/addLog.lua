@@ -13,7 +13,7 @@
 ]]
 local job, logs = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
---- @include "includes/leaveActive"
+--- @include "includes/refuseStranger"
 
 if redis.call("EXISTS", job) == 0 then return -1 end
 if a.token then

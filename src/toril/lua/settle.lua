@@ -11,7 +11,7 @@
             marker, stalled, limiter, meta, id, events, reply, unacked
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, child},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
-            limiter {max, duration}?, points int? (metrics), request int, remember_ms int, resend bool?
+            limiter {max, duration}?, points int? (metrics), request int, remember_ms int
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
             `retry` and `delayed` the reason and the stack traces ("" for none).
   Returns   results (0 or a refusal for each outcome), jobs, rate limit ms, next due ms, now ms

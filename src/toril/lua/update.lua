@@ -20,7 +20,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
 --- @include "includes/emit"
---- @include "includes/leaveActive"
+--- @include "includes/refuseStranger"
 
 local queue = queueAt(base)
 local value = ARGV[2]

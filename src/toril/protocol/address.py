@@ -13,7 +13,7 @@ _PLAIN_SCHEMES = ("redis", "rediss", "unix")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """``kind`` is ``server``, ``embedded``, ``sentinel`` or ``cluster``; the rest is what it needs."""
+    """What to connect to: a ``server``, ``embedded``, ``sentinel`` or ``cluster``."""
 
     kind: str
     url: str = ""

@@ -261,7 +261,7 @@ def _read_backoff(value: Any) -> Backoff | None:
     return None
 
 
-def _read_keep(value: Any) -> dict[str, int] | None | Unset:
+def _read_keep(value: Any) -> dict[str, int] | Unset | None:
     """A stored retention as scripts have it; None keeps everything."""
     if value is None:
         return UNSET

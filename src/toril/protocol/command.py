@@ -1,8 +1,8 @@
 """One round trip as a value, and a plan of several.
 
 A ``Command`` says what to send and how to read the answer.  A ``Plan`` is a generator that yields
-commands, is sent their results, and returns its own: the same plan serves the async and the blocking
-client.
+commands, is sent their results, and returns its own: the same plan serves the async and the
+blocking client.
 """
 
 from __future__ import annotations

@@ -164,14 +164,14 @@ def check_one_slot(*queues: Keys) -> None:
     for queue in queues:
         if slot(queue.wait) != slot(queue.active):
             raise CrossSlotError(
-                f"the keys of queue {queue.name!r} lie in different slots of the cluster; put a hash "
-                f"tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
+                f"the keys of queue {queue.name!r} lie in different slots of the cluster; put a "
+                f"hash tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
                 f"'{{{queue.name}}}'"
             )
     slots = {slot(queue.wait): queue for queue in queues}
     if len(slots) > 1:
         names = ", ".join(repr(queue.name) for queue in slots.values())
         raise CrossSlotError(
-            f"queues {names} lie in different slots of the cluster and cannot share one atomic step; "
-            f"give them one hash tag: prefix='{{bull}}', or names such as '{{shop}}-orders'"
+            f"queues {names} lie in different slots of the cluster and cannot share one atomic "
+            f"step; give them one hash tag: prefix='{{bull}}', or names such as '{{shop}}-orders'"
         )

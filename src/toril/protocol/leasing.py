@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from toril.errors import LockLostError
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.keys import Keys
+
+T = TypeVar("T")
 
 SWEEP_SLICE = 500
 
@@ -23,11 +25,17 @@ class Renewal(msgspec.Struct, frozen=True):
 
 def renew(keys: Keys, locks: Sequence[tuple[str, str]], *, lock_ms: int) -> Command[Renewal]:
     """Hold ``(job id, token)`` locks for ``lock_ms`` from now."""
+    return _renew(keys, locks, lock_ms, _parse_renewal)
+
+
+def _renew(
+    keys: Keys, locks: Sequence[tuple[str, str]], lock_ms: int, parse: Callable[[Any], T]
+) -> Command[T]:
     return script(
         "renew",
         keys,
         {"locks": locks, "lock_ms": lock_ms},
-        _parse_renewal,
+        parse,
         extra={"unacked": keys.own("unacked")},
         resend=Resend.SAME,
     )
@@ -45,8 +53,7 @@ def extend_lock(keys: Keys, job_id: str, token: str, *, lock_ms: int) -> Command
         if _parse_renewal(reply).lost:
             raise LockLostError(f"the lock of job {job_id!r} is not held with this token")
 
-    command = renew(keys, [(job_id, token)], lock_ms=lock_ms)
-    return msgspec.structs.replace(command, parse=parse)
+    return _renew(keys, [(job_id, token)], lock_ms, parse)
 
 
 def sweep(

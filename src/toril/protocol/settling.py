@@ -126,7 +126,7 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
         return _failed(job, error, policy)
     try:
         wait_ms = _wait_before_retry(job, made, error, policy, dice)
-    except Exception as failure:  # a strategy is the user's code
+    except Exception as failure:  # noqa: BLE001 (a strategy is the user's code)
         return _failed(job, failure, policy)
     if wait_ms < 0:
         return _failed(job, error, policy)

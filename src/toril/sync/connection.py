@@ -36,7 +36,15 @@ from toril.protocol.replies import Trouble, classify
 
 T = TypeVar("T")
 
-Target = Union[str, redis.Redis, RedisCluster, redis.asyncio.Redis, "Connection", None]
+Target = Union[
+    str,
+    redis.Redis,
+    RedisCluster,
+    redis.asyncio.Redis,
+    redis.asyncio.cluster.RedisCluster,
+    "Connection",
+    None,
+]
 
 REPLY_TIMEOUT_S = 5.0
 PATIENCE_S = 10.0
@@ -81,7 +89,7 @@ class Connection:
             while True:
                 try:
                     result = self.run(command)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 (the plan decides)
                     command = plan.throw(error)
                 else:
                     command = plan.send(result)
@@ -272,7 +280,7 @@ class ClusterTransport:
             if self._client is None:
                 self._client = self._make_client()
         attempt.was_sent = True
-        return self._client.execute_command(*request)
+        return self._client.execute_command(*request)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         if self._client is not None:
@@ -351,8 +359,8 @@ def _server_like(client: Any, client_name: str | None) -> Transport:
             )
             for node in pool.sentinel_manager.sentinels
         ]
-        sentinel = Sentinel(addresses, socket_timeout=REPLY_TIMEOUT_S)
-        own = SentinelConnectionPool(pool.service_name, sentinel, is_master=True, **options)
+        sentinel = Sentinel(addresses, socket_timeout=REPLY_TIMEOUT_S)  # type: ignore[no-untyped-call]
+        own = SentinelConnectionPool(pool.service_name, sentinel, is_master=True, **options)  # type: ignore[no-untyped-call]
         return ServerTransport(own.make_connection, repr(pool.service_name))
     kind = pool.connection_class.__name__
     if "path" in options:
@@ -367,14 +375,14 @@ def _server_like(client: Any, client_name: str | None) -> Transport:
 
 def _through_sentinel(where: address.Address, options: dict[str, Any]) -> Transport:
     options = {**options, **where.options}
-    sentinel = Sentinel(list(where.hosts), socket_timeout=REPLY_TIMEOUT_S)
-    pool = SentinelConnectionPool(where.service, sentinel, is_master=True, **options)
+    sentinel = Sentinel(list(where.hosts), socket_timeout=REPLY_TIMEOUT_S)  # type: ignore[no-untyped-call]
+    pool = SentinelConnectionPool(where.service, sentinel, is_master=True, **options)  # type: ignore[no-untyped-call]
     return ServerTransport(pool.make_connection, str(where))
 
 
 def _cluster_at(where: address.Address, client_name: str | None) -> Transport:
     def make() -> RedisCluster:
-        nodes = [ClusterNode(host, port) for host, port in where.hosts]
+        nodes = [_node(host, port) for host, port in where.hosts]
         options: dict[str, Any] = {**_CLUSTER_OPTIONS, **where.options, "client_name": client_name}
         return RedisCluster(startup_nodes=nodes, **options)
 
@@ -388,6 +396,10 @@ def _cluster_like(client: Any, client_name: str | None) -> Transport:
 
     def make() -> RedisCluster:
         options: dict[str, Any] = {**given, **_CLUSTER_OPTIONS, "client_name": client_name}
-        return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **options)
+        return RedisCluster(startup_nodes=[_node(*node) for node in nodes], **options)
 
     return ClusterTransport(make, f"cluster at {nodes[0][0]}:{nodes[0][1]}")
+
+
+def _node(host: str, port: int) -> ClusterNode:
+    return ClusterNode(host, port)  # type: ignore[no-untyped-call]

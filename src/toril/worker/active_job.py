@@ -63,5 +63,5 @@ class ActiveJob(StoredJob):
         self._data = data
 
     async def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed by itself as long as it runs."""
+        """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
         await self._writer.extend_lock(self, duration)

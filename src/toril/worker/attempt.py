@@ -28,7 +28,7 @@ async def perform(
         return await _perform_in_time(handler, job, timeout_ms)
     except asyncio.CancelledError as cancellation:
         return _cancelled(job, cancellation)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whatever a handler raises is its outcome)
         return Raised(error)
     except SystemExit as error:
         return Raised(RuntimeError(f"the handler called sys.exit({error.code!r})"))

@@ -45,7 +45,7 @@ class Lease:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._held: dict[str, str] = {}
-        self._is_closing = False
+        self._closing = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="toril-lease", daemon=True)
 
@@ -62,7 +62,7 @@ class Lease:
 
     def close(self) -> None:
         """Stop renewing; returns when the thread has ended."""
-        self._is_closing = True
+        self._closing.set()
         if self._connection is not None:
             self._connection.interrupt()
         if self._thread.is_alive():
@@ -71,7 +71,7 @@ class Lease:
     def _run(self) -> None:
         self._connection = self._make_connection()
         next_renewal = time.monotonic() + self._interval_s
-        while not self._is_closing:
+        while not self._closing.is_set():
             try:
                 wait_s = next_renewal - time.monotonic()
                 if wait_s <= 0:
@@ -80,10 +80,10 @@ class Lease:
                     continue
                 self._read_mail(wait_s)
             except TorilError as error:
-                if self._is_closing:
+                if self._closing.is_set():
                     break
                 logger.warning("locks could not be renewed: %s", error)
-                time.sleep(min(0.2, self._interval_s / 4))
+                self._closing.wait(min(0.2, self._interval_s / 4))
                 next_renewal = time.monotonic()
         self._connection.close()
 

@@ -1,9 +1,9 @@
 """The pump: what makes a worker fast, and it is small.
 
-Finished attempts collect while a call is away; the next call carries them all and asks for as many
-new jobs as there are free slots.  Under load the batches grow by themselves, idle they are batches of
-one, and no timer delays anything.  A second call may be away at the same time when there is enough
-for it to carry: the server and Python then work at the same time.
+Finished attempts collect while a call is away; the next call carries them all and asks for as
+many new jobs as there are free slots.  Under load the batches grow by themselves, idle they are
+batches of one, and no timer delays anything.  A second call may be away at the same time
+when there is enough for it to carry: the server and Python then work at the same time.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class ThreadJob(StoredJob):
         self._data = data
 
     def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed by itself as long as it runs."""
+        """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
         self._wait(self._job.extend_lock(duration))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:

@@ -21,8 +21,8 @@ LONGEST_BLOCK_MS = 10_000
 class Watch:
     """Wakes the pump when there is something to take, or when a delayed job is due.
 
-    The marker is shared with every worker of the queue, in any language: whoever pops it takes a job,
-    and every take puts it back for the next one.
+    The marker is shared with every worker of the queue, in any language: whoever pops it takes a
+    job, and every take puts it back for the next one.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Watch:
             self._pump.look_again()
 
     async def _wait(self) -> None:
-        """Block until there may be something to take. A marker in the future is a time to wait for."""
+        """Block until there may be something to take; a marker may name a time to wait for."""
         due_ms = float(self._pump.next_due_ms)
         while True:
             block_ms = self._drain_delay_ms

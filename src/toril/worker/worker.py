@@ -94,7 +94,10 @@ class Worker:
         self.id = new_worker_id()
         self.name = name
         self.keys = Keys(prefix, name)
-        self._target = connection
+        if isinstance(connection, Connection):
+            raise InvalidOptionError(
+                "a worker needs connections of its own; pass a URL or a client"
+            )
         self._policy = Policy(
             keep_completed=_keep(self.options.remove_on_complete),
             keep_failed=_keep(self.options.remove_on_fail),

@@ -1,10 +1,4 @@
---- Does `token` hold the lock of the job? Returns nothing, or why not.
-local function refuseStranger(job, token)
-  local holder = redis.call("GET", job .. ":lock")
-  if holder == token then return nil end
-  return holder and -6 or -2
-end
-
+--- @include "includes/refuseStranger"
 --- Take a job out of `active` and give its lock back. Nothing is written unless all is as it should be.
 local function leaveActive(queue, job, id, token)
   local refusal = refuseStranger(job, token)
