@@ -26,11 +26,13 @@ LATEST_MS = 3_000_000_000_000
 
 
 async def dump(client: Any, prefix: str) -> Dump:
-    """Every key under ``prefix``, its type, its content and whether it expires."""
+    """Every key under ``prefix`` that BullMQ knows: its type, its content, whether it expires."""
     found: Dump = {}
     pattern = re.sub(r"([\\*?\[\]])", r"\\\1", prefix) + ":*"
     async for raw in client.scan_iter(match=pattern, count=1000):
         key = _text(raw)
+        if ":toril:" in key:
+            continue
         kind = _text(await client.type(key))
         expires = await client.pttl(key) >= 0
         value = await _value(client, key, kind)
@@ -134,7 +136,7 @@ class _Normaliser:
         normalised: dict[str, Any] = {}
         for key, entry in self.found.items():
             queue, _, suffix = key.partition(":")
-            if suffix.startswith("toril:") or ":toril:" in suffix or self._is_momentary(suffix):
+            if self._is_momentary(suffix):
                 continue
             name, value = self._entry(queue, suffix, entry)
             if value is None:
@@ -290,7 +292,9 @@ class _Normaliser:
             return {**parent, "id": self._id(parent_queue, parent["id"]), "queueKey": parent_queue}
         if field == "stacktrace":
             return [f"trace {number}" for number, _ in enumerate(json.loads(value), 1)]
-        if field in {"parentKey", "defa", "failedReason"}:
+        if field == "failedReason":
+            return self._job_key(without_class(value))
+        if field in {"parentKey", "defa"}:
             return self._job_key(value)
         if field == "nrjid":
             return self._id(queue, value)
@@ -345,9 +349,16 @@ class _Normaliser:
                 result[field] = _time(value)
             elif field in {"returnvalue", "data"}:
                 result[field] = json.loads(value)
+            elif field == "failedReason":
+                result[field] = self._job_key(without_class(value))
             else:
                 result[field] = self._job_key(value)
         return result
+
+
+def without_class(reason: str) -> str:
+    """A failed reason without the class of the Python exception, which Node has no word for."""
+    return re.sub(r"^\w+Error: ", "", reason)
 
 
 def _time(value: Any) -> str:

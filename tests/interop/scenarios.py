@@ -332,8 +332,9 @@ SCENARIOS: dict[str, list[Step]] = {
             {
                 "queue": "q",
                 "behaviours": {
-                    "good": [["log", "gone with the job"], ["return", 1]],
-                    "bad": [["fail", "it broke"]],
+                    # Apart, because of jobs that finish in one millisecond the id decides.
+                    "good": [["log", "gone with the job"], ["sleep", 3], ["return", 1]],
+                    "bad": [["sleep", 3], ["fail", "it broke"]],
                 },
                 "until": {"a": "gone", "e": "gone", "f": "gone", "g": "failed", "h": "completed"},
             },
@@ -347,7 +348,7 @@ SCENARIOS: dict[str, list[Step]] = {
             "work",
             {
                 "queue": "q",
-                "behaviours": {},
+                "behaviours": {"good": [["sleep", 3], ["echo"]]},
                 "remove_on_complete": {"count": 1},
                 "until": {"a": "gone", "b": "completed", "c": "completed"},
             },
