@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.helpers import wait_until
-from tests.interop.peer import NodeError
 from tests.interop.golden import without_class
+from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver, Step, run
 from tests.interop.scenarios import FAST_LOCKS, SOON
 from tests.interop.support import event_names, events_of, wait_for_state
@@ -167,7 +167,7 @@ async def test_item_14_toril_reads_bullmqs_events_even_unknown_ones(peer, toril,
     assert by_name["completed"].data["return_value"] == {"b": [2]}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, object(), {1, 2}, b"\xff"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, {"deep": [math.nan]}, object()])
 async def test_item_14_what_is_not_json_fails_the_job_and_never_reaches_a_listener(
     value, peer, toril, client, prefix
 ):

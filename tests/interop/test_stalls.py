@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from tests.helpers import wait_until
 from tests.interop.peer import NodePeer
 from tests.interop.support import event_names, events_of, wait_for_finished, wait_for_state
@@ -104,7 +102,10 @@ async def test_item_18_closing_a_toril_worker_loses_nothing(peer, toril, client,
 
     assert await client.llen(f"{prefix}:q:active") == 0
     assert set(await client.zrange(f"{prefix}:q:completed", 0, -1)) == set(ids)
-    started = await asyncio.gather(*(client.hget(f"{prefix}:q:{job_id}", "ats") for job_id in ids))
+    async with client.pipeline(transaction=False) as pipe:
+        for job_id in ids:
+            pipe.hget(f"{prefix}:q:{job_id}", "ats")
+        started = await pipe.execute()
     assert set(started) == {"1"}
 
 
