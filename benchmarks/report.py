@@ -21,7 +21,15 @@ HEADINGS = {
     "drain": "drain",
     "latency": "pick-up p50 / p99, ms",
 }
-UNITS = {"rate": "/s", "bytes": " bytes", "p99": " ms", "longest_ms": " ms", "cpu_percent": " %"}
+UNITS = {
+    "rate": "/s",
+    "wall_rate": "/s",
+    "add_wall_rate": "/s",
+    "bytes": " bytes",
+    "p99": " ms",
+    "longest_ms": " ms",
+    "cpu_percent": " %",
+}
 
 
 def show(results: Results, subjects: Sequence[Subject]) -> None:

@@ -12,7 +12,7 @@ from argparse import Namespace
 from clock import TASKS
 from toril_program import all_buried, all_completed, fill, main
 
-from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue
+from toril import NewJob, Queue
 
 LANES = 100
 MEMBERS = 3
@@ -30,6 +30,8 @@ async def lanes(given: Namespace) -> dict[str, float]:
 
 async def groups(given: Namespace) -> dict[str, float]:
     """Groups of three, each with a compensation for every member, all succeed."""
+    from toril import Compensation, FlowProducer, GroupJob
+
     flow = FlowProducer(connection=given.url)
     names = [f"step-{number}" for number in range(MEMBERS)]
     undo = {name: Compensation(f"undo-{name}", data={"n": 1}) for name in names}

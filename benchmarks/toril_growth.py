@@ -1,7 +1,8 @@
 """Does an operation cost more when a million jobs wait than when a thousand do?
 
-Two servers, one with few jobs and one with many, are measured in turns of a few hundred operations,
-so that whatever else the machine does meanwhile falls on both. Take and finish travel in one call
+Two servers, one with few jobs and one with many, are measured in turns of some fifty operations,
+so that whatever else the machine does meanwhile falls on both; each turn's medians make one
+ratio, and the result is the median of those. Take and finish travel in one call
 of the worker: their figure is the time from one handler's start to the next, one job at a time.
 """
 
@@ -12,9 +13,10 @@ import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 
-from clock import chunks, quantile
+from clock import chunks
 from toril_program import all_buried, fail, fill, main
 
 from toril import NewJob, Queue, Worker
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
     from toril import Job
 
 FEW = 1000
-TURNS = 10
-OPERATIONS = 200
+TURNS = 40
+OPERATIONS = 50
 
 
 class Side:
-    """One of the two queues and what was seen of it, in seconds."""
+    """One of the two queues, and the median of each of its turns, in seconds."""
 
     def __init__(self, url: str, size: int) -> None:
         self.url = url
@@ -53,10 +55,12 @@ class Side:
     async def turn(self) -> None:
         """Add some jobs one by one, then work off as many."""
         await self.add(0)
+        seconds = []
         for number in range(OPERATIONS):
             started = time.perf_counter()
             await self.add(number)
-            self.adds.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - started)
+        self.adds.append(median(seconds))
         await self._work_off(OPERATIONS + 1)
 
     async def _work_off(self, count: int) -> None:
@@ -74,7 +78,7 @@ class Side:
         await enough.wait()
         await worker.close()
         await running
-        self.cycles += [after - before for before, after in pairwise(starts)]
+        self.cycles.append(median(after - before for before, after in pairwise(starts)))
 
 
 class Lanes(Side):
@@ -117,24 +121,27 @@ def growth(kind: type[Side]) -> Callable[[Namespace], Awaitable[dict[str, float]
             await side.turn()
             side.adds.clear()
             side.cycles.clear()
-        for _ in range(TURNS):
-            await few.turn()
-            await many.turn()
+        for number in range(TURNS):
+            for side in (few, many) if number % 2 == 0 else (many, few):
+                await side.turn()
         return _figures(few, many)
 
     return measure
 
 
 def _figures(few: Side, many: Side) -> dict[str, float]:
-    figures = {}
-    for name, side in (("few", few), ("many", many)):
-        figures[f"add_{name}_us"] = quantile(side.adds, 0.5) * 1e6
-        figures[f"cycle_{name}_us"] = quantile(side.cycles, 0.5) * 1e6
     return {
-        **figures,
-        "add_ratio": figures["add_many_us"] / figures["add_few_us"],
-        "cycle_ratio": figures["cycle_many_us"] / figures["cycle_few_us"],
+        "add_few_us": median(few.adds) * 1e6,
+        "add_many_us": median(many.adds) * 1e6,
+        "add_ratio": _ratio(few.adds, many.adds),
+        "cycle_few_us": median(few.cycles) * 1e6,
+        "cycle_many_us": median(many.cycles) * 1e6,
+        "cycle_ratio": _ratio(few.cycles, many.cycles),
     }
+
+
+def _ratio(few: list[float], many: list[float]) -> float:
+    return median(large / small for small, large in zip(few, many, strict=True))
 
 
 if __name__ == "__main__":
