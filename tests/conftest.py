@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
+import signal
+import threading
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -13,6 +15,12 @@ import redis.asyncio
 from tests.helpers import NOT_RUN
 from tests.keyspace import audit, dump, keys_under
 from tests.servers import Cluster, Server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a run that is told to end stop its servers first, as it does on Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
