@@ -26,16 +26,14 @@ TARGET = ROOT / "src" / "toril" / "sync"
 # The modules of the client that have a blocking twin; those that do not exist yet are passed over.
 # `embedded.py` has nothing to await: the blocking client uses it where it is.
 FILES = (
-    "__init__.py",
-    "connection.py",
     "queue.py",
     "flow_producer.py",
     "queue_events.py",
-    "batching.py",
 )
 
-# Modules of the blocking client that have no source here, because they share no line with it.
-BY_HAND: tuple[str, ...] = ()
+# Modules of the blocking client that are written by hand: sockets, deadlines and gathering what
+# arrives at once have other means in threads than on a loop.
+BY_HAND = ("__init__.py", "connection.py", "batching.py")
 
 # The longest one that fits is replaced.
 NAMES = {
@@ -102,6 +100,11 @@ def main(arguments: list[str]) -> int:
             print(f"{path.relative_to(ROOT)} has no source in tools/unasync.py; remove it")
         print(f"unasync: {len(wanted)} files, {len(stale) + len(orphans)} to be written")
         return 1 if stale or orphans else 0
+    by_hand = [path for path in stale if path.exists() and not is_generated(path)]
+    if by_hand:
+        for path in by_hand:
+            print(f"{path.relative_to(ROOT)} was written by hand; remove it or list it in BY_HAND")
+        return 1
     for path in stale:
         path.parent.mkdir(exist_ok=True)
         path.write_text(wanted[path])
@@ -211,6 +214,10 @@ def tidy(source: str) -> str:
             cwd=ROOT,
         ).stdout
     return source
+
+
+def is_generated(path: Path) -> bool:
+    return path.read_text().startswith(NOTICE.split("{", 1)[0])
 
 
 def is_same(path: Path, text: str) -> bool:
