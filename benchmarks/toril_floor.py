@@ -6,8 +6,8 @@ does nothing but count the answers. What the server needs then no client can bea
 and these batches. Job ids and tokens are chosen by the client, so the second run finishes the same
 jobs; it is checked that it did.
 
-The rate is taken from the server's CPU time, not from the clock on the wall: the two agree on a quiet
-machine, and on a busy one the wall would lower the floor and so flatter our share of it.
+The rate is taken from the server's CPU time, not from the clock on the wall: the two are close on a
+quiet machine; on a busy one the wall would lower the floor and so flatter our share of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import threading
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from urllib.parse import urlsplit, urlunsplit
 
 import hiredis
@@ -33,13 +33,18 @@ MAXIMUM_READ = 1 << 20
 Words = list[bytes]
 
 
-@dataclass
 class Recorder:
-    """A proxy in front of one server; ``commands`` is all that went through it, in order."""
+    """A proxy in front of one server; ``commands`` is all that went through it, in order.
 
-    host: str
-    port: int
-    commands: list[Words] = field(default_factory=list)
+    A worker has several calls away at once, on several connections. Passed on together they might
+    run in another order than they were written down, and the replay would then give jobs to other
+    tokens: so a command waits for the answer to the one before, unless it blocks.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._turn = asyncio.Lock()
+        self.commands: list[Words] = []
 
     async def start(self) -> int:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -51,27 +56,40 @@ class Recorder:
         return taken
 
     async def _accept(self, near: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        far, ask = await asyncio.open_connection(self.host, self.port)
-        # A worker that closes may reset its connection; what it had sent by then is recorded.
-        both = (self._record(near, ask), _copy(far, answer))
-        await asyncio.gather(*both, return_exceptions=True)
-        ask.close()
-        answer.close()
+        far, ask = await asyncio.open_connection(*self._address)
+        requests, answers = hiredis.Reader(), hiredis.Reader()
+        try:
+            while data := await near.read(MAXIMUM_READ):
+                requests.feed(data)
+                while (words := requests.gets()) is not False:
+                    async with nullcontext() if _blocks(words) else self._turn:
+                        self.commands.append(words)
+                        ask.write(hiredis.pack_command(tuple(words)))
+                        await _pass_one(far, answer, answers)
+        except OSError:
+            # A worker that closes may reset its connection; what it had sent is recorded.
+            return
+        finally:
+            ask.close()
+            answer.close()
 
-    async def _record(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        parser = hiredis.Reader()
-        while data := await source.read(MAXIMUM_READ):
-            parser.feed(data)
-            while (words := parser.gets()) is not False:
-                self.commands.append(words)
-            target.write(data)
-        target.write_eof()
+
+async def _pass_one(
+    far: asyncio.StreamReader, answer: asyncio.StreamWriter, parser: hiredis.Reader
+) -> None:
+    """Pass on one answer, whole."""
+    while True:
+        data = await far.read(MAXIMUM_READ)
+        if not data:
+            raise ConnectionError("the server closed the connection")
+        answer.write(data)
+        parser.feed(data)
+        if parser.gets() is not False:
+            return
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while data := await source.read(MAXIMUM_READ):
-        target.write(data)
-    target.write_eof()
+def _blocks(words: Words) -> bool:
+    return words[0].upper().startswith((b"B", b"XREAD"))
 
 
 async def floor(given: Namespace) -> dict[str, float]:
@@ -132,9 +150,7 @@ def _unblocked(words: Words) -> Words | None:
         return None
     if name == b"BZPOPMIN":
         return [b"ZPOPMIN", *words[1:-1]] if len(words) == 3 else None
-    if name.startswith((b"B", b"XREAD")):
-        return None
-    return words
+    return None if _blocks(words) else words
 
 
 def _select(connection: socket.socket, path: str) -> None:
