@@ -15,6 +15,9 @@ from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
 from toril.protocol.keys import Keys
 
+MOST_CALLS_AT_ONCE = 4
+"""Enough for the server and us to work at the same time, and few enough to let others between."""
+
 
 class Batcher:
     """Adds jobs to one queue; each caller gets its own answer or its own error."""
@@ -41,12 +44,12 @@ class Batcher:
             for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
         ]
         commands = [adding.add(self._keys, part) for part in slices]
-        answers = [answer for part in await self._connection.run_all(commands) for answer in part]
         added: list[Added] = []
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-            added.append(answer)
+        for answers in await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+                added.append(answer)
         return added
 
     async def close(self) -> None:

@@ -22,17 +22,14 @@ from redis.retry import Retry
 
 from toril.client import embedded
 from toril.errors import (
-    AmbiguousResultError,
     InvalidOptionError,
     ServerError,
-    ServerOutOfMemoryError,
     ServerUnavailableError,
-    TorilError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan, Resend, Word
+from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_one_slot
-from toril.protocol.replies import Trouble, classify
+from toril.protocol.sending import Sending, longest_block_ms
 
 T = TypeVar("T")
 
@@ -41,8 +38,11 @@ Target = Union[str, redis.Redis, RedisCluster, "Connection", None]
 
 REPLY_TIMEOUT_S = 5.0
 PATIENCE_S = 10.0
+SHORTEST_PAUSE_S = 0.02
+MOST_AT_ONCE = 64
 MOST_SOCKETS = 16
 _BLOCKING_MARGIN_S = 2.0
+_TROUBLES = (redis.RedisError, OSError)
 
 
 class Connection:
@@ -59,6 +59,7 @@ class Connection:
         reply_timeout_s: float = REPLY_TIMEOUT_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        self._target = target
         self._transport = _open_transport(target, client_name)
         self._reply_timeout_s = reply_timeout_s
         self._patience_s = patience_s
@@ -79,17 +80,28 @@ class Connection:
         """
         return command.parse(await self._exchange(command))
 
-    async def run_all(self, commands: Sequence[Command[T]]) -> list[T]:
-        """Send independent commands in one go."""
-        return [await self.run(command) for command in commands]
+    async def run_all(
+        self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE
+    ) -> list[T]:
+        """Send independent commands in one go, at most ``at_once`` of them under way.
+
+        Raises the first error when all have been answered.
+        """
+        if len(commands) == 1:
+            return [await self.run(commands[0])]
+        replies = await self._exchange_all(commands, at_once)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
 
     async def follow(self, plan: Plan[T]) -> T:
-        """Run a plan, one command after another."""
+        """Run a plan, one round trip after another."""
         try:
             command = next(plan)
             while True:
                 try:
-                    result = await self.run(command)
+                    result = await self._take_step(command)
                 except Exception as error:  # noqa: BLE001 (the plan decides)
                     command = plan.throw(error)
                 else:
@@ -97,90 +109,99 @@ class Connection:
         except StopIteration as end:
             return cast(T, end.value)
 
+    async def _take_step(self, step: Command[Any] | list[Command[Any]]) -> Any:
+        if isinstance(step, list):
+            return await self.run_all(step)
+        return await self.run(step)
+
     async def close(self) -> None:
         """Close every socket; waiting commands fail."""
         await self._transport.close()
 
+    def twin(self, *, client_name: str | None = None) -> Connection:
+        """Another connection to the same server, with sockets of its own."""
+        return Connection(
+            self._target,
+            client_name=client_name,
+            reply_timeout_s=self._reply_timeout_s,
+            patience_s=self._patience_s,
+        )
+
     async def _exchange(self, command: Command[Any]) -> Any:
-        timeout_s = self._reply_timeout_s
-        if command.block_ms:
-            timeout_s = command.block_ms / 1000 + _BLOCKING_MARGIN_S
-        resent = by_source = False
+        timeout_s = self._timeout_s(command.block_ms)
+        sending = Sending(command)
         give_up_at = 0.0
-        pause_s = 0.02
+        pause_s = SHORTEST_PAUSE_S
         while True:
-            attempt = Attempt()
             try:
-                request = command.request(resent=resent, by_source=by_source)
-                return await self._transport.exchange(
-                    request, command.routing_key, timeout_s, attempt
-                )
-            except TorilError:
-                raise
-            except Exception as error:
-                trouble = classify(error)
-                if trouble is Trouble.UNKNOWN_SCRIPT and not by_source:
-                    by_source = True
+                return await self._transport.exchange(sending, timeout_s)
+            except _TROUBLES as error:
+                if sending.goes_again_at_once(error):
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                may_have_run = attempt.was_sent and trouble is Trouble.LOST
-                if not _may_try_again(trouble, command, may_have_run) or now > give_up_at:
-                    raise _explained(error, trouble, may_have_run, self) from error
-                resent = resent or may_have_run
+                end = sending.end_after(error, repr(self), is_last=now > give_up_at)
+                if end is not None:
+                    raise end from error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, 1.0)
 
+    async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
+        """The reply to each command, or the error that it met."""
+        timeout_s = self._timeout_s(longest_block_ms(commands))
+        sendings = [Sending(command) for command in commands]
+        answers: list[Any] = [None] * len(commands)
+        waiting = list(range(len(commands)))
+        give_up_at = 0.0
+        pause_s = SHORTEST_PAUSE_S
+        while waiting:
+            again: list[int] = []
+            has_to_pause = False
+            replies = await self._transport.exchange_all(
+                [sendings[index] for index in waiting], timeout_s, at_once
+            )
+            for index, reply in zip(waiting, replies, strict=True):
+                answers[index] = reply
+                if not isinstance(reply, Exception):
+                    continue
+                if sendings[index].goes_again_at_once(reply):
+                    again.append(index)
+                    continue
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._patience_s
+                end = sendings[index].end_after(reply, repr(self), is_last=now > give_up_at)
+                if end is None:
+                    again.append(index)
+                    has_to_pause = True
+                else:
+                    end.__cause__ = None if end is reply else reply
+                    answers[index] = end
+            waiting = again
+            if has_to_pause:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+                pause_s = min(pause_s * 2, 1.0)
+        return answers
 
-class Attempt:
-    """Notes of one try: did any byte of the command leave?"""
-
-    __slots__ = ("was_sent",)
-
-    def __init__(self) -> None:
-        self.was_sent = False
+    def _timeout_s(self, block_ms: int) -> float:
+        if block_ms:
+            return block_ms / 1000 + _BLOCKING_MARGIN_S
+        return self._reply_timeout_s
 
 
 class Transport(Protocol):
-    """Sends one request and reads its reply: on a server, or on the right node of a cluster."""
+    """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
 
     is_cluster: bool
 
-    async def exchange(
-        self,
-        request: tuple[Word, ...],
-        routing_key: str | None,
-        timeout_s: float,
-        attempt: Attempt,
-    ) -> Any: ...
+    async def exchange(self, sending: Sending, timeout_s: float) -> Any:
+        """The reply, or the error raised."""
+
+    async def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """The reply to each, or the error that it met."""
 
     async def close(self) -> None: ...
-
-
-def _may_try_again(trouble: Trouble, command: Command[Any], may_have_run: bool) -> bool:
-    if trouble is Trouble.NOT_NOW:
-        return True
-    return trouble is Trouble.LOST and not (may_have_run and command.resend is Resend.NEVER)
-
-
-def _explained(
-    error: Exception, trouble: Trouble, may_have_run: bool, connection: Connection
-) -> Exception:
-    """The error for the user: what happened, to what, and what to do."""
-    if trouble is Trouble.OUT_OF_MEMORY:
-        return ServerOutOfMemoryError(
-            f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
-            f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
-        )
-    if trouble is Trouble.LOST and may_have_run:
-        return AmbiguousResultError(
-            f"the reply of {connection!r} was lost ({error}); the command may have been done"
-        )
-    if trouble in (Trouble.LOST, Trouble.NOT_NOW):
-        return ServerUnavailableError(
-            f"{connection!r} does not serve ({error}); is the server up and the address right?"
-        )
-    return error
 
 
 class ServerTransport:
@@ -206,39 +227,89 @@ class ServerTransport:
     def __str__(self) -> str:
         return self._label
 
-    async def exchange(
-        self,
-        request: tuple[Word, ...],
-        routing_key: str | None,
-        timeout_s: float,
-        attempt: Attempt,
-    ) -> Any:
-        """Send on a socket of its own. A socket that was left in the middle is never used again."""
-        if self._is_closed:
-            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+    async def exchange(self, sending: Sending, timeout_s: float) -> Any:
         async with self._room:
-            socket = self._free.pop() if self._free else self._make_socket()
-            self._in_use.add(socket)
+            socket = self._borrow()
             try:
                 async with asyncio.timeout(timeout_s):
                     if not socket.is_connected:
                         await socket.connect()
-                    attempt.was_sent = True
+                    request = sending.request()
+                    sending.was_sent = True
                     await socket.send_packed_command(
                         socket.pack_command(*request), check_health=False
                     )
                     reply = await socket.read_response(disconnect_on_error=False)
             except redis.ResponseError:
-                self._in_use.discard(socket)
-                self._free.append(socket)
+                self._give_back(socket)
                 raise
             except BaseException:
-                self._in_use.discard(socket)
-                await socket.disconnect(nowait=True)
+                await self._drop(socket)
                 raise
-            self._in_use.discard(socket)
-            self._free.append(socket)
+            self._give_back(socket)
             return reply
+
+    async def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """Send on one socket, without waiting for one reply before the next request."""
+        answers: list[Any] = []
+        async with self._room:
+            socket = self._borrow()
+            try:
+                await self._pipeline(socket, sendings, timeout_s, at_once, answers)
+            except _TROUBLES as error:
+                await self._drop(socket)
+                return answers + [error] * (len(sendings) - len(answers))
+            except BaseException:
+                await self._drop(socket)
+                raise
+            self._give_back(socket)
+            return answers
+
+    async def _pipeline(
+        self,
+        socket: Any,
+        sendings: Sequence[Sending],
+        timeout_s: float,
+        at_once: int,
+        answers: list[Any],
+    ) -> None:
+        if not socket.is_connected:
+            async with asyncio.timeout(timeout_s):
+                await socket.connect()
+        sent = 0
+        while len(answers) < len(sendings):
+            async with asyncio.timeout(timeout_s):
+                if sent < len(sendings) and sent - len(answers) <= at_once // 2:
+                    part = sendings[sent : len(answers) + at_once]
+                    requests = [sending.request() for sending in part]
+                    for sending in part:
+                        sending.was_sent = True
+                    sent += len(part)
+                    await socket.send_packed_command(
+                        socket.pack_commands(requests), check_health=False
+                    )
+                try:
+                    answers.append(await socket.read_response(disconnect_on_error=False))
+                except redis.ResponseError as error:
+                    answers.append(error)
+
+    def _borrow(self) -> Any:
+        if self._is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+        socket = self._free.pop() if self._free else self._make_socket()
+        self._in_use.add(socket)
+        return socket
+
+    def _give_back(self, socket: Any) -> None:
+        self._in_use.discard(socket)
+        self._free.append(socket)
+
+    async def _drop(self, socket: Any) -> None:
+        """A socket that was left in the middle is never used again."""
+        self._in_use.discard(socket)
+        await socket.disconnect(nowait=True)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -263,20 +334,27 @@ class ClusterTransport:
     def __str__(self) -> str:
         return self._label
 
-    async def exchange(
-        self,
-        request: tuple[Word, ...],
-        routing_key: str | None,
-        timeout_s: float,
-        attempt: Attempt,
-    ) -> Any:
+    async def exchange(self, sending: Sending, timeout_s: float) -> Any:
         if self._client is None:
             self._client = self._make_client()
         async with asyncio.timeout(timeout_s):
             if self._client._initialize:
                 await self._client.initialize()
-            attempt.was_sent = True
+            request = sending.request()
+            sending.was_sent = True
             return await self._client.execute_command(*request)
+
+    async def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """One after another: a slot may move to another node between two of them."""
+        answers: list[Any] = []
+        for sending in sendings:
+            try:
+                answers.append(await self.exchange(sending, timeout_s))
+            except _TROUBLES as error:
+                answers.append(error)
+        return answers
 
     async def close(self) -> None:
         if self._client is not None:

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
+from toril.client.reading import QueueReading
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
@@ -16,7 +17,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue:
+class Queue(QueueReading):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -70,19 +71,14 @@ class Queue:
         its ``duplicated`` is True.  Adds awaited at the same time are sent together.
         """
         job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
-        return await self._answered(job, await self._batcher.add(job))
+        added = await self._batcher.add(job)
+        return (await self._answered([job], [added]))[0]
 
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
         prepared = [adding.prepare(self._with_defaults(job), new_job_id()) for job in jobs]
         answers = await self._batcher.add_all(prepared)
-        return [
-            await self._answered(job, added) for job, added in zip(prepared, answers, strict=True)
-        ]
-
-    async def get_job(self, job_id: str) -> Job | None:
-        """The job with this id, or None."""
-        return await self._connection.run(reading.job(self.keys, job_id))
+        return await self._answered(prepared, answers)
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:
@@ -90,10 +86,18 @@ class Queue:
         given = {name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None}
         return new_job(job.name, job.data, given, self._defaults)
 
-    async def _answered(self, job: Prepared, added: Added) -> Job:
-        if added.is_duplicate:
-            existing = await self._connection.run(reading.job(self.keys, added.id, duplicated=True))
-            if existing is not None:
-                return existing
+    async def _answered(self, jobs: list[Prepared], answers: list[Added]) -> list[Job]:
+        """The jobs that were added, and in place of duplicates those that exist."""
+        taken = [added.id for added in answers if added.is_duplicate]
+        existing: dict[str, Job | None] = {}
+        if taken:
+            commands = [reading.job(self.keys, job_id, duplicated=True) for job_id in taken]
+            existing = dict(zip(taken, await self._connection.run_all(commands), strict=True))
+        return [
+            (existing.get(added.id) if added.is_duplicate else None) or self._as_added(job, added)
+            for job, added in zip(jobs, answers, strict=True)
+        ]
+
+    def _as_added(self, job: Prepared, added: Added) -> Job:
         fields = adding.fields_of(job, added)
         return Job(self.keys.prefix, self.name, added.id, fields, duplicated=added.is_duplicate)

@@ -66,8 +66,11 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         return str(self.words[1]) if len(self.words) > 1 else None
 
 
-Plan = Generator[Command[Any], Any, T]
-"""Several round trips: yields commands, is sent their results, returns its own."""
+Plan = Generator[Command[Any] | list[Command[Any]], Any, T]
+"""Several round trips: yields commands, is sent their results, returns its own.
+
+A list of commands is one round trip as well: they are independent and sent together.
+"""
 
 
 def script(

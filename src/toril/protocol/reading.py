@@ -1,21 +1,271 @@
-"""Looking at a queue without changing it."""
+"""Looking at a queue without changing it, in pieces that the server does not notice."""
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from toril.protocol.command import Command, plain
+import msgspec
+
+from toril.errors import InvalidOptionError
+from toril.options import MAX_PRIORITY
+from toril.protocol import codec
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import FIELDS, Job
 from toril.protocol.keys import Keys, check_known_id
+
+IDS_PER_READ = 1000
+JOBS_PER_READ = 500
+LOGS_PER_READ = 1000
+
+# A queue that a BullMQ of version 5 paused keeps in `paused` what would be in `wait`: those are
+# older than what came since.
+_CONTAINERS: dict[str, tuple[str, ...]] = {
+    "waiting": ("paused", "wait"),
+    "active": ("active",),
+    "delayed": ("delayed",),
+    "prioritized": ("prioritized",),
+    "waiting_children": ("waiting_children",),
+    "completed": ("completed",),
+    "failed": ("failed",),
+}
+STATES = tuple(_CONTAINERS)
+"""Where a job can be, in the order in which counts are given."""
+
+UNFINISHED = ("waiting", "active", "prioritized", "delayed")
+"""The states of a queue that is not empty yet."""
+
+_LISTS = ("wait", "paused", "active")
+_SORTED_SETS = ("prioritized", "delayed", "waiting_children", "completed", "failed")
+
+
+class Whereabouts(msgspec.Struct, frozen=True):
+    """The state of a job, and its return value as JSON or its reason once it is finished."""
+
+    state: str
+    outcome: bytes | None = None
+
+
+class WorkerInfo(msgspec.Struct, frozen=True):
+    """A worker that is connected to the server, in whatever language it is written."""
+
+    name: str
+    """What it calls itself; empty when it has no name."""
+    address: str
+    age_s: int
+    idle_s: int
+    raw: dict[str, str]
+    """Everything that the server tells of its connection."""
+
+
+def check_states(states: Iterable[str]) -> tuple[str, ...]:
+    """The states asked for, each once; all when none is named."""
+    if isinstance(states, str):
+        states = (states,)
+    wanted = tuple(dict.fromkeys(state.replace("-", "_") for state in states))
+    for state in wanted:
+        if state not in _CONTAINERS:
+            raise InvalidOptionError(
+                f"{state!r} is no state of a job; the states are {', '.join(STATES)}"
+            )
+    return wanted or STATES
 
 
 def job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | None]:
     """One job with everything that is stored of it, or None."""
     check_known_id(job_id)
+    return _job(keys, job_id, duplicated=duplicated)
 
+
+def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | None]:
     def parse(reply: list[Any]) -> Job | None:
         if reply[0] is None:
             return None
         return Job(keys.prefix, keys.name, job_id, reply, duplicated=duplicated)
 
     return plain("HMGET", keys.job(job_id), *FIELDS, parse=parse)
+
+
+def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
+    """How many jobs are in each state, all at the same moment."""
+
+    def parse(reply: list[int]) -> dict[str, int]:
+        lengths = dict(zip((*_LISTS, *_SORTED_SETS), reply, strict=True))
+        return {state: sum(lengths[name] for name in _CONTAINERS[state]) for state in states}
+
+    return script("count", keys, {}, parse, resend=Resend.SAME)
+
+
+def locate(keys: Keys, job_id: str) -> Command[Whereabouts | None]:
+    """Where a job is and what came of it; None when it does not exist."""
+    check_known_id(job_id)
+
+    def parse(reply: list[bytes]) -> Whereabouts | None:
+        if not reply:
+            return None
+        return Whereabouts(reply[0].decode(), reply[1] if len(reply) > 1 else None)
+
+    return script(
+        "locate",
+        keys,
+        {"id": job_id},
+        parse,
+        extra={"job": keys.job(job_id)},
+        resend=Resend.SAME,
+    )
+
+
+def ids(
+    keys: Keys, states: Sequence[str], start: int, end: int, *, newest_first: bool
+) -> Plan[list[str]]:
+    """The ids from ``start`` to ``end``, counted over the states one after another.
+
+    Both ends are included, and negative ones count from the end, as everywhere in Redis.
+    """
+    containers = [name for state in states for name in _in_order(state, newest_first)]
+    lengths: list[int] = yield [_length(keys, name) for name in containers]
+    first, last = _bounds(start, end, sum(lengths))
+    found: dict[str, None] = {}
+    reads: list[Command[Any]] = []
+    passed = 0
+    for name, length in zip(containers, lengths, strict=True):
+        low, high = max(first - passed, 0), min(last - passed, length - 1)
+        reads += [_range(keys, name, *part, newest_first) for part in _parts(low, high)]
+        passed += length
+    for index in range(0, len(reads), 4):
+        pages: list[list[str]] = yield reads[index : index + 4]
+        # A job that moves on meanwhile may be seen twice.
+        found.update(dict.fromkeys(job_id for page in pages for job_id in page))
+    return list(found)
+
+
+def jobs(
+    keys: Keys, states: Sequence[str], start: int, end: int, *, newest_first: bool
+) -> Plan[list[Job]]:
+    """The jobs whose ids ``ids`` gives; what is gone meanwhile is left out."""
+    wanted = yield from ids(keys, states, start, end, newest_first=newest_first)
+    found: list[Job] = []
+    for index in range(0, len(wanted), JOBS_PER_READ):
+        part: list[Job | None] = yield [
+            _job(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]
+        ]
+        found += [job for job in part if job is not None]
+    return found
+
+
+def logs(keys: Keys, job_id: str, start: int, end: int, *, newest_first: bool) -> Plan[list[str]]:
+    """Rows of a job's log."""
+    check_known_id(job_id)
+    key = f"{keys.job(job_id)}:logs"
+    length: int = yield log_count(keys, job_id)
+    low, high = _bounds(start, end, length)
+    rows: list[str] = []
+    for first, last in _parts(low, high, LOGS_PER_READ):
+        if newest_first:
+            page: list[str] = yield plain("LRANGE", key, -last - 1, -first - 1, parse=_texts)
+            page.reverse()
+        else:
+            page = yield plain("LRANGE", key, first, last, parse=_texts)
+        rows += page
+    return rows
+
+
+def log_count(keys: Keys, job_id: str) -> Command[int]:
+    """How many rows a job's log has."""
+    check_known_id(job_id)
+    return plain("LLEN", f"{keys.job(job_id)}:logs", parse=int)
+
+
+def counts_per_priority(keys: Keys, priorities: Sequence[int]) -> Plan[dict[int, int]]:
+    """How many jobs wait with each priority; 0 is that of jobs without one."""
+    for priority in priorities:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise InvalidOptionError(f"priority {priority!r} is no whole number")
+        if not 0 <= priority <= MAX_PRIORITY:
+            raise InvalidOptionError(f"priority {priority} is not between 0 and {MAX_PRIORITY}")
+    paused, *found = yield [
+        _length(keys, "paused"),
+        *(_waiting_with(keys, priority) for priority in priorities),
+    ]
+    return {
+        priority: count + (paused if priority == 0 else 0)
+        for priority, count in zip(priorities, found, strict=True)
+    }
+
+
+def worker_names(keys: Keys) -> str:
+    """The name that every worker of the queue gives its connection, or begins it with."""
+    return f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+
+
+def workers(keys: Keys) -> Command[list[WorkerInfo]]:
+    """The workers of the queue that are connected now."""
+    whole = worker_names(keys)
+
+    def parse(reply: Any) -> list[WorkerInfo]:
+        found = []
+        for line in _lines(reply):
+            fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)
+            name = fields.get("name", "")
+            if name == whole or name.startswith(f"{whole}:w:"):
+                found.append(
+                    WorkerInfo(
+                        name=name[len(whole) + 3 :],
+                        address=fields.get("addr", ""),
+                        age_s=int(fields.get("age", 0)),
+                        idle_s=int(fields.get("idle", 0)),
+                        raw=fields,
+                    )
+                )
+        return found
+
+    return plain("CLIENT", "LIST", "TYPE", "normal", parse=parse)
+
+
+def _in_order(state: str, newest_first: bool) -> tuple[str, ...]:
+    containers = _CONTAINERS[state]
+    return containers[::-1] if newest_first else containers
+
+
+def _bounds(start: int, end: int, length: int) -> tuple[int, int]:
+    low = start if start >= 0 else max(length + start, 0)
+    high = end if end >= 0 else length + end
+    return low, min(high, length - 1)
+
+
+def _parts(low: int, high: int, size: int = IDS_PER_READ) -> Iterator[tuple[int, int]]:
+    for first in range(low, high + 1, size):
+        yield first, min(first + size - 1, high)
+
+
+def _length(keys: Keys, name: str) -> Command[int]:
+    return plain("LLEN" if name in _LISTS else "ZCARD", getattr(keys, name), parse=int)
+
+
+def _range(keys: Keys, name: str, first: int, last: int, newest_first: bool) -> Command[list[str]]:
+    key = getattr(keys, name)
+    if name not in _LISTS:
+        verb = "ZREVRANGE" if newest_first else "ZRANGE"
+        return plain(verb, key, first, last, parse=_texts)
+    if newest_first:
+        return plain("LRANGE", key, first, last, parse=_texts)
+    # The oldest is at the right end.
+    return plain("LRANGE", key, -last - 1, -first - 1, parse=lambda reply: _texts(reply)[::-1])
+
+
+def _waiting_with(keys: Keys, priority: int) -> Command[int]:
+    if priority == 0:
+        return _length(keys, "wait")
+    low, high = priority << 32, ((priority + 1) << 32) - 1
+    return plain("ZCOUNT", keys.prioritized, low, high, parse=int)
+
+
+def _texts(reply: list[bytes]) -> list[str]:
+    return [codec.text(item) for item in reply]
+
+
+def _lines(reply: Any) -> list[str]:
+    if isinstance(reply, dict):  # a cluster answers by node
+        return [line for part in reply.values() for line in _lines(part)]
+    return codec.text(reply).splitlines()

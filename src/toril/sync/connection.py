@@ -10,6 +10,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -23,16 +24,13 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from toril.client import embedded
 from toril.errors import (
-    AmbiguousResultError,
     InvalidOptionError,
-    ServerOutOfMemoryError,
     ServerUnavailableError,
-    TorilError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan, Resend, Word
+from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_one_slot
-from toril.protocol.replies import Trouble, classify
+from toril.protocol.sending import Sending, longest_block_ms
 
 T = TypeVar("T")
 
@@ -48,7 +46,10 @@ Target = Union[
 
 REPLY_TIMEOUT_S = 5.0
 PATIENCE_S = 10.0
+SHORTEST_PAUSE_S = 0.02
+MOST_AT_ONCE = 64
 _BLOCKING_MARGIN_S = 2.0
+_TROUBLES = (redis.RedisError, OSError)
 
 
 class Connection:
@@ -60,10 +61,13 @@ class Connection:
         *,
         client_name: str | None = None,
         reply_timeout_s: float = REPLY_TIMEOUT_S,
+        blocking_margin_s: float = _BLOCKING_MARGIN_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
+        self._target = target
         self._transport = _open_transport(target, client_name)
         self._reply_timeout_s = reply_timeout_s
+        self._blocking_margin_s = blocking_margin_s
         self._patience_s = patience_s
 
     def __repr__(self) -> str:
@@ -78,17 +82,26 @@ class Connection:
         """Send ``command`` and return what its answer says."""
         return command.parse(self._exchange(command))
 
-    def run_all(self, commands: Sequence[Command[T]]) -> list[T]:
-        """Run independent commands."""
-        return [self.run(command) for command in commands]
+    def run_all(self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE) -> list[T]:
+        """Send independent commands in one go, at most ``at_once`` of them under way.
+
+        Raises the first error when all have been answered.
+        """
+        if len(commands) == 1:
+            return [self.run(commands[0])]
+        replies = self._exchange_all(commands, at_once)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
 
     def follow(self, plan: Plan[T]) -> T:
-        """Run a plan, one command after another."""
+        """Run a plan, one round trip after another."""
         try:
             command = next(plan)
             while True:
                 try:
-                    result = self.run(command)
+                    result = self._take_step(command)
                 except Exception as error:  # noqa: BLE001 (the plan decides)
                     command = plan.throw(error)
                 else:
@@ -96,87 +109,106 @@ class Connection:
         except StopIteration as end:
             return cast(T, end.value)
 
+    def _take_step(self, step: Command[Any] | list[Command[Any]]) -> Any:
+        if isinstance(step, list):
+            return self.run_all(step)
+        return self.run(step)
+
     def close(self) -> None:
         """Close every socket."""
         self._transport.close()
 
     def interrupt(self) -> None:
-        """Wake a thread that waits in a blocking command; called from another thread."""
+        """Send nothing any more, and wake the threads that wait; called from another thread."""
         self._transport.interrupt()
 
+    def twin(self, *, client_name: str | None = None) -> Connection:
+        """Another connection to the same server, with sockets of its own."""
+        return Connection(
+            self._target,
+            client_name=client_name,
+            reply_timeout_s=self._reply_timeout_s,
+            blocking_margin_s=self._blocking_margin_s,
+            patience_s=self._patience_s,
+        )
+
     def _exchange(self, command: Command[Any]) -> Any:
-        timeout_s = self._reply_timeout_s
-        if command.block_ms:
-            timeout_s = command.block_ms / 1000 + _BLOCKING_MARGIN_S
-        resent = by_source = False
+        timeout_s = self._timeout_s(command.block_ms)
+        sending = Sending(command)
         give_up_at = 0.0
-        pause_s = 0.02
+        pause_s = SHORTEST_PAUSE_S
         while True:
-            attempt = Attempt()
             try:
-                request = command.request(resent=resent, by_source=by_source)
-                return self._transport.exchange(request, timeout_s, attempt)
-            except TorilError:
-                raise
-            except Exception as error:
-                trouble = classify(error)
-                if trouble is Trouble.UNKNOWN_SCRIPT and not by_source:
-                    by_source = True
+                return self._transport.exchange(sending, timeout_s)
+            except _TROUBLES as error:
+                if sending.goes_again_at_once(error):
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                may_have_run = attempt.was_sent and trouble is Trouble.LOST
-                if not _may_try_again(trouble, command, may_have_run) or now > give_up_at:
-                    raise _explained(error, trouble, may_have_run, self) from error
-                resent = resent or may_have_run
+                end = sending.end_after(error, repr(self), is_last=now > give_up_at)
+                if end is not None:
+                    raise end from error
             time.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, 1.0)
 
+    def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
+        """The reply to each command, or the error that it met."""
+        timeout_s = self._timeout_s(longest_block_ms(commands))
+        sendings = [Sending(command) for command in commands]
+        answers: list[Any] = [None] * len(commands)
+        waiting = list(range(len(commands)))
+        give_up_at = 0.0
+        pause_s = SHORTEST_PAUSE_S
+        while waiting:
+            again: list[int] = []
+            has_to_pause = False
+            replies = self._transport.exchange_all(
+                [sendings[index] for index in waiting], timeout_s, at_once
+            )
+            for index, reply in zip(waiting, replies, strict=True):
+                answers[index] = reply
+                if not isinstance(reply, Exception):
+                    continue
+                if sendings[index].goes_again_at_once(reply):
+                    again.append(index)
+                    continue
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._patience_s
+                end = sendings[index].end_after(reply, repr(self), is_last=now > give_up_at)
+                if end is None:
+                    again.append(index)
+                    has_to_pause = True
+                else:
+                    end.__cause__ = None if end is reply else reply
+                    answers[index] = end
+            waiting = again
+            if has_to_pause:
+                time.sleep(pause_s * random.uniform(0.5, 1))
+                pause_s = min(pause_s * 2, 1.0)
+        return answers
 
-class Attempt:
-    """Notes of one try: did any byte of the command leave?"""
-
-    __slots__ = ("was_sent",)
-
-    def __init__(self) -> None:
-        self.was_sent = False
+    def _timeout_s(self, block_ms: int) -> float:
+        if block_ms:
+            return block_ms / 1000 + self._blocking_margin_s
+        return self._reply_timeout_s
 
 
 class Transport(Protocol):
-    """Sends one request and reads its reply."""
+    """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
 
     is_cluster: bool
 
-    def exchange(self, request: tuple[Word, ...], timeout_s: float, attempt: Attempt) -> Any: ...
+    def exchange(self, sending: Sending, timeout_s: float) -> Any:
+        """The reply, or the error raised."""
+
+    def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """The reply to each, or the error that it met."""
 
     def close(self) -> None: ...
 
     def interrupt(self) -> None: ...
-
-
-def _may_try_again(trouble: Trouble, command: Command[Any], may_have_run: bool) -> bool:
-    if trouble is Trouble.NOT_NOW:
-        return True
-    return trouble is Trouble.LOST and not (may_have_run and command.resend is Resend.NEVER)
-
-
-def _explained(
-    error: Exception, trouble: Trouble, may_have_run: bool, connection: Connection
-) -> Exception:
-    if trouble is Trouble.OUT_OF_MEMORY:
-        return ServerOutOfMemoryError(
-            f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
-            f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
-        )
-    if trouble is Trouble.LOST and may_have_run:
-        return AmbiguousResultError(
-            f"the reply of {connection!r} was lost ({error}); the command may have been done"
-        )
-    if trouble in (Trouble.LOST, Trouble.NOT_NOW):
-        return ServerUnavailableError(
-            f"{connection!r} does not serve ({error}); is the server up and the address right?"
-        )
-    return error
 
 
 class ServerTransport:
@@ -196,37 +228,74 @@ class ServerTransport:
         self._lock = threading.Lock()
         self._free: list[Any] = []
         self._in_use: set[Any] = set()
-        self._pid = os.getpid()
         self._is_closed = False
+        _transports.add(self)
 
     def __str__(self) -> str:
         return self._label
 
-    def exchange(self, request: tuple[Word, ...], timeout_s: float, attempt: Attempt) -> Any:
-        if self._is_closed:
-            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+    def exchange(self, sending: Sending, timeout_s: float) -> Any:
         connection = self._borrow()
         try:
-            if connection._sock is None:
-                connection.connect()
-            connection._sock.settimeout(timeout_s)
-            attempt.was_sent = True
+            self._connect(connection, timeout_s)
+            request = sending.request()
+            sending.was_sent = True
             connection.send_packed_command(connection.pack_command(*request), check_health=False)
             reply = connection.read_response(disconnect_on_error=False)
         except redis.ResponseError:
             self._give_back(connection)
             raise
         except BaseException:
-            with self._lock:
-                self._in_use.discard(connection)
-            connection.disconnect()
+            self._drop(connection)
             raise
         self._give_back(connection)
         return reply
 
+    def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """Send on one socket, without waiting for one reply before the next request."""
+        answers: list[Any] = []
+        connection = self._borrow()
+        try:
+            self._pipeline(connection, sendings, timeout_s, at_once, answers)
+        except _TROUBLES as error:
+            self._drop(connection)
+            return answers + [error] * (len(sendings) - len(answers))
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._give_back(connection)
+        return answers
+
+    def _pipeline(
+        self,
+        connection: Any,
+        sendings: Sequence[Sending],
+        timeout_s: float,
+        at_once: int,
+        answers: list[Any],
+    ) -> None:
+        self._connect(connection, timeout_s)
+        sent = 0
+        while len(answers) < len(sendings):
+            if sent < len(sendings) and sent - len(answers) <= at_once // 2:
+                part = sendings[sent : len(answers) + at_once]
+                requests = [sending.request() for sending in part]
+                for sending in part:
+                    sending.was_sent = True
+                sent += len(part)
+                connection.send_packed_command(
+                    connection.pack_commands(requests), check_health=False
+                )
+            try:
+                answers.append(connection.read_response(disconnect_on_error=False))
+            except redis.ResponseError as error:
+                answers.append(error)
+
     def close(self) -> None:
-        self._is_closed = True
         with self._lock:
+            self._is_closed = True
             connections = [*self._free, *self._in_use]
             self._free.clear()
         for connection in connections:
@@ -236,6 +305,7 @@ class ServerTransport:
 
     def interrupt(self) -> None:
         with self._lock:
+            self._is_closed = True
             connections = list(self._in_use)
         for connection in connections:
             if connection._sock is not None:
@@ -244,21 +314,43 @@ class ServerTransport:
                 except OSError:
                     continue
 
+    def forget_sockets(self) -> None:
+        """In a forked child: the sockets are the parent's, and so may be whoever holds the lock."""
+        self._lock = threading.Lock()
+        self._free = []
+        self._in_use = set()
+
     def _borrow(self) -> Any:
         with self._lock:
-            if self._pid != os.getpid():
-                # Forked: the sockets are our parent's.
-                self._pid = os.getpid()
-                self._free = []
-                self._in_use = set()
+            self._refuse_if_closed()
             connection = self._free.pop() if self._free else self._make_socket()
             self._in_use.add(connection)
         return connection
 
+    def _connect(self, connection: Any, timeout_s: float) -> None:
+        if connection._sock is None:
+            connection.connect()
+            # Whoever closed meanwhile saw no socket to shut.
+            self._refuse_if_closed()
+        connection._sock.settimeout(timeout_s)
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+
     def _give_back(self, connection: Any) -> None:
         with self._lock:
             self._in_use.discard(connection)
-            self._free.append(connection)
+            if not self._is_closed:
+                self._free.append(connection)
+                return
+        connection.disconnect()
+
+    def _drop(self, connection: Any) -> None:
+        """A socket that was left in the middle is never used again."""
+        with self._lock:
+            self._in_use.discard(connection)
+        connection.disconnect()
 
 
 class ClusterTransport:
@@ -271,16 +363,35 @@ class ClusterTransport:
         self._client: RedisCluster | None = None
         self._label = label
         self._lock = threading.Lock()
+        _transports.add(self)
 
     def __str__(self) -> str:
         return self._label
 
-    def exchange(self, request: tuple[Word, ...], timeout_s: float, attempt: Attempt) -> Any:
+    def exchange(self, sending: Sending, timeout_s: float) -> Any:
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
-        attempt.was_sent = True
-        return self._client.execute_command(*request)  # type: ignore[no-untyped-call]
+            client = self._client
+        request = sending.request()
+        sending.was_sent = True
+        return cast(Any, client).execute_command(*request)
+
+    def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """One after another: a slot may move to another node between two of them."""
+        answers: list[Any] = []
+        for sending in sendings:
+            try:
+                answers.append(self.exchange(sending, timeout_s))
+            except _TROUBLES as error:
+                answers.append(error)
+        return answers
+
+    def forget_sockets(self) -> None:
+        self._lock = threading.Lock()
+        self._client = None
 
     def close(self) -> None:
         if self._client is not None:
@@ -289,6 +400,16 @@ class ClusterTransport:
     def interrupt(self) -> None:
         """Nothing to wake: blocking commands end by themselves within seconds."""
 
+
+_transports: weakref.WeakSet[ServerTransport | ClusterTransport] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for transport in _transports:
+        transport.forget_sockets()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 _SOCKET_OPTIONS: dict[str, Any] = {
     "decode_responses": False,

@@ -1,0 +1,28 @@
+#!lua flags=no-writes
+--[[
+  locate: the state of a job, and what came of it.
+
+  A job that exists and is in no sorted set nor running is waiting: looking for it in a long list
+  would cost the server more than the answer is worth.
+
+  Keys      active, prioritized, delayed, waiting_children, completed, failed, job
+  Args      id str
+  Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
+            nothing when the job does not exist
+  Cost      O(jobs running)
+]]
+local active, prioritized, delayed, waiting_children, completed, failed, job = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+
+if redis.call("EXISTS", job) == 0 then return {} end
+if redis.call("ZSCORE", completed, a.id) then
+  return { "completed", redis.call("HGET", job, "returnvalue") }
+end
+if redis.call("ZSCORE", failed, a.id) then
+  return { "failed", redis.call("HGET", job, "failedReason") }
+end
+if redis.call("ZSCORE", delayed, a.id) then return { "delayed" } end
+if redis.call("ZSCORE", prioritized, a.id) then return { "prioritized" } end
+if redis.call("ZSCORE", waiting_children, a.id) then return { "waiting_children" } end
+if redis.call("LPOS", active, a.id) then return { "active" } end
+return { "waiting" }

@@ -1,0 +1,90 @@
+"""One command on its way to the server: how often it may be sent, and what its failure means.
+
+Both connections keep to these rules, the async and the blocking one:
+
+1. A command that the server refused before doing anything (LOADING, READONLY, …) may be sent again.
+2. A command whose bytes may have left and whose reply was lost is sent again only if it says so
+   (``Resend``); then its script is told.
+3. A command that never left may always be sent again.
+4. A script that the server does not know is sent by its source, once and at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from toril.errors import (
+    AmbiguousResultError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+    TorilError,
+)
+from toril.protocol.command import Command, Resend, Word
+from toril.protocol.replies import Trouble, classify
+
+
+class Sending:
+    """A command and what its tries have taught.
+
+    Whoever sends sets ``was_sent`` when the first byte may leave.
+    """
+
+    __slots__ = ("_by_source", "_resent", "command", "was_sent")
+
+    def __init__(self, command: Command[Any]) -> None:
+        self.command = command
+        self.was_sent = False
+        self._resent = False
+        self._by_source = False
+
+    def request(self) -> tuple[Word, ...]:
+        """The words of the next try."""
+        return self.command.request(resent=self._resent, by_source=self._by_source)
+
+    def goes_again_at_once(self, error: Exception) -> bool:
+        """Whether the error is no more than a script that the server has to be shown."""
+        if self._by_source or classify(error) is not Trouble.UNKNOWN_SCRIPT:
+            return False
+        self._by_source = True
+        self.was_sent = False
+        return True
+
+    def end_after(
+        self, error: Exception, server: str, *, is_last: bool = False
+    ) -> Exception | None:
+        """The error that the user is to see, or None when the command may be sent again."""
+        if isinstance(error, TorilError):
+            return error
+        trouble = classify(error)
+        may_have_run = self.was_sent and trouble is Trouble.LOST
+        is_forbidden = may_have_run and self.command.resend is Resend.NEVER
+        if is_last or is_forbidden or trouble not in (Trouble.LOST, Trouble.NOT_NOW):
+            is_open = (may_have_run or self._resent) and self.command.resend is not Resend.SAME
+            return _explained(error, trouble, is_open, server)
+        self._resent = self._resent or may_have_run
+        self.was_sent = False
+        return None
+
+
+def longest_block_ms(commands: Iterable[Command[Any]]) -> int:
+    """For how long the server may keep the slowest of these commands by design."""
+    return max((command.block_ms for command in commands), default=0)
+
+
+def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: str) -> Exception:
+    """The error for the user: what happened, to what, and what to do."""
+    if trouble is Trouble.OUT_OF_MEMORY:
+        return ServerOutOfMemoryError(
+            f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
+            f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
+        )
+    if trouble is Trouble.LOST and may_have_run:
+        return AmbiguousResultError(
+            f"the reply of {server} was lost ({error}); the command may have been done"
+        )
+    if trouble in (Trouble.LOST, Trouble.NOT_NOW):
+        return ServerUnavailableError(
+            f"{server} does not serve ({error}); is the server up and the address right?"
+        )
+    return error

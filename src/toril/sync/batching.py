@@ -1,0 +1,42 @@
+"""Adding jobs from blocking code: each call goes by itself, in whatever thread it is made."""
+
+from __future__ import annotations
+
+from toril.protocol import adding
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
+from toril.protocol.keys import Keys
+from toril.sync.connection import Connection
+
+MOST_CALLS_AT_ONCE = 4
+
+
+class Batcher:
+    """Adds jobs to one queue; the twin of the async one, without anything to gather."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    def add(self, job: Prepared) -> Added:
+        """Add one job."""
+        answer = self._connection.run(adding.add(self._keys, [job]))[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def add_all(self, jobs: list[Prepared]) -> list[Added]:
+        """Add many jobs, in slices; raises the first refusal when all have been answered."""
+        commands = [
+            adding.add(self._keys, jobs[start : start + MOST_JOBS_PER_CALL])
+            for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
+        ]
+        added: list[Added] = []
+        for answers in self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
+            for answer in answers:
+                if isinstance(answer, Exception):
+                    raise answer
+                added.append(answer)
+        return added
+
+    def close(self) -> None:
+        """Nothing is ever under way."""
