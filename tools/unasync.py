@@ -24,9 +24,10 @@ SOURCE = ROOT / "src" / "toril" / "client"
 TARGET = ROOT / "src" / "toril" / "sync"
 
 # The modules of the client that have a blocking twin; those that do not exist yet are passed over.
-# `embedded.py` has nothing to await: the blocking client uses it where it is.
+# `embedded.py` and `ids.py` have nothing to await: the blocking client uses them where they are.
 FILES = (
     "queue.py",
+    "reading.py",
     "flow_producer.py",
     "queue_events.py",
 )
@@ -41,6 +42,7 @@ NAMES = {
     "redis.asyncio": "redis",
     "toril.client.embedded": "toril.client.embedded",
     "toril.client import embedded": "toril.client import embedded",
+    "toril.client.ids": "toril.client.ids",
     "toril.client": "toril.sync",
     "asyncio.Lock": "threading.Lock",
     "asyncio.Event": "threading.Event",

@@ -1,0 +1,104 @@
+# Written by tools/unasync.py from src/toril/client/queue.py: change that file instead.
+"""The queue, as producers and operators see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from toril.client.ids import new_job_id
+from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
+from toril.protocol import adding, reading
+from toril.protocol.adding import Added, Prepared
+from toril.protocol.job import Job
+from toril.protocol.keys import Keys
+from toril.sync.batching import Batcher
+from toril.sync.connection import Connection, Target
+from toril.sync.reading import QueueReading
+
+
+class Queue(QueueReading):
+    """A queue of jobs on a Redis or Valkey server.
+
+    ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
+    ``default_job_options`` are the options of jobs that are added without them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        default_job_options: JobOptions | None = None,
+    ) -> None:
+        self.keys = Keys(prefix, name)
+        self.name = name
+        self._defaults: Mapping[str, Any] = default_job_options or {}
+        refuse_unknown(self._defaults, OPTION_NAMES, f"the default_job_options of queue {name!r}")
+        new_job("defaults", None, {}, self._defaults)
+        self._owns_connection = not isinstance(connection, Connection)
+        self._connection = (
+            connection if isinstance(connection, Connection) else Connection(connection)
+        )
+        self._connection.check_slots(self.keys)
+        self._batcher = Batcher(self._connection, self.keys)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} on {self._connection!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Finish the adds under way and close the connection."""
+        self._batcher.close()
+        if self._owns_connection:
+            self._connection.close()
+
+    def add(self, name: str, data: Any = None, **options: Unpack[JobOptions]) -> Job:
+        """Add a job; returns it when the server has it.
+
+        With a ``job_id`` that exists already nothing is added: the job that exists is returned, and
+        its ``duplicated`` is True.  Adds awaited at the same time are sent together.
+        """
+        job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
+        added = self._batcher.add(job)
+        return (self._answered([job], [added]))[0]
+
+    def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
+        """Add many jobs in a few round trips, in their order."""
+        prepared = [adding.prepare(self._with_defaults(job), new_job_id()) for job in jobs]
+        answers = self._batcher.add_all(prepared)
+        return self._answered(prepared, answers)
+
+    def _with_defaults(self, job: NewJob) -> NewJob:
+        if not self._defaults:
+            return job
+        given = {name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None}
+        return new_job(job.name, job.data, given, self._defaults)
+
+    def _answered(self, jobs: list[Prepared], answers: list[Added]) -> list[Job]:
+        """The jobs that were added, and in place of duplicates those that exist."""
+        taken = [added.id for added in answers if added.is_duplicate]
+        existing: dict[str, Job | None] = {}
+        if taken:
+            commands = [reading.job(self.keys, job_id, duplicated=True) for job_id in taken]
+            existing = dict(zip(taken, self._connection.run_all(commands), strict=True))
+        return [
+            (existing.get(added.id) if added.is_duplicate else None) or self._as_added(job, added)
+            for job, added in zip(jobs, answers, strict=True)
+        ]
+
+    def _as_added(self, job: Prepared, added: Added) -> Job:
+        fields = adding.fields_of(job, added)
+        return Job(self.keys.prefix, self.name, added.id, fields, duplicated=added.is_duplicate)

@@ -1,0 +1,147 @@
+# Written by tools/unasync.py from src/toril/client/reading.py: change that file instead.
+"""What a queue tells about itself and its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toril.protocol import reading
+from toril.protocol.job import Job
+from toril.protocol.keys import Keys
+from toril.protocol.reading import WorkerInfo
+from toril.sync.connection import Connection
+
+
+class QueueReading:
+    """The reading half of a queue.
+
+    Ranges include both ends and begin with the oldest job, unless ``newest_first``; -1 is the last.
+    Long ranges are read page by page, and a job that goes away meanwhile is left out.
+    """
+
+    keys: Keys
+    _connection: Connection
+
+    def get_job(self, job_id: str) -> Job | None:
+        """The job with this id, or None."""
+        return self._connection.run(reading.job(self.keys, job_id))
+
+    def get_state(self, job_id: str) -> str | None:
+        """Where the job is: "waiting", "active", "completed", …, or None when there is none."""
+        found = self._connection.run(reading.locate(self.keys, job_id))
+        return None if found is None else found.state
+
+    def get_jobs(
+        self,
+        states: str | Iterable[str] = (),
+        start: int = 0,
+        end: int = -1,
+        *,
+        newest_first: bool = False,
+    ) -> list[Job]:
+        """The jobs in these states, one state after another; in all states when none is named."""
+        wanted = reading.check_states(states)
+        return self._connection.follow(
+            reading.jobs(self.keys, wanted, start, end, newest_first=newest_first)
+        )
+
+    def get_job_ids(
+        self, *states: str, start: int = 0, end: int = -1, newest_first: bool = False
+    ) -> dict[str, list[str]]:
+        """The ids of the jobs in each of these states; of all states when none is named."""
+        return {
+            state: self._connection.follow(
+                reading.ids(self.keys, (state,), start, end, newest_first=newest_first)
+            )
+            for state in reading.check_states(states)
+        }
+
+    def get_job_counts(self, *states: str) -> dict[str, int]:
+        """How many jobs are in each of these states, or in each there is, at one moment."""
+        return self._connection.run(reading.counts(self.keys, reading.check_states(states)))
+
+    def get_counts_per_priority(self, priorities: Iterable[int]) -> dict[int, int]:
+        """How many jobs wait with each of these priorities; 0 stands for jobs without one."""
+        return self._connection.follow(reading.counts_per_priority(self.keys, tuple(priorities)))
+
+    def get_job_logs(
+        self, job_id: str, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[str]:
+        """The rows that were logged for a job."""
+        return self._connection.follow(
+            reading.logs(self.keys, job_id, start, end, newest_first=newest_first)
+        )
+
+    def get_job_log_count(self, job_id: str) -> int:
+        """How many rows were logged for a job."""
+        return self._connection.run(reading.log_count(self.keys, job_id))
+
+    def get_workers(self) -> list[WorkerInfo]:
+        """The workers that are connected now, those of BullMQ among them."""
+        return self._connection.run(reading.workers(self.keys))
+
+    def get_waiting(
+        self, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[Job]:
+        """Jobs that are ready to run, in the order in which they will."""
+        return self.get_jobs("waiting", start, end, newest_first=newest_first)
+
+    def get_waiting_count(self) -> int:
+        """How many jobs are waiting."""
+        return (self.get_job_counts("waiting"))["waiting"]
+
+    def get_active(self, start: int = 0, end: int = -1, *, newest_first: bool = False) -> list[Job]:
+        """Jobs that are running, the longest running one first."""
+        return self.get_jobs("active", start, end, newest_first=newest_first)
+
+    def get_active_count(self) -> int:
+        """How many jobs are active."""
+        return (self.get_job_counts("active"))["active"]
+
+    def get_delayed(
+        self, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[Job]:
+        """Jobs that wait for their time, the next one first."""
+        return self.get_jobs("delayed", start, end, newest_first=newest_first)
+
+    def get_delayed_count(self) -> int:
+        """How many jobs are delayed."""
+        return (self.get_job_counts("delayed"))["delayed"]
+
+    def get_prioritized(
+        self, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[Job]:
+        """Jobs with a priority that are ready to run, the most urgent one first."""
+        return self.get_jobs("prioritized", start, end, newest_first=newest_first)
+
+    def get_prioritized_count(self) -> int:
+        """How many jobs are ready to run with a priority."""
+        return (self.get_job_counts("prioritized"))["prioritized"]
+
+    def get_waiting_children(
+        self, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[Job]:
+        """Parents whose children are not done yet."""
+        return self.get_jobs("waiting_children", start, end, newest_first=newest_first)
+
+    def get_waiting_children_count(self) -> int:
+        """How many jobs are waiting for children."""
+        return (self.get_job_counts("waiting_children"))["waiting_children"]
+
+    def get_completed(
+        self, start: int = 0, end: int = -1, *, newest_first: bool = False
+    ) -> list[Job]:
+        """Jobs that completed and are kept."""
+        return self.get_jobs("completed", start, end, newest_first=newest_first)
+
+    def get_completed_count(self) -> int:
+        """How many jobs are completed."""
+        return (self.get_job_counts("completed"))["completed"]
+
+    def get_failed(self, start: int = 0, end: int = -1, *, newest_first: bool = False) -> list[Job]:
+        """Jobs that failed for good and are kept."""
+        return self.get_jobs("failed", start, end, newest_first=newest_first)
+
+    def get_failed_count(self) -> int:
+        """How many jobs are failed."""
+        return (self.get_job_counts("failed"))["failed"]
