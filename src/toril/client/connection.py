@@ -8,6 +8,7 @@ again is a property of the command (``Resend``), and this module keeps to it.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, Union, cast
 
 import redis.asyncio as redis
+from hiredis import pack_command
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -27,7 +29,7 @@ from toril.errors import (
     ServerUnavailableError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan
+from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 
@@ -42,7 +44,9 @@ SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
 MOST_SOCKETS = 16
 _BLOCKING_MARGIN_S = 2.0
+_WATCH_EVERY_S = 0.5
 _TROUBLES = (redis.RedisError, OSError)
+_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
 class Connection:
@@ -140,7 +144,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sending.end_after(error, repr(self), is_last=now > give_up_at)
+                end = sending.end_after(error, repr(self), is_last=now >= give_up_at)
                 if end is not None:
                     raise end from error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
@@ -169,7 +173,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sendings[index].end_after(reply, repr(self), is_last=now > give_up_at)
+                end = sendings[index].end_after(reply, repr(self), is_last=now >= give_up_at)
                 if end is None:
                     again.append(index)
                     has_to_pause = True
@@ -205,7 +209,11 @@ class Transport(Protocol):
 
 
 class ServerTransport:
-    """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed."""
+    """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed.
+
+    A socket whose reply is overdue is cut by a watch that looks twice a second: a timer for every
+    command would cost more than the command.
+    """
 
     is_cluster = False
 
@@ -219,9 +227,9 @@ class ServerTransport:
         self._label = label
         self._server = server
         self._free: list[Any] = []
-        self._in_use: set[Any] = set()
+        self._deadlines: dict[Any, float] = {}
+        self._watch: asyncio.TimerHandle | None = None
         self._room = asyncio.Semaphore(MOST_SOCKETS)
-        self._pid = os.getpid()
         self._is_closed = False
 
     def __str__(self) -> str:
@@ -231,15 +239,13 @@ class ServerTransport:
         async with self._room:
             socket = self._borrow()
             try:
-                async with asyncio.timeout(timeout_s):
-                    if not socket.is_connected:
-                        await socket.connect()
-                    request = sending.request()
-                    sending.was_sent = True
-                    await socket.send_packed_command(
-                        socket.pack_command(*request), check_health=False
-                    )
-                    reply = await socket.read_response(disconnect_on_error=False)
+                if not socket.is_connected:
+                    await socket.connect()
+                packed = _pack(sending.request())
+                self._expect_reply(socket, timeout_s)
+                sending.was_sent = True
+                await socket.send_packed_command(packed, check_health=False)
+                reply = await socket.read_response(disconnect_on_error=False)
             except redis.ResponseError:
                 self._give_back(socket)
                 raise
@@ -276,44 +282,58 @@ class ServerTransport:
         answers: list[Any],
     ) -> None:
         if not socket.is_connected:
-            async with asyncio.timeout(timeout_s):
-                await socket.connect()
+            await socket.connect()
         sent = 0
         while len(answers) < len(sendings):
-            async with asyncio.timeout(timeout_s):
-                if sent < len(sendings) and sent - len(answers) <= at_once // 2:
-                    part = sendings[sent : len(answers) + at_once]
-                    requests = [sending.request() for sending in part]
-                    for sending in part:
-                        sending.was_sent = True
-                    sent += len(part)
-                    await socket.send_packed_command(
-                        socket.pack_commands(requests), check_health=False
-                    )
-                try:
-                    answers.append(await socket.read_response(disconnect_on_error=False))
-                except redis.ResponseError as error:
-                    answers.append(error)
+            self._expect_reply(socket, timeout_s)
+            if sent < len(sendings) and sent - len(answers) <= at_once // 2:
+                part = sendings[sent : len(answers) + at_once]
+                packed = [_pack(sending.request()) for sending in part]
+                for sending in part:
+                    sending.was_sent = True
+                sent += len(part)
+                await socket.send_packed_command(packed, check_health=False)
+            try:
+                answers.append(await socket.read_response(disconnect_on_error=False))
+            except redis.ResponseError as error:
+                answers.append(error)
 
     def _borrow(self) -> Any:
         if self._is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
         socket = self._free.pop() if self._free else self._make_socket()
-        self._in_use.add(socket)
+        self._deadlines[socket] = math.inf
         return socket
 
     def _give_back(self, socket: Any) -> None:
-        self._in_use.discard(socket)
+        del self._deadlines[socket]
         self._free.append(socket)
 
     async def _drop(self, socket: Any) -> None:
         """A socket that was left in the middle is never used again."""
-        self._in_use.discard(socket)
+        del self._deadlines[socket]
         await socket.disconnect(nowait=True)
+
+    def _expect_reply(self, socket: Any, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines[socket] = loop.time() + timeout_s
+        if self._watch is None:
+            self._watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+
+    def _cut_overdue(self) -> None:
+        loop = asyncio.get_running_loop()
+        for socket, deadline in self._deadlines.items():
+            if deadline < loop.time() and socket._writer is not None:
+                socket._writer.transport.abort()
+        self._watch = None
+        if self._deadlines:
+            self._watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
     async def close(self) -> None:
         self._is_closed = True
-        sockets = [*self._free, *self._in_use]
+        if self._watch is not None:
+            self._watch.cancel()
+        sockets = [*self._free, *self._deadlines]
         self._free.clear()
         for socket in sockets:
             await socket.disconnect(nowait=True)

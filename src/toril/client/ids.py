@@ -1,7 +1,8 @@
 """Job ids, chosen by the client so that an add may be sent again when its reply was lost.
 
-An id sorts by time, is unique, contains no ``:`` and is never all digits: ``j``, nine characters of
-time in ms, twelve of chance, in Crockford's base 32.
+An id sorts by time, within one process strictly, is unique, contains no ``:`` and is never all
+digits: ``j``, nine characters of time in ms, two that count within the millisecond, ten of chance,
+in Crockford's base 32.
 """
 
 from __future__ import annotations
@@ -11,31 +12,51 @@ import random
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_TRIPLES = [a + b + c for a in _ALPHABET for b in _ALPHABET for c in _ALPHABET]
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_TRIPLES = [a + b for a in _ALPHABET for b in _PAIRS]
+_MOST_PER_MS = len(_PAIRS)
 
-_dice = random.SystemRandom()
-_fast_dice = random.Random(_dice.getrandbits(256))
+
+class IdSource:
+    """Gives out ids. Two threads may draw the same count; chance tells their ids apart."""
+
+    def __init__(self) -> None:
+        self._ms = 0
+        self._count = 0
+        self._time_part = ""
+        self._dice = random.Random()
+        self.reseed()
+
+    def reseed(self) -> None:
+        self._dice.seed(os.urandom(32))
+
+    def next(self) -> str:
+        ms = time.time_ns() // 1_000_000
+        if ms > self._ms or self._count >= _MOST_PER_MS - 1:
+            # A full millisecond, or a clock that was set back: go on from the last one.
+            self._ms = ms = max(ms, self._ms + 1)
+            self._count = 0
+            self._time_part = (
+                f"j{_TRIPLES[ms >> 30 & 32767]}{_TRIPLES[ms >> 15 & 32767]}{_TRIPLES[ms & 32767]}"
+            )
+        else:
+            self._count += 1
+        chance = self._dice.getrandbits(50)
+        return (
+            f"{self._time_part}{_PAIRS[self._count]}{_PAIRS[chance >> 40]}"
+            f"{_PAIRS[chance >> 30 & 1023]}{_PAIRS[chance >> 20 & 1023]}"
+            f"{_PAIRS[chance >> 10 & 1023]}{_PAIRS[chance & 1023]}"
+        )
 
 
-def new_job_id() -> str:
-    """A new id; later ones sort after earlier ones, to the millisecond."""
-    ms = time.time_ns() // 1_000_000
-    chance = _fast_dice.getrandbits(60)
-    return (
-        f"j{_TRIPLES[ms >> 30 & 32767]}{_TRIPLES[ms >> 15 & 32767]}{_TRIPLES[ms & 32767]}"
-        f"{_TRIPLES[chance >> 45]}{_TRIPLES[chance >> 30 & 32767]}"
-        f"{_TRIPLES[chance >> 15 & 32767]}{_TRIPLES[chance & 32767]}"
-    )
+_source = IdSource()
+new_job_id = _source.next
 
 
 def new_worker_id() -> str:
     """128 bits of chance: the part of a lock's token that names the worker."""
-    return f"{_dice.getrandbits(128):032x}"
-
-
-def _reseed() -> None:
-    _fast_dice.seed(_dice.getrandbits(256))
+    return os.urandom(16).hex()
 
 
 # A forked child must not draw the numbers its parent draws.
-os.register_at_fork(after_in_child=_reseed)
+os.register_at_fork(after_in_child=_source.reseed)

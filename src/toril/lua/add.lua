@@ -81,6 +81,7 @@ local function addJob(job, data, opts)
   local timestamp = job.timestamp or now
   local priority = job.priority or 0
   local delay = job.run_at and math.max(0, job.run_at - now) or job.delay or 0
+  local due = job.run_at or timestamp + delay
   if job.parent_key then
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
       "delay", delay, "priority", priority, "parentKey", job.parent_key, "parent", job.parent)
@@ -90,8 +91,8 @@ local function addJob(job, data, opts)
   end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if delay > 0 then
-    placeDelayed(queue, job.id, now + delay)
-    emitTrimmed(queue, gate, "delayed", "jobId", job.id, "delay", now + delay)
+    placeDelayed(queue, job.id, due)
+    emitTrimmed(queue, gate, "delayed", "jobId", job.id, "delay", due)
     has_delayed = true
   else
     placeReady(queue, gate, job.id, priority, job.lifo and "RPUSH" or "LPUSH")

@@ -2,16 +2,15 @@
 --[[
   renew: hold the locks of running jobs for longer.
 
-  A lock that is not ours any more is left alone. Renewing also shows that the job was received, and
-  that it is not stalled.
+  A lock that is not ours any more is left alone. Renewing also shows that the job is not stalled.
 
-  Keys      base, stalled, unacked
+  Keys      base, stalled
   Args      locks list of {id, token}, lock_ms int
   Returns   the ids whose locks are lost, the ids that somebody asked to cancel
   Keeps     I2, I3
   Cost      O(locks)
 ]]
-local base, stalled, unacked = unpack(KEYS)
+local base, stalled = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 
 local lost, cancelled, ids = {}, {}, {}
@@ -30,6 +29,5 @@ for _, lock in ipairs(a.locks) do
 end
 if #ids > 0 then
   redis.call("SREM", stalled, unpack(ids))
-  redis.call("SREM", unacked, unpack(ids))
 end
 return { lost, cancelled }

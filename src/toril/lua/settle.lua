@@ -3,15 +3,14 @@
   settle: write how some attempts ended, then take new jobs, in one call.
 
   Every outcome stands for itself: one that is refused changes nothing and does not touch the others.
-  A call is remembered under `reply` until the worker's next one, so that a lost reply can be asked
-  for again and gives the same answer; and jobs in `unacked` were handed out by a call whose reply
-  nobody is known to have received.
+  The last call of each flight is remembered in `replies`, so that a lost reply can be asked for
+  again and gives the same answer. A newer call of the flight shows that the reply was received.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
-            marker, stalled, limiter, meta, id, events, reply, unacked
+            marker, stalled, limiter, meta, id, events, replies
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, child},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
-            limiter {max, duration}?, points int? (metrics), request int, remember_ms int
+            limiter {max, duration}?, points int? (metrics), flight str, request int
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
             `retry` and `delayed` the reason and the stack traces ("" for none).
   Returns   results (0 or a refusal for each outcome), jobs, rate limit ms, next due ms, now ms
@@ -26,7 +25,7 @@
   Keeps     I1, I2, I3, I5, I6
   Cost      O(outcomes + take), at most 1000 delayed jobs let in and 1000 old ones removed per outcome
 ]]
-local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, reply, unacked = unpack(KEYS)
+local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -39,13 +38,13 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deduplication"
 --- @include "includes/retain"
 --- @include "includes/metrics"
---- @include "includes/leaveActive"
+--- @include "includes/batch"
 --- @include "includes/finish"
 --- @include "includes/take"
 
 local queue = queueAt(base)
 local now = clock()
-local last = redis.call("GET", reply)
+local last = redis.call("HGET", replies, a.flight)
 if last then
   last = cmsgpack.unpack(last)
   if last.request > a.request then return -101 end
@@ -61,18 +60,16 @@ if last then
   end
 end
 
--- Whoever makes another call has received the reply of the last one.
-local heard_of = last and last.taken or {}
-for _, outcome in ipairs(a.outcomes) do
-  heard_of[#heard_of + 1] = outcome.id
-end
-if #heard_of > 0 then
-  redis.call("SREM", unacked, unpack(heard_of))
-end
-
 local gate = readGate(queue)
 local payload = 2
 local has_finished = false
+local batch = readBatch(base, a.outcomes)
+
+--- The reason and the stack traces that come with a failed attempt.
+local function nextFailure()
+  payload = payload + 2
+  return ARGV[payload - 2], ARGV[payload - 1]
+end
 
 local function writeFailure(job, reason, stacktrace)
   if reason ~= "" then
@@ -82,39 +79,41 @@ end
 
 local settle = {}
 
-function settle.completed(outcome, job)
+function settle.completed(outcome, i, job)
   local value = ARGV[payload]
   payload = payload + 1
-  if redis.call("EXISTS", job) == 0 then return -1 end
-  if redis.call("SCARD", job .. ":dependencies") > 0 then return -4 end
-  if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  local known = readEnding(job)
+  if not known then return -1 end
+  if batch.has_children then
+    if redis.call("SCARD", job .. ":dependencies") > 0 then return -4 end
+    if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
+  end
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   has_finished = true
-  finishJob(queue, gate, { id = outcome.id, state = "completed", value = value, keep = outcome.keep },
-    a.points, now)
+  finishJob(queue, gate, { id = outcome.id, state = "completed", value = value, keep = outcome.keep,
+    batch = batch }, known, a.points, now)
   return 0
 end
 
-function settle.failed(outcome, job)
-  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
-  payload = payload + 2
-  if redis.call("EXISTS", job) == 0 then return -1 end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+function settle.failed(outcome, i, job)
+  local reason, stacktrace = nextFailure()
+  local known = readEnding(job)
+  if not known then return -1 end
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   has_finished = true
   redis.call("HSET", job, "stacktrace", stacktrace)
   finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, keep = outcome.keep,
-    attempts = outcome.attempts }, a.points, now)
+    attempts = outcome.attempts }, known, a.points, now)
   return 0
 end
 
-function settle.retry(outcome, job)
-  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
-  payload = payload + 2
+function settle.retry(outcome, i, job)
+  local reason, stacktrace = nextFailure()
   local known = redis.call("HMGET", job, "name", "priority")
   if not known[1] then return -1 end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
   promoteDue(queue, gate, now)
@@ -125,11 +124,10 @@ function settle.retry(outcome, job)
   return 0
 end
 
-function settle.delayed(outcome, job)
-  local reason, stacktrace = ARGV[payload], ARGV[payload + 1]
-  payload = payload + 2
+function settle.delayed(outcome, i, job)
+  local reason, stacktrace = nextFailure()
   if redis.call("EXISTS", job) == 0 then return -1 end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
   if outcome.counts then
@@ -143,10 +141,10 @@ function settle.delayed(outcome, job)
 end
 
 --- Given back without having counted: a rate limit, or a worker that is shutting down.
-function settle.returned(outcome, job)
+function settle.returned(outcome, i, job)
   local known = redis.call("HMGET", job, "name", "priority")
   if not known[1] then return -1 end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
   wake(queue, gate)
@@ -155,7 +153,7 @@ function settle.returned(outcome, job)
 end
 
 --- 1 when there is no child to wait for; the job then stays with its worker.
-settle["waiting-children"] = function(outcome, job)
+settle["waiting-children"] = function(outcome, i, job)
   if redis.call("EXISTS", job) == 0 then return -1 end
   if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
   local dependencies = job .. ":dependencies"
@@ -164,7 +162,7 @@ settle["waiting-children"] = function(outcome, job)
   elseif redis.call("SCARD", dependencies) == 0 then
     return 1
   end
-  local refusal = leaveActive(queue, job, outcome.id, outcome.token)
+  local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   redis.call("ZADD", queue.waiting_children, now, outcome.id)
   emit(queue, "waiting-children", "jobId", outcome.id, "prev", "active")
@@ -176,8 +174,9 @@ if #a.outcomes > 0 then
   trimEvents(queue, gate)
 end
 for i, outcome in ipairs(a.outcomes) do
-  results[i] = settle[outcome.kind](outcome, base .. ":" .. outcome.id)
+  results[i] = settle[outcome.kind](outcome, i, base .. ":" .. outcome.id)
 end
+releaseBatch(queue, batch)
 
 local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
 if a.take > 0 then
@@ -195,9 +194,7 @@ local taken = {}
 for i, job in ipairs(jobs) do
   taken[i] = job[#job]
 end
-if #taken > 0 then
-  redis.call("SADD", unacked, unpack(taken))
-end
-redis.call("SET", reply, cmsgpack.pack({ request = a.request, token = a.token, results = results,
-  taken = taken, rate_limit_ms = rate_limit_ms, next_due_ms = next_due_ms }), "PX", a.remember_ms)
+redis.call("HSET", replies, a.flight, cmsgpack.pack({ request = a.request, token = a.token,
+  at = now, results = results, taken = taken, rate_limit_ms = rate_limit_ms,
+  next_due_ms = next_due_ms }))
 return { results, jobs, rate_limit_ms, next_due_ms, now }

@@ -4,17 +4,19 @@
 
   A job is stalled when it was active at the last sweep and holds no lock now. The sweep works in
   slices: `more` says that there is more to do, and the next call goes on with `cursor`.
-  A job in `unacked` was handed out by a reply that nobody is known to have received: its handler
-  probably never ran, so that is not held against it, up to a few times.
+  A job that was handed out by a flight's last reply may never have arrived: its handler probably
+  never ran, so that is not held against it, up to a few times. Replies of flights that have been
+  silent for longer than `forget_ms` are forgotten.
 
-  Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, unacked
-  Args      interval_ms int, max_stalled int, cursor int (0 to begin), slice int
+  Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
+  Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
+            else how many active ones are marked), slice int, forget_ms int
   Returns   more (0 or 1), next cursor, the ids brought back
   Emits     waiting, stalled
   Keeps     I1, I2, I3
   Cost      O(slice)
 ]]
-local base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat_, unacked = unpack(KEYS)
+local base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat_, replies = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -40,13 +42,33 @@ local function isScheduled(job)
     or redis.call("EXISTS", queue["repeat"] .. ":" .. scheduler) == 1
 end
 
+--- When the jobs were taken that nobody is known to have received, by id.
+local unheard = nil
+local function readUnheard()
+  local taken_at = {}
+  local now = clock()
+  local flights = redis.call("HGETALL", replies) -- bounded: two flights a worker
+  for i = 1, #flights, 2 do
+    local last = cmsgpack.unpack(flights[i + 1])
+    if now - last.at > a.forget_ms then
+      redis.call("HDEL", replies, flights[i])
+    end
+    for _, id in ipairs(last.taken) do
+      taken_at[id] = last.at
+    end
+  end
+  return taken_at
+end
+
 local function wasNeverHeardOf(job, id)
-  if redis.call("SREM", unacked, id) == 0 then return false end
+  unheard = unheard or readUnheard()
+  if not unheard[id] then return false end
+  if unheard[id] ~= tonumber(redis.call("HGET", job, "processedOn")) then return false end
   return redis.call("HINCRBY", job, "x.unheard", 1) <= MOST_UNHEARD
 end
 
 local brought_back = {}
-if a.cursor == 0 or redis.call("EXISTS", stalled) == 1 and a.cursor < 0 then
+if a.cursor <= 0 then
   if a.cursor == 0 then trimEvents(queue, gate) end
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
@@ -67,7 +89,6 @@ if a.cursor == 0 or redis.call("EXISTS", stalled) == 1 and a.cursor < 0 then
     end
   end
   if redis.call("EXISTS", stalled) == 1 then return { 1, -1, brought_back } end
-  a.cursor = 0
 end
 
 -- From the oldest on: what is taken meanwhile enters at the other end.

@@ -11,6 +11,7 @@ from toril.errors import ParentConflictError, ParentNotFoundError, RefusedError
 from toril.options import NewJob
 from toril.protocol import codec
 from toril.protocol.command import Command, Resend, script
+from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_job_id
 
 MOST_JOBS_PER_CALL = 200
@@ -81,20 +82,19 @@ def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedErr
     )
 
 
-def fields_of(job: Prepared, added: Added) -> list[Any]:
+def fields_of(job: Prepared, added: Added) -> Fields:
     """The stored fields of a job that was just added, without asking the server for them."""
     entry = job.entry
-    return [
-        entry["name"].encode(),
-        job.data,
-        job.opts,
-        entry.get("timestamp", added.timestamp),
-        None,
-        None,
-        None,
-        entry.get("priority"),
-        entry.get("delay"),
-    ]
+    fields: Fields = {
+        b"name": entry["name"].encode(),
+        b"data": job.data,
+        b"opts": job.opts,
+        b"timestamp": entry.get("timestamp", added.timestamp),
+    }
+    for name in ("priority", "delay"):
+        if name in entry:
+            fields[name.encode()] = entry[name]
+    return fields
 
 
 def _answer(job: Prepared, code: int, now_ms: int) -> Added | RefusedError:

@@ -1,7 +1,4 @@
-"""A job as the server knows it, decoded when asked.
-
-Fields are read in one fixed order, ``FIELDS``, which ``includes/take.lua`` repeats.
-"""
+"""A job as the server knows it, decoded when asked."""
 
 from __future__ import annotations
 
@@ -10,32 +7,16 @@ from typing import Any
 from toril.protocol import codec
 from toril.protocol.codec import JobOpts
 
-TAKEN_FIELDS = (
-    "name",
-    "data",
-    "opts",
-    "timestamp",
-    "ats",
-    "atm",
-    "stc",
-    "priority",
-    "delay",
-    "parentKey",
-    "parent",
-    "rjk",
-    "deid",
-    "defa",
-    "failedReason",
-    "stacktrace",
-    "progress",
-    "tm",
-    "processedOn",
-)
-FIELDS = (*TAKEN_FIELDS, "returnvalue", "finishedOn", "pb")
+Fields = dict[bytes, Any]
+"""A job's hash: the names as they are on the wire, the values raw."""
 
-_INDEX = {name: index for index, name in enumerate(FIELDS)}
-_NAME, _DATA, _OPTS = _INDEX["name"], _INDEX["data"], _INDEX["opts"]
 _NOTHING = b"{}"
+
+
+def fields_of(reply: list[Any]) -> Fields:
+    """A hash as the server lists it, name after value; the last of equal names counts."""
+    words = iter(reply)
+    return dict(zip(words, words, strict=True))
 
 
 class StoredJob:
@@ -43,92 +24,88 @@ class StoredJob:
 
     __slots__ = ("_data", "_fields", "id", "name", "opts", "prefix", "queue_name")
 
-    def __init__(self, prefix: str, queue_name: str, job_id: str, fields: list[Any]) -> None:
+    def __init__(self, prefix: str, queue_name: str, job_id: str, fields: Fields) -> None:
         self.prefix = prefix
         self.queue_name = queue_name
         self.id = job_id
         self._fields = fields
-        self.name: str = codec.text(fields[_NAME])
-        self.opts: JobOpts = codec.decode_options(fields[_OPTS] or _NOTHING)
+        self.name: str = codec.text(fields.get(b"name"))
+        self.opts: JobOpts = codec.decode_options(fields.get(b"opts", _NOTHING))
         self._data: Any = codec.UNSET
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} {self.name!r} of queue {self.queue_name!r}>"
 
-    def _field(self, name: str) -> Any:
-        index = _INDEX[name]
-        return self._fields[index] if index < len(self._fields) else None
-
     @property
     def data(self) -> Any:
         """The payload, decoded once."""
         if self._data is codec.UNSET:
-            self._data = codec.decode(self._fields[_DATA], {})
+            self._data = codec.decode(self._fields.get(b"data"), {})
         return self._data
 
     @property
     def data_text(self) -> bytes:
         """The payload's JSON text, byte for byte."""
-        text: bytes | None = self._fields[_DATA]
-        return _NOTHING if text is None else text
+        text: bytes = self._fields.get(b"data", _NOTHING)
+        return text
 
     @property
     def timestamp(self) -> int:
         """When it was added, in ms since the epoch."""
-        return codec.number(self._field("timestamp")) or 0
+        return codec.number(self._fields.get(b"timestamp")) or 0
 
     @property
     def attempts_started(self) -> int:
         """How often a worker took it, whatever came of it."""
-        return codec.number(self._field("ats")) or 0
+        return codec.number(self._fields.get(b"ats")) or 0
 
     @property
     def attempts_made(self) -> int:
         """How many attempts ended, well or badly."""
-        return codec.number(self._field("atm")) or 0
+        return codec.number(self._fields.get(b"atm")) or 0
 
     @property
     def stalled_count(self) -> int:
         """How often a worker died or fell silent over it."""
-        return codec.number(self._field("stc")) or 0
+        return codec.number(self._fields.get(b"stc")) or 0
 
     @property
     def priority(self) -> int:
-        return codec.number(self._field("priority")) or 0
+        return codec.number(self._fields.get(b"priority")) or 0
 
     @property
     def delay(self) -> int:
-        return codec.number(self._field("delay")) or 0
+        return codec.number(self._fields.get(b"delay")) or 0
 
     @property
     def processed_on(self) -> int | None:
         """When it was taken last, in ms since the epoch."""
-        return codec.number(self._field("processedOn"))
+        return codec.number(self._fields.get(b"processedOn"))
 
     @property
     def parent_key(self) -> str | None:
-        value = self._field("parentKey")
+        value = self._fields.get(b"parentKey")
         return None if value is None else codec.text(value)
 
     @property
     def scheduler_id(self) -> str | None:
-        value = self._field("rjk")
+        value = self._fields.get(b"rjk")
         return None if value is None else codec.text(value)
 
     @property
     def deduplication_id(self) -> str | None:
-        value = self._field("deid")
+        value = self._fields.get(b"deid")
         return None if value is None else codec.text(value)
 
     @property
     def deferred_failure(self) -> str | None:
         """Why the next worker must fail it without running it."""
-        value = self._field("defa")
+        value = self._fields.get(b"defa")
         return None if value is None else codec.text(value)
 
     @property
     def failed_reason(self) -> str | None:
-        value = self._field("failedReason")
+        value = self._fields.get(b"failedReason")
         if value is None:
             return None
         reason = codec.text(value)
@@ -141,7 +118,7 @@ class StoredJob:
     def stacktrace(self) -> list[str]:
         """One entry per failed attempt, the oldest first."""
         try:
-            traces = codec.decode(self._field("stacktrace"), [])
+            traces = codec.decode(self._fields.get(b"stacktrace"), [])
         except ValueError:
             return []
         return [str(trace) for trace in traces] if isinstance(traces, list) else []
@@ -153,7 +130,7 @@ class StoredJob:
 
     @property
     def telemetry(self) -> str | None:
-        value = self._field("tm")
+        value = self._fields.get(b"tm")
         return self.opts.telemetry if value is None else codec.text(value)
 
 
@@ -167,7 +144,7 @@ class Job(StoredJob):
         prefix: str,
         queue_name: str,
         job_id: str,
-        fields: list[Any],
+        fields: Fields,
         *,
         duplicated: bool = False,
     ) -> None:
@@ -178,19 +155,19 @@ class Job(StoredJob):
     @property
     def progress(self) -> Any:
         """What the handler reported last; 0 before it did."""
-        return codec.decode(self._field("progress"), 0)
+        return codec.decode(self._fields.get(b"progress"), 0)
 
     @property
     def return_value(self) -> Any:
-        return codec.decode(self._field("returnvalue"))
+        return codec.decode(self._fields.get(b"returnvalue"))
 
     @property
     def finished_on(self) -> int | None:
         """When it completed or failed for good, in ms since the epoch."""
-        return codec.number(self._field("finishedOn"))
+        return codec.number(self._fields.get(b"finishedOn"))
 
     @property
     def processed_by(self) -> str | None:
         """The name of the worker that took it last, if that worker has one."""
-        value = self._field("pb")
+        value = self._fields.get(b"pb")
         return None if value is None else codec.text(value)

@@ -14,6 +14,7 @@ from toril.protocol.keys import Keys
 T = TypeVar("T")
 
 SWEEP_SLICE = 500
+FORGET_REPLIES_MS = 3_600_000
 
 
 class Renewal(msgspec.Struct, frozen=True):
@@ -36,7 +37,6 @@ def _renew(
         keys,
         {"locks": locks, "lock_ms": lock_ms},
         parse,
-        extra={"unacked": keys.own("unacked")},
         resend=Resend.SAME,
     )
 
@@ -74,9 +74,10 @@ def sweep(
                 "max_stalled": max_stalled,
                 "cursor": cursor,
                 "slice": slice_size,
+                "forget_ms": FORGET_REPLIES_MS,
             },
             _parse_sweep,
-            extra={"unacked": keys.own("unacked"), "repeat_": keys.repeat},
+            extra={"replies": keys.own("replies"), "repeat_": keys.repeat},
             resend=Resend.SAME,
         )
         brought_back.extend(ids)

@@ -12,7 +12,7 @@ from toril.errors import InvalidOptionError
 from toril.options import MAX_PRIORITY
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.job import FIELDS, Job
+from toril.protocol.job import Job, fields_of
 from toril.protocol.keys import Keys, check_known_id
 
 IDS_PER_READ = 1000
@@ -80,11 +80,12 @@ def job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | N
 
 def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | None]:
     def parse(reply: list[Any]) -> Job | None:
-        if reply[0] is None:
+        fields = fields_of(reply)
+        if b"name" not in fields:
             return None
-        return Job(keys.prefix, keys.name, job_id, reply, duplicated=duplicated)
+        return Job(keys.prefix, keys.name, job_id, fields, duplicated=duplicated)
 
-    return plain("HMGET", keys.job(job_id), *FIELDS, parse=parse)
+    return plain("HGETALL", keys.job(job_id), parse=parse)
 
 
 def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:

@@ -228,7 +228,6 @@ def settle(
     *,
     flight: str,
     request: int,
-    remember_ms: int,
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
@@ -248,8 +247,8 @@ def settle(
         "take": take.count,
         "token": take.token,
         "lock_ms": take.lock_ms,
+        "flight": flight,
         "request": request,
-        "remember_ms": remember_ms,
     }
     if take.worker_name is not None:
         args["name"] = take.worker_name
@@ -257,7 +256,7 @@ def settle(
         args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration}
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
-    extra = {"reply": _reply_key(keys, flight), "unacked": keys.own("unacked")}
+    extra = {"replies": keys.own("replies")}
     return script(
         "settle", keys, args, _parse_reply, extra=extra, payloads=payloads, resend=Resend.SAME
     )
@@ -268,15 +267,11 @@ def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:
     return script(
         "leave",
         keys,
-        {"replies": [_reply_key(keys, flight) for flight in flights]},
+        {"flights": list(flights)},
         lambda _: None,
-        extra={"unacked": keys.own("unacked")},
+        extra={"replies": keys.own("replies")},
         resend=Resend.SAME,
     )
-
-
-def _reply_key(keys: Keys, flight: str) -> str:
-    return keys.own(f"reply-{flight}")
 
 
 def nothing_to_wait_for(item: Settled) -> Outcome:

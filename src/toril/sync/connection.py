@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, Union, cast
 import redis
 import redis.asyncio
 import redis.asyncio.cluster
+from hiredis import pack_command
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
@@ -28,7 +29,7 @@ from toril.errors import (
     ServerUnavailableError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan
+from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 
@@ -50,6 +51,7 @@ SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
 _BLOCKING_MARGIN_S = 2.0
 _TROUBLES = (redis.RedisError, OSError)
+_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
 class Connection:
@@ -145,7 +147,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sending.end_after(error, repr(self), is_last=now > give_up_at)
+                end = sending.end_after(error, repr(self), is_last=now >= give_up_at)
                 if end is not None:
                     raise end from error
             time.sleep(pause_s * random.uniform(0.5, 1))
@@ -174,7 +176,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sendings[index].end_after(reply, repr(self), is_last=now > give_up_at)
+                end = sendings[index].end_after(reply, repr(self), is_last=now >= give_up_at)
                 if end is None:
                     again.append(index)
                     has_to_pause = True
@@ -238,9 +240,9 @@ class ServerTransport:
         connection = self._borrow()
         try:
             self._connect(connection, timeout_s)
-            request = sending.request()
+            packed = _pack(sending.request())
             sending.was_sent = True
-            connection.send_packed_command(connection.pack_command(*request), check_health=False)
+            connection.send_packed_command([packed], check_health=False)
             reply = connection.read_response(disconnect_on_error=False)
         except redis.ResponseError:
             self._give_back(connection)
@@ -281,13 +283,11 @@ class ServerTransport:
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                requests = [sending.request() for sending in part]
+                packed = [_pack(sending.request()) for sending in part]
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                connection.send_packed_command(
-                    connection.pack_commands(requests), check_health=False
-                )
+                connection.send_packed_command(packed, check_health=False)
             try:
                 answers.append(connection.read_response(disconnect_on_error=False))
             except redis.ResponseError as error:

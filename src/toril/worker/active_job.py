@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from toril.protocol.job import StoredJob
+from toril.protocol.job import Fields, StoredJob
 
 
 class Writer(Protocol):
@@ -32,7 +32,7 @@ class ActiveJob(StoredJob):
         prefix: str,
         queue_name: str,
         job_id: str,
-        fields: list[Any],
+        fields: Fields,
         token: str,
         writer: Writer,
     ) -> None:

@@ -28,14 +28,14 @@ class Flight:
         keys: Keys,
         name: str,
         *,
-        remember_ms: int,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._connection = connection
         self._keys = keys
         self.name = name
-        self._remember_ms = remember_ms
         self._on_error = on_error
+        self.last_request = 0
+        self.has_to_confirm = False
 
     async def call(self, settled: Sequence[Settled], take: Take, request: int) -> Reply:
         """Settle and take; tries until the server has answered this very request."""
@@ -45,7 +45,6 @@ class Flight:
             take,
             flight=self.name,
             request=request,
-            remember_ms=self._remember_ms,
         )
         pause_s = 0.05
         while True:

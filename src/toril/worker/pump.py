@@ -16,12 +16,13 @@ from toril.protocol.settling import Reply, Settled, Take
 from toril.worker.flight import Flight
 
 MOST_PER_CALL = 200
+CONFIRM_AFTER_S = 0.02
 
 
 class Owner(Protocol):
     """Whoever runs the jobs that the pump brings."""
 
-    def start_job(self, fields: list[Any], token: str) -> None:
+    def start_job(self, words: list[Any], token: str) -> None:
         """Run a job that was just taken; ``finish`` is called when it is done."""
 
     def settled(self, item: Settled, code: int) -> None:
@@ -112,7 +113,7 @@ class Pump:
 
     async def _fly(self, flight: Flight) -> None:
         while True:
-            while not self._should_depart():
+            while not (flight.has_to_confirm or self._should_depart()):
                 if self._is_closing and not self._running and not self._away:
                     return
                 await self._next_news()
@@ -130,7 +131,8 @@ class Pump:
         # What is settled now is free when the reply comes: ask for it in the same call.
         wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
         self._request += 1
-        request = self._request
+        request = flight.last_request = self._request
+        flight.has_to_confirm = False
         token = f"{self._worker_id}:{request}"
         self._asked_for += wanted
         self._away += 1
@@ -139,23 +141,43 @@ class Pump:
         finally:
             self._away -= 1
             self._asked_for -= wanted
-        self._digest(reply, batch, wanted, token)
+        self._digest(flight, request, reply, batch, wanted, token)
 
-    def _digest(self, reply: Reply, batch: list[Settled], wanted: int, token: str) -> None:
+    def _digest(
+        self,
+        flight: Flight,
+        request: int,
+        reply: Reply,
+        batch: list[Settled],
+        wanted: int,
+        token: str,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.last_reply_at = loop.time()
         self.clock_offset_ms = reply.now_ms - loop.time() * 1000
         self._running += len(reply.jobs) - len(batch)
         for item, code in zip(batch, reply.results, strict=True):
             self._owner.settled(item, code)
-        for fields in reply.jobs:
-            self._owner.start_job(fields, token)
+        for words in reply.jobs:
+            self._owner.start_job(words, token)
+        if reply.jobs:
+            loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
         if wanted:
             self._may_find = len(reply.jobs) == wanted
             self.next_due_ms = reply.next_due_ms
             if reply.rate_limit_ms > 0:
                 self._hold(reply.rate_limit_ms)
         self._wake()
+
+    def _confirm(self, flight: Flight, request: int) -> None:
+        """The jobs of this reply are running for a while and no later call has said so yet.
+
+        Until the server knows that they arrived, the death of this worker is not held against
+        them. Handlers that are done by now have been settled, and no call is spent on this.
+        """
+        if flight.last_request == request and self._running:
+            flight.has_to_confirm = True
+            self._wake()
 
     def _hold(self, rate_limit_ms: int) -> None:
         """Ask for nothing until the rate limit has passed."""

@@ -28,6 +28,7 @@ from toril.options import (
     milliseconds,
 )
 from toril.protocol import settling
+from toril.protocol.job import fields_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Policy, Raised, Released, Settled, Take
 from toril.sync.connection import Connection as BlockingConnection
@@ -125,7 +126,6 @@ class Worker:
                 self._connection,
                 self.keys,
                 f"{self.id}-{number}",
-                remember_ms=max(60_000, lock_ms * 10),
                 on_error=self._on_server_error,
             )
             for number in range(1 if concurrency < 4 else 2)
@@ -288,8 +288,9 @@ class Worker:
 
     # ------------------------------------------------------------------ the pump's owner
 
-    def start_job(self, fields: list[Any], token: str) -> None:
-        job_id = fields.pop().decode()
+    def start_job(self, words: list[Any], token: str) -> None:
+        job_id = words.pop().decode()
+        fields = fields_of(words)
         job = ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
         self._lease.hold(job_id, token)
         assert self._loop is not None

@@ -1,18 +1,29 @@
+--- What has to be known of a job to end it, or nothing when it does not exist.
+local function readEnding(job)
+  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid")
+  if not hash[1] then return nil end
+  return {
+    attempts_made = tonumber(hash[2]) or 0,
+    parent_key = hash[3],
+    parent = hash[3] and redis.call("HGET", job, "parent"),
+    deduplication_id = hash[4]
+  }
+end
+
 --- End a job that is out of `active` already: its parent, its deduplication id, its place among the
 --- finished, its events, the metrics.
---- `ended` = { id, state = "completed"|"failed", value, keep, attempts }; `value` is the return value
---- as JSON or the reason as text, and is never decoded.
-local function finishJob(queue, gate, ended, points, now)
+--- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch }; `value` is the return value
+--- as JSON or the reason as text, and is never decoded. `known` is what readEnding gave.
+local function finishJob(queue, gate, ended, known, points, now)
   local id, state, value = ended.id, ended.state, ended.value
   local job = queue.base .. ":" .. id
-  local known = redis.call("HMGET", job, "parentKey", "parent", "deid", "atm")
-  local attempts_made = (tonumber(known[4]) or 0) + 1
+  local attempts_made = known.attempts_made + 1
 
-  if known[3] then
-    releaseDeduplication(queue, gate, id, known[3], now)
+  if known.deduplication_id then
+    releaseDeduplication(queue, gate, id, known.deduplication_id, now)
   end
-  if known[1] and known[2] then
-    local parent = parentOf(known[1], known[2])
+  if known.parent_key then
+    local parent = parentOf(known.parent_key, known.parent)
     if state == "completed" then
       childCompleted(parent, job, value, now)
     else
@@ -22,10 +33,15 @@ local function finishJob(queue, gate, ended, points, now)
 
   local keep = ended.keep
   if keep and keep.count == 0 then
-    unlinkFromParent(job, known[1], known[2])
+    unlinkFromParent(job, known.parent_key, known.parent)
     deleteJob(job)
   else
-    redis.call("ZADD", queue[state], now, id)
+    if ended.batch and not keep then
+      local completed = ended.batch.completed
+      completed[#completed + 1], completed[#completed + 2] = now, id
+    else
+      redis.call("ZADD", queue[state], now, id)
+    end
     if state == "completed" then
       redis.call("HSET", job, "atm", attempts_made, "returnvalue", value, "finishedOn", now)
     else

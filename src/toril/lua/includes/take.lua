@@ -1,12 +1,10 @@
 --- Take up to `count` jobs: into `active`, locked, counted, announced.
 
---- What a worker is told of a job, in this order.
+--- What a worker is told of a job: its hash, name after value, and its id at the end.
 local function readTaken(job, id)
-  local fields = redis.call("HMGET", job, "name", "data", "opts", "timestamp", "ats", "atm", "stc",
-    "priority", "delay", "parentKey", "parent", "rjk", "deid", "defa", "failedReason", "stacktrace",
-    "progress", "tm", "processedOn")
-  fields[#fields + 1] = id
-  return fields
+  local hash = redis.call("HGETALL", job)
+  hash[#hash + 1] = id
+  return hash
 end
 
 --- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
@@ -47,16 +45,26 @@ local function popReady(queue, count)
   return ids
 end
 
---- Lock one job for `who` and return what the worker needs, or nothing for an id without a job.
+--- Lock one job for `who`. Returns what the worker is told and whether it only has to fail the job;
+--- nothing for an id without a job.
 local function startJob(queue, id, who, now)
   local job = queue.base .. ":" .. id
-  local taken = readTaken(job, id)
-  if not taken[1] then
+  local hash = redis.call("HGETALL", job)
+  local is_job, is_doomed, started = false, false, 1
+  for i = 1, #hash, 2 do
+    local field = hash[i]
+    if field == "name" then
+      is_job = true
+    elseif field == "ats" then
+      started = tonumber(hash[i + 1]) + 1
+    elseif field == "defa" then
+      is_doomed = true
+    end
+  end
+  if not is_job then
     redis.call("LREM", queue.active, 1, id)
     return nil
   end
-  local started = (tonumber(taken[5]) or 0) + 1
-  taken[5], taken[19] = started, now
   redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
   emit(queue, "active", "jobId", id, "prev", "waiting")
   if who.name then
@@ -64,7 +72,11 @@ local function startJob(queue, id, who, now)
   else
     redis.call("HSET", job, "processedOn", now, "ats", started)
   end
-  return taken
+  -- Later words count: these replace what was read above.
+  local n = #hash
+  hash[n + 1], hash[n + 2], hash[n + 3], hash[n + 4] = "ats", started, "processedOn", now
+  hash[n + 5] = id
+  return hash, is_doomed
 end
 
 --- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due.
@@ -81,10 +93,10 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   local is_limited = gate.max or limiter
   local jobs = {}
   for _, id in ipairs(popReady(queue, allowed)) do
-    local taken = startJob(queue, id, who, now)
+    local taken, is_doomed = startJob(queue, id, who, now)
     if taken then
       jobs[#jobs + 1] = taken
-      if is_limited and not taken[14] then
+      if is_limited and not is_doomed then
         countStart(queue, gate, limiter)
       end
     end
