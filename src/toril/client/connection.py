@@ -288,7 +288,7 @@ class ServerTransport:
             self._expect_reply(socket, timeout_s)
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                packed = [_pack(sending.request()) for sending in part]
+                packed = b"".join([_pack(sending.request()) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)

@@ -283,11 +283,11 @@ class ServerTransport:
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                packed = [_pack(sending.request()) for sending in part]
+                packed = b"".join([_pack(sending.request()) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                connection.send_packed_command(packed, check_health=False)
+                connection.send_packed_command([packed], check_health=False)
             try:
                 answers.append(connection.read_response(disconnect_on_error=False))
             except redis.ResponseError as error:
