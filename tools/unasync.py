@@ -28,6 +28,7 @@ TARGET = ROOT / "src" / "toril" / "sync"
 FILES = (
     "queue.py",
     "reading.py",
+    "deduplication.py",
     "flow_producer.py",
     "queue_events.py",
 )

@@ -141,7 +141,8 @@ class Deduplication(msgspec.Struct, frozen=True):
 
     Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the
     time at every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
-    ``keep_last_if_active`` remembers the newest and runs it after the active one.
+    ``keep_last_if_active`` remembers the newest and runs it after the active one, ``reschedule``
+    lets a duplicate move the one still delayed to its own time.
     """
 
     id: str
@@ -157,6 +158,14 @@ class Deduplication(msgspec.Struct, frozen=True):
         if self.ttl is not None:
             ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
             msgspec.structs.force_setattr(self, "ttl", ttl)
+        if self.extend and self.ttl is None:
+            raise InvalidOptionError(
+                f"deduplication {self.id!r} has extend and no ttl; there is no time to extend"
+            )
+        if self.reschedule and self.replace:
+            raise InvalidOptionError(
+                f"deduplication {self.id!r} has both reschedule and replace; give one"
+            )
 
 
 class RateLimit(msgspec.Struct, frozen=True):

@@ -5,8 +5,11 @@ A step is ``(verb, arguments)``: a method of the driver and what it is called wi
 - ``"as"`` gives a label to the id (or ids) that the step returned, and ``"job"`` refers to one;
 - ``work`` runs one worker until the jobs named in ``"until"`` are in those states (``"gone"``: no
   longer stored), then closes it. The states are read from Redis, by neither party;
+- ``while_active`` runs a worker whose job ``"hold"`` hangs, carries out ``"steps"``, lets the job
+  go and waits until ``"finished"`` jobs of the queue are finished;
 - ``crash`` starts a worker in a process of its own and kills it once it holds its job;
-- ``expire`` waits until the lock of a job is gone.
+- ``expire`` waits until the lock of a job is gone;
+- ``tick`` lets the clock go on, where times must differ.
 
 Options are written as Toril names them, durations in ms, and an ``age`` of retention in seconds as
 on the wire. A behaviour is a list of actions; see ``node/peer.js`` for their names.
@@ -47,6 +50,7 @@ class Driver(Protocol):
     async def add_log(self, queue: str, job: str, row: str) -> None: ...
     async def start_worker(self, queue: str, behaviours: Behaviours, **options: Any) -> Any: ...
     async def stop_worker(self, worker: Any) -> None: ...
+    async def release(self, worker: Any, job_id: str) -> None: ...
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None: ...
     async def flow(self, tree: dict[str, Any]) -> dict[str, str]: ...
 
@@ -85,6 +89,12 @@ async def _step(
         finally:
             await driver.stop_worker(worker)
         return
+    if verb == "while_active":
+        await _while_active(arguments, driver, client, prefix, labels)
+        return
+    if verb == "tick":
+        await asyncio.sleep(0.003)
+        return
     if verb == "expire":
         key = f"{prefix}:{queue}:{arguments['job']}:lock"
 
@@ -101,6 +111,26 @@ async def _step(
         labels.update(zip(label, result, strict=True))
     elif isinstance(result, dict):
         labels.update(result)
+
+
+async def _while_active(
+    arguments: dict[str, Any], driver: Driver, client: Any, prefix: str, labels: dict[str, str]
+) -> None:
+    queue, held = arguments["queue"], labels[arguments["hold"]]
+    worker = await driver.start_worker(queue, arguments["behaviours"], name="w")
+
+    async def finished() -> bool:
+        sets = [f"{prefix}:{queue}:{state}" for state in ("completed", "failed")]
+        return sum([await client.zcard(name) for name in sets]) == arguments["finished"]
+
+    try:
+        await wait_for_state(client, prefix, queue, held, "active")
+        for verb, inner in arguments["steps"]:
+            await _step(verb, dict(inner), driver, client, prefix, labels)
+        await driver.release(worker, held)
+        await wait_until(finished, f"{arguments['finished']} jobs are finished")
+    finally:
+        await driver.stop_worker(worker)
 
 
 def _chosen_ids(steps: list[Step]) -> set[str]:
@@ -245,6 +275,13 @@ class NodeDriver:
 
     async def stop_worker(self, worker: str) -> None:
         await self.peer.stop_working(worker)
+
+    async def release(self, worker: str, job_id: str) -> None:
+        await self.peer.event("holding", where=lambda event: event["jobId"] == job_id)
+        await self.peer.call("worker.release", jobId=job_id)
+
+    async def remove_deduplication_key(self, queue: str, key: str) -> None:
+        await self.peer.call("queue.removeDeduplicationKey", queue=queue, args=[key])
 
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
         async with NodePeer(self.peer.version, self.peer.process.url, self.peer.prefix) as victim:

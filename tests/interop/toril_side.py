@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
+from tests.helpers import wait_until
 from tests.interop.scripted import Behaviours, ScriptedHandler
 from toril import Deduplication, Keep, NewJob, Queue, RateLimit, Worker
 
@@ -195,6 +196,13 @@ class TorilSide:
     async def stop_worker(self, worker: RunningWorker) -> None:
         self._workers.remove(worker)
         await worker.stop()
+
+    async def release(self, worker: RunningWorker, job_id: str) -> None:
+        await wait_until(lambda: job_id in worker.handler.holding)
+        worker.handler.release(job_id)
+
+    async def remove_deduplication_key(self, queue: str, key: str) -> None:
+        await self.queue(queue).remove_deduplication_key(key)
 
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
         process = await self.worker_process(queue, behaviours, **options)

@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
+from toril.client.deduplication import QueueDeduplication
 from toril.client.ids import new_job_id
 from toril.client.reading import QueueReading
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
@@ -17,7 +18,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue(QueueReading):
+class Queue(QueueReading, QueueDeduplication):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -67,8 +68,9 @@ class Queue(QueueReading):
     async def add(self, name: str, data: Any = None, **options: Unpack[JobOptions]) -> Job:
         """Add a job; returns it when the server has it.
 
-        With a ``job_id`` that exists already nothing is added: the job that exists is returned, and
-        its ``duplicated`` is True.  Adds awaited at the same time are sent together.
+        With a ``job_id`` that exists already, or a deduplication id that another job owns,
+        nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
+        same time are sent together.
         """
         job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
         added = await self._batcher.add(job)

@@ -9,12 +9,13 @@
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
             marker, meta, id, events
   Args      jobs list of {id, name, custom, delay, run_at, priority, lifo, timestamp, parent_key,
-            parent}, resend bool?
+            parent, de}, resend bool?
             After the map, raw, for each job: its data, its options as JSON.
-  Returns   now ms, then for each job: 0 added, 1 an equal id exists, or a refusal
+  Returns   now ms, then for each job: 0 added, 1 an equal id exists, a refusal, or the id of the
+            job that owns its deduplication id
   Refuses   -5  its parent does not exist                                 ParentNotFoundError
             -7  the job that exists has another parent                    ParentConflictError
-  Emits     added, waiting, delayed, duplicated
+  Emits     added, waiting, delayed, duplicated, deduplicated, removed
   Keeps     I1, I4
   Cost      O(jobs)
 ]]
@@ -26,6 +27,8 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/emit"
 --- @include "includes/place"
 --- @include "includes/parents"
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
 
 local queue = queueAt(base)
 local now = clock()
@@ -82,6 +85,11 @@ local function addJob(job, data, opts)
   local priority = job.priority or 0
   local delay = job.run_at and math.max(0, job.run_at - now) or job.delay or 0
   local due = job.run_at or timestamp + delay
+  if job.de then
+    local owner = deduplicate(queue, gate, job.de,
+      { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due })
+    if owner then return owner end
+  end
   if job.parent_key then
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
       "delay", delay, "priority", priority, "parentKey", job.parent_key, "parent", job.parent)
@@ -89,6 +97,7 @@ local function addJob(job, data, opts)
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
       "delay", delay, "priority", priority)
   end
+  if job.de then redis.call("HSET", key, "deid", job.de.id) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if delay > 0 then
     placeDelayed(queue, job.id, due)

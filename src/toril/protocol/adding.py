@@ -9,7 +9,7 @@ import msgspec
 
 from toril.errors import ParentConflictError, ParentNotFoundError, RefusedError
 from toril.options import NewJob
-from toril.protocol import codec
+from toril.protocol import codec, deduplicating
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_job_id
@@ -30,7 +30,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Added(msgspec.Struct, frozen=True):
-    """The answer for one job: when it was added, or that its id was taken."""
+    """The answer for one job: when it was added, or which job is there in its place."""
 
     id: str
     timestamp: int
@@ -58,6 +58,8 @@ def prepare(job: NewJob, generated_id: str) -> Prepared:
         entry["lifo"] = True
     if job.timestamp is not None:
         entry["timestamp"] = job.timestamp
+    if job.deduplication is not None:
+        entry["de"] = deduplicating.entry(job.deduplication)
     return Prepared(entry["id"], entry, data, codec.encode_options(job))
 
 
@@ -68,7 +70,7 @@ def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedErr
         payloads.append(job.data)
         payloads.append(job.opts)
 
-    def parse(reply: list[int]) -> list[Added | RefusedError]:
+    def parse(reply: list[Any]) -> list[Added | RefusedError]:
         now_ms = reply[0]
         return [_answer(job, code, now_ms) for job, code in zip(jobs, reply[1:], strict=True)]
 
@@ -94,10 +96,14 @@ def fields_of(job: Prepared, added: Added) -> Fields:
     for name in ("priority", "delay"):
         if name in entry:
             fields[name.encode()] = entry[name]
+    if "de" in entry:
+        fields[b"deid"] = entry["de"]["id"].encode()
     return fields
 
 
-def _answer(job: Prepared, code: int, now_ms: int) -> Added | RefusedError:
+def _answer(job: Prepared, code: int | bytes, now_ms: int) -> Added | RefusedError:
+    if isinstance(code, bytes):
+        return Added(code.decode(), now_ms, is_duplicate=True)
     if code >= 0:
         return Added(job.id, now_ms, is_duplicate=code == 1)
     if code == -5:

@@ -15,10 +15,11 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.sync.batching import Batcher
 from toril.sync.connection import Connection, Target
+from toril.sync.deduplication import QueueDeduplication
 from toril.sync.reading import QueueReading
 
 
-class Queue(QueueReading):
+class Queue(QueueReading, QueueDeduplication):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -68,8 +69,9 @@ class Queue(QueueReading):
     def add(self, name: str, data: Any = None, **options: Unpack[JobOptions]) -> Job:
         """Add a job; returns it when the server has it.
 
-        With a ``job_id`` that exists already nothing is added: the job that exists is returned, and
-        its ``duplicated`` is True.  Adds awaited at the same time are sent together.
+        With a ``job_id`` that exists already, or a deduplication id that another job owns,
+        nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
+        same time are sent together.
         """
         job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
         added = self._batcher.add(job)

@@ -1,0 +1,89 @@
+--- Does another job own the deduplication id of this new one? What follows from that is the mode's
+--- business; returns the owner's id when the new job is not to be added.
+--- `wanted` = { id, ttl, extend, replace, keep_last, reschedule }.
+
+local function tellDeduplicated(queue, gate, deduplication_id, job_id, other_id)
+  if gate.is_version_5 then
+    emitTrimmed(queue, gate, "debounced", "jobId", job_id, "debounceId", deduplication_id)
+  end
+  emitTrimmed(queue, gate, "deduplicated", "jobId", job_id, "deduplicationId", deduplication_id,
+    "deduplicatedJobId", other_id)
+end
+
+local function own(owner_key, wanted, job_id)
+  if wanted.ttl and not wanted.keep_last then
+    redis.call("SET", owner_key, job_id, "PX", wanted.ttl)
+  else
+    redis.call("SET", owner_key, job_id)
+  end
+end
+
+--- A key that never expires and names a job which is gone would hold the id for good.
+local function isStale(queue, owner_key, owner)
+  return redis.call("EXISTS", queue.base .. ":" .. owner) == 0
+    and redis.call("PTTL", owner_key) == -1
+end
+
+local function isActive(queue, id)
+  return redis.call("EXISTS", queue.base .. ":" .. id .. ":lock") == 1
+    or redis.call("LPOS", queue.active, id) ~= false
+end
+
+--- The newest one that came while the owner ran waits for its turn in `dn`.
+local function keepForLater(queue, wanted, new)
+  local pending = queue.base .. ":dn:" .. wanted.id
+  redis.call("DEL", pending)
+  redis.call("HSET", pending, "name", new.name, "data", new.data, "opts", new.opts, "jid", new.id)
+  redis.call("PERSIST", queue.base .. ":de:" .. wanted.id)
+end
+
+--- Put the owner, still delayed, off to the time that the new job asks for.
+local function putOff(queue, gate, owner, new)
+  if not redis.call("ZSCORE", queue.delayed, owner) then return end
+  redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay)
+  redis.call("ZREM", queue.delayed, owner)
+  placeDelayed(queue, owner, new.due)
+  emitTrimmed(queue, gate, "delayed", "jobId", owner, "delay", new.due)
+  wakeWhenDue(queue)
+end
+
+local function replaceDelayed(queue, gate, wanted, owner, new_id)
+  local owner_key = queue.base .. ":de:" .. wanted.id
+  deleteJob(queue.base .. ":" .. owner)
+  emit(queue, "removed", "jobId", owner, "prev", "delayed")
+  tellDeduplicated(queue, gate, wanted.id, new_id, owner)
+  if wanted.ttl and not wanted.extend and not wanted.keep_last then
+    redis.call("SET", owner_key, new_id, "KEEPTTL")
+  else
+    own(owner_key, wanted, new_id)
+  end
+  redis.call("DEL", queue.base .. ":dn:" .. wanted.id)
+end
+
+--- `new` = { id, name, data, opts, delay, due }, the job that wants in.
+local function deduplicate(queue, gate, wanted, new)
+  local owner_key = queue.base .. ":de:" .. wanted.id
+  local owner = redis.call("GET", owner_key)
+  if owner and isStale(queue, owner_key, owner) then
+    redis.call("DEL", owner_key, queue.base .. ":dn:" .. wanted.id)
+    owner = false
+  end
+  if not owner then
+    own(owner_key, wanted, new.id)
+    return nil
+  end
+  if wanted.keep_last and isActive(queue, owner) then
+    keepForLater(queue, wanted, new)
+    tellDeduplicated(queue, gate, wanted.id, owner, new.id)
+    return owner
+  end
+  if wanted.replace then
+    if redis.call("ZREM", queue.delayed, owner) == 0 then return owner end
+    replaceDelayed(queue, gate, wanted, owner, new.id)
+    return nil
+  end
+  if wanted.ttl and wanted.extend then own(owner_key, wanted, owner) end
+  tellDeduplicated(queue, gate, wanted.id, owner, new.id)
+  if wanted.reschedule then putOff(queue, gate, owner, new) end
+  return owner
+end

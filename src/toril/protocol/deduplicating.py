@@ -1,0 +1,56 @@
+"""Deduplication ids: who owns one, and giving it free."""
+
+from __future__ import annotations
+
+from toril.errors import InvalidOptionError
+from toril.options import Deduplication
+from toril.protocol.command import Command, Resend, plain, script
+from toril.protocol.keys import Keys
+
+
+def owner(keys: Keys, deduplication_id: str) -> Command[str | None]:
+    """The id of the job that owns ``deduplication_id``, or None."""
+    return plain(
+        "GET",
+        key(keys, deduplication_id),
+        parse=lambda reply: None if reply is None else reply.decode(),
+    )
+
+
+def free(keys: Keys, deduplication_id: str, *, owner_id: str | None = None) -> Command[bool]:
+    """Let the next job with ``deduplication_id`` in; with ``owner_id`` only if that job owns it."""
+    name = key(keys, deduplication_id)
+    if owner_id is None:
+        return plain("DEL", name, parse=lambda reply: reply == 1)
+    return script(
+        "freeDeduplication",
+        keys,
+        {"owner": owner_id},
+        lambda reply: reply == 1,
+        extra={"deduplication": name},
+        resend=Resend.SAME,
+    )
+
+
+def entry(deduplication: Deduplication) -> dict[str, str | int | bool]:
+    """What the script that adds a job is told."""
+    wanted: dict[str, str | int | bool] = {"id": deduplication.id}
+    if deduplication.ttl is not None:
+        assert isinstance(deduplication.ttl, int)
+        wanted["ttl"] = deduplication.ttl
+    for mode, is_on in (
+        ("extend", deduplication.extend),
+        ("replace", deduplication.replace),
+        ("keep_last", deduplication.keep_last_if_active),
+        ("reschedule", deduplication.reschedule),
+    ):
+        if is_on:
+            wanted[mode] = True
+    return wanted
+
+
+def key(keys: Keys, deduplication_id: str) -> str:
+    """Where the owner's id is kept."""
+    if not isinstance(deduplication_id, str) or not deduplication_id:
+        raise InvalidOptionError(f"deduplication id={deduplication_id!r} must be a text, not empty")
+    return f"{keys.base}:de:{deduplication_id}"

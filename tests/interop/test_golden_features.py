@@ -1,0 +1,35 @@
+"""Deduplication, flows and schedulers: one scenario, two parties, the same data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.interop import golden, scenario
+from tests.interop.feature_scenarios import DEDUPLICATION, ONLY_V6
+from tests.interop.peer import PeerView
+from tests.interop.test_golden import left_by
+from tests.interop.toril_side import TorilSide
+
+
+def without_debounced(found: Any) -> Any:
+    """BullMQ 5 emits one more event before every ``deduplicated``."""
+    events = found["q:events"]
+    events["value"] = [event for event in events["value"] if event["event"] != "debounced"]
+    return found
+
+
+@pytest.mark.parametrize("name", list(DEDUPLICATION))
+async def test_deduplication_leaves_what_bullmq_leaves(
+    name: str, peer: PeerView, toril: TorilSide, client: Any, prefix: str
+):
+    if peer.version == 5 and name in ONLY_V6:
+        pytest.skip("BullMQ 5 does not have it")
+    steps = DEDUPLICATION[name]
+    theirs = await left_by(scenario.NodeDriver(peer), steps, client, prefix)
+    await peer.close_all()
+
+    ours = await left_by(toril, steps, client, prefix)
+
+    assert golden.diff(without_debounced(theirs), ours) == []
