@@ -45,7 +45,9 @@ def redis_url(url: str) -> str:
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[redis.asyncio.Redis]:
     """A raw client that decodes text, for what a test wants to see or to break."""
-    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+    async with redis.asyncio.Redis.from_url(
+        url, decode_responses=True, encoding_errors="backslashreplace"
+    ) as client:
         yield client
 
 
@@ -54,7 +56,9 @@ async def prefix(request: pytest.FixtureRequest, url: str) -> AsyncIterator[str]
     """A prefix of this test's own; what the test left under it is audited, then deleted."""
     prefix = f"t{secrets.token_hex(5)}"
     yield prefix
-    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+    async with redis.asyncio.Redis.from_url(
+        url, decode_responses=True, encoding_errors="backslashreplace"
+    ) as client:
         problems: list[str] = []
         if request.node.get_closest_marker("no_audit") is None:
             problems += await audit(client, prefix)

@@ -101,7 +101,9 @@ class Server:
 
     def client(self) -> redis.Redis:
         """A blocking client for the test's own questions."""
-        return redis.Redis.from_url(self.unix_url, decode_responses=True)
+        return redis.Redis.from_url(
+            self.unix_url, decode_responses=True, encoding_errors="backslashreplace"
+        )
 
     def __enter__(self) -> Self:
         return self.start()

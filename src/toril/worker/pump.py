@@ -160,7 +160,9 @@ class Pump:
             self._owner.settled(item, code)
         for words in reply.jobs:
             self._owner.start_job(words, token)
-        if reply.jobs:
+        if reply.jobs and not batch and not self._free():
+            flight.has_to_confirm = True
+        elif reply.jobs:
             loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
         if wanted:
             self._may_find = len(reply.jobs) == wanted
@@ -170,10 +172,11 @@ class Pump:
         self._wake()
 
     def _confirm(self, flight: Flight, request: int) -> None:
-        """The jobs of this reply are running for a while and no later call has said so yet.
+        """The jobs of this reply have been running for a while, and no later call has said so.
 
         Until the server knows that they arrived, the death of this worker is not held against
-        them. Handlers that are done by now have been settled, and no call is spent on this.
+        them. Under load the next call says it, and no call is spent on this; a worker that was
+        idle and is full now says it at once.
         """
         if flight.last_request == request and self._running:
             flight.has_to_confirm = True
