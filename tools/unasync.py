@@ -29,6 +29,7 @@ FILES = (
     "queue.py",
     "reading.py",
     "deduplication.py",
+    "editing.py",
     "flow_producer.py",
     "queue_events.py",
 )

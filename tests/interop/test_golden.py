@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,11 @@ from tests.keyspace import keys_under
 
 if TYPE_CHECKING:
     from tests.interop.toril_side import TorilSide
+
+# What Toril does in another way on purpose (wire-format appendix B).
+BETTER = {
+    "promoting all": r"value → delay: \"\d+\" ≠ \"0\"$",  # the delay is over
+}
 
 
 async def left_by(driver: Any, steps: list[scenario.Step], client: Any, prefix: str) -> Any:
@@ -98,4 +104,6 @@ async def test_toril_leaves_what_bullmq_leaves(
 
     ours = await left_by(toril, steps, client, prefix)
 
-    assert golden.diff(theirs, ours) == []
+    differences = golden.diff(theirs, ours)
+    allowed = BETTER.get(name, "(?!)")
+    assert [line for line in differences if not re.search(allowed, line)] == []

@@ -9,6 +9,7 @@ from typing import Any, Self, Unpack
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
 from toril.client.deduplication import QueueDeduplication
+from toril.client.editing import QueueEditing
 from toril.client.ids import new_job_id
 from toril.client.reading import QueueReading
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
@@ -18,7 +19,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue(QueueReading, QueueDeduplication):
+class Queue(QueueReading, QueueDeduplication, QueueEditing):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.

@@ -36,6 +36,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deleteJob"
 --- @include "includes/parents"
 --- @include "includes/deduplication"
+--- @include "includes/removeJob"
 --- @include "includes/retain"
 --- @include "includes/metrics"
 --- @include "includes/batch"

@@ -1,4 +1,4 @@
-"""Changing jobs and queues by hand."""
+"""Changing what a job carries: its data, its progress, its log."""
 
 from __future__ import annotations
 
@@ -65,3 +65,22 @@ def add_log(
         return count
 
     return script("addLog", keys, args, parse, extra={"job": job, "logs": f"{job}:logs"})
+
+
+def clear_logs(keys: Keys, job_id: str, *, keep: int = 0) -> Command[None]:
+    """Forget a job's log, but for its last ``keep`` rows."""
+    check_known_id(job_id)
+    job = keys.job(job_id)
+
+    def parse(code: int) -> None:
+        if code < 0:
+            raise JobNotFoundError(f"job {job_id!r} does not exist, so it has no log")
+
+    return script(
+        "clearLogs",
+        keys,
+        {"keep": keep},
+        parse,
+        extra={"job": job, "logs": f"{job}:logs"},
+        resend=Resend.SAME,
+    )

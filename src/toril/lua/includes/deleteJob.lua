@@ -1,5 +1,5 @@
 --- Delete everything of a job but its lock and its place.
 local function deleteJob(job)
-  redis.call("DEL", job, job .. ":logs", job .. ":dependencies", job .. ":processed",
+  redis.call("UNLINK", job, job .. ":logs", job .. ":dependencies", job .. ":processed",
     job .. ":failed", job .. ":unsuccessful")
 end

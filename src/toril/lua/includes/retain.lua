@@ -4,10 +4,7 @@ local function removeFinished(queue, set, ids)
   if #ids == 0 then return end
   redis.call("ZREM", set, unpack(ids))
   for _, id in ipairs(ids) do
-    local job = queue.base .. ":" .. id
-    local family = redis.call("HMGET", job, "parentKey", "parent")
-    unlinkFromParent(job, family[1], family[2])
-    deleteJob(job)
+    removeJob(queue, id, { keeps_deduplication = true })
   end
 end
 

@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+--[[
+  changeDelay: put a delayed job off until another time, counted from now.
+
+  Keys      base, delayed, marker, meta, paused, events, job
+  Args      id str, delay_ms int
+  Returns   0
+  Refuses   -1  the job does not exist                                    JobNotFoundError
+            -3  it is not delayed                                         JobNotInStateError
+  Emits     delayed
+  Keeps     I1
+  Cost      O(log delayed jobs)
+]]
+local base, delayed, marker, meta, paused, events, job = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+
+local queue = queueAt(base)
+if redis.call("EXISTS", job) == 0 then return -1 end
+if redis.call("ZREM", delayed, a.id) == 0 then return -3 end
+local due = clock() + a.delay_ms
+placeDelayed(queue, a.id, due)
+redis.call("HSET", job, "delay", a.delay_ms)
+emitTrimmed(queue, readGate(queue), "delayed", "jobId", a.id, "delay", due)
+wakeWhenDue(queue)
+return 0

@@ -1,0 +1,45 @@
+#!lua flags=allow-oom
+--[[
+  changePriority: give a job another priority, and the place that goes with it if it is waiting.
+
+  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
+            marker, meta, job
+  Args      id str, priority int, is_lifo bool
+  Returns   0
+  Refuses   -1  the job does not exist                                    JobNotFoundError
+  Keeps     I1
+  Cost      O(1); O(waiting jobs) for a job without a priority
+]]
+local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, meta, job = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/place"
+
+if redis.call("EXISTS", job) == 0 then return -1 end
+
+local function isElsewhere()
+  for _, place in ipairs({ delayed, waiting_children, completed, failed }) do
+    if redis.call("ZSCORE", place, a.id) then return true end
+  end
+  return redis.call("EXISTS", job .. ":lock") == 1
+end
+
+local function leaveWaiting()
+  if redis.call("ZREM", prioritized, a.id) == 1 then return true end
+  if isElsewhere() then return false end
+  return redis.call("LREM", wait, 1, a.id) == 1 or redis.call("LREM", paused, 1, a.id) == 1
+end
+
+local queue = queueAt(base)
+if leaveWaiting() then
+  local gate = readGate(queue)
+  if a.is_lifo then
+    placeFirst(queue, gate, a.id, a.priority)
+  else
+    placeReady(queue, gate, a.id, a.priority)
+  end
+  wake(queue, gate)
+end
+redis.call("HSET", job, "priority", a.priority)
+return 0

@@ -1,0 +1,46 @@
+#!lua flags=allow-oom
+--[[
+  drain: remove jobs that wait in one place, a slice at a time.
+
+  The pending iterations of schedulers stay. In a list they go round to its back, so that a slice is
+  always popped from the front; in a sorted set the caller skips them.
+
+  Keys      base, wait, paused, prioritized, delayed, waiting_children, meta, repeat
+  Args      place str ("wait", "paused", "prioritized" or "delayed"), slice int, skip int
+  Returns   how many were removed, how many were kept, how many are left in the place
+  Keeps     I1
+  Cost      O(slice)
+]]
+local base, wait, paused, prioritized, delayed, waiting_children, meta, repeat_ = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/deleteJob"
+--- @include "includes/parents"
+--- @include "includes/deduplication"
+--- @include "includes/removeJob"
+--- @include "includes/scheduled"
+
+local queue = queueAt(base)
+local place = queue[a.place]
+local is_list = place == wait or place == paused
+local ids
+if is_list then
+  ids = redis.call("RPOP", place, a.slice) or {}
+else
+  ids = redis.call("ZRANGE", place, a.skip, a.skip + a.slice - 1)
+end
+
+local gone, kept = {}, {}
+for _, id in ipairs(ids) do
+  local to = isNextIteration(queue, id) and kept or gone
+  to[#to + 1] = id
+end
+if is_list and #kept > 0 then redis.call("LPUSH", place, unpack(kept)) end
+if not is_list and #gone > 0 then redis.call("ZREM", place, unpack(gone)) end
+for _, id in ipairs(gone) do
+  removeJob(queue, id, { is_hard = true })
+end
+return { #gone, #kept, redis.call(is_list and "LLEN" or "ZCARD", place) }

@@ -1,0 +1,31 @@
+--- Remove a job that is in no container any more: from its parent, its deduplication id, its keys.
+--- Whatever removes a job that has not just finished passes here. `how` may say:
+---   is_hard             no event tells; a parent of the same queue that waited for this child alone
+---                       goes with it, as in BullMQ's drain and clean
+---   keeps_deduplication a retention: the time to live of the id goes on
+--- Returns whether there was such a job.
+local function removeJob(queue, id, how)
+  local job = queue.base .. ":" .. id
+  local known = redis.call("HMGET", job, "name", "parentKey", "parent", "deid")
+  if known[4] and not (how and how.keeps_deduplication) then
+    forgetDeduplication(queue, id, known[4])
+  end
+  deleteJob(job)
+  local parent_key, parent_json = known[2], known[3]
+  if not parent_key or not parent_json then return known[1] ~= false end
+  if not (how and how.is_hard) then
+    unlinkFromParent(job, parent_key, parent_json)
+    return true
+  end
+  if redis.call("SREM", parent_key .. ":dependencies", job) == 1 then
+    local parent = parentOf(parent_key, parent_json)
+    if hasNoChildrenLeft(parent) then
+      if parent.queue.base ~= queue.base then
+        releaseParentPlainly(parent, true)
+      elseif redis.call("ZREM", queue.waiting_children, parent.id) == 1 then
+        removeJob(queue, parent.id, how)
+      end
+    end
+  end
+  return true
+end

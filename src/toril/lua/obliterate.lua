@@ -1,0 +1,48 @@
+#!lua flags=allow-oom
+--[[
+  obliterate: remove every job of a paused queue, a slice at a time. `eraseKeys` does the rest.
+
+  Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta
+  Args      slice int, force bool (jobs that workers hold, too)
+  Returns   how many were removed; less than `slice` when no job is left
+  Refuses   -111  the queue is not paused                                 NotPausedError
+            -112  jobs are active                                         JobLockedError
+  Cost      O(slice)
+]]
+local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/deleteJob"
+--- @include "includes/parents"
+--- @include "includes/deduplication"
+--- @include "includes/removeJob"
+
+local queue = queueAt(base)
+if redis.call("HEXISTS", meta, "paused") == 0 then return -111 end
+if not a.force and redis.call("EXISTS", active) == 1 then return -112 end
+
+local ids = {}
+for _, place in ipairs({ active, wait, paused }) do
+  local room = a.slice - #ids
+  local popped = room > 0 and redis.call("RPOP", place, room) or {}
+  for _, id in ipairs(popped) do
+    ids[#ids + 1] = id
+    if place == active then redis.call("DEL", base .. ":" .. id .. ":lock") end
+  end
+end
+for _, place in ipairs({ waiting_children, delayed, prioritized, completed, failed }) do
+  local room = a.slice - #ids
+  if room > 0 then
+    local popped = redis.call("ZPOPMIN", place, room)
+    for i = 1, #popped, 2 do
+      ids[#ids + 1] = popped[i]
+    end
+  end
+end
+for _, id in ipairs(ids) do
+  removeJob(queue, id, { is_hard = true })
+end
+return #ids

@@ -1,0 +1,33 @@
+#!lua flags=allow-oom
+--[[
+  pause: let nobody take from the queue; running jobs go on.
+
+  Next to BullMQ 5 the waiting jobs move to `paused`, because its resume renames that list over
+  `wait`. Nothing is ever renamed over a list that exists: two lists are put together, in slices.
+
+  Keys      base, wait, paused, marker, meta, events
+  Args      slice int
+  Returns   1 when there is more to move, else 0
+  Emits     paused
+  Keeps     I1
+  Cost      O(slice)
+]]
+local base, wait, paused, marker, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+
+local queue = queueAt(base)
+redis.call("HSET", meta, "paused", 1)
+redis.call("DEL", marker)
+if readGate(queue).is_version_5 and redis.call("EXISTS", wait) == 1 then
+  if redis.call("EXISTS", paused) == 0 then
+    redis.call("RENAME", wait, paused)
+  else
+    redis.call("LPUSH", paused, unpack(redis.call("RPOP", wait, a.slice)))
+    if redis.call("EXISTS", wait) == 1 then return 1 end
+  end
+end
+emit(queue, "paused")
+return 0

@@ -1,0 +1,44 @@
+#!lua flags=allow-oom
+--[[
+  resume: let jobs be taken again.
+
+  What is in `paused` comes back in front of what is in `wait`, since it was there before. Nothing is
+  renamed over a list that exists: the shorter list is put to the longer one, in slices, and the
+  queue stays paused until both are one.
+
+  Keys      base, wait, paused, active, prioritized, delayed, marker, meta, events
+  Args      slice int
+  Returns   1 when there is more to move, else 0
+  Emits     resumed
+  Keeps     I1
+  Cost      O(slice)
+]]
+local base, wait, paused, active, prioritized, delayed, marker, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+
+local queue = queueAt(base)
+local waiting, held = redis.call("LLEN", wait), redis.call("LLEN", paused)
+if waiting > 0 and held > 0 then
+  if waiting <= held then
+    redis.call("LPUSH", paused, unpack(redis.call("RPOP", wait, a.slice)))
+  else
+    redis.call("RPUSH", wait, unpack(redis.call("LPOP", paused, a.slice)))
+  end
+  if math.min(waiting, held) > a.slice then return 1 end
+end
+if redis.call("EXISTS", wait) == 0 and redis.call("EXISTS", paused) == 1 then
+  redis.call("RENAME", paused, wait)
+end
+
+redis.call("HDEL", meta, "paused")
+if redis.call("EXISTS", wait, prioritized) > 0 then
+  wake(queue, readGate(queue))
+else
+  wakeWhenDue(queue)
+end
+emit(queue, "resumed")
+return 0

@@ -1,0 +1,32 @@
+#!lua flags=allow-oom
+--[[
+  retry: let one finished job run again.
+
+  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Args      id str, resets_attempts bool
+  Returns   0
+  Refuses   -1  the job does not exist                                    JobNotFoundError
+            -3  it is not finished                                        JobNotInStateError
+  Emits     waiting
+  Keeps     I1
+  Cost      O(1)
+]]
+local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/retryJob"
+
+local queue = queueAt(base)
+if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return -1 end
+local state = "failed"
+if redis.call("ZREM", failed, a.id) == 0 then
+  state = "completed"
+  if redis.call("ZREM", completed, a.id) == 0 then return -3 end
+end
+local gate = readGate(queue)
+retryJob(queue, gate, a.id, state, a.resets_attempts)
+wake(queue, gate)
+return 0

@@ -1,0 +1,37 @@
+#!lua flags=allow-oom
+--[[
+  retryAll: let finished jobs run again, a slice at a time, the oldest first.
+
+  Only jobs that finished up to a time: the first call takes the present, and the caller passes it
+  on. What fails again meanwhile is not taken up a second time.
+
+  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Args      state str ("failed" or "completed"), until_ms int?, slice int, resets_attempts bool
+  Returns   that time in ms, how many were looked at, how many run again
+  Emits     waiting
+  Keeps     I1
+  Cost      O(slice)
+]]
+local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/retryJob"
+
+local queue = queueAt(base)
+local gate = readGate(queue)
+local until_ms = a.until_ms or clock()
+local place = a.state == "failed" and failed or completed
+local ids = redis.call("ZRANGEBYSCORE", place, "-inf", until_ms, "LIMIT", 0, a.slice)
+local count = 0
+for _, id in ipairs(ids) do
+  if retryJob(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
+end
+if #ids > 0 then
+  redis.call("ZREM", place, unpack(ids))
+  wake(queue, gate)
+end
+return { until_ms, #ids, count }

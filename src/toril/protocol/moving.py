@@ -1,0 +1,108 @@
+"""Moving jobs by hand: again, now, earlier, later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toril.errors import InvalidOptionError, JobNotFoundError, JobNotInStateError
+from toril.options import MAX_PRIORITY, whole
+from toril.protocol.command import Command, Plan, Resend, script
+from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.removing import SLICE, OnProgress
+
+
+def retry(keys: Keys, job_id: str, *, resets_attempts: bool = False) -> Command[None]:
+    """Let a failed or completed job run again."""
+    check_known_id(job_id)
+    return script(
+        "retry",
+        keys,
+        {"id": job_id, "resets_attempts": resets_attempts},
+        _refuser(job_id, "is neither failed nor completed, so it cannot be retried"),
+    )
+
+
+def retry_all(
+    keys: Keys,
+    state: str = "failed",
+    *,
+    until_ms: int | None = None,
+    resets_attempts: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Plan[int]:
+    """Let the failed (or completed) jobs run again, the oldest first; returns how many."""
+    if state not in ("failed", "completed"):
+        raise InvalidOptionError(f"state={state!r} cannot be retried; use 'failed' or 'completed'")
+    count: int = 0
+    while True:
+        args: dict[str, Any] = {
+            "state": state,
+            "slice": SLICE,
+            "resets_attempts": resets_attempts,
+        }
+        if until_ms is not None:
+            args["until_ms"] = until_ms
+        until_ms, looked, moved = yield script("retryAll", keys, args, tuple, resend=Resend.SAME)
+        count += moved
+        if moved and on_progress is not None:
+            on_progress(count)
+        if looked < SLICE:
+            return count
+
+
+def promote(keys: Keys, job_id: str) -> Command[None]:
+    """Let a delayed job run now."""
+    check_known_id(job_id)
+    return script("promote", keys, {"id": job_id}, _refuser(job_id, "is not delayed (any more)"))
+
+
+def promote_all(keys: Keys, *, on_progress: OnProgress | None = None) -> Plan[int]:
+    """Let all delayed jobs run now, the first due first; returns how many."""
+    count: int = 0
+    unseen: int | None = None
+    while True:
+        moved, left = yield script("promoteAll", keys, {"slice": SLICE}, tuple, resend=Resend.SAME)
+        count += moved
+        # Jobs that fail again and are put off meanwhile do not keep this from ending.
+        unseen = left if unseen is None else min(left, unseen - SLICE)
+        if moved and on_progress is not None:
+            on_progress(count)
+        if unseen <= 0:
+            return count
+
+
+def change_priority(keys: Keys, job_id: str, priority: int, *, lifo: bool = False) -> Command[None]:
+    """Give a job another priority; with ``lifo`` it comes before others of the same."""
+    check_known_id(job_id)
+    whole(priority, "priority", most=MAX_PRIORITY)
+    return script(
+        "changePriority",
+        keys,
+        {"id": job_id, "priority": priority, "is_lifo": lifo},
+        _refuser(job_id),
+        extra={"job": keys.job(job_id)},
+        resend=Resend.SAME,
+    )
+
+
+def change_delay(keys: Keys, job_id: str, delay_ms: int) -> Command[None]:
+    """Put a delayed job off until ``delay_ms`` from now."""
+    check_known_id(job_id)
+    return script(
+        "changeDelay",
+        keys,
+        {"id": job_id, "delay_ms": delay_ms},
+        _refuser(job_id, "is not delayed (any more)"),
+        extra={"job": keys.job(job_id)},
+        resend=Resend.SAME,
+    )
+
+
+def _refuser(job_id: str, wrong_state: str = "") -> Any:
+    def parse(code: int) -> None:
+        if code == -1:
+            raise JobNotFoundError(f"job {job_id!r} does not exist")
+        if code < 0:
+            raise JobNotInStateError(f"job {job_id!r} {wrong_state}; see queue.get_state()")
+
+    return parse

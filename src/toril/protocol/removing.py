@@ -1,0 +1,206 @@
+"""Removing jobs: one with its children, those of a state, or everything.
+
+What touches many jobs is a plan of slices, none of which holds the server up.  Breaking a plan off
+leaves the queue in order, and calling again goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toril.errors import (
+    InvalidOptionError,
+    JobLockedError,
+    NotPausedError,
+    RefusedError,
+    SchedulerOwnsJobError,
+)
+from toril.protocol import pausing
+from toril.protocol.command import Plan, Resend, script
+from toril.protocol.keys import Keys, check_known_id
+
+SLICE = 250
+KEYS_SLICE = 1000
+
+OnProgress = Callable[[int], object]
+"""Called after each slice with how many jobs are done so far."""
+
+CLEANABLE = {
+    "completed": ("completed",),
+    "failed": ("failed",),
+    "delayed": ("delayed",),
+    "prioritized": ("prioritized",),
+    "active": ("active",),
+    "waiting": ("wait", "paused"),
+    "wait": ("wait", "paused"),
+    "paused": ("paused",),
+}
+"""The states that ``clean`` knows, and the places where such jobs are."""
+
+
+def remove(
+    keys: Keys, job_id: str, *, children: bool = True, slice_size: int = SLICE
+) -> Plan[bool]:
+    """Remove a job and, with ``children``, all of its descendants; False if it does not exist."""
+    check_known_id(job_id)
+
+    def parse(reply: Any) -> tuple[bool, bool]:
+        if isinstance(reply, int):
+            raise _refused(reply, job_id)
+        return reply[0] == 1, reply[1] == 1
+
+    while True:
+        more, existed = yield script(
+            "remove",
+            keys,
+            {"id": job_id, "children": children, "slice": slice_size},
+            parse,
+            extra={"repeat_": keys.repeat},
+            resend=Resend.MARKED,
+        )
+        if not more:
+            return bool(existed)
+
+
+def _refused(code: int, job_id: str) -> RefusedError:
+    if code == -8:
+        return SchedulerOwnsJobError(
+            f"job {job_id!r} is the next iteration of its scheduler, which would end without it;"
+            f" remove the scheduler instead"
+        )
+    return JobLockedError(
+        f"job {job_id!r} or a child of it is being run by a worker;"
+        f" wait until it is done, or stop it with queue.cancel() first"
+    )
+
+
+def drain(keys: Keys, *, delayed: bool = False, on_progress: OnProgress | None = None) -> Plan[int]:
+    """Remove the jobs that wait; returns how many."""
+    removed = 0
+    for place in ("wait", "paused", "prioritized", *(("delayed",) if delayed else ())):
+        skip = 0
+        unseen: int | None = None
+        while unseen is None or unseen > 0:
+            gone, kept, left = yield script(
+                "drain",
+                keys,
+                {"place": place, "slice": SLICE, "skip": skip},
+                tuple,
+                extra={"repeat_": keys.repeat},
+                resend=Resend.SAME,
+            )
+            removed += gone
+            skip += kept
+            # What is added meanwhile does not keep this from ending.
+            unseen = left - skip if unseen is None else min(unseen - gone - kept, left - skip)
+            if gone and on_progress is not None:
+                on_progress(removed)
+            if gone + kept < SLICE:
+                break
+    return removed
+
+
+def clean(
+    keys: Keys,
+    state: str,
+    *,
+    grace_ms: int = 0,
+    limit: int = 0,
+    on_progress: OnProgress | None = None,
+) -> Plan[list[str]]:
+    """Remove the jobs in ``state`` that are older than ``grace_ms``; returns their ids.
+
+    At most ``limit`` of them, the oldest, unless it is 0.
+    """
+    places = CLEANABLE.get(state)
+    if places is None:
+        known = ", ".join(sorted(CLEANABLE))
+        raise InvalidOptionError(f"state={state!r} cannot be cleaned; use one of {known}")
+    removed: list[str] = []
+    cutoff_ms: int | None = None
+    for place in places:
+        skip = 0
+        while True:
+            wanted = min(SLICE, limit - len(removed)) if limit else SLICE
+            args: dict[str, Any] = {
+                "place": place,
+                "grace_ms": grace_ms,
+                "slice": wanted,
+                "skip": skip,
+                "removed": len(removed),
+                "limit": limit,
+                "is_last": place == places[-1],
+            }
+            if cutoff_ms is not None:
+                args["cutoff_ms"] = cutoff_ms
+            cutoff_ms, looked, kept, ids = yield script(
+                "clean",
+                keys,
+                args,
+                _parse_clean,
+                extra={"repeat_": keys.repeat},
+                resend=Resend.SAME,
+            )
+            removed += ids
+            skip += kept
+            if ids and on_progress is not None:
+                on_progress(len(removed))
+            if 0 < limit <= len(removed):
+                return removed
+            if looked < wanted:
+                break
+    return removed
+
+
+def _parse_clean(reply: Any) -> tuple[int, int, int, list[str]]:
+    cutoff_ms, looked, kept, ids = reply
+    return cutoff_ms, looked, kept, [item.decode() for item in ids]
+
+
+def obliterate(
+    keys: Keys, *, force: bool = False, on_progress: OnProgress | None = None
+) -> Plan[int]:
+    """Remove the queue with everything that belongs to it; returns how many jobs it had.
+
+    It has to be paused and nothing may be active; ``force`` pauses it and takes the jobs away from
+    their workers.
+    """
+
+    def parse(reply: Any) -> Any:
+        if isinstance(reply, int) and reply < 0:
+            raise _kept(reply, keys.name)
+        return reply
+
+    if force:
+        yield from pausing.pause(keys)
+    removed = 0
+    while True:
+        count: int = yield script(
+            "obliterate", keys, {"slice": SLICE, "force": force}, parse, resend=Resend.SAME
+        )
+        removed += count
+        if count and on_progress is not None:
+            on_progress(removed)
+        if count < SLICE:
+            break
+    cursor = "0"
+    while True:
+        page = yield script(
+            "eraseKeys", keys, {"cursor": cursor, "slice": KEYS_SLICE}, parse, resend=Resend.SAME
+        )
+        cursor = page[0].decode()
+        if cursor == "0":
+            return removed
+
+
+def _kept(code: int, queue: str) -> RefusedError:
+    if code == -111:
+        return NotPausedError(
+            f"queue {queue!r} is not paused; call queue.pause() before obliterate(),"
+            f" or obliterate(force=True)"
+        )
+    return JobLockedError(
+        f"queue {queue!r} has active jobs; wait until they are done, or call"
+        f" obliterate(force=True), which takes them away from their workers"
+    )

@@ -1,0 +1,166 @@
+# Written by tools/unasync.py from src/toril/client/editing.py: change that file instead.
+"""The half of the queue that changes what is there."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from toril.options import Duration, epoch_ms, milliseconds, whole
+from toril.protocol import editing, leasing, moving, pausing, removing
+from toril.protocol.keys import Keys
+from toril.protocol.removing import OnProgress
+from toril.sync.connection import Connection
+
+
+class QueueEditing:
+    """What operators do to a queue and its jobs.
+
+    Methods that touch many jobs work in slices of a few milliseconds, so that other clients are
+    served meanwhile, and call ``on_progress`` with the number of jobs done so far.  When such a
+    call breaks off, calling it again goes on.
+    """
+
+    keys: Keys
+    _connection: Connection
+
+    def pause(self) -> None:
+        """Let no worker take from this queue; jobs that run go on, and adding goes on."""
+        self._connection.follow(pausing.pause(self.keys))
+
+    def resume(self) -> None:
+        """Let workers take from this queue again."""
+        self._connection.follow(pausing.resume(self.keys))
+
+    def is_paused(self) -> bool:
+        return self._connection.run(pausing.is_paused(self.keys))
+
+    def drain(self, delayed: bool = False, *, on_progress: OnProgress | None = None) -> int:
+        """Remove the jobs that wait, with ``delayed`` also the delayed ones; returns how many.
+
+        Active and finished jobs stay, and so do the pending iterations of schedulers.
+        """
+        plan = removing.drain(self.keys, delayed=delayed, on_progress=on_progress)
+        return self._connection.follow(plan)
+
+    def clean(
+        self,
+        state: str = "completed",
+        grace: Duration = 0,
+        limit: int = 0,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[str]:
+        """Remove the jobs in ``state`` that are older than ``grace``; returns their ids.
+
+        ``state`` is completed, failed, waiting, prioritized, delayed or active (of these the ones
+        that no worker holds).  ``limit`` is how many at most, the oldest first; 0 means all.
+        """
+        plan = removing.clean(
+            self.keys,
+            state,
+            grace_ms=milliseconds(grace, "grace"),
+            limit=whole(limit, "limit"),
+            on_progress=on_progress,
+        )
+        return self._connection.follow(plan)
+
+    def obliterate(self, force: bool = False, *, on_progress: OnProgress | None = None) -> int:
+        """Remove the queue and everything that belongs to it; returns how many jobs it had.
+
+        Raises ``NotPausedError`` when the queue is not paused and ``JobLockedError`` when jobs are
+        active.  ``force`` pauses it and takes active jobs away from their workers.
+        """
+        plan = removing.obliterate(self.keys, force=force, on_progress=on_progress)
+        return self._connection.follow(plan)
+
+    def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
+        """Remove a job, whatever its state; False when there is none with this id.
+
+        Raises ``JobLockedError`` when a worker is running it or one of its children.  Finding a job
+        in the waiting list takes time in proportion to the list.
+        """
+        plan = removing.remove(self.keys, job_id, children=remove_children)
+        return self._connection.follow(plan)
+
+    def retry(self, job_id: str, *, reset_attempts: bool = False) -> None:
+        """Let a failed or completed job run again.
+
+        Its attempts are counted on, so it is not retried by itself when it fails once more, unless
+        ``reset_attempts`` is given.
+        """
+        self._connection.run(moving.retry(self.keys, job_id, resets_attempts=reset_attempts))
+
+    def retry_all(
+        self,
+        state: str = "failed",
+        *,
+        until: int | datetime | None = None,
+        reset_attempts: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> int:
+        """Let all failed (or completed) jobs run again, the oldest first; returns how many.
+
+        Only those that finished up to ``until``, which is now unless it is given.
+        """
+        plan = moving.retry_all(
+            self.keys,
+            state,
+            until_ms=None if until is None else epoch_ms(until, "until"),
+            resets_attempts=reset_attempts,
+            on_progress=on_progress,
+        )
+        return self._connection.follow(plan)
+
+    def promote(self, job_id: str) -> None:
+        """Let a delayed job run now."""
+        self._connection.run(moving.promote(self.keys, job_id))
+
+    def promote_all(self, *, on_progress: OnProgress | None = None) -> int:
+        """Let all delayed jobs run now; returns how many."""
+        plan = moving.promote_all(self.keys, on_progress=on_progress)
+        return self._connection.follow(plan)
+
+    def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
+        """Give a job another priority; with ``lifo`` it comes before others of the same."""
+        self._connection.run(moving.change_priority(self.keys, job_id, priority, lifo=lifo))
+
+    def change_delay(self, job_id: str, delay: Duration) -> None:
+        """Put a delayed job off until ``delay`` from now."""
+        delay_ms = milliseconds(delay, "delay")
+        self._connection.run(moving.change_delay(self.keys, job_id, delay_ms))
+
+    def update_data(self, job_id: str, data: Any) -> None:
+        """Replace a job's data."""
+        self._connection.run(editing.update_data(self.keys, job_id, data))
+
+    def update_progress(self, job_id: str, progress: Any) -> None:
+        """Say how far a job is: a number, a text or any JSON."""
+        self._connection.run(editing.update_progress(self.keys, job_id, progress))
+
+    def add_log(self, job_id: str, row: str, *, keep: int | None = None) -> int:
+        """Append a row to a job's log; returns how many rows it has, at most ``keep``."""
+        if keep is not None:
+            whole(keep, "keep", least=1)
+        return self._connection.run(editing.add_log(self.keys, job_id, row, keep=keep))
+
+    def clear_logs(self, job_id: str, *, keep: int = 0) -> None:
+        """Forget a job's log, but for its last ``keep`` rows."""
+        self._connection.run(editing.clear_logs(self.keys, job_id, keep=whole(keep, "keep")))
+
+    def extend_lock(self, job_id: str, token: str, duration: Duration) -> None:
+        """Hold the lock that ``token`` has on a job for ``duration`` from now.
+
+        Raises ``LockLostError`` when somebody else has it, or nobody.
+        """
+        lock_ms = milliseconds(duration, "duration", least=1)
+        self._connection.run(leasing.extend_lock(self.keys, job_id, token, lock_ms=lock_ms))
+
+    def rate_limit(self, duration: Duration) -> None:
+        """Let workers that have a rate limit start nothing for ``duration``."""
+        limit_ms = milliseconds(duration, "duration", least=1)
+        self._connection.run(pausing.rate_limit(self.keys, duration_ms=limit_ms))
+
+    def remove_rate_limit(self) -> None:
+        """End the present period of the rate limit."""
+        self._connection.run(pausing.remove_rate_limit(self.keys))
