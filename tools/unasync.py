@@ -30,6 +30,7 @@ FILES = (
     "reading.py",
     "deduplication.py",
     "editing.py",
+    "limits.py",
     "flow_producer.py",
     "queue_events.py",
 )

@@ -156,12 +156,3 @@ class QueueEditing:
         """
         lock_ms = milliseconds(duration, "duration", least=1)
         await self._connection.run(leasing.extend_lock(self.keys, job_id, token, lock_ms=lock_ms))
-
-    async def rate_limit(self, duration: Duration) -> None:
-        """Let workers that have a rate limit start nothing for ``duration``."""
-        limit_ms = milliseconds(duration, "duration", least=1)
-        await self._connection.run(pausing.rate_limit(self.keys, duration_ms=limit_ms))
-
-    async def remove_rate_limit(self) -> None:
-        """End the present period of the rate limit."""
-        await self._connection.run(pausing.remove_rate_limit(self.keys))

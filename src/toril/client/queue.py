@@ -11,6 +11,7 @@ from toril.client.connection import Connection, Target
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
 from toril.client.ids import new_job_id
+from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
 from toril.protocol import adding, reading
@@ -19,7 +20,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue(QueueReading, QueueDeduplication, QueueEditing):
+class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.

@@ -8,7 +8,8 @@
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, limiter, meta, id, events, replies
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, child},
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit,
+            child},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
@@ -41,6 +42,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/metrics"
 --- @include "includes/batch"
 --- @include "includes/finish"
+--- @include "includes/hold"
 --- @include "includes/take"
 
 local queue = queueAt(base)
@@ -148,6 +150,9 @@ function settle.returned(outcome, i, job)
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
+  if outcome.limit then
+    holdBack(queue, gate, outcome.limit)
+  end
   wake(queue, gate)
   emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
   return 0
@@ -189,6 +194,12 @@ if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0
     and redis.call("LLEN", queue.active) == 0 and redis.call("LLEN", queue.wait) == 0
     and redis.call("ZCARD", queue.prioritized) == 0 and not (gate.paused and a.take > 0) then
   emit(queue, "drained")
+end
+
+-- No marker tells of a slot that is free again; whoever waits for one is woken here.
+if gate.concurrency and #a.outcomes > 0 and #jobs == 0
+    and (redis.call("LLEN", queue.wait) > 0 or redis.call("ZCARD", queue.prioritized) > 0) then
+  wake(queue, gate)
 end
 
 local taken = {}

@@ -31,15 +31,3 @@ def resume(keys: Keys) -> Plan[None]:
 def is_paused(keys: Keys) -> Command[bool]:
     """Does the queue hold its jobs back?"""
     return plain("HEXISTS", keys.meta, "paused", parse=lambda reply: reply == 1)
-
-
-def rate_limit(keys: Keys, *, duration_ms: int) -> Command[None]:
-    """Let workers with a rate limit start nothing for a while, as if it were used up."""
-    return plain(
-        "SET", keys.limiter, 2**53 - 1, "PX", duration_ms, parse=lambda _: None, resend=Resend.SAME
-    )
-
-
-def remove_rate_limit(keys: Keys) -> Command[None]:
-    """Begin a new period of the rate limit."""
-    return plain("DEL", keys.limiter, parse=lambda _: None)

@@ -112,7 +112,8 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
             details = {"delay": error.delay}
             return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
         case RateLimitError():
-            return Outcome(kind="returned", error=error)
+            details = {"limit": error.duration} if error.duration else {}
+            return Outcome(kind="returned", details=details, error=error)
         case WaitingChildrenError():
             return Outcome(kind="waiting-children", error=error)
         case UnrecoverableError() | JobCancelledError() | FailedChildrenError():

@@ -17,10 +17,11 @@ from toril.sync.batching import Batcher
 from toril.sync.connection import Connection, Target
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
+from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
 
 
-class Queue(QueueReading, QueueDeduplication, QueueEditing):
+class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.

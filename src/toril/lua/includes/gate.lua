@@ -4,7 +4,7 @@
 --- would be lost.
 local function readGate(queue)
   local meta = redis.call("HMGET", queue.meta, "paused", "concurrency", "opts.maxLenEvents",
-    "version", "max", "duration")
+    "version", "max", "duration", "x.held")
   if not meta[3] then
     redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
   end
@@ -15,6 +15,7 @@ local function readGate(queue)
     is_version_5 = meta[4] ~= false and string.find(meta[4], "^bullmq:5%.") ~= nil,
     max = tonumber(meta[5]),
     duration = tonumber(meta[6]),
+    is_held = meta[7] ~= false,
     ready = queue.wait
   }
   if gate.paused and (gate.is_version_5 or redis.call("EXISTS", queue.paused) == 1) then

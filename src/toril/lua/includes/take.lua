@@ -9,6 +9,10 @@ end
 
 --- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
 local function allowance(queue, gate, limiter, count)
+  if gate.is_held then
+    local ttl = heldFor(queue, gate)
+    if ttl > 0 then return 0, ttl end
+  end
   local max = gate.max or (limiter and limiter.max)
   if not max then return count, 0 end
   local started = tonumber(redis.call("GET", queue.limiter) or 0)

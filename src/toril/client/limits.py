@@ -1,0 +1,62 @@
+"""The part of a queue that limits what all of its workers do together."""
+
+from __future__ import annotations
+
+from toril.client.connection import Connection
+from toril.options import Duration, RateLimit
+from toril.protocol import limiting
+from toril.protocol.keys import Keys
+
+
+class QueueLimits:
+    """Limits that hold for every worker of the queue, in any language."""
+
+    keys: Keys
+    _connection: Connection
+
+    async def set_global_concurrency(self, concurrency: int) -> None:
+        """Let at most this many jobs run at once, over all workers."""
+        await self._connection.run(limiting.set_concurrency(self.keys, concurrency))
+
+    async def get_global_concurrency(self) -> int | None:
+        """How many jobs may run at once over all workers; None without a limit."""
+        return await self._connection.run(limiting.concurrency(self.keys))
+
+    async def remove_global_concurrency(self) -> None:
+        """Let the workers run as many jobs at once as they like."""
+        await self._connection.run(limiting.remove_concurrency(self.keys))
+
+    async def is_maxed(self) -> bool:
+        """Do as many jobs run as the global concurrency allows?"""
+        return await self._connection.follow(limiting.is_maxed(self.keys))
+
+    async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002
+        """Let at most ``max`` jobs start in any window of ``duration``, over all workers."""
+        await self._connection.run(limiting.set_rate(self.keys, RateLimit(max, duration)))
+
+    async def get_global_rate_limit(self) -> RateLimit | None:
+        """The rate limit over all workers, or None."""
+        return await self._connection.run(limiting.rate(self.keys))
+
+    async def remove_global_rate_limit(self) -> None:
+        """Let jobs start as fast as they are taken."""
+        await self._connection.run(limiting.remove_rate(self.keys))
+
+    async def rate_limit(self, duration: Duration) -> None:
+        """Let nobody take from the queue for ``duration``, as after a 429 of a service.
+
+        Workers of Node's BullMQ keep to it only if they have a ``limiter``, or the queue a global
+        rate limit.
+        """
+        await self._connection.run(limiting.hold(self.keys, duration))
+
+    async def remove_rate_limit(self) -> None:
+        """Begin a new window: nothing is counted, and a hold by ``rate_limit`` ends."""
+        await self._connection.run(limiting.release(self.keys))
+
+    async def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
+        """For how many ms no job may start because of a rate limit; 0 when one may.
+
+        ``max`` is that of a worker's limiter; without it the global rate limit counts.
+        """
+        return await self._connection.follow(limiting.wait_ms(self.keys, max))

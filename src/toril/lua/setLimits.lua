@@ -1,0 +1,27 @@
+#!lua flags=allow-oom
+--[[
+  setLimits: change what may run at once or in a time, and wake a worker for what may run now.
+
+  Keys      base, wait, paused, active, prioritized, marker, limiter, meta
+  Args      set list of str (fields of `meta` and their values, in turn), remove list of str,
+            starts_anew bool (forget how many jobs were started in this window, and a hold by hand)
+  Returns   0
+  Cost      O(1)
+]]
+local base, wait, paused, active, prioritized, marker, limiter, meta = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/place"
+
+local queue = queueAt(base)
+if #a.set > 0 then redis.call("HSET", meta, unpack(a.set)) end
+if #a.remove > 0 then redis.call("HDEL", meta, unpack(a.remove)) end
+if a.starts_anew then
+  redis.call("DEL", limiter)
+  redis.call("HDEL", meta, "x.held")
+end
+if redis.call("LLEN", wait) > 0 or redis.call("ZCARD", prioritized) > 0 then
+  wake(queue, readGate(queue))
+end
+return 0

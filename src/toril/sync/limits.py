@@ -1,0 +1,63 @@
+# Written by tools/unasync.py from src/toril/client/limits.py: change that file instead.
+"""The part of a queue that limits what all of its workers do together."""
+
+from __future__ import annotations
+
+from toril.options import Duration, RateLimit
+from toril.protocol import limiting
+from toril.protocol.keys import Keys
+from toril.sync.connection import Connection
+
+
+class QueueLimits:
+    """Limits that hold for every worker of the queue, in any language."""
+
+    keys: Keys
+    _connection: Connection
+
+    def set_global_concurrency(self, concurrency: int) -> None:
+        """Let at most this many jobs run at once, over all workers."""
+        self._connection.run(limiting.set_concurrency(self.keys, concurrency))
+
+    def get_global_concurrency(self) -> int | None:
+        """How many jobs may run at once over all workers; None without a limit."""
+        return self._connection.run(limiting.concurrency(self.keys))
+
+    def remove_global_concurrency(self) -> None:
+        """Let the workers run as many jobs at once as they like."""
+        self._connection.run(limiting.remove_concurrency(self.keys))
+
+    def is_maxed(self) -> bool:
+        """Do as many jobs run as the global concurrency allows?"""
+        return self._connection.follow(limiting.is_maxed(self.keys))
+
+    def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002
+        """Let at most ``max`` jobs start in any window of ``duration``, over all workers."""
+        self._connection.run(limiting.set_rate(self.keys, RateLimit(max, duration)))
+
+    def get_global_rate_limit(self) -> RateLimit | None:
+        """The rate limit over all workers, or None."""
+        return self._connection.run(limiting.rate(self.keys))
+
+    def remove_global_rate_limit(self) -> None:
+        """Let jobs start as fast as they are taken."""
+        self._connection.run(limiting.remove_rate(self.keys))
+
+    def rate_limit(self, duration: Duration) -> None:
+        """Let nobody take from the queue for ``duration``, as after a 429 of a service.
+
+        Workers of Node's BullMQ keep to it only if they have a ``limiter``, or the queue a global
+        rate limit.
+        """
+        self._connection.run(limiting.hold(self.keys, duration))
+
+    def remove_rate_limit(self) -> None:
+        """Begin a new window: nothing is counted, and a hold by ``rate_limit`` ends."""
+        self._connection.run(limiting.release(self.keys))
+
+    def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
+        """For how many ms no job may start because of a rate limit; 0 when one may.
+
+        ``max`` is that of a worker's limiter; without it the global rate limit counts.
+        """
+        return self._connection.follow(limiting.wait_ms(self.keys, max))

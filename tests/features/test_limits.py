@@ -1,0 +1,270 @@
+"""Limits: how many jobs start in a time, how many run at once, and holding a queue by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import Queue, RateLimit, Worker
+from toril.errors import DelayedError, InvalidOptionError, RateLimitError
+from toril.sync import Queue as BlockingQueue
+
+
+@pytest.fixture
+async def queue(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+def work(url, prefix):
+    """Makes workers of the queue; idle ones ask again only after a minute."""
+
+    def make(handler, **options):
+        return Worker(
+            "q", handler, connection=url, prefix=prefix, **{"drain_delay": 60_000, **options}
+        )
+
+    return make
+
+
+class Recorder:
+    """A handler that notes when and how many jobs run."""
+
+    def __init__(self, takes_s: float = 0.0) -> None:
+        self.starts: list[float] = []
+        self.running = self.most = 0
+        self.takes_s = takes_s
+
+    async def __call__(self, job):
+        self.starts.append(time.monotonic())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(self.takes_s)
+        self.running -= 1
+
+    async def until(self, count: int, timeout: float = 5.0) -> list[float]:
+        await wait_until(lambda: len(self.starts) == count, timeout)
+        return [start - self.starts[0] for start in self.starts]
+
+
+async def add(queue, count):
+    for n in range(count):
+        await queue.add("x", n)
+
+
+@pytest.mark.parametrize("source", ["worker", "queue"])
+async def test_a_rate_limit_lets_max_jobs_start_in_a_window(source, queue, work):
+    """RULES-11: limiter {max, duration}, of a worker or of the whole queue."""
+    recorder = Recorder()
+    await add(queue, 7)
+    limiter = RateLimit(max=3, duration=200) if source == "worker" else None
+    if source == "queue":
+        await queue.set_global_rate_limit(3, 200)
+
+    async with work(recorder, concurrency=10, limiter=limiter):
+        starts = await recorder.until(7)
+
+    assert max(starts[:3]) < 0.15
+    assert min(starts[3:6]) >= 0.18
+    assert max(starts[3:6]) < 0.39
+    assert 0.38 <= starts[6] < 0.8
+
+
+async def test_a_global_rate_limit_holds_over_several_workers(queue, work):
+    recorder = Recorder()
+    await queue.set_global_rate_limit(2, 150)
+    await add(queue, 6)
+
+    async with work(recorder, concurrency=5), work(recorder, concurrency=5):
+        starts = await recorder.until(6)
+
+    assert sum(start < 0.14 for start in starts) == 2
+    assert 0.28 <= starts[5] < 0.8
+
+
+async def test_a_queue_can_be_held_although_nobody_has_a_limit(queue, work, client):
+    recorder = Recorder()
+    await queue.rate_limit(250)
+    held_at = time.monotonic()
+    await add(queue, 2)
+    assert 0 < await queue.get_rate_limit_ttl() <= 250
+
+    async with work(recorder, concurrency=5):
+        await recorder.until(2)
+        assert 0.24 <= recorder.starts[0] - held_at < 0.6
+
+    assert await queue.get_rate_limit_ttl() == 0
+    assert not await client.hexists(queue.keys.meta, "x.held")
+
+
+async def test_a_hold_can_be_ended_before_its_time(queue, work):
+    recorder = Recorder()
+    await queue.rate_limit(60_000)
+    await add(queue, 1)
+
+    await queue.remove_rate_limit()
+
+    async with work(recorder):
+        await recorder.until(1)
+
+
+async def test_a_handler_can_put_its_job_back_and_hold_the_queue(queue, work):
+    runs = []
+
+    async def handler(job):
+        runs.append((job.name, time.monotonic()))
+        if len(runs) == 1:
+            raise RateLimitError(250)
+
+    limited = await queue.add("limited", attempts=1)
+    await queue.add("second")
+    async with work(handler), work(handler):
+        await wait_until(lambda: len(runs) >= 3)
+        await wait_until(lambda: _is_completed(queue, limited.id))
+
+    names, times = zip(*runs, strict=True)
+    # The other worker may have begun its job before the first one said so.
+    assert sorted(names) == ["limited", "limited", "second"]
+    again = [at for name, at in runs if name == "limited"][1]
+    assert 0.24 <= again - times[0] < 0.7
+    job = await queue.get_job(limited.id)
+    assert (job.attempts_made, job.attempts_started) == (1, 2)
+    assert job.failed_reason is None
+
+
+async def _is_completed(queue, job_id):
+    return await queue.get_state(job_id) == "completed"
+
+
+async def test_a_rate_limited_job_is_the_next_to_run(queue, work):
+    runs = []
+
+    async def handler(job):
+        runs.append(job.name)
+        if len(runs) == 1:
+            raise RateLimitError(30)
+
+    for name in ("first", "second", "third"):
+        await queue.add(name)
+    async with work(handler):
+        await wait_until(lambda: len(runs) == 4)
+
+    assert runs == ["first", "first", "second", "third"]
+
+
+async def test_a_handler_can_put_its_job_off(queue, work):
+    runs = []
+
+    async def handler(job):
+        runs.append(time.monotonic())
+        if len(runs) == 1:
+            raise DelayedError(200)
+        return "done"
+
+    job = await queue.add("x", attempts=1)
+    async with work(handler):
+        await wait_until(lambda: _is_completed(queue, job.id))
+
+    assert 0.19 <= runs[1] - runs[0] < 0.6
+    job = await queue.get_job(job.id)
+    assert (job.attempts_made, job.attempts_started, job.return_value) == (1, 2, "done")
+
+
+async def test_a_global_concurrency_is_kept_and_freed_slots_are_refilled_at_once(queue, work):
+    recorder = Recorder(takes_s=0.02)
+    await queue.set_global_concurrency(3)
+    await add(queue, 30)
+
+    began = time.monotonic()
+    async with work(recorder, concurrency=10), work(recorder, concurrency=10):
+        await recorder.until(30, timeout=10)
+        took = time.monotonic() - began
+        assert recorder.most == 3
+        # Ten rounds of 20 ms; a slot that waits for a worker's next look would cost a minute.
+        assert took < 2
+
+
+async def test_a_slot_freed_by_a_worker_that_takes_no_more_goes_to_another(queue, work):
+    first, second = Recorder(takes_s=0.2), Recorder()
+    await queue.set_global_concurrency(1)
+    await add(queue, 2)
+    leaving, waiting = work(first), work(second)
+    await leaving.start()
+    await first.until(1)
+    await waiting.start()
+    leaving.pause()
+
+    await second.until(1)
+
+    assert len(first.starts) == 1
+    await leaving.close()
+    await waiting.close()
+
+
+@pytest.mark.parametrize("change", ["raised", "removed"])
+async def test_workers_notice_a_wider_limit_at_once(change, queue, work):
+    recorder = Recorder(takes_s=0.5)
+    await queue.set_global_concurrency(1)
+    await add(queue, 2)
+    async with work(recorder, concurrency=2):
+        await recorder.until(1)
+        assert await queue.is_maxed()
+        if change == "raised":
+            await queue.set_global_concurrency(2)
+        else:
+            await queue.remove_global_concurrency()
+
+        starts = await recorder.until(2)
+
+        assert starts[1] < 0.4
+
+
+async def test_limits_can_be_read_and_removed(queue):
+    assert await queue.get_global_concurrency() is None
+    assert await queue.get_global_rate_limit() is None
+    assert not await queue.is_maxed()
+
+    await queue.set_global_concurrency(7)
+    await queue.set_global_rate_limit(10, 1000)
+    assert await queue.get_global_concurrency() == 7
+    assert await queue.get_global_rate_limit() == RateLimit(10, 1000)
+
+    await queue.remove_global_concurrency()
+    await queue.remove_global_rate_limit()
+    assert await queue.get_global_concurrency() is None
+    assert await queue.get_global_rate_limit() is None
+
+
+async def test_the_time_left_is_told_only_when_the_limit_is_reached(queue, client):
+    await client.set(queue.keys.limiter, 3, px=5000)
+
+    assert await queue.get_rate_limit_ttl(max=4) == 0
+    assert 0 < await queue.get_rate_limit_ttl(max=3) <= 5000
+    assert 0 < await queue.get_rate_limit_ttl() <= 5000
+    await queue.set_global_rate_limit(4, 1000)
+    assert await queue.get_rate_limit_ttl() == 0
+
+
+async def test_limits_that_make_no_sense_are_refused(queue):
+    for call in (
+        lambda: queue.set_global_concurrency(0),
+        lambda: queue.set_global_rate_limit(0, 1000),
+        lambda: queue.set_global_rate_limit(1, 0),
+        lambda: queue.rate_limit(0),
+    ):
+        with pytest.raises(InvalidOptionError):
+            await call()
+
+
+def test_the_blocking_client_has_them_too(url, prefix):
+    with BlockingQueue("q", connection=url, prefix=prefix) as queue:
+        queue.set_global_concurrency(2)
+        queue.rate_limit(50)
+        assert queue.get_global_concurrency() == 2
+        assert queue.get_rate_limit_ttl() > 0
+        queue.remove_rate_limit()
+        assert queue.get_rate_limit_ttl() == 0
