@@ -31,13 +31,16 @@ FILES = (
     "deduplication.py",
     "editing.py",
     "limits.py",
+    "waiting.py",
+    "listening.py",
+    "event_cursor.py",
     "flow_producer.py",
     "queue_events.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what
 # arrives at once have other means in threads than on a loop.
-BY_HAND = ("__init__.py", "connection.py", "batching.py")
+BY_HAND = ("__init__.py", "background.py", "batching.py", "connection.py")
 
 # The longest one that fits is replaced.
 NAMES = {

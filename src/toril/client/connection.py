@@ -71,6 +71,10 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
 
+    @property
+    def is_closed(self) -> bool:
+        return self._transport.is_closed
+
     def check_slots(self, *queues: Keys) -> None:
         """On a cluster, refuse queues whose keys do not share a slot."""
         if self._transport.is_cluster:
@@ -196,6 +200,7 @@ class Transport(Protocol):
     """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
 
     is_cluster: bool
+    is_closed: bool
 
     async def exchange(self, sending: Sending, timeout_s: float) -> Any:
         """The reply, or the error raised."""
@@ -230,7 +235,7 @@ class ServerTransport:
         self._deadlines: dict[Any, float] = {}
         self._watch: asyncio.TimerHandle | None = None
         self._room = asyncio.Semaphore(MOST_SOCKETS)
-        self._is_closed = False
+        self.is_closed = False
 
     def __str__(self) -> str:
         return self._label
@@ -299,7 +304,7 @@ class ServerTransport:
                 answers.append(error)
 
     def _borrow(self) -> Any:
-        if self._is_closed:
+        if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
         socket = self._free.pop() if self._free else self._make_socket()
         self._deadlines[socket] = math.inf
@@ -330,7 +335,7 @@ class ServerTransport:
             self._watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
     async def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         if self._watch is not None:
             self._watch.cancel()
         sockets = [*self._free, *self._deadlines]
@@ -350,11 +355,14 @@ class ClusterTransport:
         self._make_client = make_client
         self._client: RedisCluster | None = None
         self._label = label
+        self.is_closed = False
 
     def __str__(self) -> str:
         return self._label
 
     async def exchange(self, sending: Sending, timeout_s: float) -> Any:
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
         if self._client is None:
             self._client = self._make_client()
         async with asyncio.timeout(timeout_s):
@@ -377,6 +385,7 @@ class ClusterTransport:
         return answers
 
     async def close(self) -> None:
+        self.is_closed = True
         if self._client is not None:
             await self._client.aclose()
             self._client = None

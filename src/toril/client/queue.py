@@ -13,6 +13,7 @@ from toril.client.editing import QueueEditing
 from toril.client.ids import new_job_id
 from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
+from toril.client.waiting import QueueWaiting
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
@@ -20,7 +21,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
+class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -64,6 +65,7 @@ class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
     async def close(self) -> None:
         """Finish the adds under way and close the connection."""
         await self._batcher.close()
+        await self._close_listening()
         if self._owns_connection:
             await self._connection.close()
 

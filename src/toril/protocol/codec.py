@@ -60,9 +60,24 @@ def decode(text: bytes | None, default: Any = None) -> Any:
         return json.loads(text)
 
 
+def decode_or_text(value: bytes | None) -> Any:
+    """The value of a JSON text, or the text itself where somebody wrote something else."""
+    try:
+        return decode(value)
+    except (ValueError, RecursionError):
+        return text(value)
+
+
 def text(value: bytes | None, default: str = "") -> str:
     """A field that is raw text on the wire."""
     return default if value is None else value.decode("utf-8", "replace")
+
+
+def reason(value: str) -> str:
+    """Why a job failed: raw text, but for the official Python port, which writes it as JSON."""
+    if len(value) > 1 and value[0] == value[-1] == '"':
+        return value[1:-1]
+    return value
 
 
 def number(value: bytes | int | None) -> int | None:

@@ -106,13 +106,7 @@ class StoredJob:
     @property
     def failed_reason(self) -> str | None:
         value = self._fields.get(b"failedReason")
-        if value is None:
-            return None
-        reason = codec.text(value)
-        # The official Python port writes this field as JSON.
-        if len(reason) > 1 and reason[0] == reason[-1] == '"':
-            return reason[1:-1]
-        return reason
+        return None if value is None else codec.reason(codec.text(value))
 
     @property
     def stacktrace(self) -> list[str]:

@@ -73,7 +73,7 @@ def wait_ms(keys: Keys, most: int | None = None) -> Plan[int]:
 
 def is_maxed(keys: Keys) -> Plan[bool]:
     """Do as many jobs run as may run at once?"""
-    most = yield concurrency(keys)
+    most: int | None = yield concurrency(keys)
     if most is None:
         return False
     running: int = yield plain("LLEN", keys.active, parse=int)

@@ -1,5 +1,6 @@
 """The blocking client: the same names, for code without an event loop."""
 
 from toril.sync.queue import Queue
+from toril.sync.queue_events import QueueEvents
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "QueueEvents"]

@@ -75,6 +75,10 @@ class Connection:
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
 
+    @property
+    def is_closed(self) -> bool:
+        return self._transport.is_closed
+
     def check_slots(self, *queues: Keys) -> None:
         """On a cluster, refuse queues whose keys do not share a slot."""
         if self._transport.is_cluster:
@@ -199,6 +203,7 @@ class Transport(Protocol):
     """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
 
     is_cluster: bool
+    is_closed: bool
 
     def exchange(self, sending: Sending, timeout_s: float) -> Any:
         """The reply, or the error raised."""
@@ -230,7 +235,7 @@ class ServerTransport:
         self._lock = threading.Lock()
         self._free: list[Any] = []
         self._in_use: set[Any] = set()
-        self._is_closed = False
+        self.is_closed = False
         _transports.add(self)
 
     def __str__(self) -> str:
@@ -295,7 +300,7 @@ class ServerTransport:
 
     def close(self) -> None:
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             connections = [*self._free, *self._in_use]
             self._free.clear()
         for connection in connections:
@@ -305,7 +310,7 @@ class ServerTransport:
 
     def interrupt(self) -> None:
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             connections = list(self._in_use)
         for connection in connections:
             if connection._sock is not None:
@@ -335,13 +340,13 @@ class ServerTransport:
         connection._sock.settimeout(timeout_s)
 
     def _refuse_if_closed(self) -> None:
-        if self._is_closed:
+        if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
 
     def _give_back(self, connection: Any) -> None:
         with self._lock:
             self._in_use.discard(connection)
-            if not self._is_closed:
+            if not self.is_closed:
                 self._free.append(connection)
                 return
         connection.disconnect()
@@ -362,6 +367,7 @@ class ClusterTransport:
         self._make_client = make_client
         self._client: RedisCluster | None = None
         self._label = label
+        self.is_closed = False
         self._lock = threading.Lock()
         _transports.add(self)
 
@@ -369,6 +375,8 @@ class ClusterTransport:
         return self._label
 
     def exchange(self, sending: Sending, timeout_s: float) -> Any:
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
         with self._lock:
             if self._client is None:
                 self._client = self._make_client()
@@ -394,11 +402,13 @@ class ClusterTransport:
         self._client = None
 
     def close(self) -> None:
+        self.is_closed = True
         if self._client is not None:
             self._client.close()
 
     def interrupt(self) -> None:
-        """Nothing to wake: blocking commands end by themselves within seconds."""
+        """Blocking commands end by themselves within seconds; nothing comes after them."""
+        self.is_closed = True
 
 
 _transports: weakref.WeakSet[ServerTransport | ClusterTransport] = weakref.WeakSet()

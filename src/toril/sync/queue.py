@@ -19,9 +19,10 @@ from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
 from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
+from toril.sync.waiting import QueueWaiting
 
 
-class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
+class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -65,6 +66,7 @@ class Queue(QueueReading, QueueDeduplication, QueueEditing, QueueLimits):
     def close(self) -> None:
         """Finish the adds under way and close the connection."""
         self._batcher.close()
+        self._close_listening()
         if self._owns_connection:
             self._connection.close()
 

@@ -1,0 +1,69 @@
+"""What the client does beside its callers: on the loop here, in threads in the blocking twin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from toril.client.connection import Connection
+
+logger = logging.getLogger("toril.client")
+
+
+class Background:
+    """Runs ``work`` beside its owner, until it returns or is stopped."""
+
+    def __init__(
+        self, work: Callable[[], Awaitable[None]], connection: Connection, name: str
+    ) -> None:
+        self._work = work
+        self._connection = connection
+        self._name = name
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> None:
+        """Begin, or do nothing where no loop runs yet."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self._task = loop.create_task(self._run(), name=self._name)
+
+    async def stop(self) -> None:
+        """End the work wherever it is, and close the connection that it uses."""
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._connection.close()
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        except Exception:
+            logger.exception("%s ended by an error", self._name)
+
+
+async def call(callback: Callable[..., Any], *args: Any) -> None:
+    """Call a function, plain or async, and wait for its end."""
+    result = callback(*args)
+    if inspect.isawaitable(result):
+        await result
+
+
+async def is_set_within(signal: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for ``signal``, but no longer than ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await signal.wait()
+    except TimeoutError:
+        return signal.is_set()

@@ -1,0 +1,64 @@
+# Written by tools/unasync.py from src/toril/client/event_cursor.py: change that file instead.
+"""A place in a queue's log of events, kept while connections come and go."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+
+from toril.errors import ServerError
+from toril.protocol import events
+from toril.protocol.events import Event
+from toril.protocol.keys import Keys
+from toril.sync.connection import Connection
+
+logger = logging.getLogger("toril.sync")
+
+BLOCK_MS = 10_000
+
+
+class EventCursor:
+    """Reads a queue's events in their order, each once.
+
+    ``position`` is the id of the last event read.  Where none is given, the cursor begins where its
+    ``origin`` began, or else with what is new.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        *,
+        position: str | None = None,
+        origin: EventCursor | None = None,
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._origin = origin
+        self.position = position
+
+    def start(self) -> str:
+        """Settle the place from which to read: what happens from now on will be read."""
+        if self.position is None and self._origin is not None:
+            self.position = self._origin.start()
+        elif self.position is None:
+            self.position = self._connection.run(events.last_id(self._keys))
+        return self.position
+
+    def read(self) -> list[Event]:
+        """The next events; empty when there are none for a while, or the connection was closed."""
+        while True:
+            try:
+                position = self.start()
+                command = events.read(self._keys, position, block_ms=BLOCK_MS)
+                page = self._connection.run(command)
+            except ServerError as error:
+                if self._connection.is_closed:
+                    return []
+                logger.warning("events of queue %r cannot be read: %s", self._keys.name, error)
+                time.sleep(random.uniform(0.1, 0.5))
+                continue
+            if page:
+                self.position = page[-1].id
+            return page

@@ -1,0 +1,133 @@
+# Written by tools/unasync.py from src/toril/client/listening.py: change that file instead.
+"""One reader of a queue's events for everybody in this process who waits for something."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from toril.errors import ServerUnavailableError
+from toril.protocol import events
+from toril.protocol.events import ENDS, Event
+from toril.protocol.keys import Keys
+from toril.sync.background import Background, is_set_within
+from toril.sync.connection import Connection
+from toril.sync.event_cursor import EventCursor
+
+LINGER_S = 10.0
+"""For how long the reader goes on when nobody waits: the next one often comes soon."""
+
+
+class Waiter:
+    """Waits for the end of one job, or for anything to happen when ``job_id`` is None."""
+
+    def __init__(self, job_id: str | None) -> None:
+        self.job_id = job_id
+        self._signal = threading.Event()
+        self._event: Event | None = None
+
+    def tell(self, event: Event | None) -> None:
+        """Wake it with ``event``, or with nothing when nobody reads any more."""
+        # Of what happens to a job the first counts: it may complete, and be removed at once.
+        if self._event is None or self.job_id is None:
+            self._event = event
+        self._signal.set()
+
+    def wait(self, timeout_s: float) -> Event | None:
+        """The event that came, or None after ``timeout_s``."""
+        if not is_set_within(self._signal, timeout_s):
+            return None
+        self._signal.clear()
+        event, self._event = self._event, None
+        return event
+
+
+class Listening:
+    """Reads the events of a queue while somebody waits, and tells each what concerns it."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection.twin(client_name=events.client_name(keys))
+        self._keys = keys
+        self._waiters: dict[str | None, list[Waiter]] = {}
+        self._starting = threading.Lock()
+        # Never held while anything is waited for.
+        self._guard = threading.Lock()
+        self._cursor = EventCursor(self._connection, keys)
+        self._background: Background | None = None
+        self._is_reading = False
+        self._idle_since = 0.0
+
+    @property
+    def is_reading(self) -> bool:
+        return self._is_reading
+
+    def add(self, job_id: str | None) -> Waiter:
+        """Tell the waiter that is returned of everything from now on."""
+        waiter = Waiter(job_id)
+        with self._starting:
+            with self._guard:
+                self._waiters.setdefault(job_id, []).append(waiter)
+            if not self._is_reading:
+                try:
+                    self._start()
+                except BaseException:
+                    self.remove(waiter)
+                    raise
+        return waiter
+
+    def remove(self, waiter: Waiter) -> None:
+        """Tell it nothing more."""
+        with self._guard:
+            others = self._waiters[waiter.job_id]
+            others.remove(waiter)
+            if not others:
+                del self._waiters[waiter.job_id]
+            self._idle_since = time.monotonic()
+
+    def close(self) -> None:
+        """Stop reading, and wake those who still wait."""
+        if self._background is not None:
+            self._background.stop()
+        self._connection.close()
+        with self._guard:
+            waiters = [waiter for some in self._waiters.values() for waiter in some]
+        for waiter in waiters:
+            waiter.tell(None)
+
+    def refuse_if_closed(self) -> None:
+        if self._connection.is_closed:
+            raise ServerUnavailableError(f"queue {self._keys.name!r} was closed while waiting")
+
+    def _start(self) -> None:
+        self.refuse_if_closed()
+        self._cursor = EventCursor(self._connection, self._keys)
+        self._cursor.start()
+        self._is_reading = True
+        self._background = Background(
+            self._read, self._connection, f"the listener of queue {self._keys.name!r}"
+        )
+        self._background.start()
+
+    def _read(self) -> None:
+        try:
+            while not self._connection.is_closed and self._is_wanted():
+                for event in self._cursor.read():
+                    self._tell(event)
+        except BaseException:
+            self._is_reading = False
+            raise
+
+    def _tell(self, event: Event) -> None:
+        with self._guard:
+            concerned = list(self._waiters.get(None, ()))
+            if event.job_id is not None and event.name in ENDS:
+                concerned += self._waiters.get(event.job_id, ())
+        for waiter in concerned:
+            waiter.tell(event)
+
+    def _is_wanted(self) -> bool:
+        with self._guard:
+            if self._waiters or time.monotonic() - self._idle_since < LINGER_S:
+                return True
+            self._is_reading = False
+            return False

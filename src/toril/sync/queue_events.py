@@ -1,0 +1,127 @@
+# Written by tools/unasync.py from src/toril/client/queue_events.py: change that file instead.
+"""The events of a queue, whoever caused them: any worker or producer, in any language."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from toril.errors import InvalidOptionError
+from toril.protocol import events
+from toril.protocol.events import Event
+from toril.protocol.keys import Keys
+from toril.sync.background import Background, call
+from toril.sync.connection import Connection, Target
+from toril.sync.event_cursor import EventCursor
+
+logger = logging.getLogger("toril.sync")
+
+Callback = Callable[[Event], Any]
+
+
+class QueueEvents:
+    """What happens in queue ``name``, as it happens.
+
+    Iterate over it, or let it call you with ``on``: each of the two hears every event once, from
+    the moment ``with`` begins (or from the first use without it), or after ``last_event_id``;
+    ``"0"`` is the beginning of what the server remembers.  A lost connection loses no place.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        last_event_id: str | None = None,
+    ) -> None:
+        if last_event_id is not None and not events.is_event_id(last_event_id):
+            raise InvalidOptionError(
+                f"last_event_id={last_event_id!r} is no id of an event; give the id of one"
+                f" ('1700000000000-0'), '0' for all that is remembered, or None for what is new"
+            )
+        self.name = name
+        self.keys = Keys(prefix, name)
+        listener = events.client_name(self.keys)
+        self._connection = (
+            connection.twin(client_name=listener)
+            if isinstance(connection, Connection)
+            else Connection(connection, client_name=listener)
+        )
+        self._connection.check_slots(self.keys)
+        self._start = EventCursor(self._connection, self.keys, position=last_event_id)
+        self._iterated = EventCursor(self._connection, self.keys, origin=self._start)
+        self._called = EventCursor(self._connection, self.keys, origin=self._start)
+        self._page: deque[Event] = deque()
+        self._turn = threading.Lock()
+        self._callbacks: dict[str, list[Callback]] = {}
+        self._background = Background(
+            self._call_back, self._connection, f"the listener of queue {name!r}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<QueueEvents of {self.name!r} on {self._connection!r}>"
+
+    def __enter__(self) -> Self:
+        self._start.start()
+        if self._callbacks:
+            self._listen()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def on(self, event: str, callback: Callback) -> None:
+        """Call ``callback(event)`` for each event of this name, ``"*"`` for all of them.
+
+        ``"completed:41"`` is the completion of job 41.  Callbacks are called one at a time, in the
+        order of the events; one that fails is logged and hurts nobody.
+        """
+        self._callbacks.setdefault(event, []).append(callback)
+        self._listen()
+
+    def off(self, event: str, callback: Callback) -> None:
+        """Call it no more."""
+        if callback in self._callbacks.get(event, ()):
+            self._callbacks[event].remove(callback)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        with self._turn:
+            while not self._page and not self._connection.is_closed:
+                self._page.extend(self._iterated.read())
+            if self._connection.is_closed:
+                raise StopIteration
+            return self._page.popleft()
+
+    def close(self) -> None:
+        """Stop listening; whoever iterates is done."""
+        self._background.stop()
+
+    def _listen(self) -> None:
+        if not self._background.is_running and not self._connection.is_closed:
+            self._background.start()
+
+    def _call_back(self) -> None:
+        while not self._connection.is_closed:
+            for event in self._called.read():
+                for name in ("*", event.name, f"{event.name}:{event.job_id}"):
+                    for callback in tuple(self._callbacks.get(name, ())):
+                        self._call(callback, event)
+
+    def _call(self, callback: Callback, event: Event) -> None:
+        try:
+            call(callback, event)
+        except Exception:
+            logger.exception("a callback for %r of queue %r failed", event.name, self.name)

@@ -1,0 +1,263 @@
+"""Waiting for what becomes of a job, and for a queue to be empty."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import NewJob, Queue, Worker
+from toril.errors import JobFailedError, JobRemovedError, ServerUnavailableError, WaitTimeoutError
+from toril.protocol import reading
+
+
+async def handle(job) -> Any:
+    if "wait" in (job.data or {}):
+        await asyncio.sleep(job.data["wait"])
+    if job.name == "bad":
+        raise ValueError("it broke")
+    return {"echo": job.data}
+
+
+def worker(url: str, prefix: str, **options: Any) -> Worker:
+    return Worker("q", handle, connection=url, prefix=prefix, concurrency=50, **options)
+
+
+async def test_the_return_value_comes_back(queue, url, prefix):
+    async with worker(url, prefix):
+        job = await queue.add("good", {"n": 1})
+
+        assert await queue.wait_for(job.id, timeout=5000) == {"echo": {"n": 1}}
+
+
+async def test_a_failure_is_raised_with_its_reason(queue, url, prefix):
+    async with worker(url, prefix):
+        job = await queue.add("bad")
+
+        with pytest.raises(JobFailedError, match="it broke") as raised:
+            await queue.wait_for(job.id, timeout=5000)
+
+    assert raised.value.job_id == job.id
+    assert "it broke" in raised.value.reason
+    assert not isinstance(raised.value, JobRemovedError)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_what_has_finished_already_is_told_at_once(queue, url, prefix, keep):
+    """Also of jobs that were removed when they finished: then the log of events knows."""
+    options = {"remove_on_complete": not keep, "remove_on_fail": not keep}
+    good, bad = await queue.add("good", **options), await queue.add("bad", **options)
+    async with worker(url, prefix):
+        assert await queue.wait_until_empty(5000)
+
+    assert (await queue.get_job(good.id) is not None) is keep
+    assert await queue.wait_for(good.id, timeout=1000) == {"echo": {}}
+    with pytest.raises(JobFailedError, match="it broke"):
+        await queue.wait_for(bad.id, timeout=1000)
+
+
+async def test_a_job_removed_on_completion_while_waited_for(queue, url, prefix):
+    async with worker(url, prefix):
+        job = await queue.add("good", {"wait": 0.1}, remove_on_complete=True)
+
+        assert await queue.wait_for(job.id, timeout=5000) == {"echo": {"wait": 0.1}}
+
+
+async def test_a_job_that_ends_between_the_check_and_the_subscription(
+    queue, url, prefix, monkeypatch
+):
+    """Whatever moment the job ends at, its end is seen: the check comes after the subscription."""
+    job = await queue.add("good", remove_on_complete=True)
+    listening = queue._listen()
+    subscribe = listening.add
+
+    async def end_the_job_then_subscribe(job_id):
+        async with worker(url, prefix):
+
+            async def is_gone() -> bool:
+                return await queue.get_state(job.id) is None
+
+            await wait_until(is_gone)
+        return await subscribe(job_id)
+
+    monkeypatch.setattr(listening, "add", end_the_job_then_subscribe)
+
+    assert await queue.wait_for(job.id, timeout=5000) == {"echo": {}}
+
+
+async def test_completed_and_removed_at_once_is_still_completed(queue, client, prefix):
+    job = await queue.add("x")
+    waiting = asyncio.create_task(queue.wait_for(job.id, timeout=5000))
+    await wait_until(lambda: queue._listen().is_reading)
+
+    key = f"{prefix}:q:events"
+    async with client.pipeline() as both:
+        both.xadd(key, {"event": "completed", "jobId": job.id, "returnvalue": "7"})
+        both.xadd(key, {"event": "removed", "jobId": job.id})
+        await both.execute()
+
+    assert await waiting == 7
+
+
+async def test_a_removed_job_is_not_waited_for(queue, client, prefix):
+    job = await queue.add("x")
+    waiting = asyncio.create_task(queue.wait_for(job.id, timeout=5000))
+    await wait_until(lambda: queue._listen().is_reading)
+
+    await client.xadd(f"{prefix}:q:events", {"event": "removed", "jobId": job.id})
+
+    with pytest.raises(JobRemovedError, match="does not exist"):
+        await waiting
+
+
+async def test_a_job_that_never_was(queue):
+    with pytest.raises(JobRemovedError):
+        await queue.wait_for("nobody", timeout=1000)
+
+
+async def test_an_end_without_an_event_is_found_by_looking_again(
+    queue, client, prefix, monkeypatch
+):
+    monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", 0.05)
+    job = await queue.add("x")
+    waiting = asyncio.create_task(queue.wait_for(job.id))
+    await wait_until(lambda: queue._listen().is_reading)
+
+    await client.delete(f"{prefix}:q:{job.id}", f"{prefix}:q:wait")
+
+    async with asyncio.timeout(3):
+        with pytest.raises(JobRemovedError):
+            await waiting
+
+
+@pytest.mark.parametrize("timeout", [50, timedelta(milliseconds=50), 0])
+async def test_what_takes_too_long_is_said_so(queue, timeout):
+    job = await queue.add("x")
+    start = time.monotonic()
+
+    with pytest.raises(WaitTimeoutError, match=job.id):
+        await queue.wait_for(job.id, timeout=timeout)
+
+    assert time.monotonic() - start < 2
+    assert await queue.get_state(job.id) == "waiting"
+
+
+async def test_many_who_wait_share_one_reader(queue, url, prefix, client):
+    jobs = await queue.add_bulk([NewJob("good", {"n": n}) for n in range(300)])
+    waiting = [asyncio.create_task(queue.wait_for(job.id, timeout=20_000)) for job in jobs]
+
+    async def listeners() -> int:
+        rows = await client.client_list()
+        return len([row for row in rows if row["name"] == f"{prefix}:cQ==:qe"])
+
+    await wait_until(lambda: queue._listen().is_reading)
+    assert await listeners() == 1
+    async with worker(url, prefix):
+        results = await asyncio.gather(*waiting)
+
+    assert [result["echo"]["n"] for result in results] == list(range(300))
+    assert await listeners() == 1
+    assert queue._listen()._waiters == {}
+
+
+async def test_several_wait_for_the_same_job(queue, url, prefix):
+    job = await queue.add("good")
+    waiting = [asyncio.create_task(queue.wait_for(job.id, timeout=5000)) for _ in range(5)]
+    async with worker(url, prefix):
+        assert await asyncio.gather(*waiting) == [{"echo": {}}] * 5
+
+
+async def test_the_reader_survives_a_lost_connection(queue, url, prefix, client):
+    job = await queue.add("good", remove_on_complete=True)
+    waiting = asyncio.create_task(queue.wait_for(job.id, timeout=10_000))
+    await wait_until(lambda: queue._listen().is_reading)
+    for row in await client.client_list():
+        if row["name"].endswith(":qe"):
+            await client.client_kill_filter(_id=row["id"])
+
+    async with worker(url, prefix):
+        assert await waiting == {"echo": {}}
+
+
+async def test_the_reader_rests_when_nobody_waits_and_wakes_again(
+    queue, url, prefix, client, monkeypatch
+):
+    monkeypatch.setattr("toril.client.listening.LINGER_S", 0.0)
+    async with worker(url, prefix):
+        for _ in range(3):
+            job = await queue.add("good", {"wait": 0.02})
+            assert await queue.wait_for(job.id, timeout=5000)
+            await queue.add("wakes the reader")
+            await wait_until(lambda: not queue._listen().is_reading)
+
+
+async def test_closing_the_queue_ends_the_waiting(make_queue):
+    queue = make_queue()
+    job = await queue.add("x")
+    waiting = asyncio.create_task(queue.wait_for(job.id))
+    await wait_until(lambda: queue._listen().is_reading)
+
+    await queue.close()
+
+    async with asyncio.timeout(3):
+        with pytest.raises(ServerUnavailableError):
+            await waiting
+
+
+async def test_fifo_19_wait_until_empty(queue, url, prefix):
+    """FIFO-19: true when the queue is empty, and as soon as it is."""
+    assert await queue.wait_until_empty(timeout=1000) is True
+    await queue.add_bulk([NewJob("good", delay=d, priority=d) for d in (0, 0, 1, 40)])
+
+    async with worker(url, prefix):
+        assert await queue.wait_until_empty(timeout=10_000) is True
+
+    counts = await queue.get_job_counts()
+    assert counts["completed"] == 4
+    assert not any(counts[state] for state in reading.UNFINISHED)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay": 60_000}, {"priority": 1}])
+async def test_fifo_19_not_empty_within_the_time(queue, options):
+    """FIFO-19: false after the timeout, in whatever state the job is."""
+    await queue.add("x", **options)
+    start = time.monotonic()
+
+    assert await queue.wait_until_empty(timeout=80) is False
+
+    assert 0.08 <= time.monotonic() - start < 2
+
+
+async def test_fifo_19_a_running_job_counts(queue, url, prefix):
+    """FIFO-19: a queue with a running job is not empty."""
+    await queue.add("good", {"wait": 0.3})
+    async with worker(url, prefix):
+
+        async def is_active() -> bool:
+            return await queue.get_active_count() == 1
+
+        await wait_until(is_active)
+
+        assert await queue.wait_until_empty(timeout=20) is False
+        assert await queue.wait_until_empty(timeout=5000) is True
+
+
+async def test_fifo_19_waiting_is_no_polling(start_server):
+    """FIFO-14, FIFO-19: who waits is told, and does not ask again and again."""
+    server = start_server(tcp=True)
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add("x")
+        waiting = asyncio.create_task(queue.wait_until_empty(timeout=400))
+        await wait_until(lambda: queue._listen().is_reading)
+        assert await waiting is False
+        with server.client() as raw:
+            stats = raw.info("commandstats")
+
+    # A look before and one after listening, and one at the end; the reader still blocks.
+    scripts = sum(stats[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha"))
+    assert scripts - len(("add", "add by its source", "count by its source")) == 3
+    assert stats.get("cmdstat_xread", {"calls": 0})["calls"] <= 1
