@@ -2,8 +2,10 @@
 
 from toril.client.queue import Queue
 from toril.client.queue_events import QueueEvents
+from toril.errors import UnrecoverableError
 from toril.options import Backoff, Deduplication, Keep, NewJob, RateLimit
 from toril.worker.handlers import Router
+from toril.worker.running import run
 from toril.worker.worker import Worker
 
 __all__ = [
@@ -15,5 +17,7 @@ __all__ = [
     "QueueEvents",
     "RateLimit",
     "Router",
+    "UnrecoverableError",
     "Worker",
+    "run",
 ]

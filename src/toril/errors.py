@@ -22,6 +22,7 @@ TorilError
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
 ├── NoHandlerError                      a job whose name no handler is registered for
 ├── HandlerTimeoutError (TimeoutError)  a handler ran longer than the job's ``timeout``
+├── HandlerProcessError                 the process that ran a handler died, or could not start
 ├── JobCancelledError                   the job was cancelled by ``queue.cancel``
 ├── EmbeddedServerError                 the embedded server could not be started
 └── Signal                              raised *by handlers* to say what is to become of the job
@@ -160,6 +161,10 @@ class NoHandlerError(TorilError):
 
 class HandlerTimeoutError(TorilError, TimeoutError):
     """The handler ran longer than the job's ``timeout``."""
+
+
+class HandlerProcessError(TorilError):
+    """The process that ran the handler died, or could not be started."""
 
 
 class JobCancelledError(TorilError):

@@ -7,7 +7,7 @@ the job.  ``settle`` writes any number of such outcomes and takes new jobs in th
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,11 +15,12 @@ import msgspec
 from toril.errors import (
     DelayedError,
     FailedChildrenError,
+    InvalidOptionError,
     JobCancelledError,
     JobNotFoundError,
     JobNotInStateError,
     LockLostError,
-    PayloadError,
+    NoHandlerError,
     PendingChildrenError,
     RateLimitError,
     RefusedError,
@@ -28,7 +29,7 @@ from toril.errors import (
     UnrecoverableError,
     WaitingChildrenError,
 )
-from toril.options import BackoffStrategy, Keep, RateLimit
+from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
 from toril.protocol import codec
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
@@ -64,7 +65,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     keep_completed: Keep | None = None
     keep_failed: Keep | None = None
     max_started_attempts: int | None = None
-    backoff_strategy: BackoffStrategy | None = None
+    backoff_strategy: BackoffStrategy | Mapping[str, BackoffStrategy] | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> 
 def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
     try:
         text = codec.encode(value, f"the return value of job {job.id!r}")
-    except PayloadError as error:
+    except Exception as error:  # noqa: BLE001 (a value that cannot be looked at is the user's code)
         return _failed(job, error, policy)
     details = {}
     keep = job.opts.keep_completed
@@ -109,14 +110,12 @@ def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
 def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: float) -> Outcome:
     match error:
         case DelayedError():
-            details = {"delay": error.delay}
-            return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
+            return _put_off(job, error, policy)
         case RateLimitError():
-            details = {"limit": error.duration} if error.duration else {}
-            return Outcome(kind="returned", details=details, error=error)
+            return _rate_limited(job, error, policy)
         case WaitingChildrenError():
             return Outcome(kind="waiting-children", error=error)
-        case UnrecoverableError() | JobCancelledError() | FailedChildrenError():
+        case UnrecoverableError() | JobCancelledError() | FailedChildrenError() | NoHandlerError():
             return _failed(job, error, policy)
     made = job.attempts_made + 1
     started_too_often = (
@@ -153,12 +152,33 @@ def _wait_before_retry(
         return 0
     if backoff.type in ("fixed", "exponential"):
         return backoff.wait_ms(made, dice)
-    if policy.backoff_strategy is None:
+    strategy = policy.backoff_strategy
+    if isinstance(strategy, Mapping):
+        strategy = strategy.get(backoff.type)
+    if strategy is None:
         raise UnrecoverableError(
             f"job {job.id!r} asks for the backoff {backoff.type!r} and this worker knows no such"
             f" strategy; pass Worker(…, backoff_strategy=…)"
         ) from error
-    return int(policy.backoff_strategy(made, backoff.type, error, job))
+    return min(int(strategy(made, backoff.type, error, job)), MAX_DELAY_MS)
+
+
+def _put_off(job: StoredJob, error: DelayedError, policy: Policy) -> Outcome:
+    try:
+        delay_ms = milliseconds(error.delay, "delay")
+    except InvalidOptionError as refusal:
+        return _failed(job, refusal, policy)
+    details = {"delay": delay_ms}
+    return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
+
+
+def _rate_limited(job: StoredJob, error: RateLimitError, policy: Policy) -> Outcome:
+    try:
+        limit_ms = milliseconds(error.duration, "duration")
+    except InvalidOptionError as refusal:
+        return _failed(job, refusal, policy)
+    details = {"limit": limit_ms} if limit_ms else {}
+    return Outcome(kind="returned", details=details, error=error)
 
 
 def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
@@ -175,7 +195,10 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
 
 def reason_of(error: BaseException) -> str:
     """One line for people: the type and the message; Toril's own errors speak for themselves."""
-    message = str(error)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 (the user's class)
+        message = "its message cannot be shown"
     if not isinstance(error, TorilError) or not message:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name

@@ -25,7 +25,17 @@ class Writer(Protocol):
 class ActiveJob(StoredJob):
     """A job that is being run."""
 
-    __slots__ = ("_writer", "cancel_reason", "is_cancelled", "is_lost", "is_released", "token")
+    __slots__ = (
+        "_writer",
+        "cancel_reason",
+        "is_cancelled",
+        "is_lost",
+        "is_released",
+        "is_running",
+        "is_settled",
+        "is_stopping",
+        "token",
+    )
 
     def __init__(
         self,
@@ -42,6 +52,9 @@ class ActiveJob(StoredJob):
         self.is_cancelled = False
         self.is_released = False
         self.is_lost = False
+        self.is_running = False
+        self.is_settled = False
+        self.is_stopping = False
         self.cancel_reason = ""
 
     @property

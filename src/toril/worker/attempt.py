@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toril.errors import HandlerTimeoutError, JobCancelledError, UnrecoverableError
+from toril.errors import HandlerTimeoutError, JobCancelledError, Signal, UnrecoverableError
 from toril.protocol.settling import Attempt, Raised, Released, Returned
 from toril.worker.active_job import ActiveJob
 
@@ -17,6 +17,9 @@ async def perform(
     handler: AsyncHandler, job: ActiveJob, *, max_started_attempts: int | None = None
 ) -> Attempt:
     """Run ``handler`` for ``job``, within the job's ``timeout`` if it has one."""
+    job.is_running = True
+    if job.is_released or job.is_cancelled:
+        return _stopped(job, None)
     if job.deferred_failure is not None:
         return Raised(UnrecoverableError(job.deferred_failure))
     if max_started_attempts is not None and job.attempts_started > max_started_attempts:
@@ -26,12 +29,12 @@ async def perform(
         if timeout_ms is None:
             return Returned(await handler(job))
         return await _perform_in_time(handler, job, timeout_ms)
-    except asyncio.CancelledError as cancellation:
-        return _cancelled(job, cancellation)
-    except Exception as error:  # noqa: BLE001 (whatever a handler raises is its outcome)
-        return Raised(error)
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
     except SystemExit as error:
         return Raised(RuntimeError(f"the handler called sys.exit({error.code!r})"))
+    except BaseException as error:  # noqa: BLE001 (an attempt that ends in no outcome holds its slot)
+        return _stopped(job, error)
 
 
 async def _perform_in_time(handler: AsyncHandler, job: ActiveJob, timeout_ms: int) -> Attempt:
@@ -39,19 +42,28 @@ async def _perform_in_time(handler: AsyncHandler, job: ActiveJob, timeout_ms: in
     try:
         async with limit:
             return Returned(await handler(job))
-    except TimeoutError as error:
+    except Exception as error:
         if not limit.expired():
             raise
         failure = HandlerTimeoutError(
             f"job {job.id!r} ({job.name!r}) ran longer than its timeout of {timeout_ms} ms"
         )
-        failure.__cause__ = error.__cause__
+        failure.__cause__ = error if not isinstance(error, TimeoutError) else error.__cause__
         return Raised(failure)
 
 
-def _cancelled(job: ActiveJob, cancellation: asyncio.CancelledError) -> Attempt:
-    if job.is_released:
+def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:
+    """The outcome of a handler that was stopped, or that raised ``error``.
+
+    What a handler raises while it is being stopped is no failure of its own.
+    """
+    if job.is_released and not isinstance(error, Signal):
         return Released()
     if job.is_cancelled:
-        return Raised(JobCancelledError(job.cancel_reason))
-    return Raised(JobCancelledError(f"the handler of job {job.id!r} was cancelled from within"))
+        cancelled = JobCancelledError(job.cancel_reason)
+        cancelled.__cause__ = error
+        return Raised(cancelled)
+    if isinstance(error, asyncio.CancelledError):
+        return Raised(RuntimeError("the handler raised CancelledError without being cancelled"))
+    assert error is not None
+    return Raised(error)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import inspect
 from typing import Any, Protocol
 
 from toril.worker.active_job import ActiveJob
-from toril.worker.handlers import Handler, Router, is_async
+from toril.worker.handlers import Handler, Router, is_async, wrap
 from toril.worker.thread_job import ThreadJob
+from toril.worker.threads import Threads
 
 
 class Executor(Protocol):
@@ -26,8 +27,7 @@ class LocalExecutor:
         self._router = handler if isinstance(handler, Router) else None
         self._handler = None if isinstance(handler, Router) else handler
         self._kinds: dict[str, tuple[Handler, bool]] = {}
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads = Threads(threads)
 
     async def run(self, job: ActiveJob) -> Any:
         handler, runs_on_loop = self._kinds.get(job.name) or self._find(job.name)
@@ -36,33 +36,45 @@ class LocalExecutor:
         return await self._run_in_thread(handler, job)
 
     async def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     def _find(self, name: str) -> tuple[Handler, bool]:
         handler = self._handler
         if handler is None:
             assert self._router is not None
             handler = self._router.find(name)
+            if self._router.middleware:
+                handler = wrap(self._as_async(handler), self._router.middleware)
         kind = (handler, is_async(handler))
-        if self._router is None or len(self._kinds) < 1000:
+        if len(self._kinds) < 1000:
             self._kinds[name] = kind
         return kind
+
+    def _as_async(self, handler: Handler) -> Handler:
+        """What middleware is given: always something to await."""
+        if is_async(handler):
+            return handler
+
+        async def run_in_thread(job: ActiveJob) -> Any:
+            return await self._run_in_thread(handler, job)
+
+        return run_in_thread
 
     async def _run_in_thread(self, handler: Handler, job: ActiveJob) -> Any:
         """A thread cannot be killed: when the job is cancelled its flag is set, and the call ends
         when the function does, because letting go of a job that still runs would run it twice."""
-        loop = asyncio.get_running_loop()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="toril-handler")
-        running = loop.run_in_executor(self._pool, handler, ThreadJob(job, loop))
+        running = self._threads.run(handler, ThreadJob(job, asyncio.get_running_loop()))
         try:
-            return await asyncio.shield(running)
+            result = await asyncio.shield(running)
         except asyncio.CancelledError:
-            if job.is_released:
+            if job.is_released or running.done():
                 raise
-            job.is_cancelled = True
+            job.is_stopping = True
             await asyncio.wait([running])
-            if running.cancelled() or running.exception() is None:
+            if running.exception() is None:
                 raise
             return running.result()
+        if inspect.isawaitable(result):
+            # A lambda or a wrapper around an async function: only the call was made in the thread.
+            return await result
+        return result

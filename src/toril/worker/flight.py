@@ -38,7 +38,10 @@ class Flight:
         self.has_to_confirm = False
 
     async def call(self, settled: Sequence[Settled], take: Take, request: int) -> Reply:
-        """Settle and take; tries until the server has answered this very request."""
+        """Settle and take; tries until the server has answered this very request.
+
+        The same request is sent however often: the server knows it by its number.
+        """
         command = settling.settle(
             self._keys,
             settled,

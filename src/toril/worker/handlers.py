@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -13,7 +13,8 @@ Handler = Callable[[Any], Any]
 """A function of a job: ``async def`` runs on the loop, a plain ``def`` in a thread."""
 
 Middleware = Callable[[Handler], Handler]
-"""Takes a handler and returns one that does more."""
+"""Takes an ``async`` handler and returns one that does more; a plain handler is given to it as an
+``async`` one that runs in a thread."""
 
 
 class Router:
@@ -54,11 +55,15 @@ class Router:
         return middleware
 
     @property
+    def middleware(self) -> Sequence[Middleware]:
+        return self._middleware
+
+    @property
     def names(self) -> list[str]:
         return sorted(self._handlers)
 
     def find(self, name: str) -> Handler:
-        """The handler for jobs of this name, with its middleware."""
+        """The handler for jobs of this name, without its middleware."""
         handler = self._handlers.get(name) or self._fallback
         if handler is None:
             known = ", ".join(self.names) or "none"
@@ -66,10 +71,10 @@ class Router:
                 f"no handler is registered for jobs named {name!r} (registered: {known});"
                 f" add @router.on({name!r}), or router.otherwise(…) for the rest"
             )
-        return wrap(handler, self._middleware)
+        return handler
 
 
-def wrap(handler: Handler, middleware: list[Middleware]) -> Handler:
+def wrap(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
     """``handler`` inside its middleware, the first the outermost."""
     return reduce(lambda inner, outer: outer(inner), reversed(middleware), handler)
 

@@ -24,7 +24,8 @@ _SLICE = 500
 class Lease:
     """Holds the locks of one worker's jobs.
 
-    ``on_lost(job_id, token)`` and ``on_cancel(job_id)`` are called in the lease's thread.
+    ``on_lost(job_id, token)`` and ``on_cancel(job_id)`` are called in the lease's thread, which
+    ends by itself when ``is_wanted()`` says that nobody runs these jobs any more.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Lease:
         lock_ms: int,
         on_lost: Callable[[str, str], None],
         on_cancel: Callable[[str], None],
+        is_wanted: Callable[[], bool],
     ) -> None:
         self._make_connection = make_connection
         self._keys = keys
@@ -44,6 +46,7 @@ class Lease:
         self._interval_s = lock_ms / 3000
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        self._is_wanted = is_wanted
         self._held: dict[str, str] = {}
         self._closing = threading.Event()
         self._connection: Connection | None = None
@@ -58,7 +61,7 @@ class Lease:
 
     def let_go(self, job_id: str, token: str) -> None:
         if self._held.get(job_id) == token:
-            del self._held[job_id]
+            self._held.pop(job_id, None)
 
     def close(self) -> None:
         """Stop renewing; returns when the thread has ended."""
@@ -71,7 +74,7 @@ class Lease:
     def _run(self) -> None:
         self._connection = self._make_connection()
         next_renewal = time.monotonic() + self._interval_s
-        while not self._closing.is_set():
+        while self._goes_on():
             try:
                 wait_s = next_renewal - time.monotonic()
                 if wait_s <= 0:
@@ -79,13 +82,19 @@ class Lease:
                     next_renewal = time.monotonic() + self._interval_s
                     continue
                 self._read_mail(wait_s)
-            except TorilError as error:
-                if self._closing.is_set():
+            except Exception as error:
+                if not self._goes_on():
                     break
-                logger.warning("locks could not be renewed: %s", error)
+                if isinstance(error, TorilError):
+                    logger.warning("locks could not be renewed: %s", error)
+                else:
+                    logger.exception("the lease met an error that it does not know")
                 self._closing.wait(min(0.2, self._interval_s / 4))
                 next_renewal = time.monotonic()
         self._connection.close()
+
+    def _goes_on(self) -> bool:
+        return not self._closing.is_set() and self._is_wanted()
 
     def _read_mail(self, wait_s: float) -> None:
         assert self._connection is not None

@@ -17,6 +17,7 @@ from toril.worker.flight import Flight
 
 MOST_PER_CALL = 200
 CONFIRM_AFTER_S = 0.02
+LONGEST_HOLD_MS = 30_000
 
 
 class Owner(Protocol):
@@ -27,6 +28,9 @@ class Owner(Protocol):
 
     def settled(self, item: Settled, code: int) -> None:
         """``item`` was written, or refused with ``code``."""
+
+    def drained(self) -> None:
+        """The queue gave jobs before and gives none now."""
 
 
 class Pump:
@@ -52,6 +56,7 @@ class Pump:
         self._request = 0
         self._away = 0
         self._may_find = True
+        self._has_found = False
         self._takes = True
         self._held_until = 0.0
         self._is_closing = False
@@ -70,7 +75,12 @@ class Pump:
     @property
     def is_idle(self) -> bool:
         """Is there room for a job, and no reason to think that one can be taken?"""
-        return self._takes and not self._may_find and self._free() > 0 and self._away == 0
+        return not self._may_find and self._free() > 0 and self._away == 0
+
+    @property
+    def has_room(self) -> bool:
+        """May a job be taken now?"""
+        return self._free() > 0
 
     async def run(self) -> None:
         """Pump until ``close``, and until everything is written."""
@@ -90,7 +100,6 @@ class Pump:
     def look_again(self) -> None:
         """There may be something to take."""
         self._may_find = True
-        self._held_until = 0.0
         self._wake()
 
     def stop_taking(self) -> None:
@@ -105,6 +114,11 @@ class Pump:
         self._takes = False
         self._is_closing = True
         self._wake()
+
+    async def land(self) -> None:
+        """Wait until no call is away: what it brings is then known."""
+        while self._away:
+            await self._next_news()
 
     async def until_idle(self) -> None:
         """Wait until there is nothing to do but to wait for the queue."""
@@ -168,7 +182,12 @@ class Pump:
             self._may_find = len(reply.jobs) == wanted
             self.next_due_ms = reply.next_due_ms
             if reply.rate_limit_ms > 0:
-                self._hold(reply.rate_limit_ms)
+                self.hold(min(reply.rate_limit_ms, LONGEST_HOLD_MS))
+            elif reply.jobs:
+                self._has_found = True
+            elif self._has_found:
+                self._has_found = False
+                self._owner.drained()
         self._wake()
 
     def _confirm(self, flight: Flight, request: int) -> None:
@@ -182,15 +201,16 @@ class Pump:
             flight.has_to_confirm = True
             self._wake()
 
-    def _hold(self, rate_limit_ms: int) -> None:
-        """Ask for nothing until the rate limit has passed."""
+    def hold(self, duration_ms: int) -> None:
+        """Ask for nothing until a rate limit has passed."""
         loop = asyncio.get_running_loop()
-        pause_s = min(rate_limit_ms / 1000, 30.0)
-        self._held_until = loop.time() + pause_s
-        loop.call_later(pause_s, self._after_hold)
+        until = loop.time() + duration_ms / 1000
+        self._held_until = max(self._held_until, until)
+        loop.call_at(until, self._after_hold)
 
     def _after_hold(self) -> None:
         if asyncio.get_running_loop().time() >= self._held_until - 0.001:
+            self._held_until = 0.0
             self.look_again()
 
     def _room(self, settled: int) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from toril.errors import LockLostError
 from toril.protocol.job import StoredJob
 from toril.worker.active_job import ActiveJob
 
@@ -34,7 +35,8 @@ class ThreadJob(StoredJob):
     @property
     def is_cancelled(self) -> bool:
         """Has somebody asked this job to stop? A long function looks at it now and then."""
-        return self._job.is_cancelled or self._job.is_released
+        job = self._job
+        return job.is_cancelled or job.is_released or job.is_stopping
 
     @property
     def is_lost(self) -> bool:
@@ -58,4 +60,9 @@ class ThreadJob(StoredJob):
         self._wait(self._job.extend_lock(duration))
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        if self._job.is_settled:
+            call.close()
+            raise LockLostError(
+                f"job {self.id!r} was handed back; this run of it can write nothing"
+            )
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

@@ -44,20 +44,34 @@ class Watch:
             self._pump.look_again()
 
     async def _wait(self) -> None:
-        """Block until there may be something to take; a marker may name a time to wait for."""
+        """Block until there may be something to take.
+
+        Whoever pops the marker must take, or nobody is woken: when this worker was paused or filled
+        up meanwhile, the marker is put back for another.
+        """
+        popped = await self._wait_for_marker()
+        if popped is not None and not self._pump.has_room:
+            await self._connection.run(leasing.put_marker_back(self._keys, popped))
+
+    async def _wait_for_marker(self) -> float | None:
+        """The marker's score if one was popped; it may name a time to wait for."""
+        popped: float | None = None
         due_ms = float(self._pump.next_due_ms)
         while True:
             block_ms = self._drain_delay_ms
             if due_ms:
                 block_ms = int(due_ms - self._now_ms()) + 1
                 if block_ms <= 1:
-                    return
+                    return popped
                 block_ms = min(block_ms, LONGEST_BLOCK_MS)
             score = await self._connection.run(
                 leasing.wait_for_marker(self._keys, block_ms=block_ms)
             )
-            if score is None or score <= self._now_ms():
-                return
+            if score is None:
+                return popped
+            if score <= self._now_ms():
+                return score
+            popped = score
             due_ms = min(score, due_ms) if due_ms else score
 
     def _now_ms(self) -> float:

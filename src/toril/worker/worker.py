@@ -7,6 +7,7 @@ import base64
 import logging
 import random
 import time
+from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,17 +29,19 @@ from toril.options import (
     milliseconds,
 )
 from toril.protocol import settling
-from toril.protocol.job import fields_of
+from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Policy, Raised, Released, Settled, Take
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker.active_job import ActiveJob
 from toril.worker.attempt import perform
+from toril.worker.child import refuse_in_child
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor, LocalExecutor
 from toril.worker.flight import Flight
-from toril.worker.handlers import Handler, Router
+from toril.worker.handlers import Handler, Middleware, Router, wrap
 from toril.worker.lease import Lease
+from toril.worker.processes import ProcessExecutor
 from toril.worker.pump import Pump
 from toril.worker.recover import Sweeper
 from toril.worker.watch import Watch
@@ -59,7 +62,7 @@ class Worker:
     def __init__(
         self,
         name: str,
-        handler: Handler | Router,
+        handler: Handler | Router | str,
         *,
         connection: Target = None,
         prefix: str = "bull",
@@ -73,12 +76,12 @@ class Worker:
         limiter: RateLimit | None = None,
         remove_on_complete: bool | int | Keep | None = None,
         remove_on_fail: bool | int | Keep | None = None,
-        backoff_strategy: BackoffStrategy | None = None,
+        backoff_strategy: BackoffStrategy | Mapping[str, BackoffStrategy] | None = None,
         metrics_points: int | None = None,
         executor: str = "local",
+        middleware: Sequence[Middleware] = (),
     ) -> None:
-        if not callable(handler) and not isinstance(handler, Router):
-            raise InvalidOptionError(f"handler {handler!r} is neither a function nor a Router")
+        _check_strategy(backoff_strategy)
         self.options = WorkerOptions(
             concurrency=concurrency,
             lock_duration=lock_duration,
@@ -109,6 +112,7 @@ class Worker:
         self._connection.check_slots(self.keys)
         self._blocking = Connection(connection, client_name=self._client_name(), patience_s=0.0)
         self._executor: Executor = _make_executor(executor, handler, concurrency)
+        self._handle = wrap(self._executor.run, middleware)
         self._writer = JobWriter(self._connection, self.keys, self._on_progress)
         self._emitter = Emitter()
         self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
@@ -116,8 +120,9 @@ class Worker:
         self._services: list[asyncio.Task[Any]] = []
         self._is_paused = False
         self._has_started = False
-        self._is_down = False
+        self._hurry = asyncio.Event()
         self._closed: asyncio.Event = asyncio.Event()
+        self._death: BaseException | None = None
         self._closing: asyncio.Task[None] | None = None
 
         lock_ms = self._lock_ms()
@@ -145,12 +150,18 @@ class Worker:
             on_stalled=lambda job_id: self._emitter.emit("stalled", job_id),
         )
         self._lease = Lease(
-            lambda: BlockingConnection(connection, patience_s=0.0),
+            lambda: BlockingConnection(
+                connection,
+                patience_s=0.0,
+                reply_timeout_s=min(5.0, lock_ms / 3000),
+                blocking_margin_s=min(2.0, lock_ms / 3000),
+            ),
             self.keys,
             self.id,
             lock_ms=lock_ms,
             on_lost=self._on_lost_in_thread,
             on_cancel=self._on_cancel_in_thread,
+            is_wanted=self._is_loop_open,
         )
 
     def __repr__(self) -> str:
@@ -159,14 +170,26 @@ class Worker:
     # ------------------------------------------------------------------ running
 
     async def run(self) -> None:
-        """Take and run jobs until ``close`` is called."""
+        """Take and run jobs until ``close`` is called.
+
+        When the task that awaits this is cancelled, running jobs are stopped and handed back.
+        """
         await self.start()
-        await self._closed.wait()
+        try:
+            await self._closed.wait()
+        except asyncio.CancelledError:
+            await self.close(timeout=0)
+            raise
+        if self._death is not None:
+            raise self._death
 
     async def start(self) -> None:
         """Begin to take jobs, and return."""
         if self._has_started:
             raise InvalidOptionError("this worker has been started already; make a new one")
+        if self._closing is not None:
+            raise InvalidOptionError("this worker is closed; make a new one")
+        refuse_in_child()
         self._has_started = True
         self._loop = asyncio.get_running_loop()
         self._lease.start()
@@ -185,46 +208,79 @@ class Worker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        await self.close(timeout=0 if error_type is asyncio.CancelledError else None)
 
     async def close(self, timeout: Duration | None = None) -> None:
         """Take nothing more, let running jobs finish within ``timeout``, hand the rest back.
 
-        Without a timeout running jobs may take as long as they need.
+        Without a timeout running jobs may take as long as they need. A second call can only shorten
+        the limit: ``close(timeout=0)`` ends a patient one.
         """
+        limit_s = None if timeout is None else milliseconds(timeout, "timeout") / 1000
         if self._closing is None:
-            limit_s = None if timeout is None else milliseconds(timeout, "timeout") / 1000
-            self._closing = asyncio.create_task(self._close(limit_s))
+            self._closing = asyncio.create_task(self._close())
+        if limit_s is not None:
+            asyncio.get_running_loop().call_later(limit_s, self._hurry.set)
         await asyncio.shield(self._closing)
 
-    async def _close(self, limit_s: float | None) -> None:
+    async def _close(self) -> None:
+        try:
+            await self._wind_down()
+        finally:
+            self._closed.set()
+
+    async def _wind_down(self) -> None:
         self._emitter.emit("closing")
         self._pump.stop_taking()
         if self._has_started:
-            _, *others = self._services
+            pump, *others = self._services
             for service in others:
                 service.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await self._finish_running(limit_s)
+            await self._unless_hurried(self._finish_running())
+            await self._hand_back()
             self._pump.close()
-            await asyncio.gather(self._services[0], return_exceptions=True)
+            if not await self._unless_hurried(asyncio.wait([pump]), grace_s=_GRACE_S):
+                logger.warning(
+                    "the worker of queue %r ends while its server does not answer;"
+                    " the jobs it holds are taken over when their locks expire",
+                    self.name,
+                )
+                pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
             await self._say_goodbye()
             await asyncio.to_thread(self._lease.close)
         await self._executor.close()
-        await self._emitter.drain()
         await self._connection.close()
         await self._blocking.close()
-        self._closed.set()
         self._emitter.emit("closed")
+        await self._emitter.drain()
 
-    async def _finish_running(self, limit_s: float | None) -> None:
-        tasks = [task for _, task in self._jobs.values()]
-        if tasks:
-            await asyncio.wait(tasks, timeout=limit_s)
-        left = list(self._jobs.values())
+    async def _unless_hurried(self, work: Coroutine[Any, Any, Any], grace_s: float = 0) -> bool:
+        """Wait for ``work``, at most until ``grace_s`` after the time limit of ``close``."""
+        task = asyncio.create_task(work)
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([task, hurry], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and grace_s:
+            await asyncio.wait([task], timeout=grace_s)
+        is_done = task.done()
+        for one in (task, hurry):
+            one.cancel()
+        await asyncio.gather(task, hurry, return_exceptions=True)
+        return is_done
+
+    async def _finish_running(self) -> None:
+        """A call that is away may bring jobs; then let them all end."""
+        await self._pump.land()
+        while self._jobs:
+            await asyncio.wait([task for _, task in self._jobs.values()])
+
+    async def _hand_back(self) -> None:
+        """Stop what still runs and give it to other workers."""
+        left = [(job, task) for job, task in self._jobs.values() if not task.done()]
         for job, task in left:
             job.is_released = True
-            task.cancel()
+            self._stop(job, task)
         if left:
             await asyncio.wait([task for _, task in left], timeout=_GRACE_S)
         for job, _ in list(self._jobs.values()):
@@ -237,7 +293,7 @@ class Worker:
             flights = [flight.name for flight in self._flights]
             await self._connection.run(settling.leave(self.keys, flights))
         except TorilError as error:
-            logger.warning("the worker's traces could not be removed: %s", error)
+            logger.warning("the traces of a worker of queue %r remain: %s", self.name, error)
 
     def pause(self) -> None:
         """Take nothing until ``resume``; running jobs go on."""
@@ -245,8 +301,10 @@ class Worker:
         self._pump.stop_taking()
 
     def resume(self) -> None:
+        """Take jobs again, after ``pause``."""
         self._is_paused = False
-        self._pump.resume_taking()
+        if self._closing is None:
+            self._pump.resume_taking()
 
     # ------------------------------------------------------------------ looking
 
@@ -294,6 +352,8 @@ class Worker:
         job = ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
         self._lease.hold(job_id, token)
         assert self._loop is not None
+        if self._closing is not None and self._hurry.is_set():
+            job.is_released = True
         self._jobs[job_id] = (job, self._loop.create_task(self._attempt(job)))
         if self._emitter.has("active"):
             self._emitter.emit("active", job)
@@ -307,15 +367,22 @@ class Worker:
         else:
             self._refused(item, code)
 
+    def drained(self) -> None:
+        self._emitter.emit("drained")
+
     async def _attempt(self, job: ActiveJob) -> None:
         attempt = await perform(
-            self._executor.run, job, max_started_attempts=self.options.max_started_attempts
+            self._handle, job, max_started_attempts=self.options.max_started_attempts
         )
+        # A job that was lost may have come back to this very worker, under another token.
         if self._jobs.get(job.id, (None,))[0] is job:
             del self._jobs[job.id]
-            self._settle(job, attempt)
+        self._settle(job, attempt)
 
     def _settle(self, job: ActiveJob, attempt: settling.Attempt) -> None:
+        if job.is_settled:
+            return
+        job.is_settled = True
         outcome = settling.decide(job, attempt, self._policy, dice=random.random())
         self._pump.finish(Settled(job.id, job.token, outcome, job))
 
@@ -336,8 +403,19 @@ class Worker:
             self._resubmit(item, settling.decide(item.job, Raised(error), self._policy, dice=0.0))
             return
         if isinstance(error, LockLostError):
-            self._emitter.emit("lost", item.job, error)
+            self._announce_loss(item.job, error)
+            return
         logger.warning("%s", error)
+        self._emitter.emit("error", error)
+
+    def _announce_loss(self, job: StoredJob, error: LockLostError) -> None:
+        """Once for each run of a job, whoever notices first: the lease or the refused outcome."""
+        assert isinstance(job, ActiveJob)
+        if job.is_lost:
+            return
+        job.is_lost = True
+        logger.warning("%s", error)
+        self._emitter.emit("lost", job, error)
         self._emitter.emit("error", error)
 
     def _resubmit(self, item: Settled, outcome: settling.Outcome) -> None:
@@ -356,6 +434,10 @@ class Worker:
 
     # ------------------------------------------------------------------ what others tell us
 
+    def _is_loop_open(self) -> bool:
+        """Whoever forgets to close a worker must not hold its jobs for ever."""
+        return self._loop is not None and not self._loop.is_closed()
+
     def _on_lost_in_thread(self, job_id: str, token: str) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._on_lost, job_id, token)
@@ -365,10 +447,12 @@ class Worker:
         job, task = self._jobs.get(job_id, (None, None))
         if job is None or task is None or job.token != token:
             return
-        job.is_lost = True
         job.is_cancelled = True
         job.cancel_reason = f"the lock of job {job_id!r} was lost"
-        task.cancel()
+        self._announce_loss(
+            job, LockLostError(f"{job.cancel_reason}; another worker runs it again")
+        )
+        self._stop(job, task)
 
     def _on_cancel_in_thread(self, job_id: str) -> None:
         assert self._loop is not None
@@ -380,7 +464,12 @@ class Worker:
             return
         job.is_cancelled = True
         job.cancel_reason = f"job {job_id!r} was cancelled"
-        task.cancel()
+        self._stop(job, task)
+
+    def _stop(self, job: ActiveJob, task: asyncio.Task[None]) -> None:
+        """A task that has not begun must not be cancelled: nobody would tell the outcome."""
+        if job.is_running:
+            task.cancel()
 
     def _on_progress(self, job: ActiveJob, value: Any) -> None:
         if self._emitter.has("progress"):
@@ -396,6 +485,7 @@ class Worker:
             return
         logger.critical("the worker of queue %r stopped", self.name, exc_info=task.exception())
         self._emitter.emit("error", task.exception())
+        self._death = task.exception()
         self._closed.set()
 
     def _lock_ms(self) -> int:
@@ -415,7 +505,18 @@ def _ms(value: Duration) -> int:
     return milliseconds(value, "duration")
 
 
-def _make_executor(executor: str, handler: Handler | Router, concurrency: int) -> Executor:
-    if executor == "local":
+def _make_executor(executor: str, handler: Handler | Router | str, concurrency: int) -> Executor:
+    if executor == "process":
+        return ProcessExecutor(handler, processes=concurrency)
+    if executor != "local":
+        raise InvalidOptionError(f"executor={executor!r} is not known; use 'local' or 'process'")
+    if isinstance(handler, Router) or (callable(handler) and not isinstance(handler, str)):
         return LocalExecutor(handler, threads=concurrency)
-    raise InvalidOptionError(f"executor={executor!r} is not known; use 'local' or 'process'")
+    raise InvalidOptionError(f"handler {handler!r} is neither a function nor a Router")
+
+
+def _check_strategy(strategy: BackoffStrategy | Mapping[str, BackoffStrategy] | None) -> None:
+    strategies = strategy.values() if isinstance(strategy, Mapping) else [strategy]
+    for one in strategies:
+        if one is not None and not callable(one):
+            raise InvalidOptionError(f"the backoff strategy {one!r} is not callable")

@@ -1,0 +1,290 @@
+"""A process that runs handlers for a worker: the child's side of the pipe.
+
+Messages are MessagePack, each after its length.  The parent sends one job at a time and the
+answers to what the handler asks for; the child sends the handler's requests and how it ended.
+When the pipe closes the parent is gone, and the child ends at once, whatever its handler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import itertools
+import os
+import pickle
+import queue
+import signal
+import socket
+import struct
+import threading
+import traceback
+from collections.abc import Coroutine
+from multiprocessing import spawn
+from typing import Any
+
+import msgspec
+
+from toril.errors import InvalidOptionError
+from toril.protocol import codec
+from toril.protocol.job import StoredJob
+from toril.worker.handlers import Handler, Router, is_async, wrap
+
+LENGTH = struct.Struct("!I")
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder().decode
+
+_is_child = False
+
+
+def refuse_in_child() -> None:
+    """Raise in a process that only runs handlers: it has imported a script that starts a worker."""
+    if _is_child:
+        raise InvalidOptionError(
+            "a worker was started while its own script was imported by a process of"
+            ' executor="process"; put what starts it under if __name__ == "__main__":'
+        )
+
+
+def main(descriptor: int) -> None:
+    """Run handlers until the parent closes the pipe."""
+    global _is_child
+    _is_child = True
+    # The parent decides when a handler ends: a Ctrl-C reaches the whole group of processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe = Pipe(socket.socket(fileno=descriptor))
+    try:
+        boot = pipe.receive()
+        spawn.prepare(pickle.loads(boot["preparation"]))  # noqa: S301 (our own parent's)
+        handler = resolve(boot["reference"])
+    except BaseException as error:  # noqa: BLE001 (a broken module may raise anything)
+        pipe.send({"kind": "unusable", **describe(error)})
+        return
+    pipe.send({"kind": "ready"})
+    Child(pipe, handler).run()
+
+
+def resolve(reference: str) -> Handler | Router:
+    """The handler or router that ``module:name`` names."""
+    module_name, _, path = reference.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for part in path.split("."):
+        found = getattr(found, part)
+    if not callable(found) and not isinstance(found, Router):
+        raise InvalidOptionError(f"{reference!r} is neither a function nor a Router: {found!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An error on its way to another process: itself if it can travel, and its text in any case."""
+    try:
+        pickled: bytes | None = pickle.dumps(error)
+    except Exception:  # noqa: BLE001 (the user's class)
+        pickled = None
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 (the user's class)
+        message = "its message cannot be shown"
+    return {
+        "error": pickled,
+        "type": type(error).__name__,
+        "message": message.encode("utf-8", "replace"),
+        "trace": "".join(traceback.format_exception(error)).encode("utf-8", "replace"),
+    }
+
+
+class Pipe:
+    """Whole messages over a blocking socket; any thread may send."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._lock = threading.Lock()
+
+    def send(self, message: dict[str, Any]) -> None:
+        data = pack(message)
+        with self._lock:
+            self._socket.sendall(LENGTH.pack(len(data)) + data)
+
+    def receive(self) -> dict[str, Any]:
+        """The next message; raises ``EOFError`` when the other side is gone."""
+        (length,) = LENGTH.unpack(self._read(LENGTH.size))
+        message: dict[str, Any] = unpack(self._read(length))
+        return message
+
+    def _read(self, size: int) -> bytes:
+        parts = []
+        while size:
+            part = self._socket.recv(min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+
+class Child:
+    """Runs one job after another in the main thread, while another thread listens to the parent."""
+
+    def __init__(self, pipe: Pipe, handler: Handler | Router) -> None:
+        self._pipe = pipe
+        self._handler = handler
+        self._jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._asked: dict[int, concurrent.futures.Future[Any]] = {}
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, name="toril-parent", daemon=True).start()
+        while True:
+            self._pipe.send(self._perform(self._jobs.get()))
+
+    def ask(self, verb: str, argument: Any) -> concurrent.futures.Future[Any]:
+        """Have the parent write something of the running job."""
+        number = next(self._numbers)
+        answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self._asked[number] = answer
+        text = codec.encode(argument, f"the argument of job.{verb}()")
+        self._pipe.send({"kind": "ask", "number": number, "verb": verb, "argument": text})
+        return answer
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = self._pipe.receive()
+                if message["kind"] == "job":
+                    self._jobs.put(message)
+                else:
+                    self._answer(message)
+        except (EOFError, OSError):
+            # Nobody is left to tell how the handler ended, and its lock is held no longer.
+            os._exit(0)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        answer = self._asked.pop(message["number"])
+        if "type" in message:
+            answer.set_exception(revive(message))
+        else:
+            answer.set_result(message["value"])
+
+    def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            handler = self._handler
+            middleware: Any = ()
+            if isinstance(handler, Router):
+                middleware = handler.middleware
+                handler = handler.find(codec.text(message["name"]))
+            result = self._call(handler, middleware, message)
+            text = codec.encode(result, f"the return value of job {message['id']!r}")
+        except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is a failure, too)
+            if isinstance(error, SystemExit):
+                error = RuntimeError(f"the handler called sys.exit({error.code!r})")
+            return {"kind": "raised", **describe(error)}
+        return {"kind": "returned", "value": text}
+
+    def _call(self, handler: Handler, middleware: Any, message: dict[str, Any]) -> Any:
+        if is_async(handler):
+            return asyncio.run(self._await(wrap(handler, middleware), message))
+        if not middleware:
+            result = handler(BlockingChildJob(self, message))
+            return asyncio.run(_wait_for(result)) if asyncio.iscoroutine(result) else result
+
+        async def call(_: Any) -> Any:
+            return handler(BlockingChildJob(self, message))
+
+        return asyncio.run(self._await(wrap(call, middleware), message))
+
+    async def _await(self, handler: Handler, message: dict[str, Any]) -> Any:
+        return await handler(AsyncChildJob(self, message))
+
+
+async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:
+    return await result
+
+
+class _ChildJob(StoredJob):
+    """A running job as its process knows it; what is written goes through the parent."""
+
+    __slots__ = ("_child", "token")
+
+    is_cancelled = False
+    """Always: a cancelled job's process is killed."""
+    is_lost = False
+
+    def __init__(self, child: Child, message: dict[str, Any]) -> None:
+        super().__init__(message["prefix"], message["queue"], message["id"], message["fields"])
+        self._child = child
+        self.token: str = message["token"]
+
+    @property
+    def fence(self) -> int:
+        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        return self.attempts_started
+
+
+class BlockingChildJob(_ChildJob):
+    """For plain functions."""
+
+    __slots__ = ()
+
+    def progress(self, value: Any) -> None:
+        """Report how far the job is: a number, a text or any JSON."""
+        self._child.ask("progress", value).result()
+
+    def log(self, row: str) -> int:
+        """Append a row to the job's log; returns how many rows it has."""
+        count: int = self._child.ask("log", row).result()
+        return count
+
+    def update_data(self, data: Any) -> None:
+        """Replace the job's data, for its next attempt as well."""
+        self._child.ask("update_data", data).result()
+        self._data = data
+
+    def extend_lock(self, duration: int) -> None:
+        """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
+        self._child.ask("extend_lock", duration).result()
+
+
+class AsyncChildJob(_ChildJob):
+    """For ``async`` functions."""
+
+    __slots__ = ()
+
+    async def progress(self, value: Any) -> None:
+        """Report how far the job is: a number, a text or any JSON."""
+        await asyncio.wrap_future(self._child.ask("progress", value))
+
+    async def log(self, row: str) -> int:
+        """Append a row to the job's log; returns how many rows it has."""
+        count: int = await asyncio.wrap_future(self._child.ask("log", row))
+        return count
+
+    async def update_data(self, data: Any) -> None:
+        """Replace the job's data, for its next attempt as well."""
+        await asyncio.wrap_future(self._child.ask("update_data", data))
+        self._data = data
+
+    async def extend_lock(self, duration: int) -> None:
+        """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
+        await asyncio.wrap_future(self._child.ask("extend_lock", duration))
+
+
+class RemoteTraceback(Exception):
+    """Where an error was raised in another process: the cause of the error here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def revive(message: dict[str, Any]) -> BaseException:
+    """The error that ``describe`` described; one that cannot travel keeps its name and its text."""
+    error: BaseException | None = None
+    if message["error"] is not None:
+        try:
+            error = pickle.loads(message["error"])  # noqa: S301 (our own child's)
+        except Exception:  # noqa: BLE001 (the user's class)
+            error = None
+    if not isinstance(error, BaseException):
+        error = type(message["type"], (Exception,), {})(message["message"].decode())
+    error.__cause__ = RemoteTraceback(message["trace"].decode())
+    return error

@@ -1,0 +1,218 @@
+"""``executor="process"``: handlers in processes that can be killed.
+
+Each process runs one job at a time.  It is killed when the job times out, is cancelled, loses its
+lock, or is handed back; one that dies by itself fails that attempt.  A new one takes its place when
+it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing import spawn
+from typing import Any
+
+from toril.errors import HandlerProcessError, InvalidOptionError
+from toril.protocol import codec
+from toril.worker.active_job import ActiveJob
+from toril.worker.child import LENGTH, describe, pack, resolve, revive, unpack
+from toril.worker.handlers import Handler, Router
+
+_KILL_TIMEOUT_S = 5.0
+_BOOT = "import sys; sys.path[:] = {!r}; from toril.worker.child import main; main({})"
+
+
+class ProcessExecutor:
+    """Runs each job in a process of its own, of which up to ``processes`` are kept."""
+
+    def __init__(self, handler: Handler | Router | str, *, processes: int) -> None:
+        self._reference = find_reference(handler)
+        self._free: list[Process] = []
+        self._processes = processes
+
+    async def run(self, job: ActiveJob) -> Any:
+        process = self._free.pop() if self._free else await Process.start(self._reference)
+        try:
+            result = await process.run(job)
+        finally:
+            if process.is_idle and len(self._free) < self._processes:
+                self._free.append(process)
+            else:
+                await process.kill()
+        return result
+
+    async def close(self) -> None:
+        processes, self._free = self._free, []
+        for process in processes:
+            await process.kill()
+
+
+class Process:
+    """One child, and the parent's end of the pipe to it."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._child = child
+        self._reader = reader
+        self._writer = writer
+        self.is_idle = True
+        """Has it answered everything it was sent?"""
+
+    @classmethod
+    async def start(cls, reference: str) -> Process:
+        """Start a child and wait until it has imported the handler."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            child = subprocess.Popen(  # noqa: ASYNC220 (returns at once)
+                _command(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        ours.setblocking(False)
+        process = cls(child, *await asyncio.open_connection(sock=ours))
+        try:
+            process._send({"kind": "boot", "reference": reference, "preparation": _preparation()})
+            greeting = await process._receive()
+        except BaseException:
+            await process.kill()
+            raise
+        if greeting is None:
+            raise HandlerProcessError(f"a process for handlers {await process._obituary()}")
+        if greeting["kind"] == "unusable":
+            await process.kill()
+            error = HandlerProcessError(
+                f"a process for handlers cannot import {reference!r}:"
+                f" {greeting['type']}: {greeting['message'].decode()}"
+            )
+            raise error from revive(greeting)
+        return process
+
+    async def run(self, job: ActiveJob) -> Any:
+        """Run one job; whoever cancels this must kill the process."""
+        self.is_idle = False
+        self._send(
+            {
+                "kind": "job",
+                "prefix": job.prefix,
+                "queue": job.queue_name,
+                "id": job.id,
+                "name": job.name,
+                "token": job.token,
+                "fields": job._fields,
+            }
+        )
+        while True:
+            message = await self._receive()
+            if message is None:
+                raise HandlerProcessError(
+                    f"the process that ran job {job.id!r} ({job.name!r}) {await self._obituary()}"
+                )
+            if message["kind"] == "ask":
+                await self._answer(job, message)
+                continue
+            self.is_idle = True
+            if message["kind"] == "raised":
+                raise revive(message)
+            return codec.decode(message["value"])
+
+    async def kill(self) -> None:
+        """SIGKILL; returns when the process is gone."""
+        self.is_idle = False
+        self._writer.close()
+        if self._child.poll() is None:
+            self._child.kill()
+        await self._wait()
+
+    async def _answer(self, job: ActiveJob, message: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"kind": "answer", "number": message["number"]}
+        try:
+            call = getattr(job, message["verb"])
+            answer["value"] = await call(codec.decode(message["argument"]))
+        except Exception as error:  # noqa: BLE001 (the handler shall see it, whatever it is)
+            answer.update(describe(error))
+        self._send(answer)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        data = pack(message)
+        self._writer.write(LENGTH.pack(len(data)) + data)
+
+    async def _receive(self) -> dict[str, Any] | None:
+        """The next message, or None when the process is gone."""
+        try:
+            (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+            message: dict[str, Any] = unpack(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return message
+
+    async def _wait(self) -> int | None:
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        while self._child.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        return self._child.returncode
+
+    async def _obituary(self) -> str:
+        """How a process ended that closed its pipe."""
+        code = await self._wait()
+        await self.kill()
+        if code is None:
+            return "closed its pipe"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"was killed by {name}{hint}"
+
+
+def _command(descriptor: int) -> list[str]:
+    """Python itself, with the flags and the paths of this process."""
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-c", _BOOT.format(sys.path, descriptor)]
+
+
+def _preparation() -> bytes:
+    """What the standard library's own child processes are told: the main module above all."""
+    preparation = spawn.get_preparation_data("toril handler")
+    preparation.pop("authkey", None)
+    return pickle.dumps(preparation)
+
+
+def find_reference(handler: Handler | Router | str) -> str:
+    """``module:name`` under which another process finds the handler."""
+    for reference in _candidates(handler):
+        try:
+            found = resolve(reference)
+        except (ImportError, AttributeError, ValueError):
+            continue
+        if found is handler or isinstance(handler, str):
+            return reference
+    raise InvalidOptionError(
+        f'executor="process" cannot find {handler!r} again in another process; use a function or a'
+        f" Router at the top level of a module, or its name as 'module:name'"
+    )
+
+
+def _candidates(handler: Handler | Router | str) -> Iterator[str]:
+    if isinstance(handler, str):
+        yield handler
+        return
+    if not isinstance(handler, Router):
+        module = getattr(handler, "__module__", None)
+        name = getattr(handler, "__qualname__", None)
+        if module and name and "<" not in name:
+            yield f"{module}:{name}"
+        return
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is handler:
+                yield f"{module_name}:{name}"

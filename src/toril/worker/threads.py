@@ -1,0 +1,75 @@
+"""Threads for plain ``def`` handlers.
+
+They are daemons: a process that ends does not wait for a function that is stuck.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+
+class _Call(NamedTuple):
+    future: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    context: Context
+    function: Callable[[Any], Any]
+    argument: Any
+
+
+class Threads:
+    """A pool that grows to ``most`` threads, for one event loop."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._pending = 0
+        self._threads = 0
+
+    def run(self, function: Callable[[Any], Any], argument: Any) -> asyncio.Future[Any]:
+        """Call ``function(argument)`` in a thread, in a copy of the caller's context."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._pending += 1
+        self._calls.put(_Call(future, loop, copy_context(), function, argument))
+        if self._threads < min(self._pending, self._most):
+            self._threads += 1
+            name = f"toril-handler-{self._threads}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Let every thread end after what it does now."""
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = call.context.run(call.function, call.argument)
+            except StopIteration as stop:
+                # A future cannot carry it: awaiting would end the coroutine that awaits.
+                error = RuntimeError("the handler raised StopIteration")
+                error.__cause__ = stop
+            except BaseException as raised:  # noqa: BLE001 (whatever it was, the job's attempt is over)
+                error = raised
+            # A closed loop has nobody left who waits.
+            with contextlib.suppress(RuntimeError):
+                call.loop.call_soon_threadsafe(self._done, call.future, result, error)
+            del call, result, error
+
+    def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        self._pending -= 1
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
