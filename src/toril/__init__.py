@@ -2,22 +2,70 @@
 
 from toril.client.queue import Queue
 from toril.client.queue_events import QueueEvents
-from toril.errors import UnrecoverableError
+from toril.errors import (
+    AmbiguousResultError,
+    DelayedError,
+    HandlerTimeoutError,
+    InvalidInputError,
+    JobCancelledError,
+    JobFailedError,
+    JobLockedError,
+    JobNotFoundError,
+    JobNotInStateError,
+    JobRemovedError,
+    LockLostError,
+    NoHandlerError,
+    PayloadError,
+    RateLimitError,
+    RefusedError,
+    ServerError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+    TorilError,
+    UnrecoverableError,
+    WaitingChildrenError,
+    WaitTimeoutError,
+)
 from toril.options import Backoff, Deduplication, Keep, NewJob, RateLimit
+from toril.protocol.events import Event
+from toril.protocol.job import Job
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
 
 __all__ = [
+    "AmbiguousResultError",
     "Backoff",
     "Deduplication",
+    "DelayedError",
+    "Event",
+    "HandlerTimeoutError",
+    "InvalidInputError",
+    "Job",
+    "JobCancelledError",
+    "JobFailedError",
+    "JobLockedError",
+    "JobNotFoundError",
+    "JobNotInStateError",
+    "JobRemovedError",
     "Keep",
+    "LockLostError",
     "NewJob",
+    "NoHandlerError",
+    "PayloadError",
     "Queue",
     "QueueEvents",
     "RateLimit",
+    "RateLimitError",
+    "RefusedError",
     "Router",
+    "ServerError",
+    "ServerOutOfMemoryError",
+    "ServerUnavailableError",
+    "TorilError",
     "UnrecoverableError",
+    "WaitTimeoutError",
+    "WaitingChildrenError",
     "Worker",
     "run",
 ]
