@@ -29,6 +29,7 @@ from toril.errors import (
 from toril.options import Backoff, Deduplication, Keep, NewJob, RateLimit
 from toril.protocol.events import Event
 from toril.protocol.job import Job
+from toril.protocol.cancelling import Cancelled
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
@@ -36,6 +37,7 @@ from toril.worker.worker import Worker
 __all__ = [
     "AmbiguousResultError",
     "Backoff",
+    "Cancelled",
     "Deduplication",
     "DelayedError",
     "Event",

@@ -13,9 +13,8 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.worker.conftest import Inside, StartWorker
-from toril import Queue, Router, UnrecoverableError
+from toril import Router, UnrecoverableError
 from toril.errors import DelayedError, InvalidOptionError, LockLostError, RateLimitError
-from toril.protocol import leasing
 
 
 async def test_an_async_handler_runs_on_the_loop(queue, start_worker, inside: Inside):
@@ -304,10 +303,6 @@ async def test_a_thread_sees_its_timeout_and_holds_its_job_until_it_ends(
     assert "ran longer than its timeout of 30 ms" in (await inside.job(job.id))["failedReason"]
 
 
-async def cancel(inside: Inside, queue: Queue, worker, job_id: str) -> None:
-    await inside.client.rpush(leasing.mailbox(queue.keys, worker.id), job_id)
-
-
 @pytest.mark.parametrize("kind", ["async", "plain", "stubborn"])
 async def test_a_cancelled_job_stops_and_fails_for_good(kind, queue, start_worker, inside):
     async def on_loop(job):
@@ -327,11 +322,11 @@ async def test_a_cancelled_job_stops_and_fails_for_good(kind, queue, start_worke
     job = await queue.add("long", attempts=5)
     worker = await start_worker({"async": on_loop, "plain": in_thread, "stubborn": stubborn}[kind])
     await wait_until(lambda: worker.is_processing)
-    await cancel(inside, queue, worker, job.id)
+    await queue.cancel(job.id)
     await inside.until_finished(1)
 
     stored = await inside.job(job.id)
-    assert stored["failedReason"] == f"job {job.id!r} was cancelled"
+    assert stored["failedReason"] == "cancelled"
     assert stored["atm"] == "1"
 
 
@@ -346,7 +341,7 @@ async def test_a_handler_may_finish_although_it_was_cancelled(queue, start_worke
     job = await queue.add("long")
     worker = await start_worker(handler)
     await wait_until(lambda: worker.is_processing)
-    await cancel(inside, queue, worker, job.id)
+    await queue.cancel(job.id)
     await inside.until_finished(1)
 
     assert (await inside.job(job.id))["returnvalue"] == '"finished anyway"'

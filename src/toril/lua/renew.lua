@@ -6,7 +6,7 @@
 
   Keys      base, stalled
   Args      locks list of {id, token}, lock_ms int
-  Returns   the ids whose locks are lost, the ids that somebody asked to cancel
+  Returns   the ids whose locks are lost, {id, reason} of those that somebody cancelled
   Keeps     I2, I3
   Cost      O(locks)
 ]]
@@ -20,8 +20,9 @@ for _, lock in ipairs(a.locks) do
   if redis.call("GET", job .. ":lock") == token then
     redis.call("SET", job .. ":lock", token, "PX", a.lock_ms)
     ids[#ids + 1] = id
-    if redis.call("HEXISTS", job, "x.cancel") == 1 then
-      cancelled[#cancelled + 1] = id
+    local reason = redis.call("HGET", job, "x.cancel")
+    if reason then
+      cancelled[#cancelled + 1] = { id, reason }
     end
   else
     lost[#lost + 1] = id

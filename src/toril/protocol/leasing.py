@@ -18,10 +18,10 @@ FORGET_REPLIES_MS = 3_600_000
 
 
 class Renewal(msgspec.Struct, frozen=True):
-    """Which locks were lost, and which jobs somebody asked to cancel."""
+    """Which locks were lost, and which jobs somebody cancelled, and why."""
 
     lost: list[str]
-    cancelled: list[str]
+    cancelled: list[tuple[str, str]]
 
 
 def renew(keys: Keys, locks: Sequence[tuple[str, str]], *, lock_ms: int) -> Command[Renewal]:
@@ -43,7 +43,10 @@ def _renew(
 
 def _parse_renewal(reply: Any) -> Renewal:
     lost, cancelled = reply
-    return Renewal([item.decode() for item in lost], [item.decode() for item in cancelled])
+    return Renewal(
+        [item.decode() for item in lost],
+        [(job_id.decode(), reason.decode()) for job_id, reason in cancelled],
+    )
 
 
 def extend_lock(keys: Keys, job_id: str, token: str, *, lock_ms: int) -> Command[None]:
@@ -107,15 +110,27 @@ def put_marker_back(keys: Keys, score: float) -> Command[None]:
     return plain("ZADD", keys.marker, score, member, parse=lambda _: None)
 
 
-def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[str | None]:
-    """Wait for a job id that this worker is asked to cancel."""
+def wait_for_mail(
+    keys: Keys, worker_id: str, *, block_ms: int
+) -> Command[tuple[str, str, str] | None]:
+    """Wait for a job that this worker is to stop: its id, its lock's token, the reason."""
     return plain(
         "BLPOP",
         mailbox(keys, worker_id),
         max(block_ms, 1) / 1000,
-        parse=lambda reply: None if reply is None else reply[1].decode(),
+        parse=lambda reply: None if reply is None else _read_mail(reply[1]),
         block_ms=block_ms,
     )
+
+
+_mail = msgspec.msgpack.Decoder(tuple[str, str, str])
+
+
+def _read_mail(message: bytes) -> tuple[str, str, str] | None:
+    try:
+        return _mail.decode(message)
+    except msgspec.DecodeError:  # not one of ours; locks must be renewed all the same
+        return None
 
 
 def mailbox(keys: Keys, worker_id: str) -> str:

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from toril.options import Duration, epoch_ms, milliseconds, whole
-from toril.protocol import editing, leasing, moving, pausing, removing
+from toril.protocol import cancelling, editing, leasing, moving, pausing, removing
+from toril.protocol.cancelling import Cancelled
 from toril.protocol.keys import Keys
 from toril.protocol.removing import OnProgress
 from toril.sync.connection import Connection
@@ -120,6 +121,16 @@ class QueueEditing:
         """Let all delayed jobs run now; returns how many."""
         plan = moving.promote_all(self.keys, on_progress=on_progress)
         return self._connection.follow(plan)
+
+    def cancel(self, job_id: str, reason: str | None = None) -> Cancelled:
+        """Let a job run no further; returns what that came to.
+
+        A job that waits ends as failed, with the reason "cancelled: …"; in a long list it is marked
+        and ends when its turn comes.  The worker that runs a job is told to stop it, which ends an
+        ``async def`` at its next ``await``; a plain function has to look at ``job.is_cancelled``.
+        Raises ``JobNotInStateError`` when it is finished.
+        """
+        return self._connection.follow(cancelling.cancel(self.keys, job_id, reason=reason))
 
     def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
         """Give a job another priority; with ``lifo`` it comes before others of the same."""

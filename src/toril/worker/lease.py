@@ -24,8 +24,8 @@ _SLICE = 500
 class Lease:
     """Holds the locks of one worker's jobs.
 
-    ``on_lost(job_id, token)`` and ``on_cancel(job_id)`` are called in the lease's thread, which
-    ends by itself when ``is_wanted()`` says that nobody runs these jobs any more.
+    ``on_lost(job_id, token)`` and ``on_cancel(job_id, token, reason)`` are called in the lease's
+    thread, which ends by itself when ``is_wanted()`` says that nobody runs these jobs any more.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Lease:
         *,
         lock_ms: int,
         on_lost: Callable[[str, str], None],
-        on_cancel: Callable[[str], None],
+        on_cancel: Callable[[str, str, str], None],
         is_wanted: Callable[[], bool],
     ) -> None:
         self._make_connection = make_connection
@@ -99,11 +99,11 @@ class Lease:
     def _read_mail(self, wait_s: float) -> None:
         assert self._connection is not None
         block_ms = max(1, int(min(wait_s, 10.0) * 1000))
-        job_id = self._connection.run(
+        mail = self._connection.run(
             leasing.wait_for_mail(self._keys, self._worker_id, block_ms=block_ms)
         )
-        if job_id is not None:
-            self._on_cancel(job_id)
+        if mail is not None:
+            self._on_cancel(*mail)
 
     def _renew(self) -> None:
         assert self._connection is not None
@@ -116,5 +116,5 @@ class Lease:
                 if self._held.get(job_id) == tokens[job_id]:
                     self.let_go(job_id, tokens[job_id])
                     self._on_lost(job_id, tokens[job_id])
-            for job_id in renewal.cancelled:
-                self._on_cancel(job_id)
+            for job_id, reason in renewal.cancelled:
+                self._on_cancel(job_id, tokens[job_id], reason)

@@ -50,6 +50,7 @@ from toril.worker.writer import JobWriter
 logger = logging.getLogger("toril.worker")
 
 _GRACE_S = 2.0
+_MOST_EARLY = 100
 
 
 class Worker:
@@ -116,6 +117,7 @@ class Worker:
         self._writer = JobWriter(self._connection, self.keys, self._on_progress)
         self._emitter = Emitter()
         self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
+        self._cancelled_early: dict[str, tuple[str, str]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._services: list[asyncio.Task[Any]] = []
         self._is_paused = False
@@ -357,6 +359,13 @@ class Worker:
         self._jobs[job_id] = (job, self._loop.create_task(self._attempt(job)))
         if self._emitter.has("active"):
             self._emitter.emit("active", job)
+        if self._cancelled_early:
+            self._cancel_early(job)
+
+    def _cancel_early(self, job: ActiveJob) -> None:
+        token, reason = self._cancelled_early.pop(job.id, ("", ""))
+        if token:
+            self._on_cancel(job.id, token, reason)
 
     def settled(self, item: Settled, code: int) -> None:
         self._lease.let_go(item.job_id, item.token)
@@ -454,16 +463,22 @@ class Worker:
         )
         self._stop(job, task)
 
-    def _on_cancel_in_thread(self, job_id: str) -> None:
+    def _on_cancel_in_thread(self, job_id: str, token: str, reason: str) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._on_cancel, job_id)
+        self._loop.call_soon_threadsafe(self._on_cancel, job_id, token, reason)
 
-    def _on_cancel(self, job_id: str) -> None:
+    def _on_cancel(self, job_id: str, token: str, reason: str) -> None:
         job, task = self._jobs.get(job_id, (None, None))
-        if job is None or task is None or job.is_cancelled:
+        if job is None or task is None:
+            # The message overtook the reply that brings the job.
+            if len(self._cancelled_early) >= _MOST_EARLY:
+                self._cancelled_early.clear()
+            self._cancelled_early[job_id] = (token, reason)
+            return
+        if job.token != token or job.is_cancelled:
             return
         job.is_cancelled = True
-        job.cancel_reason = f"job {job_id!r} was cancelled"
+        job.cancel_reason = reason
         self._stop(job, task)
 
     def _stop(self, job: ActiveJob, task: asyncio.Task[None]) -> None:

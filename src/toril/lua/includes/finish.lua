@@ -12,12 +12,13 @@ end
 
 --- End a job that is out of `active` already: its parent, its deduplication id, its place among the
 --- finished, its events, the metrics.
---- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch }; `value` is the return value
---- as JSON or the reason as text, and is never decoded. `known` is what readEnding gave.
+--- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch, previous }; `value` is the
+--- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
+--- job that ends without having run. `known` is what readEnding gave.
 local function finishJob(queue, gate, ended, known, points, now)
   local id, state, value = ended.id, ended.state, ended.value
   local job = queue.base .. ":" .. id
-  local attempts_made = known.attempts_made + 1
+  local attempts_made = known.attempts_made + (ended.previous and 0 or 1)
 
   if known.deduplication_id then
     releaseDeduplication(queue, gate, id, known.deduplication_id, now)
@@ -46,7 +47,7 @@ local function finishJob(queue, gate, ended, known, points, now)
       redis.call("HSET", job, "atm", attempts_made, "returnvalue", value, "finishedOn", now)
     else
       redis.call("HSET", job, "atm", attempts_made, "failedReason", value, "finishedOn", now)
-      redis.call("HDEL", job, "defa")
+      redis.call("HDEL", job, "defa", "x.cancel")
     end
     if keep then
       retain(queue, queue[state], keep, now)
@@ -56,8 +57,8 @@ local function finishJob(queue, gate, ended, known, points, now)
   if state == "completed" then
     emit(queue, "completed", "jobId", id, "returnvalue", value, "prev", "active")
   else
-    emit(queue, "failed", "jobId", id, "failedReason", value, "prev", "active")
-    if attempts_made >= (ended.attempts or 0) then
+    emit(queue, "failed", "jobId", id, "failedReason", value, "prev", ended.previous or "active")
+    if not ended.previous and attempts_made >= (ended.attempts or 0) then
       emit(queue, "retries-exhausted", "jobId", id, "attemptsMade", attempts_made)
     end
   end
