@@ -1,0 +1,1 @@
+"""The command line: what a person runs in a terminal."""
