@@ -15,9 +15,11 @@ from toril.errors import (
     JobRemovedError,
     LockLostError,
     NoHandlerError,
+    NotPausedError,
     PayloadError,
     RateLimitError,
     RefusedError,
+    SchedulerOwnsJobError,
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
@@ -27,9 +29,9 @@ from toril.errors import (
     WaitTimeoutError,
 )
 from toril.options import Backoff, Deduplication, Keep, NewJob, RateLimit
+from toril.protocol.cancelling import Cancelled
 from toril.protocol.events import Event
 from toril.protocol.job import Job
-from toril.protocol.cancelling import Cancelled
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
@@ -54,6 +56,7 @@ __all__ = [
     "LockLostError",
     "NewJob",
     "NoHandlerError",
+    "NotPausedError",
     "PayloadError",
     "Queue",
     "QueueEvents",
@@ -61,6 +64,7 @@ __all__ = [
     "RateLimitError",
     "RefusedError",
     "Router",
+    "SchedulerOwnsJobError",
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
