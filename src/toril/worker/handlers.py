@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from toril.errors import InvalidOptionError, NoHandlerError
 
 Handler = Callable[[Any], Any]
 """A function of a job: ``async def`` runs on the loop, a plain ``def`` in a thread."""
+
+H = TypeVar("H", bound=Handler)
 
 Middleware = Callable[[Handler], Handler]
 """Takes an ``async`` handler and returns one that does more; a plain handler is given to it as an
@@ -33,10 +35,20 @@ class Router:
         self._fallback: Handler | None = None
         self._middleware: list[Middleware] = []
 
-    def on(self, name: str, handler: Handler | None = None) -> Any:
+    @overload
+    def on(self, name: str) -> Callable[[H], H]: ...
+
+    @overload
+    def on(self, name: str, handler: H) -> H: ...
+
+    def on(self, name: str, handler: H | None = None) -> H | Callable[[H], H]:
         """Register a handler for the jobs of this name, as a decorator or directly."""
         if handler is None:
-            return lambda function: self.on(name, function)
+
+            def register(function: H) -> H:
+                return self.on(name, function)
+
+            return register
         if name in self._handlers:
             raise InvalidOptionError(f"a handler for {name!r} is registered already")
         if not callable(handler):
