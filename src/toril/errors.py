@@ -27,7 +27,9 @@ TorilError
 ├── EmbeddedServerError                 the embedded server could not be started
 └── Signal                              raised *by handlers* to say what is to become of the job
     ├── UnrecoverableError              fail for good, whatever attempts are left
+    │   └── PayloadMismatchError        the data is not what the consumer's type asks for
     ├── DelayedError                    put the job off, without counting the attempt
+    │   └── ClaimRefusedError           somebody else has the step; look again later
     ├── RateLimitError                  put it back and hold the queue for a while
     └── WaitingChildrenError            step aside until the children are done
 """
@@ -189,6 +191,17 @@ class DelayedError(Signal):
     def __init__(self, delay: int, message: str = "delayed by its handler") -> None:
         super().__init__(message)
         self.delay = delay
+
+
+class PayloadMismatchError(UnrecoverableError):
+    """The job's data does not fit the type that its consumer reads, and never will."""
+
+
+class ClaimRefusedError(DelayedError):
+    """Somebody else has claimed this step; the job comes back after ``delay`` milliseconds."""
+
+    def __init__(self, message: str = "somebody else has this step", delay: int = 1000) -> None:
+        super().__init__(delay, message)
 
 
 class RateLimitError(Signal):

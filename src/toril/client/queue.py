@@ -51,6 +51,11 @@ class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueL
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} on {self._connection!r}>"
 
+    @property
+    def default_job_options(self) -> Mapping[str, Any]:
+        """The options of jobs that are added without them."""
+        return self._defaults
+
     async def __aenter__(self) -> Self:
         return self
 

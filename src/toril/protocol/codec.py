@@ -16,7 +16,16 @@ import msgspec
 from toril.errors import PayloadError, PayloadTooLargeError
 from toril.options import Backoff, Deduplication, Keep, NewJob
 
-_encode = msgspec.json.Encoder().encode
+
+def _dump_model(value: Any) -> Any:
+    """What msgspec does not know but can write itself, as pydantic's models do."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"objects of type {type(value).__name__!r} are not supported")
+    return dump(mode="json")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_dump_model).encode
 _decode = msgspec.json.Decoder().decode
 
 PLAIN_OPTIONS = b'{"attempts":0}'
@@ -316,3 +325,5 @@ def _refuse_nan(value: Any, what: str) -> None:
             stack.extend(getattr(item, name) for name in item.__struct_fields__)
         elif hasattr(item, "__dataclass_fields__"):
             stack.extend(getattr(item, name) for name in item.__dataclass_fields__)
+        elif hasattr(item, "model_dump"):
+            stack.append(item.model_dump())

@@ -9,12 +9,11 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from toril.errors import InvalidOptionError
 from toril.options import Duration, milliseconds
 from toril.worker.child import refuse_in_child
-from toril.worker.worker import Worker
 
 logger = logging.getLogger("toril.worker")
 
@@ -22,7 +21,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_RESORT_S = 5.0
 
 
-def run(*workers: Worker, timeout: Duration | None = 25_000, uvloop: bool = False) -> None:
+class Service(Protocol):
+    """What a program may consist of: a worker, a relay of the outbox, a group of consumers."""
+
+    async def run(self) -> None:
+        """Work until ``close`` is called."""
+
+    async def close(self, timeout: Duration | None = None) -> None:
+        """Come to an end within ``timeout``; a second call may shorten it."""
+
+
+def run(*workers: Service, timeout: Duration | None = 25_000, uvloop: bool = False) -> None:
     """Run workers until SIGTERM or SIGINT; blocks.
 
     At the first signal they take nothing more, running jobs may finish within ``timeout`` (None: as
@@ -51,7 +60,7 @@ def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | Non
     return library.new_event_loop
 
 
-async def _run_all(workers: tuple[Worker, ...], timeout: int | None) -> None:
+async def _run_all(workers: tuple[Service, ...], timeout: int | None) -> None:
     with _Signals() as signals:
         running = [asyncio.create_task(worker.run()) for worker in workers]
         first = asyncio.create_task(signals.wait_for(1))
@@ -70,7 +79,7 @@ async def _run_all(workers: tuple[Worker, ...], timeout: int | None) -> None:
         await asyncio.gather(*running)
 
 
-async def _close_all(workers: tuple[Worker, ...], timeout: int | None) -> None:
+async def _close_all(workers: tuple[Service, ...], timeout: int | None) -> None:
     await asyncio.gather(*(worker.close(timeout) for worker in workers))
 
 

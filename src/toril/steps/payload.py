@@ -1,0 +1,78 @@
+"""The unit of work: which step of which workflow, and what it needs."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from toril.errors import InvalidNameError, PayloadMismatchError
+from toril.protocol.job import StoredJob
+
+T = TypeVar("T")
+
+
+class JobPayload(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_defaults=True):
+    """One step of one workflow.
+
+    On the wire the names are BullMQ's camel case.  ``attempt`` is a view: whatever was written,
+    a consumer sees the number of the attempt that is running, 1 for the first.
+    """
+
+    workflow_id: str
+    step_id: str
+    data: T
+    attempt: int | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What rows, history and metrics of this step are found by."""
+        return self.workflow_id, self.step_id
+
+
+def check_ids(payload: JobPayload[Any]) -> None:
+    """Refuse a payload that names no workflow or no step."""
+    for name in ("workflow_id", "step_id"):
+        value = getattr(payload, name)
+        if not isinstance(value, str) or not value:
+            raise InvalidNameError(f"{name}={value!r} must be a text, not empty")
+
+
+def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
+    """The payload of ``job`` with its data as a ``data_type``.
+
+    Raises ``PayloadMismatchError``, which fails the job for good and names the field: the same
+    bytes will not fit better at the next attempt.
+    """
+    wanted: Any = JobPayload[data_type]
+    try:
+        payload: JobPayload[Any] = msgspec.json.decode(
+            job.data_text, type=wanted, dec_hook=_decode_model
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PayloadMismatchError(
+            f"job {job.id!r} of queue {job.queue_name!r} is no step that this consumer can read:"
+            f" {error}; correct the producer, then replay the job"
+        ) from error
+    return msgspec.structs.replace(payload, attempt=job.attempts_made + 1)
+
+
+def _decode_model(data_type: Any, value: Any) -> Any:
+    """What msgspec does not know but can validate itself, as pydantic's models do."""
+    validate = getattr(data_type, "model_validate", None)
+    if validate is None:
+        raise TypeError(f"cannot decode into {data_type!r}; use a dataclass, Struct or model")
+    try:
+        return validate(value)
+    except ValueError as error:
+        raise ValueError(_in_one_line(error)) from error
+
+
+def _in_one_line(error: ValueError) -> str:
+    """The fields that a model refused and why, without the links that pydantic prints."""
+    list_errors = getattr(error, "errors", None)
+    if list_errors is None:
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(map(str, item['loc'])) or 'data'}: {item['msg']}" for item in list_errors()
+    )
