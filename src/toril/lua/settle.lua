@@ -11,7 +11,8 @@
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit,
             child},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
-            limiter {max, duration}?, points int? (metrics), flight str, request int
+            limiter {max, duration}?, points int? (metrics), flight str, request int,
+            received list of {flight, request}?
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
             `retry` and `delayed` the reason and the stack traces ("" for none).
   Returns   results (0 or a refusal for each outcome), jobs, rate limit ms, next due ms, now ms
@@ -60,6 +61,17 @@ if last then
       end
     end
     return { last.results, jobs, last.rate_limit_ms, last.next_due_ms, now }
+  end
+end
+
+for _, call in ipairs(a.received or {}) do
+  local other = redis.call("HGET", replies, call[1])
+  if other then
+    other = cmsgpack.unpack(other)
+    if other.request == call[2] then
+      other.taken = {}
+      redis.call("HSET", replies, call[1], cmsgpack.pack(other))
+    end
   end
 end
 

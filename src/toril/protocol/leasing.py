@@ -104,12 +104,6 @@ def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:
     )
 
 
-def put_marker_back(keys: Keys, score: float) -> Command[None]:
-    """Give a marker that was popped and is not used to another worker."""
-    member = "0" if score == 0 else "1"
-    return plain("ZADD", keys.marker, score, member, parse=lambda _: None)
-
-
 def wait_for_mail(
     keys: Keys, worker_id: str, *, block_ms: int
 ) -> Command[tuple[str, str, str] | None]:

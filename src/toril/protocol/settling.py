@@ -224,6 +224,10 @@ class Settled(msgspec.Struct, frozen=True):
     job: StoredJob
 
 
+Confirmation = tuple[str, int]
+"""A flight and the number of a call of it: the reply has arrived."""
+
+
 class Take(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker asks for: how many jobs, under which token, locked for how long."""
 
@@ -252,11 +256,13 @@ def settle(
     *,
     flight: str,
     request: int,
+    confirmations: Sequence[Confirmation] = (),
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
     ``flight`` and ``request`` name the call: sent again with the same two it returns what it
-    returned, and one that a newer request has overtaken is refused.
+    returned, and one that a newer request has overtaken is refused. ``confirmations`` name the
+    calls whose replies have arrived, when no newer call of their flights says so.
     """
     outcomes = []
     payloads: list[bytes | str] = []
@@ -274,6 +280,8 @@ def settle(
         "flight": flight,
         "request": request,
     }
+    if confirmations:
+        args["received"] = confirmations
     if take.worker_name is not None:
         args["name"] = take.worker_name
     if take.limiter is not None:

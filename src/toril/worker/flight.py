@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from toril.client.connection import Connection
 from toril.errors import ServerError
-from toril.protocol import settling
+from toril.protocol import leasing, settling
+from toril.protocol.command import Command
 from toril.protocol.keys import Keys
-from toril.protocol.settling import Reply, Settled, Take
+from toril.protocol.settling import Confirmation, Reply, Settled, Take
 
 LONGEST_PAUSE_S = 2.0
 
@@ -35,9 +37,14 @@ class Flight:
         self.name = name
         self._on_error = on_error
         self.last_request = 0
-        self.has_to_confirm = False
 
-    async def call(self, settled: Sequence[Settled], take: Take, request: int) -> Reply:
+    async def call(
+        self,
+        settled: Sequence[Settled],
+        take: Take,
+        request: int,
+        confirmations: Sequence[Confirmation] = (),
+    ) -> Reply:
         """Settle and take; tries until the server has answered this very request.
 
         The same request is sent however often: the server knows it by its number.
@@ -48,6 +55,7 @@ class Flight:
             take,
             flight=self.name,
             request=request,
+            confirmations=confirmations,
         )
         pause_s = 0.05
         while True:
@@ -57,3 +65,18 @@ class Flight:
                 self._on_error(error)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def leave(self) -> None:
+        """Be forgotten by the server, and let another worker look if there is work."""
+        await self._connection.run(settling.leave(self._keys, [self.name]))
+
+    async def wait_and_take(self, block_ms: int, take: Take, request: int) -> Reply:
+        """Wait for the marker and take, in one message: the server begins the second command the
+        moment the first one is over. Raises when the line breaks; ``call`` then tells what
+        became of the request."""
+        marker = leasing.wait_for_marker(self._keys, block_ms=block_ms)
+        command = settling.settle(self._keys, [], take, flight=self.name, request=request)
+        both: list[Command[Any]] = [marker, command]
+        _, reply = await self._connection.run_all(both)
+        assert isinstance(reply, Reply)
+        return reply

@@ -2,8 +2,12 @@
 
 Finished attempts collect while a call is away; the next call carries them all and asks for as
 many new jobs as there are free slots.  Under load the batches grow by themselves, idle they are
-batches of one, and no timer delays anything.  A second call may be away at the same time
-when there is enough for it to carry: the server and Python then work at the same time.
+batches of one, and no timer delays anything.  A second call may be away at the same time when
+there is enough for it to carry: the server and Python then work at the same time.
+
+When there is nothing to do, one call waits at the server: a blocking read of the queue's marker
+with a take right behind it, which the server runs the moment the marker appears.  The job is then
+on its way after one message instead of three.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from toril.protocol.settling import Reply, Settled, Take
+from toril.protocol.settling import Confirmation, Reply, Settled, Take
 from toril.worker.flight import Flight
 
 MOST_PER_CALL = 200
@@ -25,6 +29,9 @@ class Owner(Protocol):
 
     def start_job(self, words: list[Any], token: str) -> None:
         """Run a job that was just taken; ``finish`` is called when it is done."""
+
+    def hand_back(self, words: list[Any], token: str) -> None:
+        """Give a job back that came too late to be run."""
 
     def settled(self, item: Settled, code: int) -> None:
         """``item`` was written, or refused with ``code``."""
@@ -40,6 +47,7 @@ class Pump:
         self,
         owner: Owner,
         flights: list[Flight],
+        waiting_flight: Flight,
         *,
         concurrency: int,
         worker_id: str,
@@ -47,10 +55,12 @@ class Pump:
     ) -> None:
         self._owner = owner
         self._flights = flights
+        self._waiting_flight = waiting_flight
         self._concurrency = concurrency
         self._worker_id = worker_id
         self._make_take = make_take
         self._finished: list[Settled] = []
+        self._to_confirm: list[Confirmation] = []
         self._running = 0
         self._asked_for = 0
         self._request = 0
@@ -76,11 +86,6 @@ class Pump:
     def is_idle(self) -> bool:
         """Is there room for a job, and no reason to think that one can be taken?"""
         return not self._may_find and self._free() > 0 and self._away == 0
-
-    @property
-    def has_room(self) -> bool:
-        """May a job be taken now?"""
-        return self._free() > 0
 
     async def run(self) -> None:
         """Pump until ``close``, and until everything is written."""
@@ -122,12 +127,37 @@ class Pump:
 
     async def until_idle(self) -> None:
         """Wait until there is nothing to do but to wait for the queue."""
-        while not self.is_idle and not self._is_closing:
+        while not self.is_idle:
             await self._next_news()
+
+    async def wait_and_take(self, block_ms: int) -> None:
+        """Wait at the server for up to ``block_ms`` and take what comes.
+
+        The slots asked for are kept free meanwhile. When the wait is cut short, by cancelling or
+        by the line, the server is asked what became of it: a job may be on its way already.
+        """
+        flight = self._waiting_flight
+        wanted = min(self._free(), MOST_PER_CALL)
+        request, token = self._number(flight)
+        self._asked_for += wanted
+        try:
+            reply = await flight.wait_and_take(block_ms, self._make_take(wanted, token), request)
+        except BaseException:
+            reply = await flight.call([], self._make_take(0, token), request)
+            self._asked_for -= wanted
+            self._digest(flight, request, reply, [], 0, token)
+            # Whoever pops the marker must take, or nobody is woken.
+            if self._takes:
+                self.look_again()
+            else:
+                await flight.leave()
+            raise
+        self._asked_for -= wanted
+        self._digest(flight, request, reply, [], wanted, token)
 
     async def _fly(self, flight: Flight) -> None:
         while True:
-            while not (flight.has_to_confirm or self._should_depart()):
+            while not self._should_depart():
                 if self._is_closing and not self._running and not self._away:
                     return
                 await self._next_news()
@@ -136,26 +166,31 @@ class Pump:
     def _should_depart(self) -> bool:
         wanted = self._wanted()
         if self._away == 0:
-            return bool(self._finished) or wanted > 0
+            return bool(self._finished or self._to_confirm) or wanted > 0
         return len(self._finished) >= self._enough or wanted >= self._enough
 
     async def _go(self, flight: Flight) -> None:
         batch = self._finished[:MOST_PER_CALL]
         del self._finished[:MOST_PER_CALL]
+        confirmations, self._to_confirm = self._to_confirm, []
         # What is settled now is free when the reply comes: ask for it in the same call.
         wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
-        self._request += 1
-        request = flight.last_request = self._request
-        flight.has_to_confirm = False
-        token = f"{self._worker_id}:{request}"
+        request, token = self._number(flight)
         self._asked_for += wanted
         self._away += 1
         try:
-            reply = await flight.call(batch, self._make_take(wanted, token), request)
+            take = self._make_take(wanted, token)
+            reply = await flight.call(batch, take, request, confirmations)
         finally:
             self._away -= 1
             self._asked_for -= wanted
         self._digest(flight, request, reply, batch, wanted, token)
+
+    def _number(self, flight: Flight) -> tuple[int, str]:
+        """The number of the next call, and the token of the jobs that it takes."""
+        self._request += 1
+        flight.last_request = self._request
+        return self._request, f"{self._worker_id}:{self._request}"
 
     def _digest(
         self,
@@ -172,10 +207,11 @@ class Pump:
         self._running += len(reply.jobs) - len(batch)
         for item, code in zip(batch, reply.results, strict=True):
             self._owner.settled(item, code)
+        begin = self._owner.start_job if self._takes else self._owner.hand_back
         for words in reply.jobs:
-            self._owner.start_job(words, token)
+            begin(words, token)
         if reply.jobs and not batch and not self._free():
-            flight.has_to_confirm = True
+            self._to_confirm.append((flight.name, request))
         elif reply.jobs:
             loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
         if wanted:
@@ -194,11 +230,12 @@ class Pump:
         """The jobs of this reply have been running for a while, and no later call has said so.
 
         Until the server knows that they arrived, the death of this worker is not held against
-        them. Under load the next call says it, and no call is spent on this; a worker that was
-        idle and is full now says it at once.
+        them. Under load the flight's next call says it, and no call is spent on this; a worker
+        that was idle and is full now says it at once.
         """
-        if flight.last_request == request and self._running:
-            flight.has_to_confirm = True
+        is_silent = flight.last_request == request or flight is self._waiting_flight
+        if is_silent and self._running:
+            self._to_confirm.append((flight.name, request))
             self._wake()
 
     def hold(self, duration_ms: int) -> None:

@@ -121,6 +121,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._services: list[asyncio.Task[Any]] = []
         self._is_paused = False
+        self._interrupting: asyncio.Task[None] | None = None
         self._has_started = False
         self._hurry = asyncio.Event()
         self._closed: asyncio.Event = asyncio.Event()
@@ -137,13 +138,19 @@ class Worker:
             )
             for number in range(1 if concurrency < 4 else 2)
         ]
-        self._flights = flights
+        waiting_flight = Flight(
+            self._blocking, self.keys, f"{self.id}-w", on_error=self._on_server_error
+        )
+        self._flights = [*flights, waiting_flight]
         self._pump = Pump(
-            self, flights, concurrency=concurrency, worker_id=self.id, make_take=self._make_take
+            self,
+            flights,
+            waiting_flight,
+            concurrency=concurrency,
+            worker_id=self.id,
+            make_take=self._make_take,
         )
-        self._watch = Watch(
-            self._blocking, self.keys, self._pump, drain_delay_ms=_ms(self.options.drain_delay)
-        )
+        self._watch = Watch(self._pump, drain_delay_ms=_ms(self.options.drain_delay))
         self._sweeper = Sweeper(
             self._connection,
             self.keys,
@@ -238,7 +245,7 @@ class Worker:
             pump, *others = self._services
             for service in others:
                 service.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await self._unless_hurried(asyncio.wait(others), grace_s=_GRACE_S)
             await self._unless_hurried(self._finish_running())
             await self._hand_back()
             self._pump.close()
@@ -301,6 +308,8 @@ class Worker:
         """Take nothing until ``resume``; running jobs go on."""
         self._is_paused = True
         self._pump.stop_taking()
+        if self._loop is not None:
+            self._interrupting = self._loop.create_task(self._watch.interrupt())
 
     def resume(self) -> None:
         """Take jobs again, after ``pause``."""
@@ -349,18 +358,22 @@ class Worker:
     # ------------------------------------------------------------------ the pump's owner
 
     def start_job(self, words: list[Any], token: str) -> None:
-        job_id = words.pop().decode()
-        fields = fields_of(words)
-        job = ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
-        self._lease.hold(job_id, token)
+        job = self._received(words, token)
         assert self._loop is not None
-        if self._closing is not None and self._hurry.is_set():
-            job.is_released = True
-        self._jobs[job_id] = (job, self._loop.create_task(self._attempt(job)))
+        self._jobs[job.id] = (job, self._loop.create_task(self._attempt(job)))
         if self._emitter.has("active"):
             self._emitter.emit("active", job)
         if self._cancelled_early:
             self._cancel_early(job)
+
+    def hand_back(self, words: list[Any], token: str) -> None:
+        self._settle(self._received(words, token), Released())
+
+    def _received(self, words: list[Any], token: str) -> ActiveJob:
+        job_id = words.pop().decode()
+        fields = fields_of(words)
+        self._lease.hold(job_id, token)
+        return ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
 
     def _cancel_early(self, job: ActiveJob) -> None:
         token, reason = self._cancelled_early.pop(job.id, ("", ""))
