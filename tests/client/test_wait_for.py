@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from datetime import timedelta
 from typing import Any
@@ -162,6 +163,27 @@ async def test_many_who_wait_share_one_reader(queue, url, prefix, client):
     assert [result["echo"]["n"] for result in results] == list(range(300))
     assert await listeners() == 1
     assert queue._listen()._waiters == {}
+
+
+async def test_no_end_is_missed_whenever_the_waiting_begins(queue, url, prefix):
+    dice = random.Random(20)
+
+    async def add_and_wait(number: int) -> bool:
+        gone = dice.random() < 0.5
+        name = dice.choice(["good", "bad"])
+        data = {"n": number, "wait": dice.random() / 50}
+        job = await queue.add(name, data, remove_on_complete=gone, remove_on_fail=gone)
+        await asyncio.sleep(dice.random() / 25)
+        try:
+            result = await queue.wait_for(job.id, timeout=10_000)
+        except JobFailedError as error:
+            return name == "bad" and "it broke" in error.reason
+        return name == "good" and bool(result["echo"]["n"] == number)
+
+    async with worker(url, prefix):
+        results = await asyncio.gather(*(add_and_wait(number) for number in range(400)))
+
+    assert all(results)
 
 
 async def test_several_wait_for_the_same_job(queue, url, prefix):

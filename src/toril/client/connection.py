@@ -20,6 +20,7 @@ from hiredis import pack_command
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
 from toril.client import embedded
@@ -29,7 +30,7 @@ from toril.errors import (
     ServerUnavailableError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan, Word
+from toril.protocol.command import Command, Plan, Resend, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 
@@ -42,10 +43,11 @@ REPLY_TIMEOUT_S = 5.0
 PATIENCE_S = 10.0
 SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
+_MOST_AT_ONCE_ON_A_CLUSTER = 8
 MOST_SOCKETS = 16
 _BLOCKING_MARGIN_S = 2.0
 _WATCH_EVERY_S = 0.5
-_TROUBLES = (redis.RedisError, OSError)
+_TROUBLES = (redis.RedisError, RedisClusterException, OSError)
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
@@ -370,19 +372,35 @@ class ClusterTransport:
                 await self._client.initialize()
             request = sending.request()
             sending.was_sent = True
-            return await self._client.execute_command(*request)
+            return await self._client.execute_command(*request, **self._target(sending))
 
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """One after another: a slot may move to another node between two of them."""
+        """Reads at the same time, and what changes something one after another, in its order.
+
+        A slot may move to another node between two of them, so they share no pipeline.
+        """
         answers: list[Any] = []
-        for sending in sendings:
-            try:
-                answers.append(await self.exchange(sending, timeout_s))
-            except _TROUBLES as error:
-                answers.append(error)
+        is_reading = all(sending.command.resend is Resend.SAME for sending in sendings)
+        size = min(at_once, _MOST_AT_ONCE_ON_A_CLUSTER) if is_reading else 1
+        for start in range(0, len(sendings), size):
+            part = sendings[start : start + size]
+            answers += await asyncio.gather(*(self._answer(sending, timeout_s) for sending in part))
         return answers
+
+    async def _answer(self, sending: Sending, timeout_s: float) -> Any:
+        try:
+            return await self.exchange(sending, timeout_s)
+        except _TROUBLES as error:
+            return error
+
+    def _target(self, sending: Sending) -> dict[str, Any]:
+        """The node to ask, for a command whose words do not tell."""
+        near = sending.command.near
+        if near is None or self._client is None:
+            return {}
+        return {"target_nodes": self._client.get_node_from_key(near)}
 
     async def close(self) -> None:
         self.is_closed = True

@@ -35,7 +35,8 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     """What to send in one round trip, and how to read the answer.
 
     Either a script with its ``args`` (one MessagePack map) and ``payloads`` (raw, after it), or the
-    plain ``words`` of a server command.
+    plain ``words`` of a server command.  ``near`` is a key on whose node a cluster answers a
+    command that names no key itself.
     """
 
     parse: Callable[[Any], T]
@@ -46,6 +47,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     words: tuple[Word, ...] = ()
     resend: Resend = Resend.NEVER
     block_ms: int = 0
+    near: str | None = None
 
     def request(self, *, resent: bool = False, by_source: bool = False) -> tuple[Word, ...]:
         """The words to send; ``by_source`` when the server does not know the script."""
@@ -57,13 +59,6 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         )
         verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
         return (verb, code, len(self.keys), *self.keys, _pack(args), *self.payloads)
-
-    @property
-    def routing_key(self) -> str | None:
-        """A key that tells a cluster which node this command belongs to."""
-        if self.keys:
-            return self.keys[0]
-        return str(self.words[1]) if len(self.words) > 1 else None
 
 
 Plan = Generator[Command[Any] | list[Command[Any]], Any, T]
@@ -103,6 +98,7 @@ def plain(
     parse: Callable[[Any], T],
     resend: Resend = Resend.SAME,
     block_ms: int = 0,
+    near: str | None = None,
 ) -> Command[T]:
     """A command of the server itself; reading ones may be sent again."""
-    return Command(parse, words=words, resend=resend, block_ms=block_ms)
+    return Command(parse, words=words, resend=resend, block_ms=block_ms, near=near)

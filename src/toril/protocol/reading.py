@@ -204,9 +204,9 @@ def workers(keys: Keys) -> Command[list[WorkerInfo]]:
     """The workers of the queue that are connected now."""
     whole = worker_names(keys)
 
-    def parse(reply: Any) -> list[WorkerInfo]:
+    def parse(reply: bytes) -> list[WorkerInfo]:
         found = []
-        for line in _lines(reply):
+        for line in codec.text(reply).splitlines():
             fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)
             name = fields.get("name", "")
             if name == whole or name.startswith(f"{whole}:w:"):
@@ -221,7 +221,7 @@ def workers(keys: Keys) -> Command[list[WorkerInfo]]:
                 )
         return found
 
-    return plain("CLIENT", "LIST", "TYPE", "normal", parse=parse)
+    return plain("CLIENT", "LIST", "TYPE", "normal", parse=parse, near=keys.marker)
 
 
 def _in_order(state: str, newest_first: bool) -> tuple[str, ...]:
@@ -264,9 +264,3 @@ def _waiting_with(keys: Keys, priority: int) -> Command[int]:
 
 def _texts(reply: list[bytes]) -> list[str]:
     return [codec.text(item) for item in reply]
-
-
-def _lines(reply: Any) -> list[str]:
-    if isinstance(reply, dict):  # a cluster answers by node
-        return [line for part in reply.values() for line in _lines(part)]
-    return codec.text(reply).splitlines()

@@ -42,7 +42,9 @@ _NOT_NOW_CLASSES = frozenset(
         "MaxClientsError",
     }
 )
-_LOST_CLASSES = frozenset({"ConnectionError", "TimeoutError", "ClusterError", "InvalidResponse"})
+_LOST_CLASSES = frozenset(
+    {"ConnectionError", "TimeoutError", "ClusterError", "RedisClusterException", "InvalidResponse"}
+)
 
 
 def classify(error: BaseException) -> Trouble:

@@ -5,6 +5,7 @@ A socket belongs to one thread at a time, and to one process: after a fork the c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -20,6 +21,7 @@ import redis.asyncio.cluster
 from hiredis import pack_command
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
+from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -50,7 +52,7 @@ PATIENCE_S = 10.0
 SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
 _BLOCKING_MARGIN_S = 2.0
-_TROUBLES = (redis.RedisError, OSError)
+_TROUBLES = (redis.RedisError, RedisClusterException, OSError)
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
@@ -313,11 +315,7 @@ class ServerTransport:
             self.is_closed = True
             connections = list(self._in_use)
         for connection in connections:
-            if connection._sock is not None:
-                try:
-                    connection._sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    continue
+            _shut(connection)
 
     def forget_sockets(self) -> None:
         """In a forked child: the sockets are the parent's, and so may be whoever holds the lock."""
@@ -365,7 +363,7 @@ class ClusterTransport:
 
     def __init__(self, make_client: Callable[[], RedisCluster], label: str) -> None:
         self._make_client = make_client
-        self._client: RedisCluster | None = None
+        self._client: Any = None
         self._label = label
         self.is_closed = False
         self._lock = threading.Lock()
@@ -382,8 +380,10 @@ class ClusterTransport:
                 self._client = self._make_client()
             client = self._client
         request = sending.request()
+        near = sending.command.near
+        target = {} if near is None else {"target_nodes": client.get_node_from_key(near)}
         sending.was_sent = True
-        return cast(Any, client).execute_command(*request)
+        return client.execute_command(*request, **target)
 
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -407,8 +407,20 @@ class ClusterTransport:
             self._client.close()
 
     def interrupt(self) -> None:
-        """Blocking commands end by themselves within seconds; nothing comes after them."""
-        self.is_closed = True
+        with self._lock:
+            self.is_closed = True
+            client = self._client
+        for node in client.get_nodes() if client is not None else ():
+            pool = node.redis_connection.connection_pool if node.redis_connection else None
+            for connection in tuple(getattr(pool, "_in_use_connections", ())):
+                _shut(connection)
+
+
+def _shut(connection: Any) -> None:
+    """Wake whoever reads from this socket."""
+    if connection._sock is not None:
+        with contextlib.suppress(OSError):
+            connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 _transports: weakref.WeakSet[ServerTransport | ClusterTransport] = weakref.WeakSet()
