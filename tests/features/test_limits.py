@@ -116,8 +116,9 @@ async def test_a_handler_can_put_its_job_back_and_hold_the_queue(queue, work):
     runs = []
 
     async def handler(job):
+        is_first = job.name == "limited" and "limited" not in [name for name, _ in runs]
         runs.append((job.name, time.monotonic()))
-        if len(runs) == 1:
+        if is_first:
             raise RateLimitError(250)
 
     limited = await queue.add("limited", attempts=1)
@@ -126,11 +127,10 @@ async def test_a_handler_can_put_its_job_back_and_hold_the_queue(queue, work):
         await wait_until(lambda: len(runs) >= 3)
         await wait_until(lambda: _is_completed(queue, limited.id))
 
-    names, times = zip(*runs, strict=True)
     # The other worker may have begun its job before the first one said so.
-    assert sorted(names) == ["limited", "limited", "second"]
-    again = [at for name, at in runs if name == "limited"][1]
-    assert 0.24 <= again - times[0] < 0.7
+    assert sorted(name for name, _ in runs) == ["limited", "limited", "second"]
+    first, again = [at for name, at in runs if name == "limited"]
+    assert 0.24 <= again - first < 0.7
     job = await queue.get_job(limited.id)
     assert (job.attempts_made, job.attempts_started) == (1, 2)
     assert job.failed_reason is None
