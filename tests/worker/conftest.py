@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import redis.asyncio
 
 from tests.helpers import wait_until
+from tests.worker.programs import Program, programs
 from toril import Queue, Worker
 
 StartWorker = Callable[..., Awaitable[Worker]]
@@ -87,3 +89,10 @@ class Inside:
 @pytest.fixture
 def inside(client: redis.asyncio.Redis, prefix: str) -> Inside:
     return Inside(client, prefix)
+
+
+@pytest.fixture
+def start_program(url: str, prefix: str) -> Iterator[Callable[..., Program]]:
+    """Starts a worker in a process of its own; the arguments are those of ``programs.main``."""
+    with programs() as start:
+        yield partial(start, url=url, prefix=prefix)

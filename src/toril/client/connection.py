@@ -247,7 +247,7 @@ class ServerTransport:
             socket = self._borrow()
             try:
                 if not socket.is_connected:
-                    await socket.connect()
+                    await _connect(socket)
                 packed = _pack(sending.request())
                 self._expect_reply(socket, timeout_s)
                 sending.was_sent = True
@@ -289,7 +289,7 @@ class ServerTransport:
         answers: list[Any],
     ) -> None:
         if not socket.is_connected:
-            await socket.connect()
+            await _connect(socket)
         sent = 0
         while len(answers) < len(sendings):
             self._expect_reply(socket, timeout_s)
@@ -346,6 +346,12 @@ class ServerTransport:
             await socket.disconnect(nowait=True)
         if self._server is not None:
             self._server.close()
+
+
+async def _connect(socket: Any) -> None:
+    """Connecting ends with a question and an answer, which a server that hangs never gives."""
+    async with asyncio.timeout(REPLY_TIMEOUT_S):
+        await socket.connect()
 
 
 class ClusterTransport:

@@ -172,7 +172,7 @@ class Child:
             middleware: Any = ()
             if isinstance(handler, Router):
                 middleware = handler.middleware
-                handler = handler.find(codec.text(message["name"]))
+                handler = handler.find(message["name"])
             result = self._call(handler, middleware, message)
             text = codec.encode(result, f"the return value of job {message['id']!r}")
         except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is a failure, too)

@@ -18,7 +18,7 @@ from toril.worker.child import refuse_in_child
 logger = logging.getLogger("toril.worker")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LAST_RESORT_S = 5.0
+_LAST_RESORT_S = 3.0
 
 
 class Service(Protocol):

@@ -49,7 +49,7 @@ from toril.worker.writer import JobWriter
 
 logger = logging.getLogger("toril.worker")
 
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 _MOST_EARLY = 100
 
 
@@ -246,10 +246,14 @@ class Worker:
             for service in others:
                 service.cancel()
             await self._unless_hurried(asyncio.wait(others), grace_s=_GRACE_S)
+            for service in others:
+                service.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
             await self._unless_hurried(self._finish_running())
             await self._hand_back()
             self._pump.close()
-            if not await self._unless_hurried(asyncio.wait([pump]), grace_s=_GRACE_S):
+            has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=_GRACE_S)
+            if not has_settled:
                 logger.warning(
                     "the worker of queue %r ends while its server does not answer;"
                     " the jobs it holds are taken over when their locks expire",
@@ -257,7 +261,8 @@ class Worker:
                 )
                 pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
-            await self._say_goodbye()
+            if has_settled:
+                await self._say_goodbye()
             await asyncio.to_thread(self._lease.close)
         await self._executor.close()
         await self._connection.close()

@@ -1,0 +1,99 @@
+"""Handlers for the tests of ``executor="process"``: other processes import them from here."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from toril import Router, UnrecoverableError
+from toril.errors import DelayedError
+
+router = Router()
+
+
+@router.on("where")
+def where(job: Any) -> dict[str, Any]:
+    return {"pid": os.getpid(), "parent": os.getppid(), "fence": job.fence, "data": job.data}
+
+
+@router.on("write")
+def write(job: Any) -> int:
+    job.progress({"half": True})
+    job.update_data({"n": 2})
+    assert job.data == {"n": 2}
+    job.extend_lock(60_000)
+    job.log("one")
+    return job.log("two")
+
+
+@router.on("write async")
+async def write_async(job: Any) -> list[int]:
+    await job.progress(50)
+    await job.update_data({"n": 3})
+    await job.extend_lock(60_000)
+    return await asyncio.gather(*(job.log(f"{n}") for n in range(3)))
+
+
+class CannotTravel(Exception):
+    def __init__(self, number: int, *, text: str) -> None:
+        super().__init__(f"{text} {number}")
+        self.handle = open(os.devnull)  # noqa: SIM115 (nobody can pickle it)
+
+
+@router.on("raise")
+def fail(job: Any) -> None:
+    match job.data:
+        case "value":
+            raise ValueError("no")
+        case "travel":
+            raise CannotTravel(7, text="stuck")
+        case "unrecoverable":
+            raise UnrecoverableError("hopeless")
+        case "delayed" if job.fence == 1:
+            raise DelayedError(10)
+        case "exit":
+            sys.exit(3)
+
+
+@router.on("not json")
+def not_json(job: Any) -> object:
+    return object()
+
+
+@router.on("die")
+def die(job: Any) -> None:
+    match job.data:
+        case "exit":
+            os._exit(9)
+        case "segfault":
+            ctypes.string_at(0)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@router.on("hold")
+def hold(job: Any) -> None:
+    """Deaf to everything but SIGKILL."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    job.log(f"pid {os.getpid()}")
+    end = time.monotonic() + 600
+    while time.monotonic() < end:
+        try:
+            time.sleep(1)
+        except BaseException:
+            continue
+
+
+@router.on("nap")
+def nap(job: Any) -> list[float]:
+    began = time.time()
+    time.sleep(0.3)
+    return [began, time.time()]
+
+
+plain_function = where

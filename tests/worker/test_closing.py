@@ -1,0 +1,251 @@
+"""Closing a worker: what runs may finish, the rest goes to others at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import NewJob, Queue, Router, Worker
+from toril.errors import InvalidOptionError
+
+
+async def test_close_lets_running_jobs_finish(queue, start_worker, inside):
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        await go_on.wait()
+
+    jobs = [await queue.add(f"{n}") for n in range(3)]
+    worker = await start_worker(handler, concurrency=2)
+    await wait_until(lambda: len(worker.current_jobs) == 2)
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+
+    assert await inside.ids("completed") == [job.id for job in jobs[:2]]
+    assert await inside.ids("wait") == [jobs[2].id]
+    assert not worker.is_running
+
+
+async def on_loop(job):
+    await asyncio.sleep(600)
+
+
+def in_thread(job):
+    while not job.is_cancelled:
+        time.sleep(0.01)
+
+
+def deaf_thread(job):
+    threading.Event().wait(3)
+
+
+async def deaf_task(job):
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            if job.data == "end":
+                return
+
+
+async def failing_cleanup(job):
+    try:
+        await asyncio.sleep(600)
+    finally:
+        raise ValueError("the cleanup failed")
+
+
+def router():
+    router = Router()
+    router.otherwise(on_loop)
+    return router
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [on_loop, in_thread, deaf_thread, failing_cleanup, router()],
+    ids=["async", "thread", "deaf thread", "failing cleanup", "router"],
+)
+async def test_what_does_not_finish_in_time_is_handed_back(handler, queue, start_worker, inside):
+    """Jobs handed back are first in line, uncounted, without a lock, and run once elsewhere."""
+    jobs = [await queue.add(f"{n}") for n in range(4)]
+    worker = await start_worker(handler, concurrency=2)
+    await wait_until(lambda: len(worker.current_jobs) == 2)
+
+    began = time.monotonic()
+    await worker.close(timeout=50)
+    took = time.monotonic() - began
+
+    assert took < 1.5
+    waiting = await inside.ids("wait")
+    # RPOP takes from the end: those that were handed back come first.
+    assert set(waiting[-2:]) == {job.id for job in jobs[:2]}
+    assert set(waiting[:2]) == {job.id for job in jobs[2:]}
+    for job in jobs[:2]:
+        stored = await inside.job(job.id)
+        assert (stored.get("atm", "0"), stored.get("stc", "0")) == ("0", "0")
+        assert await inside.lock(job.id) is None
+
+    runs = []
+
+    async def other(job):
+        runs.append(job.id)
+
+    began = time.monotonic()
+    await start_worker(other, concurrency=4)
+    await inside.until_finished(4)
+    assert time.monotonic() - began < 1
+    assert sorted(runs) == sorted(job.id for job in jobs)
+    assert await inside.events("stalled") == []
+
+
+async def test_an_idle_worker_gets_what_another_hands_back_at_once(queue, start_worker, inside):
+    taken = asyncio.Event()
+
+    async def other(job):
+        taken.set()
+
+    await queue.add("job")
+    worker = await start_worker(on_loop)
+    await wait_until(lambda: worker.is_processing)
+    await start_worker(other)
+    await wait_until(lambda: inside.client.info("clients"))
+    began = time.monotonic()
+    await worker.close(timeout=0)
+    await asyncio.wait_for(taken.wait(), 2)
+
+    assert time.monotonic() - began < 1
+    await inside.until_finished(1)
+
+
+async def test_a_handler_deaf_to_cancellation_is_left_behind(queue, start_worker, inside):
+    job = await queue.add("deaf")
+    worker = await start_worker(deaf_task)
+    await wait_until(lambda: worker.is_processing)
+    deaf = worker.current_jobs[0]
+
+    await worker.close(timeout=0)
+
+    assert await inside.ids("wait") == [job.id]
+    assert (await inside.job(job.id)).get("atm", "0") == "0"
+    deaf._data = "end"
+    for task in asyncio.all_tasks():
+        if task.get_coro().__name__ == "_attempt":
+            task.cancel()
+            await task
+
+
+async def test_a_second_close_can_shorten_the_first(queue, start_worker, inside):
+    await queue.add("job")
+    worker = await start_worker(on_loop)
+    await wait_until(lambda: worker.is_processing)
+    patient = asyncio.create_task(worker.close())
+    await asyncio.sleep(0.02)
+    assert not patient.done()
+
+    await worker.close(timeout=0)
+
+    await patient
+    assert len(await inside.ids("wait")) == 1
+
+
+async def test_jobs_on_their_way_are_handed_back_too(queue, start_worker, inside):
+    """A call that is away when the worker closes brings jobs; they must not be forgotten."""
+    for n in range(50):
+        await queue.add(f"{n}")
+    for _ in range(5):
+        worker = await start_worker(on_loop, concurrency=10)
+        await asyncio.sleep(0)
+        await worker.close(timeout=0)
+
+        assert await inside.ids("active") == []
+        assert len(await inside.ids("wait")) == 50
+    assert {
+        int((await inside.job(job_id)).get("atm", 0)) for job_id in await inside.ids("wait")
+    } == {0}
+
+
+async def test_closing_under_load_loses_nothing_and_doubles_nothing(queue, start_worker, inside):
+    runs: list[str] = []
+
+    async def handler(job):
+        await asyncio.sleep(0.001)
+        runs.append(job.id)
+
+    added = {job.id for job in await queue.add_bulk([_new(n) for n in range(300)])}
+    while len(await inside.ids("completed")) < 300:
+        worker = await start_worker(handler, concurrency=20)
+        await asyncio.sleep(0.015)
+        await worker.close(timeout=1000)
+        assert await inside.ids("active") == []
+
+    assert sorted(runs) == sorted(added)
+
+
+def _new(n):
+    return NewJob(f"{n}")
+
+
+@pytest.mark.parametrize("concurrency", [1, 2], ids=["busy", "with a free slot"])
+async def test_close_ends_although_the_server_does_not_answer(concurrency, start_server):
+    server = start_server()
+    async with Queue("q", connection=server.unix_url) as own:
+        await own.add("job")
+        worker = Worker("q", on_loop, connection=server.unix_url, concurrency=concurrency)
+        await worker.start()
+        await wait_until(lambda: worker.is_processing)
+        server.freeze()
+        began = time.monotonic()
+        await worker.close(timeout=100)
+
+        assert time.monotonic() - began < 9
+        left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
+        assert not [name for name in left if name.startswith(("Worker", "Pump", "Watch", "Sweep"))]
+        server.thaw()
+
+
+async def test_cancelling_run_hands_jobs_back(queue, url, prefix, inside):
+    job = await queue.add("job")
+    worker = Worker("q", on_loop, connection=url, prefix=prefix)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: worker.is_processing)
+
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert await inside.ids("wait") == [job.id]
+
+
+async def test_a_worker_runs_once(start_worker, url, prefix):
+    worker = await start_worker(on_loop)
+    with pytest.raises(InvalidOptionError, match="started already"):
+        await worker.start()
+    await worker.close()
+    with pytest.raises(InvalidOptionError, match="started already"):
+        await worker.run()
+
+
+async def test_a_worker_that_was_never_started_closes(url, prefix):
+    worker = Worker("q", on_loop, connection=url, prefix=prefix)
+    await worker.close()
+    with pytest.raises(InvalidOptionError, match="is closed"):
+        await worker.start()
+
+
+async def test_a_closed_worker_leaves_no_trace(queue, start_worker, inside):
+    await queue.add("job")
+    worker = await start_worker(lambda job: 1)
+    await inside.until_finished(1)
+    await worker.close()
+
+    keys = [key async for key in inside.client.scan_iter(match=f"{inside.base}:toril:*")]
+    assert keys == []
+    names = [row["name"] for row in await inside.client.client_list() if inside.base in row["name"]]
+    assert names == []
