@@ -21,7 +21,8 @@ class EventCursor:
     """Reads a queue's events in their order, each once.
 
     ``position`` is the id of the last event read.  Where none is given, the cursor begins where its
-    ``origin`` began, or else with what is new.
+    ``origin`` began, or else with what is new.  With ``only`` the other events are passed over, but
+    for the last one of those read together.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class EventCursor:
         *,
         position: str | None = None,
         origin: EventCursor | None = None,
+        only: frozenset[str] | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self._origin = origin
+        self._only = only
         self.position = position
 
     async def start(self) -> str:
@@ -50,7 +53,7 @@ class EventCursor:
         while True:
             try:
                 position = await self.start()
-                command = events.read(self._keys, position, block_ms=BLOCK_MS)
+                command = events.read(self._keys, position, block_ms=BLOCK_MS, only=self._only)
                 page = await self._connection.run(command)
             except ServerError as error:
                 if self._connection.is_closed:

@@ -17,6 +17,9 @@ from toril.protocol.keys import Keys
 LINGER_S = 10.0
 """For how long the reader goes on when nobody waits: the next one often comes soon."""
 
+_TOLD = ENDS | {"drained"}
+"""What is worth decoding; of anything else it is enough to know that something happened."""
+
 
 class Waiter:
     """Waits for the end of one job, or for anything to happen when ``job_id`` is None."""
@@ -46,15 +49,16 @@ class Listening:
     """Reads the events of a queue while somebody waits, and tells each what concerns it."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection.twin(client_name=events.client_name(keys))
+        self._origin = connection
+        self._connection: Connection | None = None
         self._keys = keys
         self._waiters: dict[str | None, list[Waiter]] = {}
         self._starting = asyncio.Lock()
         # Never held while anything is waited for.
         self._guard = threading.Lock()
-        self._cursor = EventCursor(self._connection, keys)
         self._background: Background | None = None
         self._is_reading = False
+        self._is_closed = False
         self._idle_since = 0.0
 
     @property
@@ -86,32 +90,39 @@ class Listening:
 
     async def close(self) -> None:
         """Stop reading, and wake those who still wait."""
+        self._is_closed = True
         if self._background is not None:
             await self._background.stop()
-        await self._connection.close()
+        elif self._connection is not None:
+            await self._connection.close()
         with self._guard:
             waiters = [waiter for some in self._waiters.values() for waiter in some]
         for waiter in waiters:
             waiter.tell(None)
 
     def refuse_if_closed(self) -> None:
-        if self._connection.is_closed:
+        if self._is_closed:
             raise ServerUnavailableError(f"queue {self._keys.name!r} was closed while waiting")
 
     async def _start(self) -> None:
         self.refuse_if_closed()
-        self._cursor = EventCursor(self._connection, self._keys)
-        await self._cursor.start()
+        if self._connection is None:
+            listener = events.client_name(self._keys)
+            self._connection = self._origin.twin(client_name=listener)
+        cursor = EventCursor(self._connection, self._keys, only=_TOLD)
+        await cursor.start()
         self._is_reading = True
         self._background = Background(
-            self._read, self._connection, f"the listener of queue {self._keys.name!r}"
+            lambda: self._read(cursor),
+            self._connection,
+            f"the listener of queue {self._keys.name!r}",
         )
         self._background.start()
 
-    async def _read(self) -> None:
+    async def _read(self, cursor: EventCursor) -> None:
         try:
-            while not self._connection.is_closed and self._is_wanted():
-                for event in await self._cursor.read():
+            while not self._is_closed and self._is_wanted():
+                for event in await cursor.read():
                     self._tell(event)
         except BaseException:
             self._is_reading = False

@@ -64,13 +64,23 @@ def last_id(keys: Keys) -> Command[str]:
     return plain("XREVRANGE", keys.events, "+", "-", "COUNT", 1, parse=parse)
 
 
-def read(keys: Keys, after: str, *, block_ms: int) -> Command[list[Event]]:
-    """The events after ``after``; waits up to ``block_ms`` for one."""
+def read(
+    keys: Keys, after: str, *, block_ms: int, only: frozenset[str] | None = None
+) -> Command[list[Event]]:
+    """The events after ``after``; waits up to ``block_ms`` for one.
+
+    With ``only`` those names are decoded and the others passed over, but for the last event, whose
+    id says how far the log was read.
+    """
+    wanted = None if only is None else {name.encode() for name in only}
 
     def parse(reply: Any) -> list[Event]:
         if not reply:
             return []
-        entries = next(iter(reply.values()))[0] if isinstance(reply, dict) else reply[0][1]
+        entries = reply[0][1]
+        if wanted is not None:
+            last = entries[-1]
+            entries = [entry for entry in entries if entry is last or _name(entry[1]) in wanted]
         return [decode(entry_id, fields) for entry_id, fields in entries]
 
     words = ("XREAD", "COUNT", EVENTS_PER_READ, "BLOCK", block_ms, "STREAMS", keys.events, after)
@@ -94,6 +104,10 @@ def find_end(keys: Keys, job_id: str) -> Plan[Event | None]:
             return None
         before = f"({page[-1].id}"
     return None
+
+
+def _name(fields: Any) -> Any:
+    return fields.get(b"event") if isinstance(fields, dict) else fields[1]
 
 
 def decode(entry_id: bytes, fields: Any) -> Event:

@@ -48,6 +48,7 @@ class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueL
         )
         self._connection.check_slots(self.keys)
         self._batcher = Batcher(self._connection, self.keys)
+        self._listenings = {}
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} on {self._connection!r}>"

@@ -28,8 +28,8 @@ class QueueWaiting:
 
     keys: Keys
     _connection: Connection
-    _listening: Listening | None = None
-    _listening_in = 0
+    _listenings: dict[int, Listening]
+    """One per process: what reads the events does not survive a fork."""
 
     def wait_for(self, job_id: str, timeout: Duration | None = None) -> Any:
         """The return value of a job, as soon as it has one.
@@ -84,15 +84,17 @@ class QueueWaiting:
         return True
 
     def _close_listening(self) -> None:
-        if self._listening is not None and self._listening_in == os.getpid():
-            self._listening.close()
+        listening = self._listenings.get(os.getpid())
+        if listening is not None:
+            listening.close()
 
     def _listen(self) -> Listening:
-        # What reads the events does not outlive a fork.
-        if self._listening is None or self._listening_in != os.getpid():
-            self._listening = Listening(self._connection, self.keys)
-            self._listening_in = os.getpid()
-        return self._listening
+        process = os.getpid()
+        listening = self._listenings.get(process)
+        if listening is not None:
+            return listening
+        # Of two threads that come here together, both get the one that was first.
+        return self._listenings.setdefault(process, Listening(self._connection, self.keys))
 
     def _is_empty(self) -> bool:
         counts = self._connection.run(reading.counts(self.keys, UNFINISHED))
