@@ -30,6 +30,7 @@ FILES = (
     "reading.py",
     "deduplication.py",
     "editing.py",
+    "families.py",
     "limits.py",
     "waiting.py",
     "listening.py",

@@ -1,10 +1,12 @@
 """Toril: a job queue on Redis or Valkey that speaks BullMQ's data layout."""
 
+from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.client.queue_events import QueueEvents
 from toril.errors import (
     AmbiguousResultError,
     DelayedError,
+    FailedChildrenError,
     HandlerTimeoutError,
     InvalidInputError,
     JobCancelledError,
@@ -16,7 +18,10 @@ from toril.errors import (
     LockLostError,
     NoHandlerError,
     NotPausedError,
+    ParentConflictError,
+    ParentNotFoundError,
     PayloadError,
+    PendingChildrenError,
     RateLimitError,
     RefusedError,
     SchedulerOwnsJobError,
@@ -28,9 +33,11 @@ from toril.errors import (
     WaitingChildrenError,
     WaitTimeoutError,
 )
-from toril.options import Backoff, Deduplication, Keep, NewJob, RateLimit
+from toril.options import Backoff, Deduplication, FlowJob, Keep, NewJob, Parent, RateLimit
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.events import Event
+from toril.protocol.families import Dependencies, DependenciesCount
+from toril.protocol.flows import FlowNode
 from toril.protocol.job import Job
 from toril.worker.handlers import Router
 from toril.worker.running import run
@@ -42,7 +49,13 @@ __all__ = [
     "Cancelled",
     "Deduplication",
     "DelayedError",
+    "Dependencies",
+    "DependenciesCount",
     "Event",
+    "FailedChildrenError",
+    "FlowJob",
+    "FlowNode",
+    "FlowProducer",
     "HandlerTimeoutError",
     "InvalidInputError",
     "Job",
@@ -57,7 +70,11 @@ __all__ = [
     "NewJob",
     "NoHandlerError",
     "NotPausedError",
+    "Parent",
+    "ParentConflictError",
+    "ParentNotFoundError",
     "PayloadError",
+    "PendingChildrenError",
     "Queue",
     "QueueEvents",
     "RateLimit",

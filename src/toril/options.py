@@ -8,7 +8,7 @@ decides.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
@@ -180,6 +180,38 @@ class RateLimit(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "duration", duration)
 
 
+class Parent(msgspec.Struct, frozen=True):
+    """The job that a new one is a child of: its id and the queue it is in.
+
+    Without ``prefix`` it is under the prefix of the child's queue.
+    """
+
+    id: str
+    queue_name: str
+    prefix: str | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Parent:
+        """A ``Parent``, or a job that was read, added or is being run."""
+        if isinstance(value, Parent):
+            return value
+        try:
+            return cls(value.id, value.queue_name, value.prefix)
+        except AttributeError:
+            raise InvalidOptionError(
+                f"parent={value!r} is neither a job nor Parent(id, queue_name)"
+            ) from None
+
+
+CHILD_POLICIES = (
+    "fail_parent_on_failure",
+    "continue_parent_on_failure",
+    "ignore_dependency_on_failure",
+    "remove_dependency_on_failure",
+)
+"""What the final failure of a child does to its parent; at most one of them."""
+
+
 class JobOptions(TypedDict, total=False):
     """The options of ``Queue.add`` and ``NewJob``, as keyword arguments."""
 
@@ -200,6 +232,11 @@ class JobOptions(TypedDict, total=False):
     timestamp: int | datetime | None
     deduplication: Deduplication | None
     telemetry: str | None
+    parent: Any
+    fail_parent_on_failure: bool | None
+    continue_parent_on_failure: bool | None
+    ignore_dependency_on_failure: bool | None
+    remove_dependency_on_failure: bool | None
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -227,6 +264,11 @@ class NewJob(_Named, frozen=True, kw_only=True):
     timestamp: int | datetime | None = None
     deduplication: Deduplication | None = None
     telemetry: str | None = None
+    parent: Any = None
+    fail_parent_on_failure: bool | None = None
+    continue_parent_on_failure: bool | None = None
+    ignore_dependency_on_failure: bool | None = None
+    remove_dependency_on_failure: bool | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -267,8 +309,46 @@ class NewJob(_Named, frozen=True, kw_only=True):
                 f"idempotency_key={self.idempotency_key!r} must be a text, not empty"
             )
 
+        if self.parent is not None:
+            self._check_family()
+
+    @property
+    def child_policy(self) -> str | None:
+        """The one option of ``CHILD_POLICIES`` that is set, if any."""
+        chosen = [policy for policy in CHILD_POLICIES if getattr(self, policy)]
+        if len(chosen) > 1:
+            raise InvalidOptionError(f"job {self.name!r} has {' and '.join(chosen)}; give one")
+        return chosen[0] if chosen else None
+
+    def _check_family(self) -> None:
+        self._normalise("parent", Parent.of(self.parent))
+        if self.deduplication is not None:
+            raise InvalidOptionError(
+                f"job {self.name!r} has both a parent and a deduplication; the parent would wait"
+                f" for a job that is never added"
+            )
+
     def _normalise(self, option: str, value: object) -> None:
         msgspec.structs.force_setattr(self, option, value)
+
+
+class FlowJob(NewJob, frozen=True, kw_only=True):
+    """A job of a flow, in the queue ``queue_name``; it runs when its ``children`` are done."""
+
+    queue_name: str
+    prefix: str | None = None
+    children: Sequence[FlowJob] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        deduplication = self.deduplication
+        if self.children and deduplication is not None:
+            for mode in ("replace", "keep_last_if_active", "reschedule"):
+                if getattr(deduplication, mode):
+                    raise InvalidOptionError(
+                        f"job {self.name!r} has children, and its deduplication asks for {mode};"
+                        f" a job with children cannot be replaced or put off"
+                    )
 
 
 OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}

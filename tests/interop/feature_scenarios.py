@@ -1,4 +1,4 @@
-"""More scenarios that BullMQ and Toril must leave the same data behind for: every dedup mode.
+"""More scenarios that BullMQ and Toril must leave the same data behind for: dedup modes, flows.
 
 A scenario in ``ONLY_V6`` uses what BullMQ 5 does not have.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.interop.scenario import Step
 from tests.interop.scenarios import DEDUPLICATION as DELAYED_OWNERS
+from tests.interop.scenarios import FLOWS as SIMPLE_FLOWS
 
 FAR = 3_600_000
 HANG = {"hang": [["hang"]]}
@@ -100,3 +101,104 @@ DEDUPLICATION: dict[str, list[Step]] = {
 }
 
 ONLY_V6 = {"reschedule", "reschedule for a time"}
+
+
+def _flow(*children: dict[str, Any], **options: Any) -> Step:
+    return (
+        "flow",
+        {"tree": {"name": "parent", "queue": "p", "options": options, "children": list(children)}},
+    )
+
+
+def _child(name: str, queue: str = "c", **options: Any) -> dict[str, Any]:
+    return {"name": name, "queue": queue, "data": {"n": name}, "options": options}
+
+
+def _run(queue: str, *failing: str, **until: str) -> Step:
+    behaviours = {name: [["fail", "it broke"]] for name in failing}
+    return ("work", {"queue": queue, "behaviours": behaviours, "until": until})
+
+
+def _failing(policy: str | None, *, parent: str) -> list[Step]:
+    """One child fails under ``policy``, then another one completes."""
+    options = {policy: True} if policy else {}
+    steps = [
+        _flow(_child("bad", **options), _child("good")),
+        _run("c", "bad", bad="failed", good="completed"),
+    ]
+    return [*steps, _run("p", parent=parent)] if parent != "waiting-children" else steps
+
+
+FLOWS: dict[str, list[Step]] = {
+    **SIMPLE_FLOWS,
+    "a flow is added": [
+        _flow(
+            _child("one"),
+            _child("two", priority=3),
+            _child("three", delay=FAR),
+            {**_child("four"), "children": [_child("five", "g"), _child("six", "g", lifo=True)]},
+            attempts=3,
+            priority=5,
+        )
+    ],
+    "a parent with a delay": [
+        _flow(_child("one"), delay=FAR),
+        _run("c", one="completed"),
+    ],
+    "a parent with a priority": [
+        _flow(_child("one"), priority=7),
+        _run("c", one="completed"),
+    ],
+    "three generations": [
+        _flow({**_child("middle"), "children": [_child("leaf", "g")]}),
+        _run("g", leaf="completed"),
+        _run("c", middle="completed"),
+        _run("p", parent="completed"),
+    ],
+    "a grandchild fails all above it": [
+        _flow(
+            {
+                **_child("middle", fail_parent_on_failure=True),
+                "children": [_child("leaf", "g", fail_parent_on_failure=True)],
+            }
+        ),
+        _run("g", "leaf", leaf="failed"),
+        _run("c", middle="failed"),
+        _run("p", parent="failed"),
+    ],
+    "fail the parent": _failing("fail_parent_on_failure", parent="failed"),
+    "go on with the parent": _failing("continue_parent_on_failure", parent="completed"),
+    "ignore the child": _failing("ignore_dependency_on_failure", parent="completed"),
+    "remove the child": _failing("remove_dependency_on_failure", parent="completed"),
+    "no policy": _failing(None, parent="waiting-children"),
+    "children that are removed": [
+        _flow(
+            _child("one", remove_on_complete=True),
+            _child("bad", remove_on_fail=True, attempts=2),
+        ),
+        _run("c", "bad", one="gone", bad="gone"),
+        _run("p", parent="completed"),
+    ],
+    "a child retried by hand": [
+        _flow(_child("bad")),
+        _run("c", "bad", bad="failed"),
+        ("retry", {"queue": "c", "job": "bad"}),
+        _run("c", bad="completed"),
+        _run("p", parent="completed"),
+    ],
+    "a child is removed": [
+        _flow(_child("one"), _child("two")),
+        _run("c", one="completed", two="completed"),
+        _flow(_child("three"), priority=2),
+        ("remove", {"queue": "c", "job": "three"}),
+    ],
+    "a child that exists": [
+        ("add", {"queue": "c", "name": "x", "data": {"n": 1}, "job_id": "shared", "as": "x"}),
+        _flow(_child("one", job_id="shared"), _child("two")),
+    ],
+    "a parent whose child is done already": [
+        ("add", {"queue": "c", "name": "x", "data": {"n": 1}, "job_id": "shared", "as": "x"}),
+        _run("c", x="completed"),
+        _flow(_child("one", job_id="shared")),
+    ],
+}

@@ -332,7 +332,8 @@ class _Normaliser:
         if part == "unsuccessful":
             return sorted(self._job_key(key) for key, _ in value)
         values = {self._job_key(key): text for key, text in value.items()}
-        return {k: json.loads(v) if part == "processed" else v for k, v in values.items()}
+        read = json.loads if part == "processed" else without_class
+        return {key: read(text) for key, text in values.items()}
 
     # -- one event --
 

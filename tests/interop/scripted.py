@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from toril.errors import DelayedError, RateLimitError, UnrecoverableError
+from toril.errors import DelayedError, RateLimitError, UnrecoverableError, WaitingChildrenError
 
 Behaviours = dict[str, list[list[Any]]]
+
+
+def _no_queue(name: str) -> Any:
+    raise LookupError(f"this handler cannot open queue {name!r}")
 
 
 class ScriptedHandler:
@@ -27,6 +31,7 @@ class ScriptedHandler:
         self.running = 0
         self.most_running = 0
         self._on_hold = on_hold
+        self.open_queue: Callable[[str], Any] = _no_queue
 
     @property
     def names(self) -> list[str]:
@@ -54,6 +59,8 @@ class ScriptedHandler:
                     return job.data
                 case "return", [value]:
                     return value
+                case "children_values", []:
+                    return sorted((await job.children_values()).values(), key=repr)
                 case "hang", []:
                     return await self._hold(job)
                 case "hang_on_start", [start]:
@@ -86,6 +93,11 @@ class ScriptedHandler:
             case "delay_once", [ms]:
                 if job.attempts_started == 1:
                     raise DelayedError(ms)
+            case "add_children_once", [queue, *data]:
+                if job.attempts_started == 1:
+                    for item in data:
+                        await self.open_queue(queue).add("child", item, parent=job)
+                    raise WaitingChildrenError
             case "rate_limit_once", [ms]:
                 if job.attempts_started == 1:
                     raise RateLimitError(ms)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.interop import golden, scenario
-from tests.interop.feature_scenarios import DEDUPLICATION, ONLY_V6
+from tests.interop.feature_scenarios import DEDUPLICATION, FLOWS, ONLY_V6
 from tests.interop.peer import PeerView
 from tests.interop.test_golden import left_by
 from tests.interop.toril_side import TorilSide
@@ -33,3 +33,16 @@ async def test_deduplication_leaves_what_bullmq_leaves(
     ours = await left_by(toril, steps, client, prefix)
 
     assert golden.diff(without_debounced(theirs), ours) == []
+
+
+@pytest.mark.parametrize("name", list(FLOWS))
+async def test_a_flow_leaves_what_bullmq_leaves(
+    name: str, peer: PeerView, toril: TorilSide, client: Any, prefix: str
+):
+    steps = FLOWS[name]
+    theirs = await left_by(scenario.NodeDriver(peer), steps, client, prefix)
+    await peer.close_all()
+
+    ours = await left_by(toril, steps, client, prefix)
+
+    assert golden.diff(theirs, ours) == []

@@ -11,7 +11,17 @@ from typing import Any, Self
 
 from tests.helpers import wait_until
 from tests.interop.scripted import Behaviours, ScriptedHandler
-from toril import Deduplication, Keep, NewJob, Queue, RateLimit, Worker
+from toril import (
+    Deduplication,
+    FlowJob,
+    FlowNode,
+    FlowProducer,
+    Keep,
+    NewJob,
+    Queue,
+    RateLimit,
+    Worker,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +46,24 @@ def own_options(options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(result.get("deduplication"), dict):
         result["deduplication"] = Deduplication(**result["deduplication"])
     return result
+
+
+def flow_job(tree: dict[str, Any]) -> FlowJob:
+    """The tree of a scenario as Toril takes it."""
+    return FlowJob(
+        tree["name"],
+        tree.get("data", {}),
+        queue_name=tree["queue"],
+        children=[flow_job(child) for child in tree.get("children", [])],
+        **own_options(tree.get("options", {})),
+    )
+
+
+def _labels(tree: dict[str, Any], node: FlowNode) -> dict[str, str]:
+    labels = {tree["name"]: node.job.id}
+    for child, below in zip(tree.get("children", []), node.children, strict=True):
+        labels |= _labels(child, below)
+    return labels
 
 
 class RunningWorker:
@@ -188,6 +216,7 @@ class TorilSide:
         self, queue: str, behaviours: Behaviours | None = None, **options: Any
     ) -> RunningWorker:
         handler = ScriptedHandler(behaviours)
+        handler.open_queue = self.queue
         worker = make_worker(queue, handler, self.url, self.prefix, **options)
         running = RunningWorker(worker, handler)
         self._workers.append(running)
@@ -203,6 +232,10 @@ class TorilSide:
 
     async def remove_deduplication_key(self, queue: str, key: str) -> None:
         await self.queue(queue).remove_deduplication_key(key)
+
+    async def flow(self, tree: dict[str, Any]) -> dict[str, str]:
+        async with FlowProducer(connection=self.url, prefix=self.prefix) as producer:
+            return _labels(tree, await producer.add(flow_job(tree)))
 
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
         process = await self.worker_process(queue, behaviours, **options)

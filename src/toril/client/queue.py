@@ -10,6 +10,7 @@ from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
+from toril.client.families import QueueFamilies
 from toril.client.ids import new_job_id
 from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
@@ -21,7 +22,9 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
-class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits):
+class Queue(
+    QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits, QueueFamilies
+):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -82,15 +85,22 @@ class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueL
         nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
         same time are sent together.
         """
-        job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
+        job = self._prepare(new_job(name, data, options, self._defaults))
         added = await self._batcher.add(job)
         return (await self._answered([job], [added]))[0]
 
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [adding.prepare(self._with_defaults(job), new_job_id()) for job in jobs]
+        prepared = [self._prepare(self._with_defaults(job)) for job in jobs]
         answers = await self._batcher.add_all(prepared)
         return await self._answered(prepared, answers)
+
+    def _prepare(self, job: NewJob) -> Prepared:
+        if job.parent is None:
+            return adding.prepare(job, new_job_id())
+        keys, parent_id = adding.parent_of(job, self.keys.prefix)
+        self._connection.check_slots(self.keys, keys)
+        return adding.prepare(job, new_job_id(), (parent_id, keys.base))
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:

@@ -8,8 +8,7 @@
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, limiter, meta, id, events, replies
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit,
-            child},
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?
@@ -170,18 +169,19 @@ function settle.returned(outcome, i, job)
   return 0
 end
 
---- 1 when there is no child to wait for; the job then stays with its worker.
+--- When there is no child to wait for the job stays with its worker, who is told how often in a row
+--- this has happened.
 settle["waiting-children"] = function(outcome, i, job)
   if redis.call("EXISTS", job) == 0 then return -1 end
   if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return -9 end
-  local dependencies = job .. ":dependencies"
-  if outcome.child then
-    if redis.call("SISMEMBER", dependencies, outcome.child) == 0 then return 1 end
-  elseif redis.call("SCARD", dependencies) == 0 then
-    return 1
+  if redis.call("SCARD", job .. ":dependencies") == 0 then
+    local refusal = refuseInBatch(batch, i, outcome)
+    if refusal then return refusal end
+    return redis.call("HINCRBY", job, "x.waits", 1)
   end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
+  redis.call("HDEL", job, "x.waits")
   redis.call("ZADD", queue.waiting_children, now, outcome.id)
   emit(queue, "waiting-children", "jobId", outcome.id, "prev", "active")
   return 0

@@ -7,12 +7,17 @@ from typing import Any
 
 import msgspec
 
-from toril.errors import ParentConflictError, ParentNotFoundError, RefusedError
-from toril.options import NewJob
+from toril.errors import (
+    InvalidOptionError,
+    ParentConflictError,
+    ParentNotFoundError,
+    RefusedError,
+)
+from toril.options import NewJob, Parent
 from toril.protocol import codec, deduplicating
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Fields
-from toril.protocol.keys import Keys, check_job_id
+from toril.protocol.keys import Keys, check_job_id, check_known_id
 
 MOST_JOBS_PER_CALL = 200
 """So that no script holds the server for longer than a few milliseconds."""
@@ -37,8 +42,11 @@ class Added(msgspec.Struct, frozen=True):
     is_duplicate: bool = False
 
 
-def prepare(job: NewJob, generated_id: str) -> Prepared:
-    """Check and encode ``job``; its own id, if it has one, goes before the generated one."""
+def prepare(job: NewJob, generated_id: str, parent: tuple[str, str] | None = None) -> Prepared:
+    """Check and encode ``job``; its own id, if it has one, goes before the generated one.
+
+    ``parent`` is the id and the qualified queue of the job that this one is a child of.
+    """
     if job.data is None:
         data = _EMPTY
     else:
@@ -60,7 +68,24 @@ def prepare(job: NewJob, generated_id: str) -> Prepared:
         entry["timestamp"] = job.timestamp
     if job.deduplication is not None:
         entry["de"] = deduplicating.entry(job.deduplication)
-    return Prepared(entry["id"], entry, data, codec.encode_options(job))
+    if parent is not None:
+        entry["parent_key"] = f"{parent[1]}:{parent[0]}"
+        entry["parent"] = codec.encode_parent(job, parent).decode()
+    elif (
+        job.fail_parent_on_failure
+        or job.continue_parent_on_failure
+        or job.ignore_dependency_on_failure
+        or job.remove_dependency_on_failure
+    ):
+        raise InvalidOptionError(f"job {job.name!r} has {job.child_policy} and no parent")
+    return Prepared(entry["id"], entry, data, codec.encode_options(job, parent))
+
+
+def parent_of(job: NewJob, prefix: str) -> tuple[Keys, str]:
+    """The queue and the id of the parent that ``job`` names; ``prefix`` is the child's own."""
+    parent = Parent.of(job.parent)
+    check_known_id(parent.id)
+    return Keys(prefix if parent.prefix is None else parent.prefix, parent.queue_name), parent.id
 
 
 def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedError]]:
@@ -98,6 +123,9 @@ def fields_of(job: Prepared, added: Added) -> Fields:
             fields[name.encode()] = entry[name]
     if "de" in entry:
         fields[b"deid"] = entry["de"]["id"].encode()
+    if "parent_key" in entry:
+        fields[b"parentKey"] = entry["parent_key"].encode()
+        fields[b"parent"] = entry["parent"].encode()
     return fields
 
 
@@ -106,6 +134,11 @@ def _answer(job: Prepared, code: int | bytes, now_ms: int) -> Added | RefusedErr
         return Added(code.decode(), now_ms, is_duplicate=True)
     if code >= 0:
         return Added(job.id, now_ms, is_duplicate=code == 1)
+    return refusal(job, code)
+
+
+def refusal(job: Prepared, code: int) -> RefusedError:
+    """The error for the code with which a job was refused."""
     if code == -5:
         return ParentNotFoundError(
             f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"

@@ -102,9 +102,13 @@ def number(value: bytes | int | None) -> int | None:
             return None
 
 
-def encode_options(job: NewJob) -> bytes:
-    """The options of a new job as BullMQ stores them."""
+def encode_options(job: NewJob, parent: tuple[str, str] | None = None) -> bytes:
+    """The options of a new job as BullMQ stores them; ``parent`` is an id and a qualified queue."""
     options = wire_options(job)
+    if parent is not None:
+        options["parent"] = {"id": parent[0], "queue": parent[1]}
+        if policy := job.child_policy:
+            options[_CHILD_POLICIES[policy]] = True
     return PLAIN_OPTIONS if len(options) == 1 and options["attempts"] == 0 else _encode(options)
 
 
@@ -125,6 +129,21 @@ def wire_options(job: NewJob) -> dict[str, Any]:
         options["de"] = _wire_deduplication(job.deduplication)
     return options
 
+
+def encode_parent(job: NewJob, parent: tuple[str, str]) -> bytes:
+    """What a child knows of its parent; its policy is read from here when it fails."""
+    wire: dict[str, Any] = {"id": parent[0], "queueKey": parent[1]}
+    if policy := job.child_policy:
+        wire[_CHILD_POLICIES[policy]] = True
+    return _encode(wire)
+
+
+_CHILD_POLICIES = {
+    "fail_parent_on_failure": "fpof",
+    "continue_parent_on_failure": "cpof",
+    "ignore_dependency_on_failure": "idof",
+    "remove_dependency_on_failure": "rdof",
+}
 
 _PLAIN_NAMES = (
     ("job_id", "jobId"),

@@ -149,6 +149,19 @@ def check_known_id(job_id: str) -> None:
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it contains ':'")
 
 
+def split_job_key(key: str) -> tuple[str, str, str]:
+    """The prefix, the queue's name and the job's id in the full key of a job.
+
+    Ids have no colon, except those of a scheduler's iterations.
+    """
+    base, _, job_id = key.rpartition(":")
+    head, found, scheduler = base.rpartition(":repeat:")
+    if found and job_id.isdigit() and ":" not in scheduler and ":" in head:
+        base, job_id = head, f"repeat:{scheduler}:{job_id}"
+    prefix = base.removesuffix(COMPENSATION_SUFFIX).rpartition(":")[0]
+    return prefix, base[len(prefix) + 1 :], job_id
+
+
 def slot(key: str) -> int:
     """The cluster slot of ``key``: of its hash tag if it has one."""
     start = key.find("{")

@@ -80,6 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
+_PATIENCE = 3
 
 
 def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
@@ -306,9 +307,16 @@ def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:
     )
 
 
-def nothing_to_wait_for(item: Settled) -> Outcome:
-    """A job wanted to wait for children and has none pending: it runs again at once."""
-    return _RETURNED_TO_QUEUE
+def nothing_to_wait_for(times: int) -> Outcome:
+    """A job wanted to wait for children and has none pending, ``times`` times in a row.
+
+    It runs again, as if the last child were done just now: at once, but a handler that never stops
+    asking is slowed down.
+    """
+    if times <= _PATIENCE:
+        return _RETURNED_TO_QUEUE
+    delay_ms = min(10 * 2 ** (times - _PATIENCE), 10_000)
+    return Outcome(kind="delayed", details={"delay": delay_ms}, payloads=("", ""))
 
 
 def _parse_reply(reply: Any) -> Reply:

@@ -17,12 +17,15 @@ from toril.sync.batching import Batcher
 from toril.sync.connection import Connection, Target
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
+from toril.sync.families import QueueFamilies
 from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
 from toril.sync.waiting import QueueWaiting
 
 
-class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits):
+class Queue(
+    QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits, QueueFamilies
+):
     """A queue of jobs on a Redis or Valkey server.
 
     ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
@@ -83,15 +86,22 @@ class Queue(QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueL
         nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
         same time are sent together.
         """
-        job = adding.prepare(new_job(name, data, options, self._defaults), new_job_id())
+        job = self._prepare(new_job(name, data, options, self._defaults))
         added = self._batcher.add(job)
         return (self._answered([job], [added]))[0]
 
     def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [adding.prepare(self._with_defaults(job), new_job_id()) for job in jobs]
+        prepared = [self._prepare(self._with_defaults(job)) for job in jobs]
         answers = self._batcher.add_all(prepared)
         return self._answered(prepared, answers)
+
+    def _prepare(self, job: NewJob) -> Prepared:
+        if job.parent is None:
+            return adding.prepare(job, new_job_id())
+        keys, parent_id = adding.parent_of(job, self.keys.prefix)
+        self._connection.check_slots(self.keys, keys)
+        return adding.prepare(job, new_job_id(), (parent_id, keys.base))
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import Fields, StoredJob
 
 
@@ -20,6 +21,8 @@ class Writer(Protocol):
     async def update_data(self, job: ActiveJob, data: Any) -> None: ...
 
     async def extend_lock(self, job: ActiveJob, duration_ms: int) -> None: ...
+
+    async def read_family(self, job: ActiveJob, kind: str) -> Any: ...
 
 
 class ActiveJob(StoredJob):
@@ -78,3 +81,27 @@ class ActiveJob(StoredJob):
     async def extend_lock(self, duration: int) -> None:
         """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
         await self._writer.extend_lock(self, duration)
+
+    async def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys."""
+        values: dict[str, Any] = await self.read_family("children_values")
+        return values
+
+    async def failed_children(self) -> dict[str, str]:
+        """Why children failed that do not fail this job, by their full keys."""
+        reasons: dict[str, str] = await self.read_family("failed_children")
+        return reasons
+
+    async def dependencies(self) -> Dependencies:
+        """All children of this job, by what came of them."""
+        children: Dependencies = await self.read_family("dependencies")
+        return children
+
+    async def dependencies_count(self) -> DependenciesCount:
+        """How many children are completed, pending, failed without and with consequences."""
+        counts: DependenciesCount = await self.read_family("dependencies_count")
+        return counts
+
+    async def read_family(self, kind: str) -> Any:
+        """What one of the methods above returns, by its name."""
+        return await self._writer.read_family(self, kind)

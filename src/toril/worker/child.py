@@ -27,6 +27,7 @@ import msgspec
 
 from toril.errors import InvalidOptionError
 from toril.protocol import codec
+from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import StoredJob
 from toril.worker.handlers import Handler, Router, is_async, wrap
 
@@ -244,6 +245,24 @@ class BlockingChildJob(_ChildJob):
         """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
         self._child.ask("extend_lock", duration).result()
 
+    def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys."""
+        values: dict[str, Any] = self._child.ask("read_family", "children_values").result()
+        return values
+
+    def failed_children(self) -> dict[str, str]:
+        """Why children failed that do not fail this job, by their full keys."""
+        reasons: dict[str, str] = self._child.ask("read_family", "failed_children").result()
+        return reasons
+
+    def dependencies(self) -> Dependencies:
+        """All children of this job, by what came of them."""
+        return Dependencies(**self._child.ask("read_family", "dependencies").result())
+
+    def dependencies_count(self) -> DependenciesCount:
+        """How many children are completed, pending, failed without and with consequences."""
+        return DependenciesCount(**self._child.ask("read_family", "dependencies_count").result())
+
 
 class AsyncChildJob(_ChildJob):
     """For ``async`` functions."""
@@ -267,6 +286,32 @@ class AsyncChildJob(_ChildJob):
     async def extend_lock(self, duration: int) -> None:
         """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
         await asyncio.wrap_future(self._child.ask("extend_lock", duration))
+
+    async def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys."""
+        values: dict[str, Any] = await asyncio.wrap_future(
+            self._child.ask("read_family", "children_values")
+        )
+        return values
+
+    async def failed_children(self) -> dict[str, str]:
+        """Why children failed that do not fail this job, by their full keys."""
+        reasons: dict[str, str] = await asyncio.wrap_future(
+            self._child.ask("read_family", "failed_children")
+        )
+        return reasons
+
+    async def dependencies(self) -> Dependencies:
+        """All children of this job, by what came of them."""
+        return Dependencies(
+            **await asyncio.wrap_future(self._child.ask("read_family", "dependencies"))
+        )
+
+    async def dependencies_count(self) -> DependenciesCount:
+        """How many children are completed, pending, failed without and with consequences."""
+        return DependenciesCount(
+            **await asyncio.wrap_future(self._child.ask("read_family", "dependencies_count"))
+        )
 
 
 class RemoteTraceback(Exception):

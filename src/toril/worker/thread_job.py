@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from toril.errors import LockLostError
+from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import StoredJob
 from toril.worker.active_job import ActiveJob
 
@@ -58,6 +59,22 @@ class ThreadJob(StoredJob):
     def extend_lock(self, duration: int) -> None:
         """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
         self._wait(self._job.extend_lock(duration))
+
+    def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys."""
+        return self._wait(self._job.children_values())
+
+    def failed_children(self) -> dict[str, str]:
+        """Why children failed that do not fail this job, by their full keys."""
+        return self._wait(self._job.failed_children())
+
+    def dependencies(self) -> Dependencies:
+        """All children of this job, by what came of them."""
+        return self._wait(self._job.dependencies())
+
+    def dependencies_count(self) -> DependenciesCount:
+        """How many children are completed, pending, failed without and with consequences."""
+        return self._wait(self._job.dependencies_count())
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         if self._job.is_settled:

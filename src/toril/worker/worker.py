@@ -390,7 +390,8 @@ class Worker:
         if code == 0:
             self._announce(item)
         elif code > 0:
-            self._resubmit(item, settling.nothing_to_wait_for(item))
+            self._lease.hold(item.job_id, item.token)
+            self._resubmit(item, settling.nothing_to_wait_for(code))
         else:
             self._refused(item, code)
 

@@ -1,4 +1,4 @@
-"""What a running handler writes: each write carries the token of the job's lock."""
+"""What a running handler writes and reads: each write carries the token of the job's lock."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from toril.client.connection import Connection
-from toril.protocol import editing, leasing
+from toril.protocol import editing, families, leasing
+from toril.protocol.command import Plan
 from toril.protocol.keys import Keys
 from toril.worker.active_job import ActiveJob
 
 
 class JobWriter:
-    """Writes progress, logs and data of running jobs."""
+    """Writes progress, logs and data of running jobs, and looks for their children."""
 
     def __init__(
         self,
@@ -42,3 +43,14 @@ class JobWriter:
         await self._connection.run(
             leasing.extend_lock(self._keys, job.id, job.token, lock_ms=duration_ms)
         )
+
+    async def read_family(self, job: ActiveJob, kind: str) -> Any:
+        return await self._connection.follow(_FAMILY_READERS[kind](self._keys, job.id))
+
+
+_FAMILY_READERS: dict[str, Callable[[Keys, str], Plan[Any]]] = {
+    "children_values": families.children_values,
+    "failed_children": families.failed_children,
+    "dependencies": families.dependencies,
+    "dependencies_count": families.dependencies_count,
+}

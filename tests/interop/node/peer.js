@@ -245,6 +245,14 @@ const actions = {
     await job.moveToWait(token);
     throw new bullmq.WaitingError();
   },
+  children_values: async ({ job }) => new Ended(Object.values(await job.getChildrenValues()).sort()),
+  add_children_once: async ({ job, token }, queue, ...data) => {
+    if (job.attemptsStarted > 1) return;
+    const parent = { id: job.id, queue: job.queueQualifiedName };
+    const children = openQueue({ queue, prefix: job.prefix });
+    for (const item of data) await children.add('child', item, { parent });
+    if (await job.moveToWaitingChildren(token)) throw new bullmq.WaitingChildrenError();
+  },
   rate_limit_once: async ({ job, worker }, ms) => {
     if (job.attemptsStarted > 1) return;
     await worker.rateLimit(ms);

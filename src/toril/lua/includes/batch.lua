@@ -15,10 +15,17 @@ local function readBatch(base, outcomes)
   return batch
 end
 
---- Take a job out of `active` if its worker still holds it; nothing is written unless it does.
-local function leaveInBatch(queue, batch, i, outcome)
+--- Does the worker still hold the job? Returns nothing, or why not.
+local function refuseInBatch(batch, i, outcome)
   local holder = batch.holders[i]
   if holder ~= outcome.token then return holder and -6 or -2 end
+  return nil
+end
+
+--- Take a job out of `active` if its worker still holds it; nothing is written unless it does.
+local function leaveInBatch(queue, batch, i, outcome)
+  local refusal = refuseInBatch(batch, i, outcome)
+  if refusal then return refusal end
   if redis.call("LREM", queue.active, -1, outcome.id) == 0 then return -3 end
   batch.locks[#batch.locks + 1] = queue.base .. ":" .. outcome.id .. ":lock"
   batch.ids[#batch.ids + 1] = outcome.id

@@ -1,0 +1,38 @@
+--- Write a new job and put it where it belongs. Returns "ready", "delayed" or "children" for the
+--- place, so that the caller wakes workers once for many jobs; or nothing and the id of the job that
+--- owns its deduplication id.
+local function insertJob(queue, gate, job, data, opts, now)
+  local key = queue.base .. ":" .. job.id
+  local timestamp = job.timestamp or now
+  local priority = job.priority or 0
+  local delay = job.run_at and math.max(0, job.run_at - now) or job.delay or 0
+  local due = job.run_at or timestamp + delay
+  if job.de then
+    local owner = deduplicate(queue, gate, job.de,
+      { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due })
+    if owner then return nil, owner end
+  end
+  if job.parent_key then
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
+      "delay", delay, "priority", priority, "parentKey", job.parent_key, "parent", job.parent)
+    redis.call("SADD", job.parent_key .. ":dependencies", key)
+  else
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
+      "delay", delay, "priority", priority)
+  end
+  if job.de then redis.call("HSET", key, "deid", job.de.id) end
+  emit(queue, "added", "jobId", job.id, "name", job.name)
+  if job.has_children then
+    redis.call("ZADD", queue.waiting_children, timestamp, job.id)
+    emitTrimmed(queue, gate, "waiting-children", "jobId", job.id)
+    return "children"
+  end
+  if delay > 0 then
+    placeDelayed(queue, job.id, due)
+    emitTrimmed(queue, gate, "delayed", "jobId", job.id, "delay", due)
+    return "delayed"
+  end
+  placeReady(queue, gate, job.id, priority, job.lifo and "RPUSH" or "LPUSH")
+  emitTrimmed(queue, gate, "waiting", "jobId", job.id)
+  return "ready"
+end

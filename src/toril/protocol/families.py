@@ -1,0 +1,177 @@
+"""Looking at parents and children. A child is named by its full key, ``prefix:queue:id``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from toril.options import whole
+from toril.protocol import codec
+from toril.protocol.command import Command, Plan, plain
+from toril.protocol.flows import FlowNode
+from toril.protocol.job import Job, fields_of
+from toril.protocol.keys import Keys, check_known_id, split_job_key
+
+PER_READ = 1000
+MOST_JOBS = 10_000
+
+
+class Dependencies(msgspec.Struct, frozen=True, kw_only=True):
+    """The children of a job, by what came of them."""
+
+    processed: dict[str, Any]
+    """Completed ones, with their return values."""
+    unprocessed: list[str]
+    """Those that the parent still waits for."""
+    ignored: dict[str, str]
+    """Failed ones that do not fail their parent, with their reasons."""
+    failed: list[str]
+    """Failed ones that take their parent with them."""
+
+
+class DependenciesCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many children of a job are completed, pending, failed without and with consequences."""
+
+    processed: int
+    unprocessed: int
+    ignored: int
+    failed: int
+
+
+def children_values(keys: Keys, job_id: str) -> Plan[dict[str, Any]]:
+    """What the completed children returned."""
+    found = yield from _scan("HSCAN", f"{_job(keys, job_id)}:processed")
+    return {name.decode(): codec.decode(value) for name, value in _pairs(found)}
+
+
+def failed_children(keys: Keys, job_id: str) -> Plan[dict[str, str]]:
+    """Why children failed that do not fail their parent."""
+    found = yield from _scan("HSCAN", f"{_job(keys, job_id)}:failed")
+    return {name.decode(): codec.text(reason) for name, reason in _pairs(found)}
+
+
+def dependencies(keys: Keys, job_id: str) -> Plan[Dependencies]:
+    """All children of a job."""
+    job = _job(keys, job_id)
+    processed = yield from children_values(keys, job_id)
+    ignored = yield from failed_children(keys, job_id)
+    unprocessed = yield from _scan("SSCAN", f"{job}:dependencies")
+    failed = yield from _scan("ZSCAN", f"{job}:unsuccessful")
+    return Dependencies(
+        processed=processed,
+        unprocessed=sorted({key.decode() for key in unprocessed}),
+        ignored=ignored,
+        failed=sorted({key.decode() for key, _ in _pairs(failed)}),
+    )
+
+
+def dependencies_count(keys: Keys, job_id: str) -> Plan[DependenciesCount]:
+    """How many children there are of each kind."""
+    job = _job(keys, job_id)
+    counts: list[int] = yield [
+        plain("HLEN", f"{job}:processed", parse=int),
+        plain("SCARD", f"{job}:dependencies", parse=int),
+        plain("HLEN", f"{job}:failed", parse=int),
+        plain("ZCARD", f"{job}:unsuccessful", parse=int),
+    ]
+    processed, unprocessed, ignored, failed = counts
+    return DependenciesCount(
+        processed=processed, unprocessed=unprocessed, ignored=ignored, failed=failed
+    )
+
+
+def tree(keys: Keys, job_id: str, *, depth: int, max_children: int) -> Plan[FlowNode | None]:
+    """A job and what is below it, ``depth`` levels in all, at most ``max_children`` of each job."""
+    whole(depth, "depth", least=1, most=1000)
+    whole(max_children, "max_children", least=1, most=PER_READ)
+    check_known_id(job_id)
+    jobs: dict[str, Job] = {}
+    below: dict[str, list[str]] = {}
+    level = [keys.job(job_id)]
+    while level and len(jobs) < MOST_JOBS and len(below) < MOST_JOBS:
+        found: list[Job | None] = yield [_read(key, keys) for key in level]
+        jobs |= {key: job for key, job in zip(level, found, strict=True) if job is not None}
+        depth -= 1
+        if depth == 0:
+            break
+        level = yield from _children_of([key for key in level if key in jobs], max_children, below)
+        level = [key for key in level if key not in jobs]
+    return _grow(keys.job(job_id), jobs, below)
+
+
+def _children_of(
+    level: list[str], max_children: int, below: dict[str, list[str]]
+) -> Plan[list[str]]:
+    reads = [
+        _scan_once(verb, f"{key}:{kind}", b"0", max_children)
+        for key in level
+        for verb, kind in _KINDS
+    ]
+    pages: list[tuple[bytes, list[bytes]]] = yield reads
+    for index, key in enumerate(level):
+        children: dict[str, None] = {}
+        for (verb, _), (_, found) in zip(
+            _KINDS, pages[index * len(_KINDS) : (index + 1) * len(_KINDS)], strict=True
+        ):
+            names = found if verb == "SSCAN" else found[::2]
+            children |= dict.fromkeys(name.decode() for name in names)
+        below[key] = sorted(children)[:max_children]
+    return [child for key in level for child in below[key]]
+
+
+_KINDS = (
+    ("SSCAN", "dependencies"),
+    ("HSCAN", "processed"),
+    ("HSCAN", "failed"),
+    ("ZSCAN", "unsuccessful"),
+)
+
+
+def _grow(root: str, jobs: dict[str, Job], below: dict[str, list[str]]) -> FlowNode | None:
+    """The tree of what was read. Children come after their parents in ``jobs``."""
+    nodes: dict[str, FlowNode] = {}
+    for key in reversed(jobs):
+        children = (nodes[child] for child in below.get(key, ()) if child in nodes)
+        ordered = sorted(children, key=lambda node: (node.job.timestamp, node.job.id))
+        nodes[key] = FlowNode(jobs[key], tuple(ordered))
+    return nodes.get(root)
+
+
+def _read(key: str, home: Keys) -> Command[Job | None]:
+    if key.startswith(f"{home.base}:"):
+        prefix, name, job_id = home.prefix, home.name, key.removeprefix(f"{home.base}:")
+    else:
+        prefix, name, job_id = split_job_key(key)
+
+    def parse(reply: list[Any]) -> Job | None:
+        fields = fields_of(reply)
+        return Job(prefix, name, job_id, fields) if b"name" in fields else None
+
+    return plain("HGETALL", key, parse=parse)
+
+
+def _scan(verb: str, key: str) -> Plan[list[bytes]]:
+    """Everything in a hash, set or zset, in pieces that the server does not notice."""
+    found: list[bytes] = []
+    cursor = b"0"
+    while True:
+        cursor, page = yield _scan_once(verb, key, cursor, PER_READ)
+        found += page
+        if cursor == b"0":
+            return found
+
+
+def _scan_once(
+    verb: str, key: str, cursor: bytes, count: int
+) -> Command[tuple[bytes, list[bytes]]]:
+    return plain(verb, key, cursor, "COUNT", count, parse=lambda reply: (reply[0], reply[1]))
+
+
+def _pairs(words: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def _job(keys: Keys, job_id: str) -> str:
+    check_known_id(job_id)
+    return keys.job(job_id)
