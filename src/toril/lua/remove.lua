@@ -50,7 +50,7 @@ local function visit(queue, id, parent_key)
   if seen[job] then return true end
   seen[job] = true
   is_locked = is_locked or redis.call("EXISTS", job .. ":lock") == 1
-  spent = spent + 1 + math.floor(redis.call("LLEN", queue.wait) / 2000)
+  spent = spent + 1 + math.floor(redis.call("LLEN", queue.wait) / 1000)
   local is_whole = true
   if a.children and hasFamily(job) then
     for _, kind in ipairs(CHILDREN) do
