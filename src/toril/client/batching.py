@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
+from typing import TypeVar
 
 from toril.client.connection import Connection
+from toril.errors import RefusedError
 from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
 from toril.protocol.keys import Keys
+
+T = TypeVar("T")
 
 MOST_CALLS_AT_ONCE = 4
 """Enough for the server and us to work at the same time, and few enough to let others between."""
@@ -37,17 +42,19 @@ class Batcher:
         self._waiting.append((job, answer))
         return await answer
 
-    async def add_all(self, jobs: list[Prepared]) -> list[Added]:
-        """Add many jobs, in slices; raises the first refusal when all have been answered."""
-        slices = [
-            jobs[start : start + MOST_JOBS_PER_CALL]
+    async def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
+        """Add many jobs, in slices; raises the first refusal when all have been answered.
+
+        Answers go through ``each`` while the server works on the next slices.
+        """
+        commands = [
+            adding.add_each(self._keys, jobs[start : start + MOST_JOBS_PER_CALL], each)
             for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
         ]
-        commands = [adding.add(self._keys, part) for part in slices]
-        added: list[Added] = []
+        added: list[T] = []
         for answers in await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
             for answer in answers:
-                if isinstance(answer, Exception):
+                if isinstance(answer, RefusedError):
                     raise answer
                 added.append(answer)
         return added

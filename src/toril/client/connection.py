@@ -99,11 +99,11 @@ class Connection:
         """
         if len(commands) == 1:
             return [await self.run(commands[0])]
-        replies = await self._exchange_all(commands, at_once)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
+        answers: list[T | Exception] = await self._exchange_all(commands, at_once)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return cast(list[T], answers)
 
     async def follow(self, plan: Plan[T]) -> T:
         """Run a plan, one round trip after another."""
@@ -157,7 +157,7 @@ class Connection:
             pause_s = min(pause_s * 2, 1.0)
 
     async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
-        """The reply to each command, or the error that it met."""
+        """The answer to each command, or the error that it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
         sendings = [Sending(command) for command in commands]
         answers: list[Any] = [None] * len(commands)
@@ -210,7 +210,7 @@ class Transport(Protocol):
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """The reply to each, or the error that it met."""
+        """The answer to each, or the error that it met; read while the next ones are under way."""
 
     async def close(self) -> None: ...
 
@@ -301,9 +301,11 @@ class ServerTransport:
                 sent += len(part)
                 await socket.send_packed_command(packed, check_health=False)
             try:
-                answers.append(await socket.read_response(disconnect_on_error=False))
+                reply = await socket.read_response(disconnect_on_error=False)
             except redis.ResponseError as error:
                 answers.append(error)
+                continue
+            answers.append(sendings[len(answers)].answer(reply))
 
     def _borrow(self) -> Any:
         if self.is_closed:
@@ -397,7 +399,7 @@ class ClusterTransport:
 
     async def _answer(self, sending: Sending, timeout_s: float) -> Any:
         try:
-            return await self.exchange(sending, timeout_s)
+            return sending.answer(await self.exchange(sending, timeout_s))
         except _TROUBLES as error:
             return error
 

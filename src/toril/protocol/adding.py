@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,8 @@ MOST_JOBS_PER_CALL = 200
 """So that no script holds the server for longer than a few milliseconds."""
 
 _EMPTY = b"{}"
+
+T = TypeVar("T")
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -107,6 +109,21 @@ def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedErr
         payloads=payloads,
         resend=Resend.MARKED,
     )
+
+
+def add_each(
+    keys: Keys, jobs: Sequence[Prepared], each: Callable[[Prepared, Added], T]
+) -> Command[list[T | RefusedError]]:
+    """Add jobs like ``add``; ``each`` makes of a job and its answer what is given back."""
+    command = add(keys, jobs)
+
+    def parse(reply: list[int]) -> list[T | RefusedError]:
+        return [
+            answer if isinstance(answer, RefusedError) else each(job, answer)
+            for job, answer in zip(jobs, command.parse(reply), strict=True)
+        ]
+
+    return msgspec.structs.replace(command, parse=parse)  # type: ignore[arg-type]
 
 
 def fields_of(job: Prepared, added: Added) -> Fields:

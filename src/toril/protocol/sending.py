@@ -42,6 +42,13 @@ class Sending:
         """The words of the next try."""
         return self.command.request(resent=self._resent, by_source=self._by_source)
 
+    def answer(self, reply: Any) -> Any:
+        """What the reply says, or the refusal that it is."""
+        try:
+            return self.command.parse(reply)
+        except TorilError as refusal:
+            return refusal
+
     def goes_again_at_once(self, error: Exception) -> bool:
         """Whether the error is no more than a script that the server has to be shown."""
         if self._by_source or classify(error) is not Trouble.UNKNOWN_SCRIPT:

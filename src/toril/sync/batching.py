@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+from toril.errors import RefusedError
 from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
 from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
+
+T = TypeVar("T")
 
 MOST_CALLS_AT_ONCE = 4
 
@@ -24,16 +30,19 @@ class Batcher:
             raise answer
         return answer
 
-    def add_all(self, jobs: list[Prepared]) -> list[Added]:
-        """Add many jobs, in slices; raises the first refusal when all have been answered."""
+    def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
+        """Add many jobs, in slices; raises the first refusal when all have been answered.
+
+        Answers go through ``each`` while the server works on the next slices.
+        """
         commands = [
-            adding.add(self._keys, jobs[start : start + MOST_JOBS_PER_CALL])
+            adding.add_each(self._keys, jobs[start : start + MOST_JOBS_PER_CALL], each)
             for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
         ]
-        added: list[Added] = []
+        added: list[T] = []
         for answers in self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
             for answer in answers:
-                if isinstance(answer, Exception):
+                if isinstance(answer, RefusedError):
                     raise answer
                 added.append(answer)
         return added

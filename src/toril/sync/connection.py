@@ -97,11 +97,11 @@ class Connection:
         """
         if len(commands) == 1:
             return [self.run(commands[0])]
-        replies = self._exchange_all(commands, at_once)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return [command.parse(reply) for command, reply in zip(commands, replies, strict=True)]
+        answers: list[T | Exception] = self._exchange_all(commands, at_once)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return cast(list[T], answers)
 
     def follow(self, plan: Plan[T]) -> T:
         """Run a plan, one round trip after another."""
@@ -160,7 +160,7 @@ class Connection:
             pause_s = min(pause_s * 2, 1.0)
 
     def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
-        """The reply to each command, or the error that it met."""
+        """The answer to each command, or the error that it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
         sendings = [Sending(command) for command in commands]
         answers: list[Any] = [None] * len(commands)
@@ -213,7 +213,7 @@ class Transport(Protocol):
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """The reply to each, or the error that it met."""
+        """The answer to each, or the error that it met; read while the next ones are under way."""
 
     def close(self) -> None: ...
 
@@ -296,9 +296,11 @@ class ServerTransport:
                 sent += len(part)
                 connection.send_packed_command([packed], check_health=False)
             try:
-                answers.append(connection.read_response(disconnect_on_error=False))
+                reply = connection.read_response(disconnect_on_error=False)
             except redis.ResponseError as error:
                 answers.append(error)
+                continue
+            answers.append(sendings[len(answers)].answer(reply))
 
     def close(self) -> None:
         with self._lock:
@@ -392,7 +394,7 @@ class ClusterTransport:
         answers: list[Any] = []
         for sending in sendings:
             try:
-                answers.append(self.exchange(sending, timeout_s))
+                answers.append(sending.answer(self.exchange(sending, timeout_s)))
             except _TROUBLES as error:
                 answers.append(error)
         return answers

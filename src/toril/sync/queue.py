@@ -87,14 +87,13 @@ class Queue(
         same time are sent together.
         """
         job = self._prepare(new_job(name, data, options, self._defaults))
-        added = self._batcher.add(job)
-        return (self._answered([job], [added]))[0]
+        added = self._as_added(job, self._batcher.add(job))
+        return added if not added.duplicated else (self._as_they_are([added]))[0]
 
     def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
         prepared = [self._prepare(self._with_defaults(job)) for job in jobs]
-        answers = self._batcher.add_all(prepared)
-        return self._answered(prepared, answers)
+        return self._as_they_are(self._batcher.add_all(prepared, self._as_added))
 
     def _prepare(self, job: NewJob) -> Prepared:
         if job.parent is None:
@@ -109,17 +108,14 @@ class Queue(
         given = {name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None}
         return new_job(job.name, job.data, given, self._defaults)
 
-    def _answered(self, jobs: list[Prepared], answers: list[Added]) -> list[Job]:
+    def _as_they_are(self, jobs: list[Job]) -> list[Job]:
         """The jobs that were added, and in place of duplicates those that exist."""
-        taken = [added.id for added in answers if added.is_duplicate]
-        existing: dict[str, Job | None] = {}
-        if taken:
-            commands = [reading.job(self.keys, job_id, duplicated=True) for job_id in taken]
-            existing = dict(zip(taken, self._connection.run_all(commands), strict=True))
-        return [
-            (existing.get(added.id) if added.is_duplicate else None) or self._as_added(job, added)
-            for job, added in zip(jobs, answers, strict=True)
-        ]
+        taken = [job.id for job in jobs if job.duplicated]
+        if not taken:
+            return jobs
+        commands = [reading.job(self.keys, job_id, duplicated=True) for job_id in taken]
+        existing = dict(zip(taken, self._connection.run_all(commands), strict=True))
+        return [(existing[job.id] or job) if job.duplicated else job for job in jobs]
 
     def _as_added(self, job: Prepared, added: Added) -> Job:
         fields = adding.fields_of(job, added)
