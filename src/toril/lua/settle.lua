@@ -77,7 +77,7 @@ end
 local gate = readGate(queue)
 local payload = 2
 local has_finished = false
-local batch = readBatch(base, a.outcomes)
+local batch = readBatch(queue, gate, a.outcomes)
 
 --- The reason and the stack traces that come with a failed attempt.
 local function nextFailure()
@@ -199,7 +199,7 @@ releaseBatch(queue, batch)
 local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
 if a.take > 0 then
   jobs, rate_limit_ms, next_due_ms = takeJobs(queue, gate, a.take,
-    { token = a.token, lock_ms = a.lock_ms, name = a.name }, a.limiter, now)
+    { token = a.token, lock_ms = digits(a.lock_ms), name = a.name }, a.limiter, now)
 end
 
 if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0

@@ -1,17 +1,32 @@
 --- What the outcomes of one call have in common is asked and written once for all of them.
 
---- Who holds the locks, and whether any of these jobs has children.
-local function readBatch(base, outcomes)
-  local batch = { holders = {}, has_children = false, locks = {}, ids = {}, completed = {} }
+--- Are these jobs just the oldest ones of `active`? Under load they are, and leave it together.
+local function areOldest(queue, outcomes, is_settled)
+  local oldest = redis.call("LRANGE", queue.active, -#outcomes, -1) -- bounded: one call's outcomes
+  if #oldest ~= #outcomes then return false end
+  for _, id in ipairs(oldest) do
+    if not is_settled[id] then return false end
+  end
+  return true
+end
+
+--- Who holds the locks, whether any of these jobs has children, and how they leave `active`.
+local function readBatch(queue, gate, outcomes)
+  local batch = { size = #outcomes, holders = {}, has_children = false, leaves_together = false,
+    locks = {}, ids = {}, completed = {} }
   if #outcomes == 0 then return batch end
-  local locks, children = {}, {}
+  local locks, children, is_settled = {}, {}, {}
   for i, outcome in ipairs(outcomes) do
-    local job = base .. ":" .. outcome.id
+    local job = queue.base .. ":" .. outcome.id
     locks[i] = job .. ":lock"
     children[2 * i - 1], children[2 * i] = job .. ":dependencies", job .. ":unsuccessful"
+    is_settled[outcome.id] = true
   end
   batch.holders = redis.call("MGET", unpack(locks))
   batch.has_children = redis.call("EXISTS", unpack(children)) > 0
+  -- A limit of active jobs is looked at while they leave, so then they leave one by one.
+  batch.leaves_together = #outcomes >= 4 and not gate.concurrency
+    and areOldest(queue, outcomes, is_settled)
   return batch
 end
 
@@ -26,7 +41,9 @@ end
 local function leaveInBatch(queue, batch, i, outcome)
   local refusal = refuseInBatch(batch, i, outcome)
   if refusal then return refusal end
-  if redis.call("LREM", queue.active, -1, outcome.id) == 0 then return -3 end
+  if not batch.leaves_together and redis.call("LREM", queue.active, -1, outcome.id) == 0 then
+    return -3
+  end
   batch.locks[#batch.locks + 1] = queue.base .. ":" .. outcome.id .. ":lock"
   batch.ids[#batch.ids + 1] = outcome.id
   return nil
@@ -35,6 +52,13 @@ end
 --- Give the locks back of the jobs that left, and write the plainly completed ones into their set.
 local function releaseBatch(queue, batch)
   if #batch.ids == 0 then return end
+  if batch.leaves_together and #batch.ids == batch.size then
+    redis.call("LTRIM", queue.active, 0, -batch.size - 1)
+  elseif batch.leaves_together then
+    for _, id in ipairs(batch.ids) do
+      redis.call("LREM", queue.active, -1, id)
+    end
+  end
   if #batch.completed > 0 then
     redis.call("ZADD", queue.completed, unpack(batch.completed))
   end

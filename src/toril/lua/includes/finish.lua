@@ -39,14 +39,16 @@ local function finishJob(queue, gate, ended, known, points, now)
   else
     if ended.batch and not keep then
       local completed = ended.batch.completed
-      completed[#completed + 1], completed[#completed + 2] = now, id
+      completed[#completed + 1], completed[#completed + 2] = stamp(now), id
     else
-      redis.call("ZADD", queue[state], now, id)
+      redis.call("ZADD", queue[state], stamp(now), id)
     end
     if state == "completed" then
-      redis.call("HSET", job, "atm", attempts_made, "returnvalue", value, "finishedOn", now)
+      redis.call("HSET", job, "atm", digits(attempts_made), "returnvalue", value, "finishedOn",
+        stamp(now))
     else
-      redis.call("HSET", job, "atm", attempts_made, "failedReason", value, "finishedOn", now)
+      redis.call("HSET", job, "atm", digits(attempts_made), "failedReason", value, "finishedOn",
+        stamp(now))
       redis.call("HDEL", job, "defa", "x.cancel")
     end
     if keep then

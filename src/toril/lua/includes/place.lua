@@ -1,7 +1,7 @@
 --- Tell an idle worker that there is something to take, if anything may be taken.
 local function wake(queue, gate)
   if isOpen(queue, gate) then
-    redis.call("ZADD", queue.marker, 0, "0")
+    redis.call("ZADD", queue.marker, "0", "0")
   end
 end
 

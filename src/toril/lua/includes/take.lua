@@ -72,9 +72,9 @@ local function startJob(queue, id, who, now)
   redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
   emit(queue, "active", "jobId", id, "prev", "waiting")
   if who.name then
-    redis.call("HSET", job, "processedOn", now, "pb", who.name, "ats", started)
+    redis.call("HSET", job, "processedOn", stamp(now), "pb", who.name, "ats", digits(started))
   else
-    redis.call("HSET", job, "processedOn", now, "ats", started)
+    redis.call("HSET", job, "processedOn", stamp(now), "ats", digits(started))
   end
   -- Later words count: these replace what was read above.
   local n = #hash
@@ -106,6 +106,6 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     end
   end
   if #jobs == 0 then return jobs, 0, nextDue(queue) end
-  redis.call("ZADD", queue.marker, 0, "0")
+  redis.call("ZADD", queue.marker, "0", "0")
   return jobs, 0, 0
 end
