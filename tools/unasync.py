@@ -37,6 +37,7 @@ FILES = (
     "event_cursor.py",
     "flow_producer.py",
     "queue_events.py",
+    "dead_letters.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

@@ -5,6 +5,8 @@ from toril.client.queue import Queue
 from toril.client.queue_events import QueueEvents
 from toril.errors import (
     AmbiguousResultError,
+    DeadLetterNotFoundError,
+    DeadLetterSourceError,
     DelayedError,
     FailedChildrenError,
     HandlerTimeoutError,
@@ -28,13 +30,24 @@ from toril.errors import (
     ServerError,
     ServerOutOfMemoryError,
     ServerUnavailableError,
+    TooManyReplaysError,
     TorilError,
     UnrecoverableError,
     WaitingChildrenError,
     WaitTimeoutError,
 )
-from toril.options import Backoff, Deduplication, FlowJob, Keep, NewJob, Parent, RateLimit
+from toril.options import (
+    Backoff,
+    DeadLetterOptions,
+    Deduplication,
+    FlowJob,
+    Keep,
+    NewJob,
+    Parent,
+    RateLimit,
+)
 from toril.protocol.cancelling import Cancelled
+from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.events import Event
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.flows import FlowNode
@@ -47,6 +60,10 @@ __all__ = [
     "AmbiguousResultError",
     "Backoff",
     "Cancelled",
+    "DeadLetterMetadata",
+    "DeadLetterNotFoundError",
+    "DeadLetterOptions",
+    "DeadLetterSourceError",
     "Deduplication",
     "DelayedError",
     "Dependencies",
@@ -85,6 +102,7 @@ __all__ = [
     "ServerError",
     "ServerOutOfMemoryError",
     "ServerUnavailableError",
+    "TooManyReplaysError",
     "TorilError",
     "UnrecoverableError",
     "WaitTimeoutError",

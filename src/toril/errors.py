@@ -16,6 +16,7 @@ TorilError
 │   ├── JobNotFoundError (LookupError)  ├── JobNotInStateError   ├── JobLockedError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
 │   ├── ParentNotFoundError             ├── ParentConflictError  ├── SchedulerOwnsJobError
+│   ├── DeadLetterNotFoundError         ├── DeadLetterSourceError ├── TooManyReplaysError
 │   ├── SchedulerConflictError          ├── StaleRequestError    └── NotPausedError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
@@ -135,6 +136,18 @@ class StaleRequestError(RefusedError):
 
 class NotPausedError(RefusedError):
     """The queue has to be paused first."""
+
+
+class DeadLetterNotFoundError(JobNotFoundError):
+    """There is no such dead letter: it never was, or it was replayed or purged."""
+
+
+class DeadLetterSourceError(RefusedError):
+    """Nobody knows from which queue a dead letter came, or that queue is out of reach."""
+
+
+class TooManyReplaysError(RefusedError):
+    """A dead letter came back as often as ``max_replays`` allows."""
 
 
 class JobFailedError(TorilError):

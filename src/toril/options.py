@@ -376,6 +376,38 @@ def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], owner: str
             raise UnknownOptionError(f"unknown option {option!r} for {owner}; {hint}")
 
 
+class DeadLetterOptions(msgspec.Struct, frozen=True):
+    """Where a worker sends the jobs that failed for good, and who is told.
+
+    ``queue_name`` is a name or a ``Queue``.  ``on_dead_letter(job, letter)``, plain or async, is
+    called after each move.  Jobs given up because workers died over them go the same way unless
+    ``include_stalled`` is False.  ``keep_source`` leaves the job in the source's ``failed`` too.
+    """
+
+    queue_name: Any
+    on_dead_letter: Callable[..., Any] | None = None
+    include_stalled: bool = True
+    keep_source: bool = False
+
+    def __post_init__(self) -> None:
+        name = getattr(self.queue_name, "name", self.queue_name)
+        if not isinstance(name, str) or not name:
+            raise InvalidNameError(
+                f"dead_letter_queue={self.queue_name!r} names no queue; give a text that is not"
+                f" empty, a Queue or DeadLetterOptions"
+            )
+        if self.on_dead_letter is not None and not callable(self.on_dead_letter):
+            raise InvalidOptionError(
+                f"on_dead_letter={self.on_dead_letter!r} cannot be called; give a function of a job"
+                f" and a letter"
+            )
+
+    @classmethod
+    def of(cls, value: object) -> DeadLetterOptions:
+        """``value`` in any of the accepted forms: itself, a queue, or the name of one."""
+        return value if isinstance(value, DeadLetterOptions) else cls(value)
+
+
 BackoffStrategy = Callable[[int, str, BaseException, Any], int]
 """``(attempts_made, type, error, job) -> ms``; a negative number fails the job for good."""
 

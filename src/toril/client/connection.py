@@ -77,6 +77,11 @@ class Connection:
     def is_closed(self) -> bool:
         return self._transport.is_closed
 
+    @property
+    def is_cluster(self) -> bool:
+        """Are keys spread over several servers?"""
+        return self._transport.is_cluster
+
     def check_slots(self, *queues: Keys) -> None:
         """On a cluster, refuse queues whose keys do not share a slot."""
         if self._transport.is_cluster:

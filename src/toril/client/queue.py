@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
+from toril.client.dead_letters import DeadLetters
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
 from toril.client.families import QueueFamilies
@@ -23,7 +24,13 @@ from toril.protocol.keys import Keys
 
 
 class Queue(
-    QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits, QueueFamilies
+    QueueReading,
+    QueueWaiting,
+    QueueDeduplication,
+    QueueEditing,
+    QueueLimits,
+    QueueFamilies,
+    DeadLetters,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

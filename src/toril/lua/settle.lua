@@ -7,14 +7,18 @@
   again and gives the same answer. A newer call of the flight shows that the reply was received.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
-            marker, stalled, limiter, meta, id, events, replies
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit},
+            marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
+            dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
+            goes to the dead letters)
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, dead},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
-            received list of {flight, request}?
+            received list of {flight, request}?, dead_letters str? (the name of the queue that takes
+            them), queue str? (this queue's name)
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
             `retry` and `delayed` the reason and the stack traces ("" for none).
-  Returns   results (0 or a refusal for each outcome), jobs, rate limit ms, next due ms, now ms
+  Returns   results (for each outcome 0, a refusal, or its id among the dead letters), jobs,
+            rate limit ms, next due ms, now ms
   Refuses   -1    the job does not exist                                  JobNotFoundError
             -2    its lock has expired                                    LockLostError
             -3    it is not active                                        JobNotInStateError
@@ -22,11 +26,12 @@
             -6    another worker holds its lock                           LockLostError
             -9    a child of it failed                                    FailedChildrenError
             -101  a newer request of this worker was served already       StaleRequestError
-  Emits     completed, failed, retries-exhausted, delayed, waiting, waiting-children, active, drained
+  Emits     completed, failed, retries-exhausted, deadLettered, added, delayed, waiting,
+            waiting-children, active, drained
   Keeps     I1, I2, I3, I5, I6
   Cost      O(outcomes + take), at most 1000 delayed jobs let in and 1000 old ones removed per outcome
 ]]
-local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies = unpack(KEYS)
+local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -85,6 +90,12 @@ local function nextFailure()
   return ARGV[payload - 2], ARGV[payload - 1]
 end
 
+local dead_letters
+if dead_base then
+  local target = queueAt(dead_base)
+  dead_letters = { queue = target, gate = readGate(target), name = a.dead_letters, source = a.queue }
+end
+
 local function writeFailure(job, reason, stacktrace)
   if reason ~= "" then
     redis.call("HSET", job, "failedReason", reason, "stacktrace", stacktrace)
@@ -118,9 +129,9 @@ function settle.failed(outcome, i, job)
   if refusal then return refusal end
   has_finished = true
   redis.call("HSET", job, "stacktrace", stacktrace)
-  finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, keep = outcome.keep,
-    attempts = outcome.attempts }, known, a.points, now)
-  return 0
+  return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
+    keep = outcome.keep, attempts = outcome.attempts, stacktrace = stacktrace,
+    dead = dead_letters and outcome.dead, dead_letters = dead_letters }, known, a.points, now) or 0
 end
 
 function settle.retry(outcome, i, job)

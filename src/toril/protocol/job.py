@@ -6,6 +6,7 @@ from typing import Any
 
 from toril.protocol import codec
 from toril.protocol.codec import JobOpts
+from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
 
 Fields = dict[bytes, Any]
 """A job's hash: the names as they are on the wire, the values raw."""
@@ -116,6 +117,11 @@ class StoredJob:
         except ValueError:
             return []
         return [str(trace) for trace in traces] if isinstance(traces, list) else []
+
+    @property
+    def dead_letter(self) -> DeadLetterMetadata | None:
+        """Why and whence it came here, if it is a dead letter."""
+        return metadata_in(self.data)
 
     @property
     def idempotency_key(self) -> str:

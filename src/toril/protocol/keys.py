@@ -9,6 +9,9 @@ from toril.errors import CrossSlotError, InvalidNameError
 
 COMPENSATION_SUFFIX = ":compensation"
 
+FOREIGN = "dead_"
+"""How a script names the keys of the queue that takes its dead letters."""
+
 QUEUE_KEYS = frozenset(
     {
         "wait",
@@ -79,8 +82,13 @@ class Keys:
     def in_order(
         self, names: tuple[str, ...], extra: dict[str, str] | None = None
     ) -> tuple[str, ...]:
-        """The keys that a script's first line names, in its order."""
+        """The keys that a script's first line names, in its order.
+
+        Those of another queue, ``dead_wait`` and its like, come last and may be left out.
+        """
         if extra:
+            if names[-1] not in extra:
+                names = tuple(name for name in names if not name.startswith(FOREIGN))
             return tuple(extra[name] if name in extra else self._named(name) for name in names)
         ordered = self._ordered.get(names)
         if ordered is None:
@@ -162,14 +170,16 @@ def split_job_key(key: str) -> tuple[str, str, str]:
     return prefix, base[len(prefix) + 1 :], job_id
 
 
+def hash_tag(key: str) -> str | None:
+    """The part of ``key`` in braces, which alone decides its slot; None when there is none."""
+    start = key.find("{")
+    end = key.find("}", start + 1)
+    return key[start + 1 : end] if 0 <= start < end - 1 else None
+
+
 def slot(key: str) -> int:
     """The cluster slot of ``key``: of its hash tag if it has one."""
-    start = key.find("{")
-    if start >= 0:
-        end = key.find("}", start + 1)
-        if end > start + 1:
-            key = key[start + 1 : end]
-    return crc_hqx(key.encode(), 0) % 16384
+    return crc_hqx((hash_tag(key) or key).encode(), 0) % 16384
 
 
 def check_one_slot(*queues: Keys) -> None:

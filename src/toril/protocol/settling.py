@@ -31,6 +31,7 @@ from toril.errors import (
 )
 from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
 from toril.protocol import codec
+from toril.protocol.burying import BurialPolicy, letter_of
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
@@ -66,6 +67,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     keep_failed: Keep | None = None
     max_started_attempts: int | None = None
     backoff_strategy: BackoffStrategy | Mapping[str, BackoffStrategy] | None = None
+    dead_letters: BurialPolicy | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +193,10 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
         details["keep"] = keep
     reason = reason_of(error)
     payloads = (reason, _stacktraces(job, error))
+    if policy.dead_letters is not None:
+        letter = letter_of(job, error, reason, policy.dead_letters)
+        if letter is not None:
+            details["dead"] = letter
     return Outcome(kind="failed", details=details, payloads=payloads, error=error, reason=reason)
 
 
@@ -243,7 +249,8 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What one call of the pump brought back."""
 
-    results: list[int]
+    results: list[int | bytes]
+    """0, a refusal, or the id that a job got among the dead letters."""
     jobs: list[list[Any]]
     rate_limit_ms: int
     next_due_ms: int
@@ -258,12 +265,14 @@ def settle(
     flight: str,
     request: int,
     confirmations: Sequence[Confirmation] = (),
+    dead_letters: Keys | None = None,
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
     ``flight`` and ``request`` name the call: sent again with the same two it returns what it
     returned, and one that a newer request has overtaken is refused. ``confirmations`` name the
-    calls whose replies have arrived, when no newer call of their flights says so.
+    calls whose replies have arrived, when no newer call of their flights says so, and
+    ``dead_letters`` the queue that takes the jobs which failed for good.
     """
     outcomes = []
     payloads: list[bytes | str] = []
@@ -290,6 +299,17 @@ def settle(
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
     extra = {"replies": keys.own("replies")}
+    if dead_letters is not None and any("dead" in outcome for outcome in outcomes):
+        args["dead_letters"] = dead_letters.name
+        args["queue"] = keys.name
+        extra["dead_base"] = dead_letters.base
+        extra["dead_wait"] = dead_letters.wait
+        extra["dead_paused"] = dead_letters.paused
+        extra["dead_active"] = dead_letters.active
+        extra["dead_marker"] = dead_letters.marker
+        extra["dead_meta"] = dead_letters.meta
+        extra["dead_id"] = dead_letters.id
+        extra["dead_events"] = dead_letters.events
     return script(
         "settle", keys, args, _parse_reply, extra=extra, payloads=payloads, resend=Resend.SAME
     )

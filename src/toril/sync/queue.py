@@ -15,6 +15,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.sync.batching import Batcher
 from toril.sync.connection import Connection, Target
+from toril.sync.dead_letters import DeadLetters
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
 from toril.sync.families import QueueFamilies
@@ -24,7 +25,13 @@ from toril.sync.waiting import QueueWaiting
 
 
 class Queue(
-    QueueReading, QueueWaiting, QueueDeduplication, QueueEditing, QueueLimits, QueueFamilies
+    QueueReading,
+    QueueWaiting,
+    QueueDeduplication,
+    QueueEditing,
+    QueueLimits,
+    QueueFamilies,
+    DeadLetters,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -31,6 +31,9 @@ EVENTS = frozenset(
 )
 
 
+ALIASES = {"dead_lettered": "deadLettered"}
+
+
 class Emitter:
     """Calls who asked; a callback that fails is logged and hurts nobody."""
 
@@ -39,6 +42,7 @@ class Emitter:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def on(self, event: str, callback: Callback) -> None:
+        event = ALIASES.get(event, event)
         if event not in EVENTS:
             raise ValueError(f"a worker has no event {event!r}; it has {', '.join(sorted(EVENTS))}")
         self._callbacks.setdefault(event, []).append(callback)
@@ -48,13 +52,17 @@ class Emitter:
 
     def emit(self, event: str, *args: Any) -> None:
         for callback in self._callbacks.get(event, ()):
-            try:
-                result = callback(*args)
-            except Exception:
-                logger.exception("a callback for %r failed", event)
-                continue
-            if inspect.iscoroutine(result):
-                self._follow(event, result)
+            self.call(event, callback, *args)
+
+    def call(self, event: str, callback: Callback, *args: Any) -> None:
+        """Call one callback; what it raises is logged."""
+        try:
+            result = callback(*args)
+        except Exception:
+            logger.exception("a callback for %r failed", event)
+            return
+        if inspect.iscoroutine(result):
+            self._follow(event, result)
 
     async def drain(self) -> None:
         """Wait for the async callbacks under way."""

@@ -31,12 +31,14 @@ class Flight:
         name: str,
         *,
         on_error: Callable[[Exception], None],
+        dead_letters: Keys | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
         self.name = name
         self._on_error = on_error
         self.last_request = 0
+        self._dead_letters = dead_letters
 
     async def call(
         self,
@@ -56,6 +58,7 @@ class Flight:
             flight=self.name,
             request=request,
             confirmations=confirmations,
+            dead_letters=self._dead_letters,
         )
         pause_s = 0.05
         while True:

@@ -33,7 +33,7 @@ class Owner(Protocol):
     def hand_back(self, words: list[Any], token: str) -> None:
         """Give a job back that came too late to be run."""
 
-    def settled(self, item: Settled, code: int) -> None:
+    def settled(self, item: Settled, code: int | bytes) -> None:
         """``item`` was written, or refused with ``code``."""
 
     def drained(self) -> None:

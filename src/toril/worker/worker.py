@@ -35,6 +35,7 @@ from toril.protocol.settling import Policy, Raised, Released, Settled, Take
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker.active_job import ActiveJob
 from toril.worker.attempt import perform
+from toril.worker.burial import Burial, BurialTarget
 from toril.worker.child import refuse_in_child
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor, LocalExecutor
@@ -81,6 +82,7 @@ class Worker:
         metrics_points: int | None = None,
         executor: str = "local",
         middleware: Sequence[Middleware] = (),
+        dead_letter_queue: BurialTarget = None,
     ) -> None:
         _check_strategy(backoff_strategy)
         self.options = WorkerOptions(
@@ -103,14 +105,16 @@ class Worker:
             raise InvalidOptionError(
                 "a worker needs connections of its own; pass a URL or a client"
             )
+        self._burial = None if dead_letter_queue is None else Burial(dead_letter_queue, self.keys)
         self._policy = Policy(
             keep_completed=_keep(self.options.remove_on_complete),
             keep_failed=_keep(self.options.remove_on_fail),
             max_started_attempts=max_started_attempts,
             backoff_strategy=backoff_strategy,
+            dead_letters=None if self._burial is None else self._burial.policy,
         )
         self._connection = Connection(connection, patience_s=1.0)
-        self._connection.check_slots(self.keys)
+        self._connection.check_slots(self.keys, *([self._burial.keys] if self._burial else []))
         self._blocking = Connection(connection, client_name=self._client_name(), patience_s=0.0)
         self._executor: Executor = _make_executor(executor, handler, concurrency)
         self._handle = wrap(self._executor.run, middleware)
@@ -134,6 +138,7 @@ class Worker:
                 self._connection,
                 self.keys,
                 f"{self.id}-{number}",
+                dead_letters=None if self._burial is None else self._burial.keys,
                 on_error=self._on_server_error,
             )
             for number in range(1 if concurrency < 4 else 2)
@@ -355,9 +360,14 @@ class Worker:
             return None
         return self._loop.time() - self._pump.last_reply_at
 
+    @property
+    def dead_lettered(self) -> int:
+        """How many jobs this worker has sent to the dead letters."""
+        return 0 if self._burial is None else self._burial.count
+
     def on(self, event: str, callback: Callback) -> None:
-        """Call ``callback`` at a local event: active, completed, failed, progress, stalled, lost,
-        error, drained, closed …"""
+        """Call ``callback`` at a local event: active, completed, failed, deadLettered, progress,
+        stalled, lost, error, drained, closed …"""
         self._emitter.on(event, callback)
 
     # ------------------------------------------------------------------ the pump's owner
@@ -385,9 +395,11 @@ class Worker:
         if token:
             self._on_cancel(job.id, token, reason)
 
-    def settled(self, item: Settled, code: int) -> None:
+    def settled(self, item: Settled, code: int | bytes) -> None:
         self._lease.let_go(item.job_id, item.token)
-        if code == 0:
+        if isinstance(code, bytes):
+            self._announce_letter(item, code.decode())
+        elif code == 0:
             self._announce(item)
         elif code > 0:
             self._lease.hold(item.job_id, item.token)
@@ -423,6 +435,14 @@ class Worker:
             self._emitter.emit("failed", job, outcome.error)
         elif outcome.error is not None:
             self._emitter.emit("retrying", job, outcome.error)
+
+    def _announce_letter(self, item: Settled, letter_id: str) -> None:
+        assert self._burial is not None
+        self._announce(item)
+        letter = self._burial.bury(item, letter_id)
+        self._emitter.emit("deadLettered", item.job, letter)
+        if self._burial.hook is not None:
+            self._emitter.call("on_dead_letter", self._burial.hook, item.job, letter)
 
     def _refused(self, item: Settled, code: int) -> None:
         error = settling.refusal(code, item.job_id)

@@ -1,3 +1,5 @@
+--- @include "includes/deadLetter"
+
 --- What has to be known of a job to end it, or nothing when it does not exist.
 local function readEnding(job)
   local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid")
@@ -15,6 +17,8 @@ end
 --- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch, previous }; `value` is the
 --- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
 --- job that ends without having run. `known` is what readEnding gave.
+--- A failed job with `dead`, `stacktrace` and `dead_letters` moves there instead of to `failed`; its
+--- id there is returned.
 local function finishJob(queue, gate, ended, known, points, now)
   local id, state, value = ended.id, ended.state, ended.value
   local job = queue.base .. ":" .. id
@@ -33,6 +37,10 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
 
   local keep = ended.keep
+  local letter_id = ended.dead and deadLetter(queue, ended.dead_letters, ended, attempts_made, now)
+  if letter_id and not ended.dead.keeps_source then
+    keep = { count = 0 }
+  end
   if keep and keep.count == 0 then
     unlinkFromParent(job, known.parent_key, known.parent)
     deleteJob(job)
@@ -67,4 +75,13 @@ local function finishJob(queue, gate, ended, known, points, now)
   if points then
     countFinish(queue, state, points, now)
   end
+  if letter_id then
+    emit(queue, "deadLettered", "jobId", id, "queue", ended.dead_letters.source,
+      "deadLetterQueue", ended.dead_letters.name, "failedReason", value, "deadLetterJobId", letter_id)
+    redis.call("HINCRBY", queue.meta, "x.deadLettered", 1)
+    if points then
+      countFinish(queue, "deadLettered", points, now)
+    end
+  end
+  return letter_id
 end

@@ -1,0 +1,60 @@
+--- Give a dead letter another life in the queue it came from: a new job with the first data and
+--- options and no attempts made. The letter's place in its list is the caller's to clear.
+---
+--- `how` = { prefix, source, keep_delay, by, data, opts, priority, delay, is_repaired }; the data and
+--- options are given when the client has taken the letter apart itself. Returns nothing, and changes nothing, when
+--- somebody changed the data so that the metadata cannot be cut out.
+
+local LONGEST_HISTORY = 8192
+
+--- The returns so far, as the inside of a JSON array.
+local function historyWith(known, id, how, now)
+  local entry = '{"deadLetteredAt":' .. string.format("%.0f", tonumber(known[9]) or 0)
+    .. ',"replayedAt":' .. string.format("%.0f", now)
+    .. ',"deadLetterJobId":' .. jsonText(id)
+    .. ',"originalJobId":' .. jsonText(known[11] or "")
+    .. ',"fingerprint":' .. jsonText(known[10] or "")
+    .. (how.by and ',"by":' .. jsonText(how.by) or "")
+    .. (how.is_repaired and ',"repaired":true' or "") .. "}"
+  local history = known[7]
+  if not history or #history > LONGEST_HISTORY then return entry end
+  return history .. "," .. entry
+end
+
+local function replayLetter(dead_letters, id, new_id, how, gates, now)
+  local letter = dead_letters.base .. ":" .. id
+  local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.opts", "x.replays",
+    "x.history", "x.original", "timestamp", "x.fp", "x.job", "x.priority", "x.delay")
+  local first = known[4] or unsplice(known[2] or "", known[3])
+  local data = how.data or first
+  if not data then return nil end
+
+  local base = how.prefix .. ":" .. how.source
+  local source = queueAt(base)
+  local gate = gates[base] or readGate(source)
+  gates[base] = gate
+  local priority = how.priority or tonumber(known[12]) or 0
+  local delay = how.keep_delay and (how.delay or tonumber(known[13])) or 0
+  local fields = { "name", known[1], "data", data, "opts", how.opts or known[5] or '{"attempts":0}',
+    "timestamp", now, "delay", delay, "priority", priority,
+    "x.replays", (tonumber(known[6]) or 0) + 1, "x.history", historyWith(known, id, how, now) }
+  local original = known[8] or (how.is_repaired and not known[4] and first)
+  if original then
+    fields[#fields + 1] = "x.original"
+    fields[#fields + 1] = original
+  end
+  redis.call("HSET", base .. ":" .. new_id, unpack(fields))
+  redis.call("INCR", source.id)
+  emit(source, "added", "jobId", new_id, "name", known[1])
+  if delay > 0 then
+    placeDelayed(source, new_id, now + delay)
+    wakeWhenDue(source)
+    emitTrimmed(source, gate, "delayed", "jobId", new_id, "delay", now + delay)
+  else
+    placeReady(source, gate, new_id, priority, "LPUSH")
+    wake(source, gate)
+    emitTrimmed(source, gate, "waiting", "jobId", new_id)
+  end
+  deleteJob(letter)
+  return new_id
+end

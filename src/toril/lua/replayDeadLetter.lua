@@ -1,0 +1,92 @@
+#!lua
+--[[
+  replayDeadLetter: send one dead letter back to the queue it came from.
+
+  The letter goes and the new job comes in this one call, or nothing happens; of two that replay the
+  same letter, one is told that it is gone.
+
+  Keys      base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events
+  Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
+            max_replays int?, has_data bool? (the client took the letter apart),
+            is_repaired bool?, priority int?, delay int? (of a letter that another program wrote),
+            resend bool?
+            After the map, raw, if has_data: the data, the options as JSON.
+  Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
+  Refuses   -1    there is no such dead letter                         DeadLetterNotFoundError
+            -111  it is running                                        JobLockedError
+            -112  it has been replayed too often                       TooManyReplaysError
+  Emits     added, waiting, delayed, removed
+  Keeps     I1, I4
+  Cost      O(1), and a search in the list from the nearer end
+]]
+local base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/deleteJob"
+--- @include "includes/jsonText"
+--- @include "includes/spliceMeta"
+--- @include "includes/replay"
+local given_data = ARGV[2]
+local given_opts = ARGV[3]
+
+local queue = queueAt(base)
+local source_base = a.prefix .. ":" .. a.source
+
+--- Did this very call succeed before, and its reply get lost?
+local function wasReplayed()
+  if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return true end
+  for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
+    local fields = entry[2]
+    if fields[2] == "added" and fields[4] == a.new_id then return true end
+  end
+  return false
+end
+
+--- Ids are given out in order, so the one in the middle tells which end is nearer.
+local function nearerEnd(list)
+  local length = redis.call("LLEN", list)
+  local middle = tonumber(length > 1000 and redis.call("LINDEX", list, math.floor(length / 2)) or nil)
+  local number = tonumber(a.id)
+  return middle and number and number < middle and -1 or 1
+end
+
+local function takeOutLetter()
+  for _, list in ipairs({ wait, paused }) do
+    if redis.call("LREM", list, nearerEnd(list), a.id) > 0 then return "waiting" end
+  end
+  for _, place in ipairs({ "prioritized", "delayed", "waiting_children", "completed", "failed" }) do
+    if redis.call("ZREM", queue[place], a.id) == 1 then
+      return (string.gsub(place, "_", "-"))
+    end
+  end
+  return nil
+end
+
+local letter = base .. ":" .. a.id
+local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.replays")
+if not known[1] then
+  if a.resend and wasReplayed() then return a.new_id end
+  return -1
+end
+if not a.has_data and not known[4] and not unsplice(known[2] or "", known[3]) then return 1 end
+if a.max_replays and (tonumber(known[5]) or 0) >= a.max_replays then return -112 end
+if redis.call("EXISTS", letter .. ":lock") == 1 then return -111 end
+local place = takeOutLetter()
+if not place then return -111 end
+
+local now = clock()
+local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
+  is_repaired = a.is_repaired, priority = a.priority, delay = a.delay }
+if a.has_data then
+  how.data = given_data
+  if given_opts ~= "" then how.opts = given_opts end
+end
+replayLetter(queue, a.id, a.new_id, how, {}, now)
+redis.call("HINCRBY", meta, "x.replayed", 1)
+emitTrimmed(queue, readGate(queue), "removed", "jobId", a.id, "prev", place,
+  "queue", a.source, "replayedAs", a.new_id)
+return a.new_id

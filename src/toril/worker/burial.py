@@ -1,0 +1,77 @@
+"""Where a worker sends the jobs that failed for good, and what it tells of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from toril.errors import InvalidOptionError
+from toril.options import DeadLetterOptions
+from toril.protocol.burying import BurialPolicy
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Settled
+
+
+class QueueLike(Protocol):
+    """A queue, async or blocking: what counts is where its keys are."""
+
+    name: str
+    keys: Keys
+
+
+BurialTarget = str | QueueLike | DeadLetterOptions | None
+
+
+class DeadLettered(msgspec.Struct, frozen=True):
+    """What listeners are told of a job that went to the dead letters."""
+
+    job_id: str
+    queue: str
+    dead_letter_queue: str
+    failed_reason: str
+    dead_letter_job_id: str
+    cause: str
+    fingerprint: str
+    error: BaseException | None = None
+
+
+class Burial:
+    """The target of a worker's dead letters, checked when the worker is made."""
+
+    def __init__(self, target: Any, source: Keys) -> None:
+        options = DeadLetterOptions.of(target)
+        queue = options.queue_name
+        keys = getattr(queue, "keys", None)
+        self.keys: Keys = keys if isinstance(keys, Keys) else source.sibling(queue)
+        if self.keys.prefix != source.prefix:
+            raise InvalidOptionError(
+                f"dead_letter_queue {self.keys.name!r} has the prefix {self.keys.prefix!r} and"
+                f" queue {source.name!r} has {source.prefix!r}; one atomic move needs one prefix"
+            )
+        if self.keys.name == source.name:
+            raise InvalidOptionError(
+                f"queue {source.name!r} cannot be its own dead_letter_queue: its jobs would fail"
+                f" for ever; choose another name, such as '{source.name}-dlq'"
+            )
+        self.source = source
+        self.hook = options.on_dead_letter
+        self.policy = BurialPolicy(
+            include_stalled=options.include_stalled, keep_source=options.keep_source
+        )
+        self.count = 0
+
+    def bury(self, item: Settled, letter_id: str) -> DeadLettered:
+        """Count a job that was moved, and say what became of it."""
+        self.count += 1
+        details = item.outcome.details["dead"]
+        return DeadLettered(
+            job_id=item.job_id,
+            queue=self.source.name,
+            dead_letter_queue=self.keys.name,
+            failed_reason=item.outcome.reason,
+            dead_letter_job_id=letter_id,
+            cause=details["cause"],
+            fingerprint=details["fingerprint"],
+            error=item.outcome.error,
+        )

@@ -1,0 +1,67 @@
+"""Many dead letters at once, written as the move writes them (`test_bulk.py` compares the two)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+async def forge(
+    client: Any,
+    prefix: str,
+    queue: str,
+    count: int,
+    *,
+    source: str = "orders",
+    names: Sequence[str] = ("charge",),
+) -> None:
+    """Put ``count`` dead letters into ``queue``, their data ``{"n":number}``."""
+    base = f"{prefix}:{queue}"
+    last = await client.incrby(f"{base}:id", count)
+    for start in range(0, count, 1000):
+        pipeline = client.pipeline(transaction=False)
+        ids = []
+        for number in range(start, min(start + 1000, count)):
+            letter_id = str(last - count + number + 1)
+            ids.append(letter_id)
+            name = names[number % len(names)]
+            pipeline.hset(f"{base}:{letter_id}", mapping=letter(number, name, source))
+        pipeline.lpush(f"{base}:wait", *ids)
+        await pipeline.execute()
+    await client.zadd(f"{base}:marker", {"0": 0})
+
+
+def letter(number: int, name: str, source: str) -> dict[str, str | int]:
+    meta = {
+        "sourceQueue": source,
+        "originalJobId": f"first-{number}",
+        "failedReason": "Connection refused",
+        "stacktrace": ["Traceback"],
+        "attemptsMade": 1,
+        "deadLetteredAt": 1_700_000_000_000 + number,
+        "originalTimestamp": 1_600_000_000_000,
+        "originalOpts": {"attempts": 0},
+        "errorType": "ConnectionError",
+        "fingerprint": "ConnectionError@bank.py:call",
+        "cause": "attempts",
+        "replays": 0,
+        "history": [],
+    }
+    data = f'{{"n":{number}'
+    member = ',"_dlqMeta":' + json.dumps(meta, separators=(",", ":"))
+    text = data + member + "}"
+    return {
+        "name": name,
+        "data": text,
+        "opts": '{"attempts":0}',
+        "timestamp": 1_700_000_000_000 + number,
+        "delay": 0,
+        "priority": 0,
+        "x.source": source,
+        "x.job": f"first-{number}",
+        "x.why": "connectionerror: connection refused",
+        "x.fp": "ConnectionError@bank.py:call",
+        "x.opts": json.dumps({"attempts": 0, "idempotencyKey": f"{source}:first-{number}:1"}),
+        "x.cut": f"1:{len(data)}:{len(data) + len(member) + 1}:{len(text)}",
+    }
