@@ -1,4 +1,7 @@
-"""Changing 100,000 jobs holds nobody up (performance: bulk operations, no script over 10 ms)."""
+"""Changing 100,000 jobs holds nobody up: each script does a bounded part of the work.
+
+How long a script takes is measured in the benchmarks; how much it does is exact on any machine.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,8 @@ import redis.asyncio
 from toril import Queue
 
 COUNT = 100_000
-LIMIT_US = 10_000
-# The server's clock runs on while somebody else has the processor, so of the 400 calls of each
-# operation a few may seem slow. A slice that is too large would make all of them slow.
-NOISE = 20
-MEAN_US = 5_000
+MOST_JOBS_PER_SCRIPT = 1_000
+MOST_COMMANDS_PER_JOB = 15
 
 # Fills one place of a queue with jobs, as a long history would have.
 FILL = """
@@ -33,11 +33,6 @@ end
 """
 
 
-@pytest.fixture
-def slow_server(start_server):
-    return start_server({"slowlog-log-slower-than": str(LIMIT_US), "slowlog-max-len": "1000"})
-
-
 async def fill(client: Any, queue: Queue, place: str) -> None:
     kind = "list" if place == "wait" else "zset"
     for first in range(0, COUNT, 5000):
@@ -45,49 +40,47 @@ async def fill(client: Any, queue: Queue, place: str) -> None:
 
 
 @pytest.mark.slow
-async def test_no_script_takes_longer_than_ten_milliseconds(slow_server):
+async def test_a_bulk_change_is_made_of_many_small_scripts(start_server):
+    server = start_server()
     async with (
-        redis.asyncio.Redis.from_url(slow_server.url, decode_responses=True) as client,
-        Queue("q", connection=slow_server.url) as queue,
+        redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client,
+        Queue("q", connection=server.url) as queue,
     ):
         keys = queue.keys
 
-        async def too_slow() -> list[str]:
-            stats = (await client.info("commandstats"))["cmdstat_evalsha"]
-            assert stats["usec_per_call"] < MEAN_US
-            rows = await client.slowlog_get(1000)
-            await client.slowlog_reset()
-            return [f"{row['duration']} µs: {row['command'][:60]}" for row in rows]
+        async def check_slices(jobs: int) -> None:
+            stats = await client.info("commandstats")
+            scripts = stats.pop("cmdstat_evalsha")["calls"]
+            commands = sum(row["calls"] for row in stats.values())
+            assert scripts >= jobs / MOST_JOBS_PER_SCRIPT
+            assert commands / scripts <= MOST_JOBS_PER_SCRIPT * MOST_COMMANDS_PER_JOB
+            await client.config_resetstat()
 
         await fill(client, queue, "delayed")
-        await client.slowlog_reset()
+        await client.config_resetstat()
         assert await queue.promote_all() == COUNT
-        slow = await too_slow()
-        assert len(slow) <= NOISE, slow
+        await check_slices(COUNT)
 
         assert len(await queue.clean("waiting", limit=COUNT // 2)) == COUNT // 2
+        await check_slices(COUNT // 2)
         assert await queue.drain() == COUNT // 2
-        slow = await too_slow()
-        assert len(slow) <= NOISE, slow
+        await check_slices(COUNT // 2)
 
         await fill(client, queue, "failed")
-        await client.slowlog_reset()
+        await client.config_resetstat()
         assert await queue.retry_all() == COUNT
+        await check_slices(COUNT)
         assert await client.llen(keys.wait) == COUNT
         assert await queue.drain() == COUNT
-        slow = await too_slow()
-        assert len(slow) <= NOISE, slow
 
         await fill(client, queue, "completed")
-        await client.slowlog_reset()
+        await client.config_resetstat()
         assert len(await queue.clean("completed")) == COUNT
-        slow = await too_slow()
-        assert len(slow) <= NOISE, slow
+        await check_slices(COUNT)
 
         await fill(client, queue, "wait")
-        await client.slowlog_reset()
         await queue.pause()
+        await client.config_resetstat()
         assert await queue.obliterate() == COUNT
-        slow = await too_slow()
-        assert len(slow) <= NOISE, slow
+        await check_slices(COUNT)
         assert await client.dbsize() == 0
