@@ -47,6 +47,7 @@ class Lease:
         self._on_lost = on_lost
         self._on_cancel = on_cancel
         self._is_wanted = is_wanted
+        self._is_in_trouble = False
         self._held: dict[str, str] = {}
         self._closing = threading.Event()
         self._connection: Connection | None = None
@@ -79,19 +80,25 @@ class Lease:
                 wait_s = next_renewal - time.monotonic()
                 if wait_s <= 0:
                     self._renew()
+                    self._is_in_trouble = False
                     next_renewal = time.monotonic() + self._interval_s
                     continue
                 self._read_mail(wait_s)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (a lease that ends loses every lock)
                 if not self._goes_on():
                     break
-                if isinstance(error, TorilError):
-                    logger.warning("locks could not be renewed: %s", error)
-                else:
-                    logger.exception("the lease met an error that it does not know")
+                self._complain(error)
                 self._closing.wait(min(0.2, self._interval_s / 4))
                 next_renewal = time.monotonic()
         self._connection.close()
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each outage: tries follow each other quickly, because locks expire."""
+        if not isinstance(error, TorilError):
+            logger.error("the lease met an error that it does not know", exc_info=error)
+        elif not self._is_in_trouble:
+            logger.warning("the locks of running jobs cannot be renewed: %s", error)
+        self._is_in_trouble = True
 
     def _goes_on(self) -> bool:
         return not self._closing.is_set() and self._is_wanted()

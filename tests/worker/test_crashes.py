@@ -1,0 +1,168 @@
+"""Workers that die, freeze or block: what becomes of their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+
+import pytest
+import redis.asyncio
+
+from tests.helpers import wait_until
+
+FAST = {"lock_duration": 400, "stalled_interval": 100}
+
+
+async def until_received(url: str, base: str, job_id: str) -> None:
+    """Wait until the server knows that the worker has received the job."""
+    async with redis.asyncio.Redis.from_url(url) as raw:
+
+        async def received() -> bool:
+            replies = await raw.hvals(f"{base}:toril:replies")
+            return all(job_id.encode() not in reply for reply in replies)
+
+        await wait_until(received)
+
+
+async def test_another_worker_finishes_what_a_killed_one_began(
+    queue, start_program, start_worker, inside, url
+):
+    job = await queue.add("job")
+    program = start_program(handler="hold", options=FAST)
+    await program.hear("holding")
+    await until_received(url, inside.base, job.id)
+    program.signal(signal.SIGKILL)
+    await program.wait()
+
+    ran = []
+
+    async def handler(job):
+        ran.append((job.id, job.stalled_count, job.fence))
+        return "finished"
+
+    worker = await start_worker(handler, **FAST)
+    stalled = []
+    worker.on("stalled", stalled.append)
+    await inside.until_finished(1, 10)
+
+    stored = await inside.job(job.id)
+    assert (stored["returnvalue"], stored["stc"], stored["atm"]) == ('"finished"', "1", "1")
+    assert ran == [(job.id, 1, 2)]
+    assert await inside.events("stalled") == [("stalled", job.id)]
+    assert stalled == [job.id]
+
+
+async def test_a_job_that_kills_its_workers_fails_at_the_limit(
+    queue, start_program, start_worker, inside, url
+):
+    """Poison pills (reliability 2.15): the limit of stalls fails them without another run."""
+    job = await queue.add("poison", attempts=5)
+    program = start_program(handler="hold", options=FAST)
+    await program.hear("holding")
+    await until_received(url, inside.base, job.id)
+    program.signal(signal.SIGKILL)
+    await program.wait()
+
+    ran = []
+    await start_worker(lambda job: ran.append(job.id), **FAST, max_stalled_count=0)
+    await inside.until_finished(1, 10)
+
+    stored = await inside.job(job.id)
+    assert stored["failedReason"] == "job stalled more than allowable limit"
+    assert (await inside.ids("failed"), ran) == ([job.id], [])
+
+
+@pytest.mark.parametrize("handler", ["write_when_told", "deaf_and_writing"])
+async def test_a_stopped_process_that_goes_on_writes_nothing(
+    handler, queue, start_program, start_worker, inside
+):
+    """SIGSTOP past the lock, then SIGCONT: the zombie learns of it and is refused everything."""
+    job = await queue.add("job", {"by": "the producer"})
+    zombie = start_program(handler=handler, options=FAST)
+    await zombie.hear("holding")
+    zombie.signal(signal.SIGSTOP)
+    began = asyncio.Event()
+    may_end = asyncio.Event()
+
+    async def other(job):
+        began.set()
+        await may_end.wait()
+        return "by the second worker"
+
+    await start_worker(other, **FAST)
+    await asyncio.wait_for(began.wait(), 10)
+    zombie.signal(signal.SIGCONT)
+    await zombie.hear(f"lost {job.id}")
+    if handler == "deaf_and_writing":
+        zombie.tell()
+        for name in ("progress", "log", "update_data", "extend_lock"):
+            await zombie.hear(f"refused {name} LockLostError")
+    may_end.set()
+    await inside.until_finished(1, 10)
+
+    stored = await inside.job(job.id)
+    assert stored["returnvalue"] == '"by the second worker"'
+    assert stored["data"] == '{"by":"the producer"}'
+    assert stored.get("progress", "0") == "0"
+    assert (stored["ats"], stored["atm"]) == ("2", "1")
+    assert await inside.logs(job.id) == []
+    assert await inside.events("completed", "failed", "progress") == [("completed", job.id)]
+    zombie.signal(signal.SIGTERM)
+    zombie.tell()
+    assert await zombie.wait() == 0
+    assert not any(line.startswith(("wrote", "completed")) for line in zombie.said)
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(
+    queue, start_program, start_worker, inside
+):
+    """The lease has a thread of its own: three lock durations without a loop lose nothing."""
+    job = await queue.add("job")
+    program = start_program(
+        handler="block_for_a_second", options={"lock_duration": 300, "stalled_interval": 100}
+    )
+    await program.hear("holding")
+    ran = []
+    await start_worker(lambda job: ran.append(job.id), **FAST)
+    await program.hear(f"completed {job.id}")
+
+    stored = await inside.job(job.id)
+    assert (stored["returnvalue"], stored.get("stc")) == ('"blocked"', None)
+    assert ran == []
+    program.signal(signal.SIGTERM)
+    assert await program.wait() == 0
+
+
+async def test_the_same_worker_may_get_back_what_it_lost(queue, start_worker, inside):
+    """Its zombie run is refused, the new run counts, and no slot is lost over it."""
+    runs = []
+    first_may_end = asyncio.Event()
+
+    async def handler(job):
+        runs.append(job.fence)
+        if job.fence == 1:
+            while not first_may_end.is_set():
+                try:
+                    await first_may_end.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "zombie"
+        return "second run"
+
+    job = await queue.add("job")
+    worker = await start_worker(handler, concurrency=2, lock_duration=30_000, stalled_interval=50)
+    lost = []
+    worker.on("lost", lambda job, error: lost.append(job.fence))
+    await wait_until(lambda: runs == [1])
+    await inside.client.delete(f"{inside.base}:{job.id}:lock")
+    await wait_until(lambda: runs == [1, 2])
+    await inside.until_finished(1)
+    first_may_end.set()
+    await wait_until(lambda: lost == [1])
+
+    assert (await inside.job(job.id))["returnvalue"] == '"second run"'
+    assert worker.current_jobs == []
+    began = time.monotonic()
+    await worker.close()
+    assert time.monotonic() - began < 2

@@ -1,0 +1,250 @@
+"""Lines that break: no job is lost, none runs twice, none fails without having run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.proxy import Proxy, runs
+from toril import NewJob, Queue, Worker
+from toril.client.connection import Connection
+from toril.errors import StaleRequestError
+from toril.protocol import leasing, settling
+from toril.protocol.settling import Outcome, Settled, Take
+
+
+@pytest.fixture
+async def proxy(server):
+    async with Proxy(server.port) as proxy:
+        yield proxy
+
+
+def every(number: int, name: str, fault: str):
+    """A rule: break every n-th call of a script."""
+    seen = 0
+
+    def rule(words):
+        nonlocal seen
+        if not runs(words, name):
+            return None
+        seen += 1
+        return fault if seen % number == 0 else None
+
+    return rule
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 50])
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+async def test_a_worker_whose_line_breaks_runs_every_job_once(
+    fault, concurrency, proxy, queue, prefix, inside
+):
+    """reliability 2.2: a lost reply orphans no job and fails none."""
+    ran = Counter()
+
+    async def handler(job):
+        ran[job.id] += 1
+        await asyncio.sleep(random.random() * 0.002)
+        return job.name
+
+    added = [job.id for job in await queue.add_bulk([NewJob(f"{n}") for n in range(60)])]
+    proxy.rule = every(2, "settle", fault)
+    worker = Worker("q", handler, connection=proxy.url, prefix=prefix, concurrency=concurrency)
+    await worker.start()
+    await inside.until_finished(60, 20)
+    proxy.rule = lambda words: None
+    await worker.close()
+
+    assert len(proxy.broken) > 1
+    assert ran == Counter(added)
+    assert set(await inside.ids("completed")) == set(added)
+    finished = await inside.events("completed", "failed", "stalled")
+    assert sorted(finished) == sorted(("completed", job_id) for job_id in added)
+    for job_id in added:
+        assert (await inside.job(job_id))["ats"] == "1"
+
+
+async def test_a_half_open_line_is_given_up(proxy, queue, prefix, inside):
+    """reliability 2.7: nobody answers and nothing is closed."""
+    proxy.rule = every(3, "settle", "swallow")
+    ran = Counter()
+
+    async def handler(job):
+        ran[job.id] += 1
+        if len(proxy.broken) >= 1:
+            proxy.rule = lambda words: None
+
+    added = [job.id for job in await queue.add_bulk([NewJob(f"{n}") for n in range(10)])]
+    worker = Worker("q", handler, connection=proxy.url, prefix=prefix)
+    await worker.start()
+    await wait_until(lambda: proxy.broken)
+    proxy.rule = lambda words: None
+    await inside.until_finished(10, 20)
+    await worker.close()
+
+    assert ran == Counter(added)
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+async def test_an_add_is_never_doubled(fault, proxy, prefix, inside):
+    """I4: an add whose reply was lost is sent again, and the job is there once."""
+    proxy.rule = every(2, "add", fault)
+    async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
+        one_by_one = [await queue.add("job", {"n": n}) for n in range(6)]
+        together = await asyncio.gather(*(queue.add("job", {"n": n}) for n in range(50)))
+        # Calls of a bulk travel together: when one breaks, the others are sent again with it.
+        proxy.rule = every(5, "add", fault)
+        in_bulk = await queue.add_bulk([NewJob("job", {"n": n}) for n in range(900)])
+
+    assert len(proxy.broken) > 3
+    jobs = [*one_by_one, *together, *in_bulk]
+    waiting = await inside.ids("wait")
+    assert Counter(waiting) == Counter(job.id for job in jobs)
+    assert not any(job.duplicated for job in jobs)
+
+
+async def test_an_add_is_not_doubled_although_the_job_is_gone_already(
+    proxy, prefix, start_worker, inside
+):
+    """The job ran and was removed before the add could be sent again."""
+    ran = []
+
+    async def handler(job):
+        ran.append(job.id)
+
+    worker = await start_worker(handler)
+    done = asyncio.Event()
+    worker.on("completed", lambda job, result: done.set())
+    proxy.rule = every(1, "add", "lose")
+    proxy.may_lose.clear()
+    async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
+        adding = asyncio.create_task(queue.add("job", remove_on_complete=True))
+        await asyncio.wait_for(done.wait(), 5)
+        proxy.rule = lambda words: None
+        proxy.may_lose.set()
+        job = await adding
+
+    assert ran == [job.id]
+    assert await inside.ids("wait") == []
+    assert await inside.job(job.id) == {}
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut"])
+async def test_renewals_and_waits_survive_broken_lines(fault, proxy, queue, prefix, inside):
+    """Every kind of request breaks now and then; a job longer than its lock keeps it."""
+    dice = random.Random(5)
+    proxy.rule = lambda words: fault if dice.random() < 0.2 else None
+    ran = Counter()
+
+    async def handler(job):
+        ran[job.id] += 1
+        await asyncio.sleep(0.05 if job.name != "long" else 1.2)
+
+    added = [(await queue.add("long")).id]
+    added += [job.id for job in await queue.add_bulk([NewJob(f"{n}") for n in range(30)])]
+    worker = Worker(
+        "q",
+        handler,
+        connection=proxy.url,
+        prefix=prefix,
+        concurrency=4,
+        lock_duration=1000,
+        stalled_interval=100,
+    )
+    await worker.start()
+    await inside.until_finished(31, 20)
+    proxy.rule = lambda words: None
+    await worker.close()
+
+    assert ran == Counter(added)
+    assert await inside.events("failed", "stalled") == []
+
+
+def taking(token: str, *, count: int = 1, lock_ms: int = 30_000) -> Take:
+    return Take(count=count, token=token, lock_ms=lock_ms)
+
+
+@pytest.fixture
+async def connection(url):
+    connection = Connection(url)
+    yield connection
+    await connection.close()
+
+
+async def test_a_job_that_never_arrived_is_not_failed_for_it(
+    connection, queue, start_worker, inside
+):
+    """reliability 2.2 (c): lost again and again on its way, and yet it runs."""
+    job = await queue.add("job")
+    for n in range(3):
+        lost = taking(f"worker{n}:1", lock_ms=20)
+        command = settling.settle(queue.keys, [], lost, flight=f"worker{n}-0", request=1)
+        assert len((await connection.run(command)).jobs) == 1
+        await wait_until(lambda: _is_unlocked(inside, job.id))
+        for _ in range(2):  # the first sweep marks, the second brings back
+            await inside.client.delete(f"{inside.base}:stalled-check")
+            plan = leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1)
+            brought_back = await connection.follow(plan)
+        assert brought_back == [job.id]
+
+    await start_worker(lambda job: "ran")
+    await inside.until_finished(1)
+
+    stored = await inside.job(job.id)
+    assert (stored["returnvalue"], stored.get("stc", "0"), stored.get("defa")) == (
+        '"ran"',
+        "0",
+        None,
+    )
+
+
+async def _is_unlocked(inside, job_id) -> bool:
+    return await inside.lock(job_id) is None
+
+
+async def test_the_same_request_gives_the_same_answer(connection, queue, inside):
+    """I5: settle and take, asked twice, are done once."""
+    jobs = [await queue.add(f"{n}") for n in range(3)]
+    first = settling.settle(queue.keys, [], taking("w:1"), flight="w-0", request=1)
+    one, again = await connection.run(first), await connection.run(first)
+
+    assert [words[-1] for words in one.jobs] == [words[-1] for words in again.jobs]
+    assert await inside.ids("active") == [jobs[0].id]
+
+    done = Outcome(kind="completed", payloads=(b"1",))
+    item = Settled(jobs[0].id, "w:1", done, jobs[0])
+    second = settling.settle(queue.keys, [item], taking("w:2"), flight="w-0", request=2)
+    one, again = await connection.run(second), await connection.run(second)
+
+    assert (one.results, again.results) == ([0], [0])
+    assert await inside.ids("active") == [jobs[1].id]
+    assert len(await inside.events("completed")) == 1
+    await connection.run(settling.settle(
+        queue.keys,
+        [Settled(jobs[1].id, "w:2", Outcome(kind="returned"), jobs[1])],
+        taking("w:3", count=0),
+        flight="w-0",
+        request=3,
+    ))  # fmt: skip
+
+
+async def test_a_ghost_of_an_older_request_is_refused(connection, queue, inside):
+    """I5: a request that arrives after a newer one of its flight changes nothing."""
+    for n in range(3):
+        await queue.add(f"{n}")
+    older = settling.settle(queue.keys, [], taking("w:1", count=0), flight="w-0", request=1)
+    newer = settling.settle(queue.keys, [], taking("w:2", count=0), flight="w-0", request=2)
+    ghost = settling.settle(queue.keys, [], taking("w:1", count=3), flight="w-0", request=1)
+    await connection.run(older)
+    await connection.run(newer)
+    before = await inside.events()
+
+    with pytest.raises(StaleRequestError):
+        await connection.run(ghost)
+
+    assert await inside.ids("active") == []
+    assert await inside.events() == before
+    await connection.run(settling.leave(queue.keys, ["w-0"]))

@@ -1,0 +1,255 @@
+"""Servers that forget scripts, restart, load, lose their role or run out of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+import redis
+
+from tests.helpers import wait_until
+from tests.servers import SAFE_ON_DISK
+from toril import NewJob, Queue, Worker
+from toril.errors import ServerOutOfMemoryError
+
+
+class Load:
+    """Jobs that are added and run while something happens to the server."""
+
+    def __init__(self, url: str, **options) -> None:
+        self.queue = Queue("q", connection=url)
+        self.ran = Counter()
+        self.added: list[str] = []
+        self.errors: list[Exception] = []
+        self._stops = False
+        self.worker = Worker("q", self._handle, connection=url, concurrency=10, **options)
+        self.worker.on("error", self.errors.append)
+
+    async def _handle(self, job):
+        self.ran[job.id] += 1
+        await asyncio.sleep(0.002)
+        return job.data
+
+    async def _produce(self):
+        while not self._stops:
+            self.added.append((await self.queue.add("job", {"n": len(self.added)})).id)
+            await asyncio.sleep(0.002)
+
+    async def __aenter__(self):
+        await self.worker.start()
+        self._producer = asyncio.create_task(self._produce())
+        await wait_until(lambda: sum(self.ran.values()) > 20)
+        return self
+
+    def met(self, words: str) -> bool:
+        """Has the worker told of such an error? Else the test would prove nothing."""
+        return any(words in str(error) for error in self.errors)
+
+    async def until_some_more(self, count: int = 50) -> None:
+        goal = sum(self.ran.values()) + count
+        await wait_until(lambda: sum(self.ran.values()) >= goal, 15)
+
+    async def end(self) -> None:
+        """Stop adding and wait until everything ran."""
+        self._stops = True
+        await self._producer
+        await wait_until(lambda: set(self.ran) == set(self.added), 15)
+
+    async def __aexit__(self, *exc_info):
+        self._stops = True
+        self._producer.cancel()
+        await asyncio.gather(self._producer, return_exceptions=True)
+        await self.worker.close(timeout=1000)
+        await self.queue.close()
+
+
+def assert_all_completed_once(load: Load, server) -> None:
+    assert load.ran == Counter(load.added)
+    with server.client() as client:
+        assert client.zcard("bull:q:completed") == len(load.added)
+        for name in ("wait", "active"):
+            assert client.llen(f"bull:q:{name}") == 0
+        assert client.zcard("bull:q:failed") == 0
+
+
+async def test_script_flush_under_load(start_server):
+    """reliability 2.11: a script that the server forgot is sent again."""
+    server = start_server()
+    async with Load(server.unix_url) as load:
+        with server.client() as client:
+            for _ in range(20):
+                client.script_flush()
+                await load.until_some_more(10)
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+        assert load.errors == []
+
+
+async def test_connections_that_are_killed_under_load(start_server):
+    server = start_server()
+    async with Load(server.unix_url) as load:
+        with server.client() as client:
+            for _ in range(10):
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await load.until_some_more(20)
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_server_that_restarts_under_load(how, start_server):
+    """With an AOF nothing that was acknowledged is lost, and nothing runs twice."""
+    server = start_server(SAFE_ON_DISK)
+    async with Load(server.unix_url) as load:
+        for _ in range(2):
+            await asyncio.to_thread(getattr(server, how))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(server.start)
+            await load.until_some_more()
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+
+
+async def test_a_server_that_is_loading(start_server):
+    server = start_server()
+    async with Load(server.unix_url) as load:
+        await load.until_some_more(200)
+        with server.client() as client:
+            client.save()
+        server.kill()
+        server.options["key-load-delay"] = "20000"
+        server.options["loading-process-events-interval-bytes"] = "1024"
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        await wait_until(lambda: load.met("loading"), 20)
+        with server.client() as client:
+            await wait_until(lambda: _speed_up(client))
+        await starting
+        # What was done since the snapshot is done again: nothing more than that is promised.
+        await load.until_some_more()
+        load._stops = True
+        await load._producer
+        with server.client() as client:
+            await wait_until(lambda: client.llen("bull:q:wait") + client.llen("bull:q:active") == 0)
+            assert client.zcard("bull:q:failed") == 0
+
+
+def _speed_up(client) -> bool:
+    try:
+        return bool(client.config_set("key-load-delay", 0))
+    except redis.RedisError:
+        return False
+
+
+async def test_a_server_that_is_a_replica_for_a_while(start_server):
+    """READONLY, and UNBLOCKED for whoever waits: the worker goes on when the server is back."""
+    server = start_server({"repl-diskless-sync-delay": "0"})
+    async with Load(server.unix_url) as load:
+        with server.client() as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            await wait_until(lambda: load.met("read only"), 10)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        await load.until_some_more()
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+
+
+async def test_an_idle_worker_is_woken_after_its_server_was_a_replica(start_server):
+    server = start_server()
+    ran = []
+
+    async def handler(job):
+        ran.append(job.id)
+
+    async with (
+        Queue("q", connection=server.unix_url) as queue,
+        Worker("q", handler, connection=server.unix_url),
+    ):
+        with server.client() as client:
+            await wait_until(lambda: client.info("clients")["blocked_clients"] >= 2)
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            await wait_until(lambda: client.info("clients")["blocked_clients"] == 0)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        job = await queue.add("job")
+        await wait_until(lambda: ran == [job.id])
+
+
+async def test_a_full_server_drains_itself(start_server):
+    """reliability 2.9: adds are refused with a typed error; takes, renewals and ends are not."""
+    server = start_server()
+    ran = []
+    holding = asyncio.Event()
+    may_end = asyncio.Event()
+
+    async def handler(job):
+        if job.name == "long":
+            holding.set()
+            await may_end.wait()
+        else:
+            await job.progress(50)
+            await job.log("still writing")
+        ran.append(job.id)
+
+    async with Queue("q", connection=server.unix_url) as queue:
+        long = await queue.add("long")
+        await queue.add_bulk([NewJob(f"{n}", {"pad": "x" * 100}) for n in range(200)])
+        worker = Worker(
+            "q",
+            handler,
+            connection=server.unix_url,
+            concurrency=2,
+            lock_duration=300,
+            stalled_interval=100,
+            remove_on_complete=True,
+        )
+        with server.client() as client:
+            client.config_set("maxmemory", 100_000)
+            with pytest.raises(ServerOutOfMemoryError, match="maxmemory"):
+                await queue.add("more")
+            await worker.start()
+            await asyncio.wait_for(holding.wait(), 5)
+            began = time.monotonic()
+            await wait_until(lambda: len(ran) == 200, 15)
+            # Three lock durations under memory pressure: renewals are not refused.
+            await wait_until(lambda: time.monotonic() - began > 0.9)
+            assert client.exists(f"bull:q:{long.id}:lock")
+            may_end.set()
+            await wait_until(lambda: len(ran) == 201)
+            await worker.close()
+
+            assert client.llen("bull:q:wait") == client.llen("bull:q:active") == 0
+            assert client.xlen("bull:q:events") > 0
+            stalled = [e for _, e in client.xrange("bull:q:events") if e["event"] == "stalled"]
+            assert stalled == []
+            client.config_set("maxmemory", 0)
+            await queue.add("more")
+
+
+async def test_a_delayed_job_never_runs_early_whatever_the_clients_clock(
+    queue, start_worker, inside, monkeypatch
+):
+    """reliability 2.14: the server's clock decides, be the client's ten minutes ahead or behind."""
+    real, real_ns = time.time, time.time_ns
+    for offset_s in (600, -600):
+        monkeypatch.setattr(time, "time", lambda offset_s=offset_s: real() + offset_s)
+        monkeypatch.setattr(
+            time, "time_ns", lambda offset_s=offset_s: real_ns() + offset_s * 1_000_000_000
+        )
+        seconds, micros = await inside.client.time()
+        before_ms = seconds * 1000 + micros // 1000
+        job = await queue.add("later", delay=150)
+        worker = await start_worker(lambda job: None)
+        await inside.until_finished(1 if offset_s > 0 else 2)
+        await worker.close()
+
+        stored = await inside.job(job.id)
+        assert 150 <= int(stored["processedOn"]) - before_ms < 1500
