@@ -35,6 +35,7 @@ FILES = (
     "waiting.py",
     "listening.py",
     "event_cursor.py",
+    "groups.py",
     "flow_producer.py",
     "queue_events.py",
     "dead_letters.py",

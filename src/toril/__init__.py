@@ -9,7 +9,10 @@ from toril.errors import (
     DeadLetterSourceError,
     DelayedError,
     FailedChildrenError,
+    GroupNotFoundError,
+    GroupValidationError,
     HandlerTimeoutError,
+    InvalidGroupStateError,
     InvalidInputError,
     JobCancelledError,
     JobFailedError,
@@ -47,11 +50,14 @@ from toril.options import (
     RateLimit,
 )
 from toril.protocol.cancelling import Cancelled
+from toril.protocol.codec import CompensationPayload
 from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.events import Event
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.flows import FlowNode
+from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
 from toril.protocol.job import Job
+from toril.protocol.new_group import Compensation, GroupJob
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
@@ -60,6 +66,8 @@ __all__ = [
     "AmbiguousResultError",
     "Backoff",
     "Cancelled",
+    "Compensation",
+    "CompensationPayload",
     "DeadLetterMetadata",
     "DeadLetterNotFoundError",
     "DeadLetterOptions",
@@ -73,7 +81,16 @@ __all__ = [
     "FlowJob",
     "FlowNode",
     "FlowProducer",
+    "GroupEvent",
+    "GroupInfo",
+    "GroupJob",
+    "GroupMember",
+    "GroupNode",
+    "GroupNotFoundError",
+    "GroupState",
+    "GroupValidationError",
     "HandlerTimeoutError",
+    "InvalidGroupStateError",
     "InvalidInputError",
     "Job",
     "JobCancelledError",

@@ -7,6 +7,7 @@ TorilError
 │   │   └── UnknownOptionError          an option nobody knows
 │   ├── PayloadError                    data or a return value that is not JSON
 │   │   └── PayloadTooLargeError        longer than ``size_limit``
+│   ├── GroupValidationError            a group that cannot be: no jobs, a job of a flow, …
 │   └── CrossSlotError                  keys that a cluster keeps on different nodes
 ├── ServerError (ConnectionError)       the server did not do what was asked
 │   ├── ServerUnavailableError          nobody answered, or not in time
@@ -17,7 +18,8 @@ TorilError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
 │   ├── ParentNotFoundError             ├── ParentConflictError  ├── SchedulerOwnsJobError
 │   ├── DeadLetterNotFoundError         ├── DeadLetterSourceError ├── TooManyReplaysError
-│   ├── SchedulerConflictError          ├── StaleRequestError    └── NotPausedError
+│   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
+│   ├── GroupNotFoundError (LookupError)                         └── InvalidGroupStateError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -64,6 +66,10 @@ class PayloadError(InvalidInputError):
 
 class PayloadTooLargeError(PayloadError):
     """Data whose JSON text is longer than the limit."""
+
+
+class GroupValidationError(InvalidInputError):
+    """A group of jobs that cannot be created as it is."""
 
 
 class CrossSlotError(InvalidInputError):
@@ -148,6 +154,14 @@ class DeadLetterSourceError(RefusedError):
 
 class TooManyReplaysError(RefusedError):
     """A dead letter came back as often as ``max_replays`` allows."""
+
+
+class GroupNotFoundError(RefusedError, LookupError):
+    """There is no such group."""
+
+
+class InvalidGroupStateError(RefusedError):
+    """The group is not in a state in which this can be done."""
 
 
 class JobFailedError(TorilError):

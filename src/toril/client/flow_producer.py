@@ -1,4 +1,4 @@
-"""Adding flows: jobs that wait for other jobs, over any number of queues."""
+"""Adding jobs that belong together, over any number of queues: flows and groups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from toril.client.connection import Connection, Target
+from toril.client.groups import GroupProducer
 from toril.client.ids import new_job_id
 from toril.options import FlowJob
 from toril.protocol import adding, families, flows, reading
@@ -15,8 +16,8 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_prefix
 
 
-class FlowProducer:
-    """Adds trees of jobs, each tree in one atomic step.
+class FlowProducer(GroupProducer):
+    """Adds trees and groups of jobs, each in one atomic step.
 
     ``prefix`` is that of all jobs which do not name another one.
     """

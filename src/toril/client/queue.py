@@ -12,6 +12,7 @@ from toril.client.dead_letters import DeadLetters
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
 from toril.client.families import QueueFamilies
+from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
 from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
@@ -31,6 +32,7 @@ class Queue(
     QueueLimits,
     QueueFamilies,
     DeadLetters,
+    QueueGroups,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -117,7 +117,7 @@ function settle.completed(outcome, i, job)
   if refusal then return refusal end
   has_finished = true
   finishJob(queue, gate, { id = outcome.id, state = "completed", value = value, keep = outcome.keep,
-    batch = batch }, known, a.points, now)
+    batch = batch, released = batch.locks }, known, a.points, now)
   return 0
 end
 
@@ -131,13 +131,33 @@ function settle.failed(outcome, i, job)
   redis.call("HSET", job, "stacktrace", stacktrace)
   return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
     keep = outcome.keep, attempts = outcome.attempts, stacktrace = stacktrace,
-    dead = dead_letters and outcome.dead, dead_letters = dead_letters }, known, a.points, now) or 0
+    dead = dead_letters and outcome.dead, dead_letters = dead_letters, released = batch.locks },
+    known, a.points, now) or 0
+end
+
+--- A member whose group is being undone is not tried again: it has failed for good.
+local function giveUp(outcome, i, job, reason, stacktrace)
+  local known = readEnding(job)
+  local refusal = leaveInBatch(queue, batch, i, outcome)
+  if refusal then return refusal end
+  has_finished = true
+  if reason == "" then
+    reason = "its group is being undone"
+  else
+    redis.call("HSET", job, "stacktrace", stacktrace)
+  end
+  finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
+    released = batch.locks }, known, a.points, now)
+  return 0
 end
 
 function settle.retry(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  local known = redis.call("HMGET", job, "name", "priority")
+  local known = redis.call("HMGET", job, "name", "priority", "x.group")
   if not known[1] then return -1 end
+  if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
+    return giveUp(outcome, i, job, reason, stacktrace)
+  end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
@@ -151,7 +171,11 @@ end
 
 function settle.delayed(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  if redis.call("EXISTS", job) == 0 then return -1 end
+  local known = redis.call("HMGET", job, "name", "x.group")
+  if not known[1] then return -1 end
+  if known[2] and groupStateOf(known[2]) ~= "ACTIVE" then
+    return giveUp(outcome, i, job, reason, stacktrace)
+  end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
@@ -167,10 +191,13 @@ end
 
 --- Given back without having counted: a rate limit, or a worker that is shutting down.
 function settle.returned(outcome, i, job)
-  local known = redis.call("HMGET", job, "name", "priority")
+  local known = redis.call("HMGET", job, "name", "priority", "x.group")
   if not known[1] then return -1 end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
+  if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
+    redis.call("HSET", job, "defa", "its group is being undone")
+  end
   placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
   if outcome.limit then
     holdBack(queue, gate, outcome.limit)

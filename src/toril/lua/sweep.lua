@@ -23,6 +23,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/groups"
 
 local queue = queueAt(base)
 local MOST_UNHEARD = 3
@@ -79,6 +80,10 @@ if a.cursor <= 0 then
           if count > a.max_stalled and not isScheduled(job) then
             redis.call("HSET", job, "defa", "job stalled more than allowable limit")
           end
+        end
+        local membership = redis.call("HGET", job, "x.group")
+        if membership and groupStateOf(membership) ~= "ACTIVE" then
+          redis.call("HSET", job, "defa", "its group is being undone")
         end
         redis.call("RPUSH", gate.ready, id)
         wake(queue, gate)

@@ -160,6 +160,55 @@ _PLAIN_NAMES = (
 )
 
 
+_WIRE_NAMES = {wire: name for name, wire in _PLAIN_NAMES} | {
+    "keepLogs": "keep_logs",
+    "removeOnComplete": "remove_on_complete",
+    "removeOnFail": "remove_on_fail",
+    "queueName": "queue_name",
+    "compensateFailed": "compensate_failed",
+    "grp": "group",
+}
+
+
+def python_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under Python's names, whichever of the two were used."""
+    named = {_WIRE_NAMES.get(name, name): value for name, value in options.items()}
+    for name in ("remove_on_complete", "remove_on_fail"):
+        if isinstance(named.get(name), Mapping):
+            named[name] = _keep_of_wire(named[name])
+    return named
+
+
+def _keep_of_wire(wire: Mapping[str, Any]) -> Keep:
+    """A retention as the wire has it, its age in seconds."""
+    age = wire.get("age")
+    return Keep(
+        count=wire.get("count"),
+        age=None if age is None else age * 1000,
+        limit=wire.get("limit"),
+    )
+
+
+def encode_options_of_member(job: NewJob, group_id: str, group_name: str) -> bytes:
+    """The options of a job that belongs to a group."""
+    return _encode({**wire_options(job), "group": {"id": group_id, "name": group_name}})
+
+
+def encode_compensation(name: str, data: bytes, options: Mapping[str, Any]) -> msgspec.Raw:
+    """One entry of a group's compensations, as it is stored."""
+    return msgspec.Raw(_encode({"name": name, "data": msgspec.Raw(data), "opts": options}))
+
+
+def encode_compensations(entries: Mapping[str, msgspec.Raw]) -> bytes:
+    """The compensations of a group, by the names of the jobs that they undo."""
+    return _encode(entries)
+
+
+def encode_wire_options(options: Mapping[str, Any]) -> bytes:
+    """Options that have their names on the wire already."""
+    return _encode(options)
+
+
 def _wire_backoff(backoff: Backoff) -> dict[str, Any]:
     wire: dict[str, Any] = {"type": backoff.type, "delay": backoff.delay}
     if backoff.jitter:
@@ -203,6 +252,13 @@ def keep_args(keep: Keep | None) -> dict[str, int] | None:
     if keep.limit is not None:
         wire["limit"] = keep.limit
     return wire or None
+
+
+class JobGroup(msgspec.Struct, frozen=True):
+    """The group that a job belongs to."""
+
+    id: str
+    name: str
 
 
 class JobOpts:
@@ -256,6 +312,14 @@ class JobOpts:
         return self.raw.get("idempotencyKey")
 
     @property
+    def group(self) -> JobGroup | None:
+        """The group of which this job is a member, or None."""
+        value = self.raw.get("group", self.raw.get("grp"))
+        if not isinstance(value, Mapping) or not isinstance(value.get("id"), str):
+            return None
+        return JobGroup(value["id"], str(value.get("name", "")))
+
+    @property
     def remove_on_complete(self) -> bool | int | dict[str, int] | None:
         return self.raw.get("removeOnComplete")
 
@@ -269,6 +333,32 @@ class JobOpts:
 
     def __repr__(self) -> str:
         return f"JobOpts({self.raw!r})"
+
+
+class CompensationPayload(msgspec.Struct, frozen=True):
+    """What a job is told that undoes a member of a group."""
+
+    group_id: str
+    original_job_name: str
+    original_job_id: str
+    original_return_value: Any
+    compensation_data: Any
+
+
+def decode_compensation(data: Any) -> CompensationPayload | None:
+    """The data of a compensation job, or None when they are those of another job."""
+    if not isinstance(data, Mapping):
+        return None
+    names = (
+        "groupId",
+        "originalJobName",
+        "originalJobId",
+        "originalReturnValue",
+        "compensationData",
+    )
+    if any(name not in data for name in names):
+        return None
+    return CompensationPayload(*(data[name] for name in names))
 
 
 class Unset:

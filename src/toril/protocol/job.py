@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toril.protocol import codec
-from toril.protocol.codec import JobOpts
+from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
 
 Fields = dict[bytes, Any]
@@ -127,6 +127,17 @@ class StoredJob:
     def idempotency_key(self) -> str:
         """The same text at every attempt and redelivery: for databases and payment providers."""
         return self.opts.idempotency_key or f"{self.queue_name}:{self.id}:{self.timestamp}"
+
+    @property
+    def group_id(self) -> str | None:
+        """The id of the group that it belongs to, or None."""
+        group = self.opts.group
+        return None if group is None else group.id
+
+    @property
+    def compensation(self) -> CompensationPayload | None:
+        """What this job is to undo, when it is the compensation of a group's member."""
+        return codec.decode_compensation(self.data)
 
     @property
     def telemetry(self) -> str | None:

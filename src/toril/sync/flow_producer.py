@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/toril/client/flow_producer.py: change that file instead.
-"""Adding flows: jobs that wait for other jobs, over any number of queues."""
+"""Adding jobs that belong together, over any number of queues: flows and groups."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from toril.protocol.flows import FlowNode, PreparedNode
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_prefix
 from toril.sync.connection import Connection, Target
+from toril.sync.groups import GroupProducer
 
 
-class FlowProducer:
-    """Adds trees of jobs, each tree in one atomic step.
+class FlowProducer(GroupProducer):
+    """Adds trees and groups of jobs, each in one atomic step.
 
     ``prefix`` is that of all jobs which do not name another one.
     """

@@ -19,6 +19,7 @@ from toril.sync.dead_letters import DeadLetters
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
 from toril.sync.families import QueueFamilies
+from toril.sync.groups import QueueGroups
 from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
 from toril.sync.waiting import QueueWaiting
@@ -32,6 +33,7 @@ class Queue(
     QueueLimits,
     QueueFamilies,
     DeadLetters,
+    QueueGroups,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -1,22 +1,25 @@
 --- @include "includes/deadLetter"
+--- @include "includes/groups"
 
 --- What has to be known of a job to end it, or nothing when it does not exist.
 local function readEnding(job)
-  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid")
+  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group")
   if not hash[1] then return nil end
   return {
     attempts_made = tonumber(hash[2]) or 0,
     parent_key = hash[3],
     parent = hash[3] and redis.call("HGET", job, "parent"),
-    deduplication_id = hash[4]
+    deduplication_id = hash[4],
+    group = hash[5]
   }
 end
 
 --- End a job that is out of `active` already: its parent, its deduplication id, its place among the
---- finished, its events, the metrics.
+--- finished, its events, the metrics, its group.
 --- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch, previous }; `value` is the
 --- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
---- job that ends without having run. `known` is what readEnding gave.
+--- job that ends without having run; `released` the locks that the call is about to give back.
+--- `known` is what readEnding gave.
 --- A failed job with `dead`, `stacktrace` and `dead_letters` moves there instead of to `failed`; its
 --- id there is returned.
 local function finishJob(queue, gate, ended, known, points, now)
@@ -37,8 +40,15 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
 
   local keep = ended.keep
-  local letter_id = ended.dead and deadLetter(queue, ended.dead_letters, ended, attempts_made, now)
-  if letter_id and not ended.dead.keeps_source then
+  local started, dead = not ended.previous, ended.dead
+  if known.group and state == "failed" then
+    started = started or redis.call("HEXISTS", job, "ats") == 1
+    if wasCancelled(known.group, job) then
+      keep, dead = { count = 0 }, nil
+    end
+  end
+  local letter_id = dead and deadLetter(queue, ended.dead_letters, ended, attempts_made, now)
+  if letter_id and not dead.keeps_source then
     keep = { count = 0 }
   end
   if keep and keep.count == 0 then
@@ -82,6 +92,10 @@ local function finishJob(queue, gate, ended, known, points, now)
     if points then
       countFinish(queue, "deadLettered", points, now)
     end
+  end
+  if known.group then
+    groupOnSettled(known.group, job, state,
+      { id = id, value = value, started = started, released = ended.released }, now)
   end
   return letter_id
 end

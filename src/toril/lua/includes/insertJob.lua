@@ -21,6 +21,7 @@ local function insertJob(queue, gate, job, data, opts, now)
       "delay", delay, "priority", priority)
   end
   if job.de then redis.call("HSET", key, "deid", job.de.id) end
+  if job.group then redis.call("HSET", key, "x.group", job.group) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if job.has_children then
     redis.call("ZADD", queue.waiting_children, timestamp, job.id)

@@ -1,4 +1,6 @@
---- Remove a job that is in no container any more: from its parent, its deduplication id, its keys.
+--- @include "includes/groups"
+--- Remove a job that is in no container any more: from its parent, its deduplication id, its
+--- group, its keys.
 --- Whatever removes a job that has not just finished passes here. `how` may say:
 ---   is_hard             no event tells; a parent of the same queue that waited for this child alone
 ---                       goes with it, as in BullMQ's drain and clean
@@ -6,11 +8,15 @@
 --- Returns whether there was such a job.
 local function removeJob(queue, id, how)
   local job = queue.base .. ":" .. id
-  local known = redis.call("HMGET", job, "name", "parentKey", "parent", "deid")
+  local known = redis.call("HMGET", job, "name", "parentKey", "parent", "deid", "x.group", "ats")
   if known[4] and not (how and how.keeps_deduplication) then
     forgetDeduplication(queue, id, known[4])
   end
   deleteJob(job)
+  if known[5] then
+    groupOnSettled(known[5], job, "cancelled",
+      { id = id, value = "removed", started = known[6] ~= false }, clock())
+  end
   local parent_key, parent_json = known[2], known[3]
   if not parent_key or not parent_json then return known[1] ~= false end
   if not (how and how.is_hard) then

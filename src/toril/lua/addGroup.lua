@@ -1,0 +1,106 @@
+#!lua
+--[[
+  addGroup: create a group (a saga) with all of its jobs, in as many queues as they are in.
+
+  Everything or nothing: whatever could stand in the way is looked at before anything is written.
+  The client chose the ids, so a group that exists already was created by this very call, whose reply
+  got lost.
+
+  Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open
+  Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
+            delay, run_at, priority, lifo, timestamp}, definitions list of {name, opts, data}, targets map,
+            order str, late bool, keep map?, timeout_ms int?, look_again_ms int
+            After the map, raw: the compensations as JSON, then for each job its data and options.
+  Returns   now ms; or the id of a job that exists already, with its queue
+  Emits     added, waiting, delayed
+  Keeps     I1, G1, G2
+  Cost      O(jobs)
+]]
+local base, groups, group, members, plan, open = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+local compensation = ARGV[2]
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
+--- @include "includes/insertJob"
+
+local now = clock()
+local created_at = redis.call("HGET", group, "createdAt")
+if created_at then return tonumber(created_at) end
+
+local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
+  delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
+  groups = "zset" }
+
+--- A key of another type would stop this script in the middle, and nothing undoes the first half.
+local function foreignKey(queue)
+  for name, expected in pairs(TYPES) do
+    local actual = redis.call("TYPE", queue[name]).ok
+    if actual ~= "none" and actual ~= expected then
+      return "WRONGTYPE " .. queue[name] .. " is a " .. actual .. " and not a " .. expected
+    end
+  end
+end
+
+local queues = {}
+local owner = queueAt(base)
+local foreign = foreignKey(owner)
+for i, queue_base in ipairs(a.queues) do
+  queues[i] = { queue = queueAt(queue_base), count = 0 }
+  foreign = foreign or foreignKey(queues[i].queue)
+end
+for _, target in pairs(a.targets) do
+  foreign = foreign or foreignKey(queueAt(target))
+end
+if foreign then return redis.error_reply(foreign) end
+for _, job in ipairs(a.jobs) do
+  if redis.call("EXISTS", a.queues[job.queue] .. ":" .. job.id) == 1 then
+    return { job.id, a.queues[job.queue] }
+  end
+end
+
+local record = { "name", a.name, "state", "ACTIVE", "createdAt", now, "updatedAt", now,
+  "totalJobs", #a.jobs, "completedCount", 0, "failedCount", 0, "cancelledCount", 0,
+  "compensation", compensation }
+local function also(field, value)
+  record[#record + 1], record[#record + 2] = field, value
+end
+if a.order ~= "parallel" then also("x.order", a.order) end
+if not a.late then also("x.late", "0") end
+if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
+if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
+redis.call("HSET", group, unpack(record))
+redis.call("ZADD", groups, now, a.id)
+redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
+
+local statuses, planned = {}, {}
+for i, definition in ipairs(a.definitions) do
+  planned[#planned + 1], planned[#planned + 2] = "c" .. i, cmsgpack.pack(definition)
+end
+planned[#planned + 1], planned[#planned + 2] = "targets", cmsgpack.pack(a.targets)
+
+local payload = 3
+for i, job in ipairs(a.jobs) do
+  local to = queues[job.queue]
+  to.gate = to.gate or readGate(to.queue)
+  to.count = to.count + 1
+  job.group = group .. ":" .. job.kind .. (i - 1)
+  local place = insertJob(to.queue, to.gate, job, ARGV[payload], ARGV[payload + 1], now)
+  to[place] = true
+  payload = payload + 2
+  local key = to.queue.base .. ":" .. job.id
+  statuses[2 * i - 1], statuses[2 * i] = key, "pending"
+  planned[#planned + 1], planned[#planned + 2] = i - 1, cmsgpack.pack({ key, job.name, job.undo or 0 })
+end
+redis.call("HSET", members, unpack(statuses))
+redis.call("HSET", plan, unpack(planned))
+for _, to in ipairs(queues) do
+  redis.call("INCRBY", to.queue.id, to.count)
+  if to.ready then wake(to.queue, to.gate) end
+  if to.delayed then wakeWhenDue(to.queue) end
+end
+return now

@@ -1,0 +1,25 @@
+#!lua flags=allow-oom
+--[[
+  cancelGroup: let nothing more of an active group start, and undo what is done.
+
+  Keys      base (of the queue that owns the group), group (record)
+  Args      request str (so that the same call, sent again, is known), reason str
+  Returns   the state before: "ACTIVE" when it was cancelled now
+  Refuses   -131  there is no such group                                  GroupNotFoundError
+  Emits     removed, added, waiting, group:compensating, group:failed
+  Keeps     I1, G1, G2, G3
+  Cost      O(members)
+]]
+local base, group = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/groups"
+
+local known = readGroup(group)
+if not known then return -131 end
+if known.state ~= "ACTIVE" then
+  if redis.call("HGET", group, "x.request") == a.request then return "ACTIVE" end
+  return known.state
+end
+redis.call("HSET", group, "x.request", a.request)
+turnGroup(known, { id = "", reason = a.reason }, clock())
+return "ACTIVE"

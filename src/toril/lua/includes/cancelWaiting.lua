@@ -1,0 +1,109 @@
+--- @include "includes/deleteJob"
+--- @include "includes/deduplication"
+--- Take the members of a group out of their queues that are not running.
+
+local SHORT_LIST = 2000
+
+--- Take ids out of a list; returns those that were in it. A few are searched one by one, from the
+--- old end; many are marked where they stand and removed in one scan.
+local function removeFromList(list, ids)
+  local found = {}
+  if #ids <= 3 then
+    for _, id in ipairs(ids) do
+      if redis.call("LREM", list, -1, id) == 1 then found[id] = true end
+    end
+    return found
+  end
+  local wanted, marked = {}, 0
+  for _, id in ipairs(ids) do
+    wanted[id] = true
+  end
+  for i, id in ipairs(redis.call("LRANGE", list, 0, SHORT_LIST)) do
+    if wanted[id] then
+      found[id] = true
+      marked = marked + 1
+      redis.call("LSET", list, i - 1, "toril:removed")
+    end
+  end
+  if marked > 0 then
+    redis.call("LREM", list, marked, "toril:removed")
+  end
+  return found
+end
+
+--- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
+--- long list a job stays, marked so that whoever takes it fails it without running it.
+local function pullOut(queue, ids, started)
+  local places, listed = {}, {}
+  local has_delayed = redis.call("EXISTS", queue.delayed) == 1
+  local has_prioritized = redis.call("EXISTS", queue.prioritized) == 1
+  for _, id in ipairs(ids) do
+    if has_delayed and redis.call("ZREM", queue.delayed, id) == 1 then
+      places[id] = "delayed"
+    elseif has_prioritized and redis.call("ZREM", queue.prioritized, id) == 1 then
+      places[id] = "prioritized"
+    elseif not (started[id] and redis.call("LPOS", queue.active, id)) then
+      listed[#listed + 1] = id
+    end
+  end
+  for _, name in ipairs({ "wait", "paused" }) do
+    local length = redis.call("LLEN", queue[name])
+    if #listed > 0 and length > 0 and length <= SHORT_LIST then
+      local found, rest = removeFromList(queue[name], listed), {}
+      for _, id in ipairs(listed) do
+        if found[id] then
+          places[id] = name
+        else
+          rest[#rest + 1] = id
+        end
+      end
+      listed = rest
+    elseif #listed > 0 and length > SHORT_LIST then
+      for _, id in ipairs(listed) do
+        redis.call("HSET", queue.base .. ":" .. id, "defa", "its group was cancelled")
+        places[id] = "marked"
+      end
+      listed = {}
+    end
+  end
+  return places
+end
+
+--- Cancel the jobs with these keys, all of the queue named by `base`, unless somebody runs them.
+--- `released` names the locks that this call is about to give back. Returns the keys of those
+--- cancelled, and the numbers of those that had been started and want to be undone all the same.
+local function cancelJobs(base, job_keys, released)
+  local queue = queueAt(base)
+  local locks, ids, started, known = {}, {}, {}, {}
+  for i, job in ipairs(job_keys) do
+    locks[i] = job .. ":lock"
+  end
+  local holders = redis.call("MGET", unpack(locks))
+  for i, job in ipairs(job_keys) do
+    if not holders[i] or released[locks[i]] then
+      local id = string.sub(job, #base + 2)
+      local fields = redis.call("HMGET", job, "ats", "x.group", "deid")
+      ids[#ids + 1] = id
+      started[id] = tonumber(fields[1]) ~= nil
+      known[id] = fields
+    end
+  end
+
+  local cancelled, undone = {}, {}
+  local places = pullOut(queue, ids, started)
+  for _, id in ipairs(ids) do
+    local place = places[id]
+    if place then
+      local job = base .. ":" .. id
+      cancelled[#cancelled + 1] = job
+      local number = started[id] and string.match(known[id][2] or "", ":f(%d+)$")
+      if number then undone[#undone + 1] = number end
+      if place ~= "marked" then
+        if known[id][3] then forgetDeduplication(queue, id, known[id][3]) end
+        deleteJob(job)
+        emit(queue, "removed", "jobId", id, "prev", place)
+      end
+    end
+  end
+  return cancelled, undone
+end

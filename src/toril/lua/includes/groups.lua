@@ -1,0 +1,277 @@
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
+--- @include "includes/insertJob"
+--- @include "includes/cancelWaiting"
+--- Groups (sagas): what the end of a member, or of the undoing of one, does to its group.
+---
+--- A job names its group in `x.group`: the key of the group's record, a colon, a letter and the
+--- member's number. The letter is `m` for a member whose completion can be undone, `f` when its
+--- failure is undone as well, `u` when there is nothing to undo, and `c` for the job that undoes.
+---
+--- Beside the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
+--- `:undo` the numbers of what is to be undone in the order of completion, `:results` their return
+--- values, `:compensations` how each undoing ended.
+
+local MOST_AT_ONCE = 250
+
+local function openGroups(owner) return owner .. ":toril:groups-open" end
+local function endedGroups(owner) return owner .. ":toril:groups-ended" end
+
+local function readGroup(key)
+  local record = redis.call("HMGET", key, "name", "state", "totalJobs", "completedCount",
+    "failedCount", "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep")
+  if not record[2] then return nil end
+  local owner, id = string.match(key, "^(.*):groups:([^:]+)$")
+  return {
+    key = key, owner = owner, id = id, name = record[1], state = record[2],
+    total = tonumber(record[3]), completed = tonumber(record[4]), failed = tonumber(record[5]),
+    cancelled = tonumber(record[6]),
+    running = tonumber(record[7]) or 0, -- compensation jobs that have not ended
+    broken = tonumber(record[8]) or 0,  -- compensation jobs that failed for good
+    is_reverse = record[9] == "reverse",
+    undoes_late = record[10] ~= "0",
+    keep = record[11] and cmsgpack.unpack(record[11])
+  }
+end
+
+local function liveMembers(group)
+  return group.total - group.completed - group.failed - group.cancelled
+end
+
+local function emitGroup(group, event, ...)
+  local most = redis.call("HGET", group.owner .. ":meta", "opts.maxLenEvents")
+  redis.call("XADD", group.owner .. ":events", "MAXLEN", "~", most or 10000, "*", "event", event,
+    "groupId", group.id, "groupName", group.name, ...)
+end
+
+local function deleteGroup(owner, id)
+  local key = owner .. ":groups:" .. id
+  redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results",
+    key .. ":compensations")
+  redis.call("ZREM", owner .. ":groups", id)
+  redis.call("ZREM", openGroups(owner), id)
+  redis.call("ZREM", endedGroups(owner), id)
+end
+
+--- Forget finished groups as a retention asks, at most a hundred in one call.
+local function retainGroups(owner, keep, now)
+  local ended = endedGroups(owner)
+  local ids = {}
+  if keep.age then
+    ids = redis.call("ZRANGEBYSCORE", ended, "-inf", now - keep.age * 1000, "LIMIT", 0, 100)
+  end
+  if keep.count then
+    local excess = math.min(redis.call("ZCARD", ended) - keep.count, 100)
+    if excess > #ids then
+      ids = redis.call("ZRANGE", ended, 0, excess - 1)
+    end
+  end
+  for _, id in ipairs(ids) do
+    deleteGroup(owner, id)
+  end
+end
+
+--- How the undoings ended, as JSON.
+local function compensationResults(group)
+  local ended = redis.call("HGETALL", group.key .. ":compensations") -- bounded: members of a group
+  local results = {}
+  for i = 1, #ended, 2 do
+    local id = string.match(ended[i], "([^:]+)$")
+    local number = string.match(id, "(%d+)$")
+    local member = redis.call("HGET", group.key .. ":plan", number)
+    local name = member and cmsgpack.unpack(member)[2] or ""
+    results[#results + 1] = '{"jobId":' .. cjson.encode(id) .. ',"originalJobName":'
+      .. cjson.encode(name) .. ',"status":"' .. ended[i + 1] .. '"}'
+  end
+  return "[" .. table.concat(results, ",") .. "]"
+end
+
+local function endGroup(group, state, now)
+  group.state = state
+  redis.call("HSET", group.key, "state", state, "updatedAt", now)
+  redis.call("ZREM", openGroups(group.owner), group.id)
+  if state == "COMPLETED" then
+    redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
+    emitGroup(group, "group:completed")
+  else
+    emitGroup(group, "group:failed", "state", state, "compensationResults",
+      compensationResults(group))
+  end
+  -- A group whose undoing failed is kept until somebody has looked at it.
+  if state ~= "FAILED_COMPENSATION" then
+    redis.call("ZADD", endedGroups(group.owner), now, group.id)
+    if group.keep then retainGroups(group.owner, group.keep, now) end
+  end
+end
+
+--- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
+--- no member runs any more: it could complete later than what is being undone.
+local function undoNext(group, now)
+  local most = group.is_reverse and 1 or MOST_AT_ONCE
+  if group.running >= most or group.is_reverse and liveMembers(group) > 0 then return end
+  local numbers = redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo",
+    most - group.running)
+  if not numbers then return end
+
+  local plan = group.key .. ":plan"
+  local members = redis.call("HMGET", plan, unpack(numbers))
+  local values = redis.call("HMGET", group.key .. ":results", unpack(numbers))
+  local targets = cmsgpack.unpack(redis.call("HGET", plan, "targets"))
+  local definitions, queues, written = {}, {}, {}
+  for i, number in ipairs(numbers) do
+    local job_key, name, which = unpack(cmsgpack.unpack(members[i]))
+    local base, id = string.match(job_key, "^(.+):([^:]+)$")
+    local target = targets[base]
+    local how = definitions[which]
+    if not how then
+      how = cmsgpack.unpack(redis.call("HGET", plan, "c" .. which))
+      definitions[which] = how
+    end
+    local to = queues[target]
+    if not to then
+      to = { queue = queueAt(target), count = 0 }
+      to.gate = readGate(to.queue)
+      queues[target] = to
+    end
+    local data = '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(name)
+      .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (values[i] or "null")
+      .. ',"compensationData":' .. how.data .. "}"
+    local new_id = group.id .. "-c" .. number
+    insertJob(to.queue, to.gate, { id = new_id, name = how.name, group = group.key .. ":c" .. number },
+      data, how.opts, now)
+    to.count = to.count + 1
+    written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
+  end
+  redis.call("HSET", group.key .. ":compensations", unpack(written))
+  group.running = redis.call("HINCRBY", group.key, "x.running", #numbers)
+  for _, to in pairs(queues) do
+    redis.call("INCRBY", to.queue.id, to.count)
+    wake(to.queue, to.gate)
+  end
+end
+
+--- A group that is being undone is over when nothing of it runs and nothing is left to undo.
+local function settleGroup(group, now)
+  if group.state ~= "COMPENSATING" then return end
+  undoNext(group, now)
+  if group.running > 0 or redis.call("EXISTS", group.key .. ":undo") == 1 then return end
+  if group.undoes_late and liveMembers(group) > 0 then return end
+  endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
+end
+
+--- Cancel the members that nobody runs.
+local function cancelMembers(group, locks)
+  local released = {}
+  for _, lock in ipairs(locks or {}) do
+    released[lock] = true
+  end
+  local statuses = redis.call("HGETALL", group.key .. ":jobs") -- bounded: members of a group
+  local by_queue = {}
+  for i = 1, #statuses, 2 do
+    if statuses[i + 1] == "pending" then
+      local base = string.match(statuses[i], "^(.+):[^:]+$")
+      local jobs = by_queue[base] or {}
+      by_queue[base] = jobs
+      jobs[#jobs + 1] = statuses[i]
+    end
+  end
+  for base, job_keys in pairs(by_queue) do
+    local cancelled, undone = cancelJobs(base, job_keys, released)
+    if #cancelled > 0 then
+      local written = {}
+      for i, job in ipairs(cancelled) do
+        written[2 * i - 1], written[2 * i] = job, "cancelled"
+      end
+      redis.call("HSET", group.key .. ":jobs", unpack(written))
+      group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
+    end
+    if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+  end
+end
+
+--- An active group cannot complete any more: cancel what has not started, undo what is done.
+--- `cause` = { id, reason }: the job that failed, or "" for none.
+local function turnGroup(group, cause, now, released)
+  cancelMembers(group, released)
+  redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason)
+  local runs = group.undoes_late and liveMembers(group) > 0
+  if not runs and redis.call("EXISTS", group.key .. ":undo") == 0 then
+    endGroup(group, "FAILED", now)
+    return
+  end
+  group.state = "COMPENSATING"
+  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", now)
+  emitGroup(group, "group:compensating", "failedJobId", cause.id, "reason", cause.reason)
+  settleGroup(group, now)
+end
+
+--- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started,
+--- released }; the value is the return value or the reason.
+local function memberEnded(key, kind, number, job, state, ended, now)
+  if redis.call("HGET", key .. ":jobs", job) ~= "pending" then return end
+  local group = readGroup(key)
+  if not group then return end
+  redis.call("HSET", key .. ":jobs", job, state)
+  group[state] = redis.call("HINCRBY", key, state .. "Count", 1)
+
+  local is_undone = false
+  if state == "completed" then
+    is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)
+    if is_undone then redis.call("HSET", key .. ":results", number, ended.value) end
+  else
+    is_undone = kind == "f" and ended.started
+  end
+  if is_undone and (group.state == "ACTIVE" or group.state == "COMPENSATING") then
+    redis.call("RPUSH", key .. ":undo", number)
+  end
+
+  if group.state ~= "ACTIVE" then
+    settleGroup(group, now)
+  elseif state ~= "completed" then
+    turnGroup(group, { id = ended.id, reason = ended.value }, now, ended.released)
+  elseif group.completed == group.total then
+    endGroup(group, "COMPLETED", now)
+  end
+end
+
+--- A job that undoes a member ended.
+local function compensationEnded(key, job, state, now)
+  if redis.call("HGET", key .. ":compensations", job) ~= "pending" then return end
+  local group = readGroup(key)
+  if not group then return end
+  redis.call("HSET", key .. ":compensations", job, state)
+  group.running = redis.call("HINCRBY", key, "x.running", -1)
+  if state ~= "completed" then
+    group.broken = redis.call("HINCRBY", key, "x.broken", 1)
+  end
+  settleGroup(group, now)
+end
+
+--- A job ended that belongs to a group. Telling the same twice changes nothing.
+local function groupOnSettled(membership, job, state, ended, now)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return end
+  if kind == "c" then
+    compensationEnded(key, job, state, now)
+  else
+    memberEnded(key, kind, number, job, state, ended, now)
+  end
+end
+
+--- May a member that has not ended run again? Not when its group is being undone.
+local function groupStateOf(membership)
+  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
+  if not key or kind == "c" then return "ACTIVE" end
+  return redis.call("HGET", key, "state") or "ACTIVE"
+end
+
+--- Was this member cancelled while it waited in a list too long to search?
+local function wasCancelled(membership, job)
+  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
+  return key ~= nil and kind ~= "c" and redis.call("HGET", key .. ":jobs", job) == "cancelled"
+end

@@ -1,0 +1,30 @@
+#!lua flags=no-writes
+--[[
+  listGroup: the members of a group in their order, each with its status.
+
+  Nobody writes that a member is running: whether it is shows its lock.
+
+  Keys      members, plan
+  Args      none
+  Returns   job key, status, name for each member; nothing when there is no such group
+  Cost      O(members)
+]]
+local members, plan = unpack(KEYS)
+
+local statuses, found = {}, {}
+local flat = redis.call("HGETALL", members) -- bounded: members of a group
+for i = 1, #flat, 2 do
+  statuses[flat[i]] = flat[i + 1]
+end
+for number = 0, #flat / 2 - 1 do
+  local packed = redis.call("HGET", plan, number)
+  if packed then
+    local member = cmsgpack.unpack(packed)
+    local status = statuses[member[1]]
+    if status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
+      status = "active"
+    end
+    found[#found + 1] = { member[1], status, member[2] }
+  end
+end
+return found

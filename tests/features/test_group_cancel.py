@@ -1,0 +1,164 @@
+"""Cancelling a group by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from tests.helpers import wait_until
+from toril import GroupNotFoundError, InvalidGroupStateError, Worker
+from toril.protocol import groups
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+
+
+async def test_cancelling_undoes_what_is_done_and_removes_what_waits(world: World):
+    """SAGA-35: VAL-10; the event says that nobody failed."""
+    node = await world.order(c={"delay": 60_000})
+    await world.complete("a")
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    assert await world.statuses(node) == {"a": "completed", "b": "cancelled", "c": "cancelled"}
+    assert await world.place_of("b", node.jobs[1].id) is None
+    assert await world.place_of("c", node.jobs[2].id) is None
+    assert len(await world.queue("a:compensation").get_waiting()) == 1
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    assert (info.state, info.cancelled_count) == ("COMPENSATING", 2)
+    event = (await world.events())[0]
+    assert (event["event"], event["failedJobId"], event["reason"]) == (
+        "group:compensating",
+        "",
+        "cancelled",
+    )
+
+
+async def test_cancelling_with_nothing_done_fails_the_group(world: World):
+    """SAGA-36: VAL-11."""
+    node = await world.order()
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    assert await world.state(node) == "FAILED"
+    assert await world.statuses(node) == dict.fromkeys("abc", "cancelled")
+    for name in "abc":
+        counts = await world.queue(name).get_job_counts()
+        assert sum(counts.values()) == 0
+        assert not await world.client.exists(f"{world.prefix}:{name}:compensation:meta")
+    assert await world.event_names() == ["group:failed"]
+
+
+async def test_cancelling_waits_for_what_runs(world: World):
+    """SAGA-36, SAGA-44: a running member is not killed, and the group not over before it."""
+    node = await world.order("ab", mapped="")
+    job = await world.hand("a").take_one()
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    assert await world.state(node) == "COMPENSATING"
+    await world.hand("a").complete(job)
+    assert await world.state(node) == "FAILED"
+
+
+async def test_what_is_over_cannot_be_cancelled(world: World):
+    """SAGA-15, SAGA-37: VAL-12, each state with its words, and nothing changes."""
+    queue = world.queue("a")
+    completed = await world.order()
+    await world.complete("abc")
+    compensating = await world.order()
+    await world.complete("a")
+    await world.fail("b")
+    failed = await world.order()
+    await queue.cancel_group(failed.group_id)
+    before = [await world.record(node) for node in (completed, compensating, failed)]
+
+    with pytest.raises(InvalidGroupStateError, match=r"^Cannot cancel a completed group$"):
+        await queue.cancel_group(completed.group_id)
+    with pytest.raises(InvalidGroupStateError, match=r"group in state COMPENSATING$"):
+        await queue.cancel_group(compensating.group_id)
+    with pytest.raises(InvalidGroupStateError, match=r"^Cannot cancel group in state FAILED$"):
+        await queue.cancel_group(failed.group_id)
+    await world.undo_all("a", failing="a")
+    with pytest.raises(InvalidGroupStateError, match=r"in state FAILED_COMPENSATION$"):
+        await queue.cancel_group(compensating.group_id)
+    with pytest.raises(GroupNotFoundError, match=r"^Group nonexistent not found$"):
+        await queue.cancel_group("nonexistent")
+
+    after = [await world.record(node) for node in (completed, compensating, failed)]
+    assert after[0] == before[0]
+    assert after[2] == before[2]
+    assert after[1]["state"] == "FAILED_COMPENSATION"
+
+
+async def test_a_cancel_that_is_sent_again_is_no_error(world: World):
+    """SAGA-37: the reply was lost; the same call says that it is done, another one refuses."""
+    node = await world.order()
+    command = groups.cancel(world.queue("a").keys, node.group_id, request="r1")
+
+    await world.connection.run(command)
+    await world.connection.run(command)
+
+    assert await world.event_names() == ["group:failed"]
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").cancel_group(node.group_id)
+
+
+async def test_cancel_against_completion(world: World):
+    """SAGA-20, SAGA-37: 1,000 groups cancelled while workers finish them; each ends in one way."""
+    count = 1000
+    nodes = await asyncio.gather(*(world.order("abc") for _ in range(count)))
+    handlers = [
+        Worker(name, _return_id, connection=world.url, prefix=world.prefix, concurrency=20)
+        for name in ("a", "b", "c", "a:compensation", "b:compensation", "c:compensation")
+    ]
+    refused = Counter[str]()
+
+    async def cancel(group_id: str) -> None:
+        try:
+            await world.queue("a").cancel_group(group_id)
+        except InvalidGroupStateError as error:
+            refused[str(error)] += 1
+
+    for worker in handlers:
+        await worker.start()
+    for start in range(0, count, 50):
+        await asyncio.gather(*(cancel(node.group_id) for node in nodes[start : start + 50]))
+
+    async def all_ended() -> bool:
+        return await world.client.zcard(f"{world.prefix}:a:toril:groups-ended") == count
+
+    await wait_until(all_ended, 60, every=0.05)
+    for worker in handlers:
+        await worker.close()
+
+    states = Counter(str(info.state) for info in await world.queue("a").get_groups())
+    assert states["COMPLETED"] == refused.total() == refused["Cannot cancel a completed group"]
+    assert states["COMPLETED"] + states["FAILED"] == count
+    told = Counter(row["event"] for row in await world.events())
+    assert told["group:completed"] == states["COMPLETED"]
+    assert told["group:failed"] == states["FAILED"]
+    for node in nodes:
+        statuses = await world.statuses(node)
+        info = await world.queue("a").get_group_state(node.group_id)
+        assert info is not None
+        if info.state == "FAILED":
+            for job in node.jobs:
+                undone = await world.queue(f"{job.name}:compensation").get_state(
+                    f"{node.group_id}-c{'abc'.index(job.name)}"
+                )
+                wanted = "completed" if statuses[job.name] == "completed" else None
+                assert undone == wanted
+
+
+async def _return_id(job: Any) -> str:
+    return job.id

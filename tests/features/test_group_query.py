@@ -1,0 +1,105 @@
+"""Asking for groups and their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from toril import sync
+from toril.errors import InvalidNameError
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+
+
+async def test_the_state_of_a_group(world: World):
+    """SAGA-33: VAL-13, every field."""
+    node = await world.order()
+    await world.complete("ab")
+    await world.hand("c").take_one()
+
+    info = await world.queue("a").get_group_state(node.group_id)
+
+    assert info is not None
+    assert info.id == node.group_id
+    assert info.name == "order"
+    assert info.state == "ACTIVE"
+    assert (info.total_jobs, info.completed_count) == (3, 2)
+    assert (info.failed_count, info.cancelled_count) == (0, 0)
+    assert info.created_at > 1_700_000_000_000
+    assert info.updated_at >= info.created_at
+    assert not info.is_finished
+
+
+async def test_an_unknown_group_is_none(world: World):
+    """SAGA-33: VAL-14; a name that no group can have is refused."""
+    assert await world.queue("a").get_group_state("nonexistent") is None
+    assert await world.queue("a").get_group_jobs("nonexistent") == []
+    with pytest.raises(InvalidNameError):
+        await world.queue("a").get_group_state("a:b")
+
+
+async def test_the_jobs_of_a_group_over_all_queues(world: World):
+    """SAGA-34, C-32: VAL-15; the running one reads active though nobody wrote it."""
+    node = await world.order()
+    await world.complete("a")
+    await world.hand("b").take_one()
+
+    members = await world.queue("a").get_group_jobs(node.group_id)
+
+    assert [member.status for member in members] == ["completed", "active", "pending"]
+    assert [member.queue_name for member in members] == ["a", "b", "c"]
+    assert [member.job_id for member in members] == [job.id for job in node.jobs]
+    assert [member.job_key for member in members] == [
+        f"{world.prefix}:{job.queue_name}:{job.id}" for job in node.jobs
+    ]
+    assert [member.name for member in members] == ["a", "b", "c"]
+    stored = await world.statuses(node)
+    assert stored["b"] == "pending"
+
+
+async def test_groups_are_listed_by_state_in_pages(world: World):
+    """SAGA-06: the index, the oldest first, filtered before it is cut."""
+    nodes = [await world.order("a") for _ in range(6)]
+    for node in nodes[::2]:
+        await world.queue("a").cancel_group(node.group_id)
+    queue = world.queue("a")
+
+    everything = await queue.get_groups()
+    failed = await queue.get_groups("FAILED", 1, 2)
+    newest = await queue.get_groups(("ACTIVE", "FAILED"), 0, 0, newest_first=True)
+
+    assert {info.id for info in everything} == {node.group_id for node in nodes}
+    assert [info.created_at for info in everything] == sorted(i.created_at for i in everything)
+    assert len(failed) == 2
+    assert all(info.state == "FAILED" for info in failed)
+    assert newest[0].created_at == max(info.created_at for info in everything)
+    assert await queue.get_groups("COMPLETED") == []
+    assert len(await queue.get_groups(start=-2)) == 2
+    with pytest.raises(ValueError, match="nonsense"):
+        await queue.get_groups("nonsense")
+
+
+async def test_the_blocking_client_does_all_of_it(world: World):
+    """SAGA-01, SAGA-33 … SAGA-37 without an event loop."""
+    import asyncio
+
+    def work() -> tuple[Any, ...]:
+        options: dict[str, Any] = {"connection": world.url, "prefix": world.prefix}
+        with sync.FlowProducer(**options) as flow, sync.Queue("a", **options) as queue:
+            node = flow.add_group("order", [{"name": "x", "queueName": "a"}])
+            members = queue.get_group_jobs(node.group_id)
+            queue.cancel_group(node.group_id)
+            return members, queue.get_group_state(node.group_id), queue.get_groups()
+
+    members, info, listed = await asyncio.to_thread(work)
+
+    assert [member.status for member in members] == ["pending"]
+    assert info.state == "FAILED"
+    assert [group.id for group in listed] == [info.id]
