@@ -33,7 +33,7 @@ demo: $(PYTHON_STAMP) ## Start a server, enqueue work and watch it being done
 	@$(BIN)/python -m toril.cli.demo
 
 test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
-	@$(BIN)/python -m pytest $(T)
+	@$(BIN)/python -m pytest -n 2 $(T)
 
 check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/ruff check .

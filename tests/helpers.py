@@ -56,3 +56,9 @@ def wait_until_sync(
             what = message or getattr(predicate, "__name__", repr(predicate))
             pytest.fail(f"not true within {timeout} s: {what} (last answer: {value!r})")
         time.sleep(every)
+
+
+def name_of(value: object) -> str:
+    """A name for a parameter of a test that is the same in every process."""
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import name_of, wait_until
 from tests.worker import jobs
 from tests.worker.conftest import Inside
 from toril import Router, Worker
@@ -49,7 +49,7 @@ async def test_a_job_runs_in_a_process_that_is_used_again(queue, start_worker, i
     assert not is_alive(one["pid"])
 
 
-@pytest.mark.parametrize("handler", [jobs.plain_function, "tests.worker.jobs:where"], ids=repr)
+@pytest.mark.parametrize("handler", [jobs.plain_function, "tests.worker.jobs:where"], ids=name_of)
 async def test_functions_and_names_do_as_well(handler, queue, start_worker, inside):
     job = await queue.add("any name")
     await start_worker(handler, executor="process")
