@@ -98,17 +98,19 @@ class DeadLetters:
         by: str | None = None,
         keep_delay: bool = False,
         max_replays: int | None = None,
+        force: bool = False,
     ) -> str:
         """Send a dead letter back to the queue it came from; returns the id of the new job.
 
         The new job has the data and options of the first, and its idempotency key, and no attempts
         made.  ``data`` repairs the payload; the first one is kept, and ``by`` says who did it.
-        Raises ``DeadLetterNotFoundError`` when somebody was faster.
+        Raises ``DeadLetterNotFoundError`` when somebody was faster, and ``InvalidGroupStateError``
+        for a member of a group that is over or being undone, unless ``force`` is given.
         """
         source = await self._connection.run(dead_letters.source_of(self.keys, job_id))
         if source is None:
             return await self._replay_apart(
-                job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays
+                job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
             )
         text = None
         if data is not UNCHANGED:
@@ -123,6 +125,7 @@ class DeadLetters:
                 keep_delay=keep_delay,
                 by=by,
                 max_replays=max_replays,
+                force=force,
                 text=text,
                 is_repaired=text is not None,
             )
@@ -130,7 +133,7 @@ class DeadLetters:
         if new_id is not None:
             return new_id
         return await self._replay_apart(
-            job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays
+            job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
         )
 
     async def replay_all_dead_letters(
@@ -139,6 +142,7 @@ class DeadLetters:
         by: str | None = None,
         keep_delay: bool = False,
         max_replays: int | None = DEFAULT_MAX_REPLAYS,
+        force: bool = False,
         rate: float | None = None,
         progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
@@ -150,7 +154,8 @@ class DeadLetters:
         Works in slices, the oldest first; what arrives meanwhile is left alone.  ``rate`` is how
         many jobs to send per second, ``dry_run`` only counts, and ``resume`` goes on where an
         earlier call with the same filters was interrupted, and counts what that one did.  Letters
-        that came back ``max_replays`` times are left alone; None replays them too.
+        that came back ``max_replays`` times are left alone; None replays them too.  So are members
+        of groups that are over or being undone, unless ``force`` is given.
         """
         wanted = Filter.of(**filters)
         if max_replays is not None:
@@ -180,12 +185,18 @@ class DeadLetters:
                     keep_delay=keep_delay,
                     by=by,
                     max_replays=max_replays,
+                    force=force,
                 )
             )
             extra = 0
             for letter_id in result.asked:
                 extra += await self._replay_asked(
-                    letter_id, wanted, by=by, keep_delay=keep_delay, max_replays=max_replays
+                    letter_id,
+                    wanted,
+                    by=by,
+                    keep_delay=keep_delay,
+                    max_replays=max_replays,
+                    force=force,
                 )
             is_over = _is_over(walk, result)
             walk = after(walk, result, taken_apart=extra)
@@ -279,13 +290,14 @@ class DeadLetters:
         by: str | None,
         keep_delay: bool,
         max_replays: int | None,
+        force: bool,
     ) -> int:
         """Replay one letter of a bulk that the script could not decide on; 1 if it went."""
         if await self._admitted(letter_id, wanted) is None:
             return 0
         try:
             await self.replay_dead_letter(
-                letter_id, by=by, keep_delay=keep_delay, max_replays=max_replays
+                letter_id, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
             )
         except RefusedError:
             return 0
@@ -299,6 +311,7 @@ class DeadLetters:
         by: str | None,
         keep_delay: bool,
         max_replays: int | None,
+        force: bool,
     ) -> str:
         """Replay a letter that has to be decoded: another program wrote it or changed its data."""
         job = await self._connection.run(reading.job(self.keys, job_id))
@@ -325,6 +338,7 @@ class DeadLetters:
                 keep_delay=keep_delay,
                 by=by,
                 max_replays=max_replays,
+                force=force,
                 text=new_text or dead_letters.original_text(job),
                 options=dead_letters.original_options(job, meta),
                 priority=priority if isinstance(priority, int) else 0,

@@ -2,9 +2,12 @@
 --[[
   obliterate: remove every job of a paused queue, a slice at a time. `eraseKeys` does the rest.
 
+  The groups that the queue owns are forgotten first and nothing of them is undone: whoever removes a
+  queue wants it gone. Groups that other queues own lose their members here, and undo the rest.
+
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta
   Args      slice int, force bool (jobs that workers hold, too)
-  Returns   how many were removed; less than `slice` when no job is left
+  Returns   how many jobs were removed, and whether there is more to do (0 or 1)
   Refuses   -111  the queue is not paused                                 NotPausedError
             -112  jobs are active                                         JobLockedError
   Cost      O(slice)
@@ -23,6 +26,12 @@ local a = cmsgpack.unpack(ARGV[1])
 local queue = queueAt(base)
 if redis.call("HEXISTS", meta, "paused") == 0 then return -111 end
 if not a.force and redis.call("EXISTS", active) == 1 then return -112 end
+
+local forgotten = redis.call("ZRANGE", base .. ":groups", 0, a.slice - 1)
+for _, group_id in ipairs(forgotten) do
+  deleteGroup(base, group_id)
+end
+if #forgotten > 0 then return { 0, 1 } end
 
 local ids = {}
 for _, place in ipairs({ active, wait, paused }) do
@@ -45,4 +54,4 @@ end
 for _, id in ipairs(ids) do
   removeJob(queue, id, { is_hard = true })
 end
-return #ids
+return { #ids, #ids < a.slice and 0 or 1 }

@@ -9,12 +9,13 @@
   Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
             max_replays int?, has_data bool? (the client took the letter apart),
             is_repaired bool?, priority int?, delay int? (of a letter that another program wrote),
-            resend bool?
+            force bool?, resend bool?
             After the map, raw, if has_data: the data, the options as JSON.
   Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
   Refuses   -1    there is no such dead letter                         DeadLetterNotFoundError
             -111  it is running                                        JobLockedError
             -112  it has been replayed too often                       TooManyReplaysError
+            -132  its group is over or being undone                    InvalidGroupStateError
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end
@@ -30,6 +31,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/jsonText"
 --- @include "includes/spliceMeta"
 --- @include "includes/replay"
+--- @include "includes/groups"
 local given_data = ARGV[2]
 local given_opts = ARGV[3]
 
@@ -67,13 +69,14 @@ local function takeOutLetter()
 end
 
 local letter = base .. ":" .. a.id
-local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.replays")
+local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.replays", "x.member")
 if not known[1] then
   if a.resend and wasReplayed() then return a.new_id end
   return -1
 end
 if not a.has_data and not known[4] and not unsplice(known[2] or "", known[3]) then return 1 end
 if a.max_replays and (tonumber(known[5]) or 0) >= a.max_replays then return -112 end
+if known[6] and not a.force and groupStateOf(known[6]) ~= "ACTIVE" then return -132 end
 if redis.call("EXISTS", letter .. ":lock") == 1 then return -111 end
 local place = takeOutLetter()
 if not place then return -111 end

@@ -12,7 +12,7 @@
             not_after int? (now when the walk begins), filter {name, failed_reason, fingerprint,
             source_queue, since, before}, ids list of str (for the new jobs), prefix str,
             tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
-            max_replays int?, run str, step int, done int (in earlier slices)
+            max_replays int?, force bool?, run str, step int, done int (in earlier slices)
   Returns   as JSON {is_done, offset, anchor, count, asked, held, examined, length, not_after}
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
@@ -29,6 +29,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/jsonText"
 --- @include "includes/spliceMeta"
 --- @include "includes/replay"
+--- @include "includes/groups"
 --- @include "includes/letters"
 --- @include "includes/letterSlices"
 
@@ -49,7 +50,8 @@ local result = walkLetters(queue, queue[a.list], a, function(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer ~= "take" then return answer end
   if not letter.source or not isReachable(letter.source) then return "ask" end
-  if a.max_replays and letter.replays >= a.max_replays then
+  local is_held = letter.member and not a.force and groupStateOf(letter.member) ~= "ACTIVE"
+  if is_held or a.max_replays and letter.replays >= a.max_replays then
     held = held + 1
     return "leave"
   end

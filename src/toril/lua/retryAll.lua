@@ -3,11 +3,13 @@
   retryAll: let finished jobs run again, a slice at a time, the oldest first.
 
   Only jobs that finished up to a time: the first call takes the present, and the caller passes it
-  on. What fails again meanwhile is not taken up a second time.
+  on. What fails again meanwhile is not taken up a second time. Members of groups that are over or
+  being undone stay, unless `force` is given; the caller skips them.
 
   Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
-  Args      state str ("failed" or "completed"), until_ms int?, slice int, resets_attempts bool
-  Returns   that time in ms, how many were looked at, how many run again
+  Args      state str ("failed" or "completed"), until_ms int?, slice int, skip int,
+            resets_attempts bool, force bool?
+  Returns   that time in ms, how many were looked at, how many run again, how many of them stay
   Emits     waiting
   Keeps     I1
   Cost      O(slice)
@@ -20,18 +22,23 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/emit"
 --- @include "includes/place"
 --- @include "includes/retryJob"
+--- @include "includes/groups"
 
 local queue = queueAt(base)
 local gate = readGate(queue)
 local until_ms = a.until_ms or clock()
 local place = a.state == "failed" and failed or completed
-local ids = redis.call("ZRANGEBYSCORE", place, "-inf", until_ms, "LIMIT", 0, a.slice)
-local count = 0
+local ids = redis.call("ZRANGEBYSCORE", place, "-inf", until_ms, "LIMIT", a.skip, a.slice)
+local count, leaving = 0, {}
 for _, id in ipairs(ids) do
-  if retryJob(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
+  local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
+  if not membership or groupStateOf(membership) == "ACTIVE" then
+    leaving[#leaving + 1] = id
+    if retryJob(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
+  end
 end
-if #ids > 0 then
-  redis.call("ZREM", place, unpack(ids))
+if #leaving > 0 then
+  redis.call("ZREM", place, unpack(leaving))
   wake(queue, gate)
 end
-return { until_ms, #ids, count }
+return { until_ms, #ids, count, #ids - #leaving }

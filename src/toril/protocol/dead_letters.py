@@ -16,6 +16,7 @@ import msgspec
 from toril.errors import (
     DeadLetterNotFoundError,
     DeadLetterSourceError,
+    InvalidGroupStateError,
     InvalidOptionError,
     JobLockedError,
     TooManyReplaysError,
@@ -210,6 +211,7 @@ def replay(
     keep_delay: bool = False,
     by: str | None = None,
     max_replays: int | None = None,
+    force: bool = False,
     text: bytes | None = None,
     options: bytes = b"",
     priority: int = 0,
@@ -229,6 +231,8 @@ def replay(
         args["by"] = by
     if max_replays is not None:
         args["max_replays"] = whole(max_replays, "max_replays")
+    if force:
+        args["force"] = True
     if text is not None:
         args["has_data"] = True
     if is_repaired:
@@ -267,6 +271,12 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
             return TooManyReplaysError(
                 f"dead letter {letter_id!r} of queue {queue!r} has come back as often as"
                 f" max_replays allows; repair its data, raise max_replays, or purge it"
+            )
+        case -132:
+            return InvalidGroupStateError(
+                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
+                f" being undone, so running it again could not be undone; pass force=True to replay"
+                f" it all the same"
             )
     return not_found(letter_id, queue)
 
@@ -310,6 +320,7 @@ def replay_slice(
     keep_delay: bool = False,
     by: str | None = None,
     max_replays: int | None = None,
+    force: bool = False,
 ) -> Command[Slice]:
     """Replay up to as many letters as there are new ``ids``."""
     args = _walk_args(walk, wanted, run)
@@ -324,6 +335,8 @@ def replay_slice(
         args["by"] = by
     if max_replays is not None:
         args["max_replays"] = max_replays
+    if force:
+        args["force"] = True
     extra = {"sweep": sweep}
     return script("replayDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
 

@@ -4,21 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from toril.errors import InvalidOptionError, JobNotFoundError, JobNotInStateError
+from toril.errors import (
+    InvalidGroupStateError,
+    InvalidOptionError,
+    JobNotFoundError,
+    JobNotInStateError,
+)
 from toril.options import MAX_PRIORITY, whole
 from toril.protocol.command import Command, Plan, Resend, script
 from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.removing import SLICE, OnProgress
 
 
-def retry(keys: Keys, job_id: str, *, resets_attempts: bool = False) -> Command[None]:
+def retry(
+    keys: Keys, job_id: str, *, resets_attempts: bool = False, force: bool = False
+) -> Command[None]:
     """Let a failed or completed job run again."""
     check_known_id(job_id)
+    refuse = _refuser(job_id, "is neither failed nor completed, so it cannot be retried")
+
+    def parse(code: int) -> None:
+        if code == -132:
+            raise InvalidGroupStateError(
+                f"job {job_id!r} belongs to a group that is over or being undone, so running it"
+                f" again could not be undone; pass force=True to run it all the same"
+            )
+        refuse(code)
+
     return script(
         "retry",
         keys,
-        {"id": job_id, "resets_attempts": resets_attempts},
-        _refuser(job_id, "is neither failed nor completed, so it cannot be retried"),
+        {"id": job_id, "resets_attempts": resets_attempts, "force": force},
+        parse,
     )
 
 
@@ -28,22 +45,29 @@ def retry_all(
     *,
     until_ms: int | None = None,
     resets_attempts: bool = False,
+    force: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Plan[int]:
     """Let the failed (or completed) jobs run again, the oldest first; returns how many."""
     if state not in ("failed", "completed"):
         raise InvalidOptionError(f"state={state!r} cannot be retried; use 'failed' or 'completed'")
     count: int = 0
+    skip = 0
     while True:
         args: dict[str, Any] = {
             "state": state,
             "slice": SLICE,
+            "skip": skip,
             "resets_attempts": resets_attempts,
+            "force": force,
         }
         if until_ms is not None:
             args["until_ms"] = until_ms
-        until_ms, looked, moved = yield script("retryAll", keys, args, tuple, resend=Resend.SAME)
+        until_ms, looked, moved, kept = yield script(
+            "retryAll", keys, args, tuple, resend=Resend.SAME
+        )
         count += moved
+        skip += kept
         if moved and on_progress is not None:
             on_progress(count)
         if looked < SLICE:

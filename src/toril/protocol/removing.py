@@ -174,15 +174,15 @@ def obliterate(
 
     if force:
         yield from pausing.pause(keys)
-    removed = 0
+    removed: int = 0
     while True:
-        count: int = yield script(
+        count, more = yield script(
             "obliterate", keys, {"slice": SLICE, "force": force}, parse, resend=Resend.SAME
         )
         removed += count
         if count and on_progress is not None:
             on_progress(removed)
-        if count < SLICE:
+        if not more:
             break
     cursor = "0"
     while True:

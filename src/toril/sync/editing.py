@@ -84,13 +84,16 @@ class QueueEditing:
         plan = removing.remove(self.keys, job_id, children=remove_children)
         return self._connection.follow(plan)
 
-    def retry(self, job_id: str, *, reset_attempts: bool = False) -> None:
+    def retry(self, job_id: str, *, reset_attempts: bool = False, force: bool = False) -> None:
         """Let a failed or completed job run again.
 
         Its attempts are counted on, so it is not retried by itself when it fails once more, unless
-        ``reset_attempts`` is given.
+        ``reset_attempts`` is given.  A member of a group that is over or being undone is refused
+        with ``InvalidGroupStateError``, unless ``force`` is given.
         """
-        self._connection.run(moving.retry(self.keys, job_id, resets_attempts=reset_attempts))
+        self._connection.run(
+            moving.retry(self.keys, job_id, resets_attempts=reset_attempts, force=force)
+        )
 
     def retry_all(
         self,
@@ -98,17 +101,20 @@ class QueueEditing:
         *,
         until: int | datetime | None = None,
         reset_attempts: bool = False,
+        force: bool = False,
         on_progress: OnProgress | None = None,
     ) -> int:
         """Let all failed (or completed) jobs run again, the oldest first; returns how many.
 
-        Only those that finished up to ``until``, which is now unless it is given.
+        Only those that finished up to ``until``, which is now unless it is given.  Members of
+        groups that are over or being undone stay, unless ``force`` is given.
         """
         plan = moving.retry_all(
             self.keys,
             state,
             until_ms=None if until is None else epoch_ms(until, "until"),
             resets_attempts=reset_attempts,
+            force=force,
             on_progress=on_progress,
         )
         return self._connection.follow(plan)

@@ -43,7 +43,7 @@ local function deadLetter(queue, dead_letters, ended, attempts_made, now)
   local job = queue.base .. ":" .. ended.id
   local dead, target = ended.dead, dead_letters.queue
   local known = redis.call("HMGET", job, "name", "data", "opts", "timestamp", "x.replays",
-    "x.history", "x.original")
+    "x.history", "x.original", "x.group")
   local data = known[2] or "{}"
   local meta = letterMeta(dead_letters, ended, known, attempts_made, now)
   local text, cut
@@ -61,7 +61,7 @@ local function deadLetter(queue, dead_letters, ended, attempts_made, now)
     "x.why", dead.why or string.lower(ended.value), "x.fp", dead.fingerprint or dead.cause,
     "x.opts", dead.opts or known[3] or "{}" }
   local optional = { ["x.cut"] = cut or false, ["x.data"] = not cut and data, ["x.replays"] = known[5],
-    ["x.history"] = known[6], ["x.original"] = known[7],
+    ["x.history"] = known[6], ["x.original"] = known[7], ["x.member"] = known[8],
     ["x.priority"] = dead.priority or false, ["x.delay"] = dead.delay or false }
   for field, value in pairs(optional) do
     if value then

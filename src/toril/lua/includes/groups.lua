@@ -239,14 +239,24 @@ local function memberEnded(key, kind, number, job, state, ended, now)
   end
 end
 
---- A job that undoes a member ended.
+--- A job that undoes a member ended. One that failed, was retried by hand and completed then makes up
+--- for its failure.
 local function compensationEnded(key, job, state, now)
-  if redis.call("HGET", key .. ":compensations", job) ~= "pending" then return end
+  local before = redis.call("HGET", key .. ":compensations", job)
+  local is_repaired = before and before ~= "pending" and before ~= "completed" and state == "completed"
+  if before ~= "pending" and not is_repaired then return end
   local group = readGroup(key)
   if not group then return end
   redis.call("HSET", key .. ":compensations", job, state)
-  group.running = redis.call("HINCRBY", key, "x.running", -1)
-  if state ~= "completed" then
+  if before == "pending" then
+    group.running = redis.call("HINCRBY", key, "x.running", -1)
+  end
+  if is_repaired then
+    group.broken = redis.call("HINCRBY", key, "x.broken", -1)
+    if group.state == "FAILED_COMPENSATION" and group.broken == 0 then
+      endGroup(group, "FAILED", now)
+    end
+  elseif state ~= "completed" then
     group.broken = redis.call("HINCRBY", key, "x.broken", 1)
   end
   settleGroup(group, now)

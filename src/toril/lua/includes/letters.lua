@@ -7,9 +7,9 @@ local WINDOW = 1000
 
 local function readLetter(queue, id)
   local hash = redis.call("HMGET", queue.base .. ":" .. id, "name", "timestamp", "x.source", "x.why",
-    "x.fp", "x.replays")
+    "x.fp", "x.replays", "x.member")
   return { id = id, name = hash[1], at = tonumber(hash[2]) or 0, source = hash[3], why = hash[4],
-    fingerprint = hash[5], replays = tonumber(hash[6]) or 0 }
+    fingerprint = hash[5], replays = tonumber(hash[6]) or 0, member = hash[7] }
 end
 
 --- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not

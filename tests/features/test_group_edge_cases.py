@@ -1,0 +1,378 @@
+"""Whatever ends or removes a member settles its group."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from tests.helpers import wait_until
+from tests.keyspace import keys_under
+from toril import (
+    Compensation,
+    GroupJob,
+    InvalidGroupStateError,
+    JobNotFoundError,
+    UnrecoverableError,
+    Worker,
+)
+from toril.protocol import leasing
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+
+
+async def sweep(world: World, name: str, *, max_stalled: int = 1) -> None:
+    """Two sweeps: the first marks what is active, the second brings back what has no lock."""
+    for _ in range(2):
+        await world.client.delete(f"{world.prefix}:{name}:stalled-check")
+        plan = leasing.sweep(world.queue(name).keys, interval_ms=1, max_stalled=max_stalled)
+        await world.connection.follow(plan)
+
+
+async def test_a_removed_member_is_cancelled_and_its_group_undone(world: World):
+    """SAGA-40, C-31: removing by hand is an end like any other."""
+    node = await world.order()
+    await world.complete("a")
+
+    await world.queue("b").remove(node.jobs[1].id)
+
+    assert await world.statuses(node) == {"a": "completed", "b": "cancelled", "c": "cancelled"}
+    assert await world.state(node) == "COMPENSATING"
+    event = (await world.events())[0]
+    assert (event["failedJobId"], event["reason"]) == (node.jobs[1].id, "removed")
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_removing_a_finished_member_changes_nothing(world: World):
+    """SAGA-39: it has been counted, and its return value is kept where it is needed."""
+    node = await world.order()
+    await world.complete("a", {"a": 7})
+
+    await world.queue("a").remove(node.jobs[0].id)
+    await world.queue("a").clean("completed")
+
+    assert await world.state(node) == "ACTIVE"
+    await world.fail("b")
+    (undo,) = await world.queue("a:compensation").get_waiting()
+    assert undo.compensation is not None
+    assert undo.compensation.original_return_value == 7
+
+
+async def test_draining_a_queue_settles_the_groups_of_its_jobs(world: World):
+    """SAGA-40, C-31: many groups at once, in three states of completion."""
+    untouched = await world.order()
+    jobs = [GroupJob(f"j{n}", queue_name="a") for n in range(5)]
+    whole = await world.flow.add_group("order", jobs, {"j0": Compensation("undo")})
+    begun = await world.order()
+    taken = await world.hand("b").take(2)
+    await world.hand("b").complete(*taken)
+
+    await world.queue("a").drain()
+
+    assert await world.state(whole) == "FAILED"
+    assert (await world.record(whole))["cancelledCount"] == "5"
+    for node in (untouched, begun):
+        assert await world.statuses(node) == {"a": "cancelled", "b": "completed", "c": "cancelled"}
+        assert await world.state(node) == "COMPENSATING"
+    assert len(await world.queue("b:compensation").get_waiting()) == 2
+
+
+async def test_draining_with_the_delayed_ones(world: World):
+    """SAGA-40: a delayed and a prioritized member go with the drain."""
+    node = await world.order("ab", a={"delay": 60_000}, b={"priority": 2, "queue_name": "a"})
+
+    await world.queue("a").drain(delayed=True)
+
+    assert await world.state(node) == "FAILED"
+    assert await world.statuses(node) == {"a": "cancelled", "b": "cancelled"}
+
+
+async def test_cleaning_waiting_jobs_settles_their_groups(world: World):
+    """SAGA-40: clean removes jobs that have not run as well."""
+    node = await world.order()
+
+    await world.queue("b").clean("waiting")
+
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_removed_compensation_has_failed(world: World):
+    """SAGA-31: what will never be undone must not look undone."""
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.fail("b")
+
+    await world.queue("a:compensation").drain()
+
+    assert await world.state(node) == "FAILED_COMPENSATION"
+
+
+async def test_obliterating_the_owner_leaves_no_key_of_its_groups(world: World):
+    """SAGA-40, C-06: active, being undone, and completed groups, and nothing is undone by it."""
+    completed = await world.order("ab", b={"queue_name": "a"})
+    await world.hand("a").complete(*await world.hand("a").take(2))
+    active = await world.order("ab", b={"queue_name": "a"})
+    await world.hand("a").complete(*await world.hand("a").take(1))
+    assert await world.state(active) == "ACTIVE"
+    assert await world.state(completed) == "COMPLETED"
+
+    await world.queue("a").obliterate(force=True)
+
+    assert await keys_under(world.client, f"{world.prefix}:a") == []
+
+
+async def test_obliterating_a_queue_of_members_settles_their_groups(world: World):
+    """SAGA-40: the owner is elsewhere and undoes the rest."""
+    node = await world.order()
+    await world.complete("a")
+    await world.hand("b").take_one()
+
+    await world.queue("b").obliterate(force=True)
+
+    assert await world.statuses(node) == {"a": "completed", "b": "cancelled", "c": "cancelled"}
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_members_whose_group_is_gone_are_plain_jobs(world: World):
+    """SAGA-40: after the owner was obliterated the others run, complete, fail and are removed."""
+    node = await world.order("abcd")
+    await world.queue("a").obliterate(force=True)
+
+    await world.complete("b")
+    await world.fail("c")
+    await world.queue("d").remove(node.jobs[3].id)
+
+    assert await world.place_of("b", node.jobs[1].id) == "completed"
+    assert await world.place_of("c", node.jobs[2].id) == "failed"
+    assert await world.state(node) is None
+
+
+async def test_a_stalled_member_runs_again(world: World):
+    """SAGA-42: its worker died; the group goes on as if nothing had happened."""
+    node = await world.order("ab")
+    lost = await world.hand("a").take_one()
+    await world.hand("a").lose(lost)
+
+    await sweep(world, "a")
+
+    await world.complete("ab")
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_a_member_that_stalls_too_often_fails_its_group(world: World):
+    """SAGA-42: the sweep marks it, whoever takes it next fails it, the rest is undone."""
+    node = await world.order("ab")
+    await world.complete("b")
+    lost = await world.hand("a").take_one()
+    await world.client.hset(f"{world.prefix}:a:{lost.id}", "x.unheard", 99)
+    await world.hand("a").lose(lost)
+
+    await sweep(world, "a", max_stalled=0)
+    doomed = await world.hand("a").take_one()
+    assert doomed.deferred_failure is not None
+    await world.hand("a").settle([(doomed, _raised(doomed.deferred_failure))])
+
+    assert await world.state(node) == "COMPENSATING"
+    await world.undo_all("b")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_stalled_member_of_a_group_that_is_undone_is_not_run_again(world: World):
+    """SAGA-42, SAGA-44: it comes back marked, and the group waits until that is settled."""
+    node = await world.order("ab")
+    lost = await world.hand("a").take_one()
+    await world.hand("a").lose(lost)
+    await world.fail("b")
+    assert await world.state(node) == "COMPENSATING"
+
+    await sweep(world, "a")
+
+    doomed = await world.hand("a").take_one()
+    assert doomed.deferred_failure == "its group is being undone"
+    await world.hand("a").fail(doomed)
+    assert await world.state(node) == "FAILED"
+
+
+def _raised(reason: str) -> Any:
+    from toril.protocol.settling import Raised
+
+    return Raised(UnrecoverableError(reason))
+
+
+async def test_a_cancelled_job_fails_its_group(world: World):
+    """SAGA-21: queue.cancel on a waiting member."""
+    node = await world.order()
+
+    await world.queue("b").cancel(node.jobs[1].id)
+
+    assert await world.state(node) == "FAILED"
+    assert await world.statuses(node) == {"a": "cancelled", "b": "failed", "c": "cancelled"}
+
+
+async def test_retrying_a_member_of_a_failed_group_is_refused(world: World):
+    """SAGA-45: unless forced, and then it runs without changing the group."""
+    node = await world.order("ab")
+    await world.fail("a")
+    queue, job_id = world.queue("a"), node.jobs[0].id
+
+    with pytest.raises(InvalidGroupStateError, match="force=True"):
+        await queue.retry(job_id)
+    assert await queue.retry_all() == 0
+    assert await queue.get_state(job_id) == "failed"
+    await queue.retry(job_id, force=True)
+
+    await world.complete("a")
+    assert await world.state(node) == "FAILED"
+    assert (await world.statuses(node))["a"] == "failed"
+    with pytest.raises(JobNotFoundError):
+        await queue.retry("nobody")
+
+
+async def test_retrying_all_passes_over_members_and_takes_the_rest(world: World):
+    """SAGA-45: more members than one slice, plain failures between them."""
+    queue = world.queue("a")
+    for _ in range(4):
+        await world.order("a")
+        await world.fail("a")
+        await queue.add("plain")
+        await world.hand("a").fail(await world.hand("a").take_one())
+
+    assert await queue.retry_all() == 4
+
+    assert await queue.get_job_counts("failed", "waiting") == {"failed": 4, "waiting": 4}
+    assert await queue.retry_all(force=True) == 4
+
+
+async def test_a_dead_lettered_member_fails_its_group_and_is_not_replayed(world: World):
+    """SAGA-21, SAGA-45: it goes to the dead letters in the same step; replay needs force."""
+    node = await world.order("ab")
+    await world.complete("b")
+    worker = Worker(
+        "a",
+        _raise_at_once,
+        connection=world.url,
+        prefix=world.prefix,
+        dead_letter_queue="a-dlq",
+    )
+    letters = world.queue("a-dlq")
+    async with worker:
+
+        async def is_buried() -> bool:
+            return await letters.get_dead_letter_count() == 1
+
+        await wait_until(is_buried)
+    assert await world.state(node) == "COMPENSATING"
+    (letter,) = await letters.get_dead_letter_jobs()
+
+    with pytest.raises(InvalidGroupStateError, match="force=True"):
+        await letters.replay_dead_letter(letter.id)
+    assert await letters.replay_all_dead_letters() == 0
+    new_id = await letters.replay_dead_letter(letter.id, force=True)
+
+    assert await world.place_of("a", new_id) == "waiting"
+    await world.complete("a")
+    assert await world.statuses(node) == {"a": "failed", "b": "completed"}
+
+
+async def test_forced_replays_in_bulk(world: World):
+    """SAGA-45: the same for all of them."""
+    await world.order("a")
+    worker = Worker(
+        "a", _raise_at_once, connection=world.url, prefix=world.prefix, dead_letter_queue="a-dlq"
+    )
+    letters = world.queue("a-dlq")
+    async with worker:
+
+        async def is_buried() -> bool:
+            return await letters.get_dead_letter_count() == 1
+
+        await wait_until(is_buried)
+
+    assert await letters.replay_all_dead_letters() == 0
+    assert await letters.replay_all_dead_letters(force=True) == 1
+
+
+async def _raise_at_once(job: Any) -> None:
+    raise UnrecoverableError("no")
+
+
+async def test_a_compensation_that_is_retried_by_hand_makes_up_for_its_failure(world: World):
+    """SAGA-31: somebody repaired the cause and retried the failed job."""
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.fail("b")
+    await world.undo_all("a", failing="a")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+
+    await world.queue("a:compensation").retry(f"{node.group_id}-c0")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    await world.undo_all("a")
+
+    assert await world.state(node) == "FAILED"
+    assert await world.event_names() == ["group:compensating", "group:failed", "group:failed"]
+
+
+async def test_in_a_long_list_members_are_marked_and_vanish_when_taken(world: World):
+    """SAGA-22: searching a long list would hold the server up; the marked ones never run."""
+    await world.queue("b").add_bulk([_plain()] * 2500)
+    node = await world.order("abc", c={"queue_name": "b"})
+    await world.fail("a")
+    assert await world.statuses(node) == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+    assert await world.state(node) == "FAILED"
+    assert await world.place_of("b", node.jobs[1].id) == "waiting"
+    ran: list[str] = []
+
+    async def handle(job: Any) -> None:
+        ran.append(job.name)
+
+    async with Worker("b", handle, connection=world.url, prefix=world.prefix, concurrency=100):
+        assert await world.queue("b").wait_until_empty(20_000)
+
+    assert ran == ["plain"] * 2500
+    counts = await world.queue("b").get_job_counts("completed", "failed")
+    assert counts == {"completed": 2500, "failed": 0}
+    assert await world.state(node) == "FAILED"
+    assert (await world.record(node))["failedCount"] == "1"
+
+
+def _plain() -> Any:
+    from toril import NewJob
+
+    return NewJob("plain")
+
+
+async def test_many_members_in_a_short_list_leave_it_in_one_scan(world: World):
+    """SAGA-22: those of others keep their order."""
+    for n in range(3):
+        await world.queue("b").add("plain", job_id=f"before-{n}")
+    jobs = [GroupJob("a", queue_name="a"), *(GroupJob("x", queue_name="b") for _ in range(20))]
+    node = await world.flow.add_group("order", jobs)
+    for n in range(3):
+        await world.queue("b").add("plain", job_id=f"after-{n}")
+
+    await world.fail("a")
+
+    assert await world.state(node) == "FAILED"
+    ids = [job.id for job in await world.queue("b").get_waiting()]
+    assert ids == [f"before-{n}" for n in range(3)] + [f"after-{n}" for n in range(3)]
+
+
+async def test_members_of_a_queue_that_version_5_paused_are_found(world: World):
+    """SAGA-22: they are in the list `paused` then."""
+    base = f"{world.prefix}:b"
+    await world.client.hset(f"{base}:meta", mapping={"paused": 1, "version": "bullmq:5.81.3"})
+    node = await world.order("ab")
+    assert await world.client.llen(f"{base}:paused") == 1
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    assert await world.state(node) == "FAILED"
+    assert not await world.client.exists(f"{base}:paused")
