@@ -8,7 +8,9 @@
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
             marker, meta, id, events
   Args      jobs list of {id, name, custom, delay, run_at, priority, lifo, timestamp, parent_key,
-            parent, de}, resend bool?
+            parent, de, once}, resend bool?
+            A job with `once` ({key, ms}) is added at most once for that long, even when it has run
+            and gone since: a relay that died before it wrote down what it did sends it again.
             After the map, raw, for each job: its data, its options as JSON.
   Returns   now ms, then for each job: 0 added, 1 an equal id exists, a refusal, or the id of the
             job that owns its deduplication id
@@ -31,6 +33,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/insertJob"
 --- @include "includes/wasAdded"
 --- @include "includes/attachChild"
+--- @include "includes/once"
 
 local queue = queueAt(base)
 local now = clock()
@@ -51,16 +54,19 @@ end
 
 local function addJob(job, data, opts)
   if job.parent_key and redis.call("EXISTS", job.parent_key) == 0 then return -5 end
+  if job.once and isRemembered(queue, job.id, job.once.key) then return 1 end
   if a.resend and wasAdded(queue, job, data) then return 0 end
   counted = counted + 1
   if redis.call("EXISTS", base .. ":" .. job.id) == 1 then
     local result = job.parent_key and attachExisting(job) or 1
     if result == 1 then
+      if job.once then rememberOnce(queue, job.id, job.once.key, job.once.ms) end
       emitTrimmed(queue, gate, "duplicated", "jobId", job.id)
     end
     return result
   end
   local place, owner = insertJob(queue, gate, job, data, opts, now)
+  if job.once then rememberOnce(queue, job.id, job.once.key, job.once.ms) end
   if owner then return owner end
   places[place] = true
   return 0

@@ -44,10 +44,18 @@ class Added(msgspec.Struct, frozen=True):
     is_duplicate: bool = False
 
 
-def prepare(job: NewJob, generated_id: str, parent: tuple[str, str] | None = None) -> Prepared:
+def prepare(
+    job: NewJob,
+    generated_id: str,
+    parent: tuple[str, str] | None = None,
+    *,
+    once_ms: int | None = None,
+) -> Prepared:
     """Check and encode ``job``; its own id, if it has one, goes before the generated one.
 
     ``parent`` is the id and the qualified queue of the job that this one is a child of.
+    With ``once_ms`` the server remembers for that long that a job with this id and this idempotency
+    key was added, and adds it no second time although it has run and was removed since.
     """
     if job.data is None:
         data = _EMPTY
@@ -80,6 +88,8 @@ def prepare(job: NewJob, generated_id: str, parent: tuple[str, str] | None = Non
         or job.remove_dependency_on_failure
     ):
         raise InvalidOptionError(f"job {job.name!r} has {job.child_policy} and no parent")
+    if once_ms is not None:
+        entry["once"] = {"key": job.idempotency_key or entry["id"], "ms": once_ms}
     return Prepared(entry["id"], entry, data, codec.encode_options(job, parent))
 
 

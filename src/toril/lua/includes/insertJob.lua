@@ -12,6 +12,15 @@ local function insertJob(queue, gate, job, data, opts, now)
       { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due })
     if owner then return nil, owner end
   end
+  -- Its place first: when that key is damaged the script ends here, before there is a job that
+  -- exists and will never run.
+  if job.has_children then
+    redis.call("ZADD", queue.waiting_children, timestamp, job.id)
+  elseif delay > 0 then
+    placeDelayed(queue, job.id, due)
+  else
+    placeReady(queue, gate, job.id, priority, job.lifo and "RPUSH" or "LPUSH")
+  end
   if job.parent_key then
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
       "delay", delay, "priority", priority, "parentKey", job.parent_key, "parent", job.parent)
@@ -24,16 +33,13 @@ local function insertJob(queue, gate, job, data, opts, now)
   if job.group then redis.call("HSET", key, "x.group", job.group) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if job.has_children then
-    redis.call("ZADD", queue.waiting_children, timestamp, job.id)
     emitTrimmed(queue, gate, "waiting-children", "jobId", job.id)
     return "children"
   end
   if delay > 0 then
-    placeDelayed(queue, job.id, due)
     emitTrimmed(queue, gate, "delayed", "jobId", job.id, "delay", due)
     return "delayed"
   end
-  placeReady(queue, gate, job.id, priority, job.lifo and "RPUSH" or "LPUSH")
   emitTrimmed(queue, gate, "waiting", "jobId", job.id)
   return "ready"
 end

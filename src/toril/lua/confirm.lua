@@ -1,0 +1,30 @@
+#!lua
+--[[
+  confirm: what became of jobs that were added once.
+
+  A job that is gone and remembered has run and was removed; one that is gone and not remembered was
+  lost with the server's memory. The memory of a job that is still to run is kept alive.
+
+  Keys      base, completed, failed
+  Args      jobs list of {id, key}, ms int (how long to remember)
+  Returns   for each job: 0 lost, 1 still to run, 2 finished, 3 finished and removed
+  Cost      O(jobs)
+]]
+local base, completed, failed = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/once"
+
+local queue = queueAt(base)
+local results = {}
+for i, job in ipairs(a.jobs) do
+  if redis.call("ZSCORE", completed, job.id) or redis.call("ZSCORE", failed, job.id) then
+    results[i] = 2
+  elseif redis.call("EXISTS", base .. ":" .. job.id) == 1 then
+    rememberOnce(queue, job.id, job.key, a.ms)
+    results[i] = 1
+  else
+    results[i] = isRemembered(queue, job.id, job.key) and 3 or 0
+  end
+end
+return results

@@ -1,0 +1,13 @@
+"""The transactional outbox: jobs that exist if, and only if, the transaction that wanted them did.
+
+``Outbox.add`` writes a row inside the caller's transaction; a ``Relay`` turns rows into jobs.
+Needs SQLAlchemy 2: ``pip install 'toril[outbox]'``.
+"""
+
+from toril.outbox.outbox import Outbox
+from toril.outbox.relay import Relay, RelayMetrics
+from toril.outbox.rows import OutboxRow
+from toril.outbox.storing import OutboxStats
+from toril.outbox.table import outbox_table
+
+__all__ = ["Outbox", "OutboxRow", "OutboxStats", "Relay", "RelayMetrics", "outbox_table"]

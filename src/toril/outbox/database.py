@@ -1,0 +1,109 @@
+"""Transactions from a coroutine, whichever kind of engine there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from toril.errors import InvalidOptionError
+from toril.outbox.storing import has_row_locks
+
+Ask = Callable[..., Awaitable[Any]]
+"""Calls a blocking function of a connection, with more arguments after it."""
+
+
+class Database(Protocol):
+    """Where the outbox is."""
+
+    dialect: Dialect
+
+    def transaction(self) -> AbstractAsyncContextManager[Ask]:
+        """A transaction: committed at the end, rolled back on an error."""
+
+    async def close(self) -> None: ...
+
+
+def open_database(engine: Engine | AsyncEngine) -> Database:
+    if isinstance(engine, AsyncEngine):
+        return AsyncDatabase(engine)
+    if isinstance(engine, Engine):
+        return ThreadDatabase(engine)
+    raise InvalidOptionError(f"{engine!r} is no engine of SQLAlchemy; use create_engine(…)")
+
+
+def _isolation(dialect: Dialect) -> dict[str, Any]:
+    """Row locks mean nothing under autocommit, which an engine may have as its default."""
+    return {"isolation_level": "READ COMMITTED"} if has_row_locks(dialect.name) else {}
+
+
+class ThreadDatabase:
+    """A blocking engine, used from one thread of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.dialect = engine.dialect
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="toril-outbox")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Ask]:
+        connection: Connection = await self._call(self._connect)
+
+        def ask(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+            return self._call(function, connection, *arguments)
+
+        try:
+            yield ask
+            await self._call(connection.commit)
+        except BaseException:
+            await self._call(connection.rollback)
+            raise
+        finally:
+            await self._call(connection.close)
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+    def _connect(self) -> Connection:
+        return self._engine.connect().execution_options(**_isolation(self.dialect))
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: function(*arguments))
+
+
+class AsyncDatabase:
+    """An async engine."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+        self.dialect = engine.dialect
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Ask]:
+        async with self._engine.connect() as connection:
+            await connection.execution_options(**_isolation(self.dialect))
+
+            def ask(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+                return connection.run_sync(function, *arguments)
+
+            try:
+                yield ask
+                await connection.commit()
+            except BaseException:
+                await _rollback(connection)
+                raise
+
+    async def close(self) -> None:
+        """The engine is its owner's to dispose of."""
+
+
+async def _rollback(connection: AsyncConnection) -> None:
+    if not connection.closed:
+        await connection.rollback()

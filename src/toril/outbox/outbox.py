@@ -1,0 +1,159 @@
+"""The producer's side of the outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Any, Unpack, overload
+
+from sqlalchemy import Connection, MetaData, Table, func, insert
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from toril.client.ids import new_job_id
+from toril.errors import InvalidOptionError
+from toril.options import OPTION_NAMES, JobOptions, NewJob
+from toril.outbox.rows import values_of
+from toril.outbox.table import DEFAULT_NAME, check_table, now_ms, outbox_table
+
+ROWS_PER_INSERT = 50
+"""Few enough for every database's limit of parameters in one statement."""
+
+Blocking = Session | Connection
+Async = AsyncSession | AsyncConnection
+
+
+class Outbox:
+    """Writes jobs into a table, inside the transaction that they belong to.
+
+    ``Outbox(metadata)`` defines the table there, for ``create_all`` or your migrations;
+    ``Outbox(table)`` takes one of yours with the same columns.
+    """
+
+    def __init__(
+        self, target: MetaData | Table, *, name: str = DEFAULT_NAME, schema: str | None = None
+    ) -> None:
+        if isinstance(target, Table):
+            self.table = check_table(target)
+        else:
+            self.table = outbox_table(target, name, schema=schema)
+        self.channel = f"{self.table.name}_wakes"
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.table.fullname!r}>"
+
+    @overload
+    def add(
+        self,
+        target: Blocking,
+        queue: str,
+        name: str,
+        data: Any = None,
+        *,
+        lane: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> str: ...
+
+    @overload
+    def add(
+        self,
+        target: Async,
+        queue: str,
+        name: str,
+        data: Any = None,
+        *,
+        lane: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Awaitable[str]: ...
+
+    def add(
+        self,
+        target: Blocking | Async,
+        queue: str,
+        name: str,
+        data: Any = None,
+        *,
+        lane: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> str | Awaitable[str]:
+        """Write a job into the caller's transaction, and return the id that it will have.
+
+        Rolled back, the job never exists; committed, it is enqueued by a relay.  With an async
+        session or connection the call is to be awaited.  Rows of one ``lane`` are enqueued in
+        the order in which they were written.
+        """
+        values = values_of(queue, name, data, options, lane=lane, generated_id=new_job_id())
+        if isinstance(target, AsyncSession | AsyncConnection):
+            return self._add_async(target, values)
+        self._write(_blocking(target), [values])
+        return str(values["id"])
+
+    async def _add_async(self, target: Async, values: dict[str, Any]) -> str:
+        await target.run_sync(lambda blocking: self._write(blocking, [values]))
+        return str(values["id"])
+
+    @overload
+    def add_bulk(self, target: Blocking, queue: str, jobs: Iterable[NewJob]) -> list[str]: ...
+
+    @overload
+    def add_bulk(
+        self, target: Async, queue: str, jobs: Iterable[NewJob]
+    ) -> Awaitable[list[str]]: ...
+
+    def add_bulk(
+        self, target: Blocking | Async, queue: str, jobs: Iterable[NewJob]
+    ) -> list[str] | Awaitable[list[str]]:
+        """Write many jobs in a few statements, in their order."""
+        rows = [_values_of_job(queue, job) for job in jobs]
+        if isinstance(target, AsyncSession | AsyncConnection):
+            return self._add_bulk_async(target, rows)
+        self._write(_blocking(target), rows)
+        return [str(row["id"]) for row in rows]
+
+    async def _add_bulk_async(self, target: Async, rows: list[dict[str, Any]]) -> list[str]:
+        await target.run_sync(lambda blocking: self._write(blocking, rows))
+        return [str(row["id"]) for row in rows]
+
+    def _write(self, target: Blocking, rows: list[dict[str, Any]]) -> None:
+        dialect = _dialect(target)
+        for start in range(0, len(rows), ROWS_PER_INSERT):
+            part = rows[start : start + ROWS_PER_INSERT]
+            target.execute(self._insert(dialect, part))
+
+    def _insert(self, dialect: Dialect, rows: list[dict[str, Any]]) -> Any:
+        """An insert that passes over rows whose job id is in the table already."""
+        now = now_ms(dialect)
+        values = [{**row, "created_at": now} for row in rows]
+        match dialect.name:
+            case "postgresql":
+                # The notification is part of the transaction: it is sent when the row is there.
+                on_postgresql = postgresql.insert(self.table).values(values)
+                wake = func.pg_notify(self.channel, "")
+                return on_postgresql.on_conflict_do_nothing().returning(wake)
+            case "sqlite":
+                return sqlite.insert(self.table).values(values).on_conflict_do_nothing()
+            case "mysql" | "mariadb":
+                return mysql.insert(self.table).values(values).prefix_with("IGNORE")
+        return insert(self.table).values(values)
+
+
+def _values_of_job(queue: str, job: NewJob) -> dict[str, Any]:
+    options: Mapping[str, Any] = {
+        name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None
+    }
+    lane = options.get("lane")
+    return values_of(queue, job.name, job.data, options, lane=lane, generated_id=new_job_id())
+
+
+def _blocking(target: object) -> Blocking:
+    if not isinstance(target, Session | Connection):
+        raise InvalidOptionError(
+            f"{target!r} is no session or connection of SQLAlchemy; pass the one whose transaction"
+            f" the job belongs to"
+        )
+    return target
+
+
+def _dialect(target: Blocking) -> Dialect:
+    return target.get_bind().dialect if isinstance(target, Session) else target.dialect

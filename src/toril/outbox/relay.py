@@ -1,0 +1,414 @@
+"""The relay: turns the rows of an outbox into jobs.
+
+It claims a batch, adds the jobs, and writes down that it did.  When it dies in between, the rows
+are claimed again and their jobs added again, under the same ids: the server remembers them, also
+those that have run and were removed since, so that each row is one job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from toril.client.connection import Connection, Target
+from toril.client.ids import new_job_id
+from toril.errors import InvalidInputError, InvalidOptionError, ServerError
+from toril.options import Backoff, Duration, milliseconds, whole
+from toril.outbox import storing
+from toril.outbox.database import Ask, open_database
+from toril.outbox.listening import listen
+from toril.outbox.outbox import Outbox
+from toril.outbox.rows import OutboxRow, prepare
+from toril.outbox.storing import Claim, OutboxStats
+from toril.outbox.table import DISPATCHED, DONE, PENDING
+from toril.protocol import adding
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Prepared
+from toril.protocol.confirming import Fate, confirm
+from toril.protocol.keys import Keys
+
+logger = logging.getLogger("toril.outbox")
+
+_ROWS_PER_PRUNE = 1000
+_STATS_EVERY_S = 5.0
+_LONGEST_PAUSE_S = 30.0
+_LONGEST_WAIT_MS = 3_600_000
+
+
+class RelayMetrics(msgspec.Struct):
+    """What a relay has done since it was made, and how the outbox was when it last looked."""
+
+    dispatched: int = 0
+    duplicates: int = 0
+    put_off: int = 0
+    parked: int = 0
+    confirmed: int = 0
+    dispatched_again: int = 0
+    pruned: int = 0
+    errors: int = 0
+    depth: int = 0
+    lag_ms: int = 0
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What came of one row: its job is in the queue, or why not."""
+
+    row: OutboxRow
+    error: Exception | None = None
+    is_duplicate: bool = False
+
+    @property
+    def is_in(self) -> bool:
+        return self.error is None
+
+
+class Relay:
+    """Relays one outbox to one server; any number of relays may share the work.
+
+    ``confirm`` keeps a row until its job is finished, and adds the job again if the server lost it.
+    ``remember`` is how long the server remembers which rows it was given: longer than a relay may
+    be down after it died half-way.  ``keep`` is how long rows that are done stay.
+    ``toril.run(relay)`` runs it until SIGTERM, alone or beside workers.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | AsyncEngine,
+        outbox: Outbox,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        batch_size: int = 100,
+        poll_interval: Duration = 1000,
+        lease: Duration = 30_000,
+        max_attempts: int = 10,
+        backoff: Backoff | Duration | None = None,
+        confirm: bool = False,
+        confirm_interval: Duration = 30_000,
+        remember: Duration = timedelta(days=7),
+        keep: Duration = timedelta(hours=24),
+        listens: bool = True,
+    ) -> None:
+        self.outbox = outbox
+        self.table = outbox.table
+        self.prefix = prefix
+        self.confirm = confirm
+        self.metrics = RelayMetrics()
+        self._engine = engine
+        self._batch_size = whole(batch_size, "batch_size", least=1, most=MOST_JOBS_PER_CALL)
+        self._poll_s = milliseconds(poll_interval, "poll_interval", least=1) / 1000
+        self._max_attempts = whole(max_attempts, "max_attempts", least=1)
+        self._backoff = Backoff.of(
+            Backoff.exponential(1000, jitter=0.5) if backoff is None else backoff
+        )
+        self._confirm_ms = milliseconds(confirm_interval, "confirm_interval", least=1)
+        self._remember_ms = milliseconds(remember, "remember", least=1)
+        self._keep_ms = milliseconds(keep, "keep")
+        if confirm and self._remember_ms < 10 * self._confirm_ms:
+            raise InvalidOptionError(
+                f"remember={self._remember_ms} ms is too short for confirm_interval="
+                f"{self._confirm_ms} ms: a job that ran and was removed in between would be taken"
+                f" for lost and run again; make it at least ten times as long"
+            )
+        Keys(prefix, "any")
+        self._database = open_database(engine)
+        self._claim = Claim(
+            relay=new_job_id(),
+            limit=self._batch_size,
+            lease_ms=milliseconds(lease, "lease", least=1000),
+        )
+        self._listens = listens
+        self._owns_connection = not isinstance(connection, Connection)
+        # Rows stay claimed while the server is waited for, so this is a short wait.
+        self._connection = (
+            connection
+            if isinstance(connection, Connection)
+            else Connection(connection, patience_s=2.0)
+        )
+        self._news = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._next_chores = {"confirm": 0.0, "prune": 0.0, "stats": 0.0}
+
+    def __repr__(self) -> str:
+        return f"<Relay of {self.outbox!r} to {self._connection!r}>"
+
+    # ------------------------------------------------------------------ running
+
+    async def run(self) -> None:
+        """Relay until ``close`` is called."""
+        if self._running is not None or self._is_closing:
+            raise InvalidOptionError("this relay was started already; make a new one")
+        self._running = asyncio.ensure_future(self._loop())
+        hearing = asyncio.ensure_future(self._hear())
+        try:
+            await asyncio.shield(self._running)
+        except asyncio.CancelledError:
+            await self.close(timeout=0)
+            raise
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+            await self._release()
+
+    async def close(self, timeout: Duration | None = None) -> None:
+        """Finish the batch under way within ``timeout``, and end."""
+        self._is_closing = True
+        self._news.set()
+        if self._running is None:
+            await self._release()
+            return
+        limit_s = None if timeout is None else milliseconds(timeout, "timeout") / 1000
+        await asyncio.wait([self._running], timeout=limit_s)
+        if not self._running.done():
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def wake(self) -> None:
+        """Look for rows now: for a service that writes rows and relays them itself."""
+        self._news.set()
+
+    async def _loop(self) -> None:
+        pause_s = self._poll_s
+        while not self._is_closing:
+            self._news.clear()
+            try:
+                count = await self.run_once()
+                await self._do_chores()
+                pause_s = self._poll_s
+            except (ServerError, SQLAlchemyError, OSError) as error:
+                self.metrics.errors += 1
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                logger.warning("%r tries again in %.1f s: %s", self, pause_s, error)
+                await self._rest(pause_s * random.uniform(0.5, 1), is_deaf=True)
+                continue
+            if count < self._batch_size:
+                await self._rest(pause_s * random.uniform(0.8, 1))
+
+    async def _rest(self, seconds: float, *, is_deaf: bool = False) -> None:
+        """Until there is news, or in trouble until the time is over or the relay is closed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.wait()
+                while is_deaf and not self._is_closing:
+                    self._news.clear()
+                    await self._news.wait()
+
+    async def _hear(self) -> None:
+        if self._listens:
+            await listen(self._engine, self.outbox.channel, self._news.set)
+
+    async def _release(self) -> None:
+        await self._database.close()
+        if self._owns_connection:
+            await self._connection.close()
+
+    # ------------------------------------------------------------------ relaying
+
+    async def run_once(self) -> int:
+        """Relay one batch; returns how many rows it had."""
+        if storing.has_row_locks(self._database.dialect.name):
+            async with self._database.transaction() as ask:
+                rows = await ask(storing.claim_pending, self.table, self._claim)
+                sent = await self._send(rows)
+                await self._write_down(ask, sent)
+        else:
+            async with self._database.transaction() as ask:
+                rows = await ask(storing.claim_pending, self.table, self._claim)
+            sent = await self._send(rows)
+            async with self._database.transaction() as ask:
+                await self._write_down(ask, sent)
+        self._count(sent)
+        trouble = next((item.error for item in sent if isinstance(item.error, ServerError)), None)
+        if trouble is not None:
+            raise trouble
+        return len(rows)
+
+    async def drain(self) -> int:
+        """Relay until no row is due; returns how many there were."""
+        total = 0
+        while count := await self.run_once():
+            total += count
+        return total
+
+    async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
+        """Add the jobs of these rows, queue by queue; the order of the rows is kept."""
+        results: dict[int, Sent] = {}
+        by_queue: dict[str, list[tuple[OutboxRow, Prepared]]] = defaultdict(list)
+        for row in rows:
+            try:
+                Keys(self.prefix, row.queue)
+                by_queue[row.queue].append((row, prepare(row, once_ms=self._remember_ms)))
+            except InvalidInputError as error:
+                results[row.seq] = Sent(row, error)
+        for queue, jobs in by_queue.items():
+            for sent in await self._send_to(Keys(self.prefix, queue), jobs):
+                results[sent.row.seq] = sent
+        return [results[row.seq] for row in rows]
+
+    async def _send_to(self, keys: Keys, jobs: list[tuple[OutboxRow, Prepared]]) -> list[Sent]:
+        try:
+            command = adding.add(keys, [job for _, job in jobs])
+            answers = await self._connection.run(command)
+        except ServerError as error:
+            return [Sent(row, error) for row, _ in jobs]
+        except Exception as error:  # noqa: BLE001 (one row must not stop the others)
+            if len(jobs) == 1:
+                return [Sent(jobs[0][0], error)]
+            return [sent for job in jobs for sent in await self._send_to(keys, [job])]
+        return [
+            Sent(row, answer)
+            if isinstance(answer, Exception)
+            else Sent(row, is_duplicate=answer.is_duplicate)
+            for (row, _), answer in zip(jobs, answers, strict=True)
+        ]
+
+    async def _write_down(self, ask: Ask, sent: Sequence[Sent]) -> None:
+        seqs = [item.row.seq for item in sent if item.is_in]
+        await ask(storing.mark_dispatched, self.table, seqs, self._confirm_ms)
+        untouched = [item.row.seq for item in sent if isinstance(item.error, ServerError)]
+        await ask(storing.let_go, self.table, untouched)
+        for item in sent:
+            if item.error is not None and not isinstance(item.error, ServerError):
+                await ask(self._put_off, item.row, item.error)
+
+    def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
+        made = row.attempts + 1
+        parks = self._parks(row, error)
+        storing.put_off(
+            connection,
+            self.table,
+            row.seq,
+            error=f"{type(error).__name__}: {error}",
+            wait_ms=min(self._backoff.wait_ms(made, random.random()), _LONGEST_WAIT_MS),
+            parks=parks,
+        )
+        log = logger.error if parks else logger.warning
+        what = "is parked" if parks else "will be tried again"
+        log("row %d of %r (job %s) %s: %s", row.seq, self.outbox, row.id, what, error)
+
+    def _parks(self, row: OutboxRow, error: Exception | None) -> bool:
+        """What is wrong with the row itself will not be right later."""
+        return isinstance(error, InvalidInputError) or row.attempts + 1 >= self._max_attempts
+
+    def _count(self, sent: Sequence[Sent]) -> None:
+        for item in sent:
+            if item.is_in:
+                self.metrics.dispatched += 1
+                self.metrics.duplicates += item.is_duplicate
+            elif isinstance(item.error, ServerError):
+                continue
+            elif self._parks(item.row, item.error):
+                self.metrics.parked += 1
+            else:
+                self.metrics.put_off += 1
+
+    # ------------------------------------------------------------------ chores
+
+    async def _do_chores(self) -> None:
+        now = time.monotonic()
+        if self.confirm and now >= self._next_chores["confirm"]:
+            count = await self.confirm_once()
+            is_behind = count >= self._batch_size
+            self._next_chores["confirm"] = 0.0 if is_behind else now + self._confirm_ms / 4000
+        if now >= self._next_chores["prune"]:
+            count = await self.prune_once()
+            is_behind = count >= _ROWS_PER_PRUNE
+            self._next_chores["prune"] = 0.0 if is_behind else now + 60.0
+        if now >= self._next_chores["stats"]:
+            await self._measure()
+            self._next_chores["stats"] = now + _STATS_EVERY_S
+
+    async def confirm_once(self) -> int:
+        """Ask what became of dispatched jobs that are due; returns how many there were."""
+        if storing.has_row_locks(self._database.dialect.name):
+            async with self._database.transaction() as ask:
+                rows = await ask(storing.claim_dispatched, self.table, self._claim)
+                await self._write_fates(ask, await self._fates(rows))
+        else:
+            async with self._database.transaction() as ask:
+                rows = await ask(storing.claim_dispatched, self.table, self._claim)
+            fates = await self._fates(rows)
+            async with self._database.transaction() as ask:
+                await self._write_fates(ask, fates)
+        return len(rows)
+
+    async def _fates(self, rows: Sequence[OutboxRow]) -> dict[Fate, list[int]]:
+        by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
+        for row in rows:
+            by_queue[row.queue].append(row)
+        fates: dict[Fate, list[int]] = defaultdict(list)
+        for queue, part in by_queue.items():
+            jobs = [(row.id, row.key) for row in part]
+            command = confirm(Keys(self.prefix, queue), jobs, remember_ms=self._remember_ms)
+            answers = await self._connection.run(command)
+            for row, fate in zip(part, answers, strict=True):
+                fates[fate].append(row.seq)
+        return fates
+
+    async def _write_fates(self, ask: Ask, fates: dict[Fate, list[int]]) -> None:
+        finished = [*fates[Fate.FINISHED], *fates[Fate.GONE]]
+        await ask(storing.mark_done, self.table, finished)
+        await ask(storing.look_again, self.table, fates[Fate.TO_RUN], self._confirm_ms)
+        await ask(storing.dispatch_again, self.table, fates[Fate.LOST])
+        self.metrics.confirmed += len(finished)
+        if lost := fates[Fate.LOST]:
+            self.metrics.dispatched_again += len(lost)
+            logger.error("the server lost %d jobs; they are dispatched again", len(lost))
+            self._news.set()
+
+    async def prune_once(self) -> int:
+        """Delete old rows that are done with; returns how many."""
+        statuses = (DONE,) if self.confirm else (DISPATCHED, DONE)
+        async with self._database.transaction() as ask:
+            count: int = await ask(self._prune, statuses)
+        self.metrics.pruned += count
+        return count
+
+    def _prune(self, connection: Any, statuses: tuple[str, ...]) -> int:
+        return storing.prune(
+            connection, self.table, statuses, keep_ms=self._keep_ms, limit=_ROWS_PER_PRUNE
+        )
+
+    async def stats(self) -> OutboxStats:
+        """How many rows are in each status, and how long the oldest pending one has waited."""
+        async with self._database.transaction() as ask:
+            stats: OutboxStats = await ask(storing.stats, self.table)
+        self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
+        return stats
+
+    async def _measure(self) -> None:
+        """Depth and lag alone: counting all that was ever dispatched would be work."""
+        async with self._database.transaction() as ask:
+            stats: OutboxStats = await ask(storing.stats, self.table, (PENDING,))
+        self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
+
+    async def get_parked(self, limit: int = 100) -> list[OutboxRow]:
+        """The rows that could not be dispatched, with their errors."""
+        async with self._database.transaction() as ask:
+            rows: list[OutboxRow] = await ask(storing.get_parked, self.table, limit)
+        return rows
+
+    async def unpark(self, *job_ids: str) -> int:
+        """Give parked rows another chance: those with these ids, or all; returns how many."""
+        async with self._database.transaction() as ask:
+            count: int = await ask(storing.unpark, self.table, list(job_ids))
+        self._news.set()
+        return count

@@ -1,0 +1,222 @@
+"""What the relay asks of the database: blocking functions of one connection.
+
+PostgreSQL and MySQL hold a claimed row by its row lock, which goes with the relay's connection when
+the relay dies.  SQLite has no row locks, so a claim there is a lease in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, or_, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from toril.outbox.rows import OutboxRow
+from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING, STATUSES, now_ms
+
+LONGEST_ERROR = 4000
+
+
+class OutboxStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the outbox is doing: rows by status, and how long the oldest pending one has waited."""
+
+    pending: int = 0
+    dispatched: int = 0
+    done: int = 0
+    parked: int = 0
+    lag_ms: int = 0
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who claims, how many rows, and on SQLite for how long."""
+
+    relay: str
+    limit: int
+    lease_ms: int
+
+
+def has_row_locks(dialect_name: str) -> bool:
+    return dialect_name != "sqlite"
+
+
+def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
+    """The next rows to dispatch, in order, and of each lane only what is next in it."""
+    now = now_ms(connection.dialect)
+    heads = _claim(connection, table, claim, _is_due(table, now), _is_head(table))
+    lanes = {(row.queue, row.lane) for row in heads if row.lane is not None}
+    rest = claim.limit - len(heads)
+    if not lanes or rest <= 0:
+        return heads
+    # Whoever holds the head of a lane holds the lane: nobody else claims what comes after it.
+    in_lanes = or_(*(and_(table.c.queue == q, table.c.lane == lane) for q, lane in lanes))
+    is_reachable = ~_has_earlier(table, lambda earlier: earlier.c.due_at > now)
+    more = msgspec.structs.replace(claim, limit=rest)
+    known = {row.seq for row in heads}
+    is_new = table.c.seq.not_in(known)
+    rows = _claim(connection, table, more, _is_due(table, now), in_lanes, is_reachable, is_new)
+    return sorted([*heads, *rows], key=lambda row: row.seq)
+
+
+def claim_dispatched(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
+    """Rows whose jobs are to be looked at again."""
+    is_due = table.c.due_at <= now_ms(connection.dialect)
+    return _claim(connection, table, claim, table.c.status == DISPATCHED, is_due)
+
+
+def mark_dispatched(
+    connection: Connection, table: Table, seqs: Sequence[int], confirm_ms: int
+) -> None:
+    """The jobs of these rows are in their queues."""
+    now = now_ms(connection.dialect)
+    _set(
+        connection,
+        table,
+        seqs,
+        PENDING,
+        {"status": DISPATCHED, "dispatched_at": now, "due_at": now + confirm_ms, "error": None},
+    )
+
+
+def put_off(
+    connection: Connection, table: Table, seq: int, *, error: str, wait_ms: int, parks: bool
+) -> None:
+    """A row could not be dispatched: try again later, or never."""
+    values = {
+        "attempts": table.c.attempts + 1,
+        "error": error[:LONGEST_ERROR],
+        "due_at": now_ms(connection.dialect) + wait_ms,
+    }
+    if parks:
+        values["status"] = PARKED
+    _set(connection, table, [seq], PENDING, values)
+
+
+def let_go(connection: Connection, table: Table, seqs: Sequence[int]) -> None:
+    """Nothing came of the claim of these rows, through no fault of theirs."""
+    _set(connection, table, seqs, PENDING, {})
+
+
+def mark_done(connection: Connection, table: Table, seqs: Sequence[int]) -> None:
+    """The jobs of these rows are finished."""
+    _set(connection, table, seqs, DISPATCHED, {"status": DONE})
+
+
+def look_again(connection: Connection, table: Table, seqs: Sequence[int], confirm_ms: int) -> None:
+    """The jobs of these rows are still to run."""
+    due_at = now_ms(connection.dialect) + confirm_ms
+    _set(connection, table, seqs, DISPATCHED, {"due_at": due_at})
+
+
+def dispatch_again(connection: Connection, table: Table, seqs: Sequence[int]) -> None:
+    """The server lost the jobs of these rows."""
+    values = {"status": PENDING, "due_at": 0, "attempts": 0}
+    _set(connection, table, seqs, DISPATCHED, values)
+
+
+def unpark(connection: Connection, table: Table, ids: Sequence[str]) -> int:
+    """Give parked rows another chance: those with these job ids, or all."""
+    statement = (
+        update(table)
+        .where(table.c.status == PARKED)
+        .values(status=PENDING, attempts=0, due_at=0, error=None)
+    )
+    if ids:
+        statement = statement.where(table.c.id.in_(ids))
+    return connection.execute(statement).rowcount
+
+
+def get_parked(connection: Connection, table: Table, limit: int) -> list[OutboxRow]:
+    """Parked rows, the oldest first."""
+    query = _rows(table).where(table.c.status == PARKED).order_by(table.c.seq).limit(limit)
+    return _read(connection.execute(query).mappings())
+
+
+def prune(
+    connection: Connection, table: Table, statuses: Sequence[str], *, keep_ms: int, limit: int
+) -> int:
+    """Delete rows with one of ``statuses`` whose jobs were dispatched long ago."""
+    is_old = table.c.dispatched_at <= now_ms(connection.dialect) - keep_ms
+    query = select(table.c.seq).where(table.c.status.in_(statuses), is_old).limit(limit)
+    seqs = list(connection.execute(query).scalars())
+    if seqs:
+        connection.execute(delete(table).where(table.c.seq.in_(seqs)))
+    return len(seqs)
+
+
+def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUSES) -> OutboxStats:
+    """How many rows have each of these statuses, and the age of the oldest pending one."""
+    is_wanted = table.c.status.in_(statuses)
+    query = select(table.c.status, func.count()).where(is_wanted).group_by(table.c.status)
+    counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
+    oldest = select(now_ms(connection.dialect) - func.min(table.c.created_at)).where(
+        table.c.status == PENDING
+    )
+    lag_ms = connection.execute(oldest).scalar()
+    return OutboxStats(**counts, lag_ms=max(0, int(lag_ms or 0)))
+
+
+def _claim(
+    connection: Connection, table: Table, claim: Claim, *conditions: ColumnElement[bool]
+) -> list[OutboxRow]:
+    if has_row_locks(connection.dialect.name):
+        query = _rows(table).where(*conditions).order_by(table.c.seq).limit(claim.limit)
+        query = query.with_for_update(skip_locked=True, of=table)
+        return _read(connection.execute(query).mappings())
+    now = now_ms(connection.dialect)
+    free = select(table.c.seq).where(*conditions, table.c.claimed_until <= now)
+    statement = (
+        update(table)
+        .where(table.c.seq.in_(free.order_by(table.c.seq).limit(claim.limit)))
+        .values(claimed_by=claim.relay, claimed_until=now + claim.lease_ms)
+        .returning(*_columns(table))
+    )
+    return sorted(_read(connection.execute(statement).mappings()), key=lambda row: row.seq)
+
+
+def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:
+    return and_(table.c.status == PENDING, table.c.due_at <= now)
+
+
+def _is_head(table: Table) -> ColumnElement[bool]:
+    return or_(table.c.lane.is_(None), ~_has_earlier(table, lambda _: None))
+
+
+def _has_earlier(table: Table, condition: Any) -> ColumnElement[bool]:
+    """Does an earlier row of the same lane wait, one that meets ``condition``?"""
+    earlier = table.alias("earlier")
+    more = condition(earlier)
+    return exists().where(
+        earlier.c.lane == table.c.lane,
+        earlier.c.queue == table.c.queue,
+        earlier.c.status == PENDING,
+        earlier.c.seq < table.c.seq,
+        *(() if more is None else (more,)),
+    )
+
+
+def _set(
+    connection: Connection,
+    table: Table,
+    seqs: Sequence[int],
+    status: str,
+    values: Mapping[str, Any],
+) -> None:
+    """Write to rows that still have the status they were claimed with, and let them go."""
+    if not seqs:
+        return
+    statement = update(table).where(table.c.seq.in_(seqs), table.c.status == status)
+    connection.execute(statement.values({**values, "claimed_by": None, "claimed_until": 0}))
+
+
+def _columns(table: Table) -> list[Any]:
+    return [table.c[name] for name in OutboxRow.__struct_fields__]
+
+
+def _rows(table: Table) -> Select[Any]:
+    return select(*_columns(table))
+
+
+def _read(rows: Any) -> list[OutboxRow]:
+    return [OutboxRow(**row) for row in rows]

@@ -1,0 +1,128 @@
+"""The outbox table: plain columns, so that any migration tool and any language can deal with it.
+
+seq           the order in which rows were written; never used as a watermark, because rows
+              become visible in the order of their commits
+id            the job's id
+queue, name   where the job goes and what it is called
+data          its data, as JSON text
+options       its options, as a JSON object with the names of ``Queue.add``
+lane          rows of one queue and one lane are dispatched in the order of ``seq``
+key           its idempotency key
+status        pending → dispatched → done (``confirm`` only), or parked
+attempts      how often dispatching it failed
+error         why, the last time
+due_at        when to look at it next, in ms since the epoch by the database's clock
+claimed_by    on SQLite, which relay holds the row …
+claimed_until … and until when
+created_at    when it was written
+dispatched_at when its job was added
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    cast,
+    func,
+    literal_column,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql.elements import ColumnElement
+
+from toril.errors import InvalidOptionError
+
+DEFAULT_NAME = "toril_outbox"
+
+PENDING = "pending"
+DISPATCHED = "dispatched"
+DONE = "done"
+PARKED = "parked"
+STATUSES = (PENDING, DISPATCHED, DONE, PARKED)
+
+_COLUMNS = (
+    "seq",
+    "id",
+    "queue",
+    "name",
+    "data",
+    "options",
+    "lane",
+    "key",
+    "status",
+    "attempts",
+    "error",
+    "due_at",
+    "claimed_by",
+    "claimed_until",
+    "created_at",
+    "dispatched_at",
+)
+
+
+def outbox_table(
+    metadata: MetaData, name: str = DEFAULT_NAME, *, schema: str | None = None
+) -> Table:
+    """Define the outbox table in ``metadata``; creating it is left to you or your migrations."""
+    number = BigInteger().with_variant(Integer, "sqlite")
+    return Table(
+        name,
+        metadata,
+        Column("seq", number, primary_key=True, autoincrement=True),
+        Column("id", String(255), nullable=False),
+        Column("queue", String(255), nullable=False),
+        Column("name", String(1024), nullable=False),
+        Column("data", Text, nullable=False),
+        Column("options", Text, nullable=False, server_default=text("'{}'")),
+        Column("lane", String(255)),
+        Column("key", String(255), nullable=False),
+        Column("status", String(16), nullable=False, server_default=text("'pending'")),
+        Column("attempts", Integer, nullable=False, server_default=text("0")),
+        Column("error", Text),
+        Column("due_at", BigInteger, nullable=False, server_default=text("0")),
+        Column("claimed_by", String(64)),
+        Column("claimed_until", BigInteger, nullable=False, server_default=text("0")),
+        Column("created_at", BigInteger, nullable=False),
+        Column("dispatched_at", BigInteger),
+        UniqueConstraint("queue", "id", name=f"uq_{name}_queue_id"),
+        Index(f"ix_{name}_status_seq", "status", "seq"),
+        Index(f"ix_{name}_status_due_at", "status", "due_at"),
+        Index(f"ix_{name}_lane", "lane", "queue", "status", "seq"),
+        schema=schema,
+    )
+
+
+def check_table(table: Table) -> Table:
+    """Refuse a table of yours that lacks a column."""
+    missing = [name for name in _COLUMNS if name not in table.c]
+    if missing:
+        raise InvalidOptionError(
+            f"table {table.name!r} cannot be an outbox: it has no column {', '.join(missing)};"
+            f" see toril.outbox.outbox_table"
+        )
+    return table
+
+
+def now_ms(dialect: Dialect) -> ColumnElement[int]:
+    """The database's clock in ms since the epoch: relays on several hosts compare by it."""
+    match dialect.name:
+        case "postgresql":
+            seconds: Any = func.extract("epoch", func.clock_timestamp())
+            return cast(seconds * 1000, BigInteger)
+        case "sqlite":
+            return literal_column("CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")
+        case "mysql" | "mariadb":
+            return literal_column("CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
+    raise InvalidOptionError(
+        f"the outbox knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
+    )

@@ -1,0 +1,245 @@
+"""Rows and transactions: RULES-13, and what is refused before it is written."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, insert, inspect, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from toril import Backoff, Deduplication, Keep, NewJob, Parent, Queue
+from toril.errors import InvalidNameError, InvalidOptionError, PayloadError, UnknownOptionError
+from toril.outbox import Outbox, Relay, outbox_table
+from toril.outbox.rows import OutboxRow, prepare, values_of
+from toril.protocol import adding
+from toril.protocol.keys import check_job_id
+
+
+@pytest.fixture
+async def queue(url, prefix):
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+def orders(metadata, table_name):
+    return Table(
+        f"{table_name}_orders",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("n", String),
+    )
+
+
+async def test_a_committed_row_becomes_a_job_and_a_rolled_back_one_never_does(
+    orders, engine, outbox, relay, queue
+):
+    """RULES-13: the job exists if, and only if, the transaction did."""
+    orders.create(engine, checkfirst=True)
+    with Session(engine) as session, session.begin():
+        session.execute(insert(orders).values(id=1))
+        kept = outbox.add(session, "payments", "charge", {"order": 1}, attempts=5)
+    with Session(engine) as session:
+        session.execute(insert(orders).values(id=2))
+        outbox.add(session, "payments", "charge", {"order": 2})
+        session.rollback()
+
+    assert await relay.drain() == 1
+
+    (job,) = await queue.get_waiting()
+    assert (job.id, job.name, job.data, job.opts.attempts) == (kept, "charge", {"order": 1}, 5)
+    with engine.connect() as connection:
+        assert [row.id for row in connection.execute(select(orders))] == [1]
+    assert await relay.drain() == 0
+
+
+async def test_a_connection_does_as_well_as_a_session(engine, outbox, relay, queue):
+    with engine.begin() as connection:
+        ids = outbox.add_bulk(connection, "payments", [NewJob("n", {"n": n}) for n in range(120)])
+
+    await relay.drain()
+
+    assert [job.id for job in await queue.get_waiting()] == ids
+
+
+async def test_async_sessions_and_connections(async_engine, table_name, url, prefix, queue):
+    """RULES-13 on async engines."""
+    metadata = MetaData()
+    outbox = Outbox(metadata, name=table_name)
+    async with async_engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    async with Relay(async_engine, outbox, connection=url, prefix=prefix) as relay:
+        async with AsyncSession(async_engine) as session, session.begin():
+            first = await outbox.add(session, "payments", "charge", {"n": 1})
+        async with async_engine.begin() as connection:
+            (second,) = await outbox.add_bulk(connection, "payments", [NewJob("charge", {"n": 2})])
+        async with AsyncSession(async_engine) as session:
+            await outbox.add(session, "payments", "charge", {"n": 3})
+            await session.rollback()
+
+        await relay.drain()
+
+        assert [job.id for job in await queue.get_waiting()] == [first, second]
+        assert (await relay.stats()).dispatched == 2
+    async with async_engine.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+
+
+async def test_every_option_reaches_the_job_as_if_it_were_added_directly(
+    engine, outbox, relay, queue
+):
+    options = {
+        "attempts": 5,
+        "backoff": Backoff.exponential(1000, jitter=0.5),
+        "remove_on_complete": Keep(count=10, age=timedelta(hours=1)),
+        "remove_on_fail": 7,
+        "priority": 3,
+        "keep_logs": 4,
+        "timeout": 500,
+        "idempotency_key": "order-1",
+        "deduplication": Deduplication("d", ttl=timedelta(seconds=60)),
+    }
+    direct = await queue.add("charge", {"a": 1}, **{**options, "deduplication": None})
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, "payments", "charge", {"a": 1}, **options)
+
+    await relay.drain()
+
+    job = await queue.get_job(job_id)
+    raw = dict(job.opts.raw)
+    assert raw.pop("de") == {"id": "d", "ttl": 60_000}
+    assert raw == direct.opts.raw
+    assert job.idempotency_key == "order-1"
+    assert await queue.get_state(job_id) == "prioritized"
+
+
+async def test_the_row_id_is_the_job_id_and_the_idempotency_key(engine, outbox, relay, queue):
+    """RULES-01, C-28: the key is mandatory, and the row's id when none is given."""
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, "payments", "charge")
+
+    await relay.drain()
+
+    check_job_id(job_id)
+    job = await queue.get_job(job_id)
+    assert job.idempotency_key == job_id
+    assert job.opts.raw["idempotencyKey"] == job_id
+
+
+async def test_a_job_id_of_ones_own_is_one_row(engine, outbox, relay, queue):
+    """RULES-12: a second row with the same id is passed over, and breaks no transaction."""
+    with engine.begin() as connection:
+        outbox.add(connection, "payments", "charge", {"n": 1}, job_id="order-1")
+        outbox.add(connection, "payments", "charge", {"n": 2}, job_id="order-1")
+        outbox.add(connection, "refunds", "refund", {"n": 3}, job_id="order-1")
+
+    assert await relay.drain() == 2
+
+    (job,) = await queue.get_waiting()
+    assert (job.id, job.data) == ("order-1", {"n": 1})
+
+
+async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
+    data = {"big": 12345678901234567890123, "empty": [], "text": "ключ \u2028 ☃", "n": 0.1}
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, "payments", "charge", data)
+
+    await relay.drain()
+
+    assert (await queue.get_job(job_id)).data == data
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (("a:b", "charge"), {}, InvalidNameError),
+        (("q", ""), {}, InvalidNameError),
+        (("q", "n", {"x": float("nan")}), {}, PayloadError),
+        (("q", "n"), {"atempts": 3}, UnknownOptionError),
+        (("q", "n"), {"attempts": -1}, InvalidOptionError),
+        (("q", "n"), {"job_id": "12"}, InvalidNameError),
+        (("q", "n"), {"lane": ""}, InvalidOptionError),
+        (("q", "n"), {"parent": Parent("p", "q")}, InvalidOptionError),
+        (("q", "n"), {"idempotency_key": "x" * 256}, InvalidOptionError),
+    ],
+)
+def test_what_could_not_become_a_job_is_refused_at_once(
+    arguments, options, error, tmp_path, metadata
+):
+    from sqlalchemy import create_engine
+
+    outbox = Outbox(metadata)
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    metadata.create_all(engine)
+
+    with engine.begin() as connection:
+        with pytest.raises(error):
+            outbox.add(connection, *arguments, **options)
+        assert connection.execute(select(outbox.table)).all() == []
+
+
+def test_something_that_is_no_session_is_refused(metadata):
+    with pytest.raises(InvalidOptionError, match="no session or connection"):
+        Outbox(metadata).add(object(), "q", "n")
+
+
+def test_a_table_of_ones_own_needs_the_columns(metadata):
+    good = outbox_table(metadata, "mine")
+    bad = Table("bad", metadata, Column("id", String, primary_key=True))
+
+    assert Outbox(good).table is good
+    with pytest.raises(InvalidOptionError, match="no column seq"):
+        Outbox(bad)
+
+
+def test_options_survive_the_table():
+    options = {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500}
+    values = values_of("q", "n", {"a": 1}, options, lane=None, generated_id="j1")
+    row = OutboxRow(seq=1, status="pending", attempts=0, **values)
+
+    prepared = prepare(row, once_ms=1000)
+    direct = adding.prepare(NewJob("n", {"a": 1}, idempotency_key="j1", **options), "j1")
+
+    assert json.loads(prepared.opts) == json.loads(direct.opts)
+    assert prepared.data == direct.data
+    assert prepared.entry["once"] == {"key": "j1", "ms": 1000}
+
+
+def test_alembic_sees_the_table_and_then_nothing_more(engine, metadata, table_name):
+    """The table is a table of yours: migrations find it, and no DDL runs behind your back."""
+    from alembic.autogenerate import compare_metadata, produce_migrations
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    Outbox(metadata, name=table_name)
+    options = {"include_name": lambda name, kind, _: kind != "table" or name == table_name}
+    with engine.begin() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        operations = Operations(context)
+        for operation in produce_migrations(context, metadata).upgrade_ops.ops:
+            for step in getattr(operation, "ops", [operation]):
+                operations.invoke(step)
+
+        assert compare_metadata(context, metadata) == []
+        assert table_name in inspect(connection).get_table_names()
+        operations.drop_table(table_name)
+
+
+async def test_a_row_written_by_hand_needs_only_the_documented_columns(
+    engine, outbox, relay, queue
+):
+    with engine.begin() as connection:
+        connection.execute(
+            insert(outbox.table).values(
+                id="by-hand", queue="payments", name="n", data="{}", key="k", created_at=0
+            )
+        )
+
+    await relay.drain()
+
+    assert (await queue.get_job("by-hand")).idempotency_key == "k"
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(status="done"))

@@ -1,0 +1,538 @@
+"""The relay: claims, order, retries, parking, confirmation, pruning (RULES-14, RULES-15)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from sqlalchemy import create_engine, insert, select, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests.helpers import wait_until
+from toril import NewJob, Queue, Worker
+from toril.errors import InvalidOptionError, ServerUnavailableError
+from toril.outbox import Outbox, Relay
+from toril.outbox.storing import Claim, claim_pending
+from toril.outbox.table import check_table
+
+
+@pytest.fixture
+async def queue(url, prefix):
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+async def make_relay(engine, outbox, url, prefix):
+    relays = []
+
+    def make(**options):
+        relays.append(Relay(engine, outbox, **{"connection": url, "prefix": prefix, **options}))
+        return relays[-1]
+
+    yield make
+    for relay in relays:
+        await relay.close()
+
+
+def write(engine, outbox, count=1, **options):
+    with engine.begin() as connection:
+        return [
+            outbox.add(connection, "payments", "charge", {"n": n}, **options) for n in range(count)
+        ]
+
+
+def statuses(engine, outbox):
+    with engine.connect() as connection:
+        table = outbox.table
+        return list(connection.execute(select(table.c.status).order_by(table.c.seq)).scalars())
+
+
+# ---------------------------------------------------------------------- claims
+
+
+def test_two_claims_at_the_same_time_share_no_row(engine, outbox):
+    """RULES-14: what one relay holds the other passes over, without waiting."""
+    write(engine, outbox, 10)
+    begin = time.monotonic()
+    with engine.connect() as one, engine.connect() as other:
+        first = claim_pending(one, outbox.table, Claim(relay="a", limit=6, lease_ms=30_000))
+        if engine.dialect.name == "sqlite":
+            one.commit()
+        second = claim_pending(other, outbox.table, Claim(relay="b", limit=6, lease_ms=30_000))
+
+    assert [row.seq for row in first] == [1, 2, 3, 4, 5, 6]
+    assert [row.seq for row in second] == [7, 8, 9, 10]
+    assert time.monotonic() - begin < 2
+
+
+async def test_many_relays_dispatch_every_row_once(engine, outbox, make_relay, queue):
+    """RULES-14: counted by the relays themselves, no row was sent twice."""
+    ids = write(engine, outbox, 300)
+    relays = [make_relay(batch_size=7) for _ in range(4)]
+
+    async def work(relay):
+        while await relay.run_once():
+            pass
+
+    await asyncio.gather(*map(work, relays))
+    if engine.dialect.name == "sqlite":  # a relay that met a locked file may have given up early
+        await work(relays[0])
+
+    assert sum(relay.metrics.dispatched for relay in relays) == 300
+    assert sum(relay.metrics.duplicates for relay in relays) == 0
+    assert {job.id for job in await queue.get_waiting()} == set(ids)
+    assert set(statuses(engine, outbox)) == {"dispatched"}
+
+
+async def test_rows_that_commit_late_are_not_passed_over(engine, outbox, relay, queue):
+    """Rows are found by status: one with a smaller number that commits later is not missed."""
+    if engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has one writer at a time, so rows commit in their order")
+    with engine.connect() as slow:
+        late = outbox.add(slow, "payments", "charge", {"n": "late"})
+        (early,) = write(engine, outbox)
+        assert await relay.drain() == 1
+        slow.commit()
+
+    assert await relay.drain() == 1
+    assert [job.id for job in await queue.get_waiting()] == [early, late]
+
+
+async def test_on_sqlite_a_dead_relays_rows_are_free_when_its_lease_ends(
+    tmp_path, metadata, url, prefix, queue
+):
+    engine = create_engine(f"sqlite:///{tmp_path}/lease.db")
+    outbox = Outbox(metadata)
+    metadata.create_all(engine)
+    write(engine, outbox)
+    with engine.begin() as connection:
+        claim_pending(connection, outbox.table, Claim(relay="dead", limit=5, lease_ms=250))
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        assert await relay.run_once() == 0
+
+        await wait_until(relay.run_once)
+
+    assert await queue.get_waiting_count() == 1
+
+
+# ---------------------------------------------------------------------- the same row twice
+
+
+async def test_a_row_that_is_dispatched_again_is_the_same_job(engine, outbox, make_relay, queue):
+    """RULES-15: the relay died after the enqueue and before the mark."""
+    (job_id,) = write(engine, outbox)
+    await make_relay().drain()
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(status="pending", due_at=0))
+    second = make_relay()
+
+    await second.drain()
+
+    assert second.metrics.duplicates == 1
+    assert [job.id for job in await queue.get_waiting()] == [job_id]
+
+
+async def test_and_even_if_that_job_has_run_and_was_removed_since(
+    engine, outbox, make_relay, queue, url, prefix
+):
+    """RULES-15: the id lives longer than the job's record."""
+    runs = []
+
+    async def handler(job):
+        runs.append(job.id)
+
+    (job_id,) = write(engine, outbox, remove_on_complete=True)
+    await make_relay().drain()
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: runs)
+        await wait_until(lambda: _is_gone(queue, job_id))
+        with engine.begin() as connection:
+            connection.execute(update(outbox.table).values(status="pending", due_at=0))
+
+        await make_relay().drain()
+
+        assert await queue.get_job(job_id) is None
+    assert runs == [job_id]
+    assert statuses(engine, outbox) == ["dispatched"]
+
+
+async def _is_gone(queue, job_id):
+    return await queue.get_job(job_id) is None
+
+
+async def test_an_id_used_again_for_other_work_is_another_job(engine, outbox, make_relay, queue):
+    """The memory is of rows: a second row with the same custom id is not taken for the first."""
+    write(engine, outbox, job_id="daily")
+    relay = make_relay(keep=0)
+    await relay.drain()
+    await queue.remove("daily")
+    await wait_until(relay.prune_once)
+
+    write(engine, outbox, job_id="daily")
+    await relay.drain()
+
+    assert [job.id for job in await queue.get_waiting()] == ["daily"]
+
+
+async def test_the_memory_expires(engine, outbox, make_relay, client, prefix):
+    (job_id,) = write(engine, outbox)
+
+    await make_relay(remember=60_000).drain()
+
+    ttl_ms = await client.pttl(f"{prefix}:payments:toril:once:{job_id}")
+    assert 50_000 < ttl_ms <= 60_000
+
+
+# ---------------------------------------------------------------------- lanes
+
+
+async def test_rows_of_a_lane_keep_their_order_between_relays(engine, outbox, make_relay, queue):
+    """Whatever the batches and however many relays, a lane's jobs arrive in the order written."""
+    with engine.begin() as connection:
+        for n in range(60):
+            lane = f"user-{n % 3}" if n % 4 else None
+            outbox.add(connection, "payments", "charge", {"n": n, "lane": lane}, lane=lane)
+    relays = [make_relay(batch_size=5) for _ in range(3)]
+
+    async def work(relay):
+        while (await relay.stats()).pending:
+            await relay.run_once()
+
+    await asyncio.gather(*map(work, relays))
+
+    jobs = [job.data for job in await _all_jobs(queue)]
+    assert len(jobs) == 60
+    for lane in ("user-0", "user-1", "user-2"):
+        numbers = [data["n"] for data in jobs if data["lane"] == lane]
+        assert numbers == sorted(numbers)
+
+
+async def _all_jobs(queue):
+    """Every job in the order in which it was added, whatever place it waits in."""
+    ids = [key async for key in _added_ids(queue)]
+    return [await queue.get_job(job_id) for job_id in ids]
+
+
+async def _added_ids(queue):
+    import redis.asyncio
+
+    target = queue._connection._target
+    async with redis.asyncio.Redis.from_url(target, decode_responses=True) as client:
+        for _, fields in await client.xrange(queue.keys.events):
+            if fields["event"] == "added":
+                yield fields["jobId"]
+
+
+async def test_a_lane_waits_for_its_head_and_goes_on_when_that_is_parked(
+    engine, outbox, make_relay, queue, monkeypatch
+):
+    relay = make_relay(max_attempts=2, backoff=50)
+    head, second = write(engine, outbox, 2, lane="user-1")
+    send_to, sent = relay._send_to, []
+
+    async def fail_the_head(keys, jobs):
+        sent.extend(row.id for row, _ in jobs)
+        if any(row.id == head for row, _ in jobs):
+            if len(jobs) > 1:
+                return [answer for job in jobs for answer in await fail_the_head(keys, [job])]
+            raise_for = RuntimeError("not today")
+            from toril.outbox.relay import Sent
+
+            return [Sent(jobs[0][0], raise_for)]
+        return await send_to(keys, jobs)
+
+    monkeypatch.setattr(relay, "_send_to", fail_the_head)
+    with engine.begin() as connection:
+        connection.execute(
+            update(outbox.table).where(outbox.table.c.id == head).values(due_at=2**52)
+        )
+    assert await relay.run_once() == 0, "the second row must wait for the head"
+
+    with engine.begin() as connection:
+        connection.execute(
+            update(outbox.table).where(outbox.table.c.id == head).values(status="parked")
+        )
+    await relay.drain()
+
+    assert sent == [second]
+
+
+# ---------------------------------------------------------------------- trouble
+
+
+async def test_a_row_that_cannot_be_a_job_is_parked_with_its_error(
+    engine, outbox, relay, queue, caplog
+):
+    """Poison rows stop nobody, and say what is wrong with them."""
+    with engine.begin() as connection:
+        connection.execute(
+            insert(outbox.table).values(
+                [
+                    {"id": "a", "queue": "a:b", "name": "n", "data": "{}", "options": "{}"}
+                    | {"key": "a", "created_at": 0},
+                    {"id": "b", "queue": "payments", "name": "n", "data": "{", "options": "{}"}
+                    | {"key": "b", "created_at": 0},
+                    {"id": "c", "queue": "payments", "name": "n", "data": "{}", "options": "[]"}
+                    | {"key": "c", "created_at": 0},
+                    {"id": "d", "queue": "payments", "name": "n", "data": "{}", "key": "d"}
+                    | {"options": '{"atempts": 1}', "created_at": 0},
+                ]
+            )
+        )
+    (good,) = write(engine, outbox)
+
+    await relay.drain()
+
+    assert [job.id for job in await queue.get_waiting()] == [good]
+    parked = await relay.get_parked()
+    assert [row.id for row in parked] == ["a", "b", "c", "d"]
+    assert "queue name" in parked[0].error
+    assert "not JSON" in parked[1].error
+    assert "atempts" in parked[3].error
+    assert relay.metrics.parked == 4
+    assert "is parked" in caplog.text
+    with engine.begin() as connection:
+        connection.execute(
+            update(outbox.table).where(outbox.table.c.id == "b").values(data='{"now": "well"}')
+        )
+    assert await relay.unpark("b") == 1
+    await relay.drain()
+    assert (await queue.get_job("b")).data == {"now": "well"}
+    assert (await relay.stats()).parked == 3
+
+
+@pytest.mark.no_audit("one of the queue's keys has the wrong type")
+async def test_a_row_whose_queue_is_damaged_is_tried_again_and_then_parked(
+    engine, outbox, make_relay, client, prefix
+):
+    await client.set(f"{prefix}:payments:wait", "not a list")
+    relay = make_relay(max_attempts=2, backoff=1)
+    write(engine, outbox, 2)
+
+    await relay.run_once()
+    assert relay.metrics.put_off == 2
+    await wait_until(relay.run_once)
+
+    await wait_until(lambda: _are_parked(relay, 2))
+    assert "WRONGTYPE" in (await relay.get_parked())[0].error
+
+
+async def _are_parked(relay, count):
+    await relay.run_once()
+    return (await relay.stats()).parked == count
+
+
+async def test_when_the_server_is_away_rows_wait_and_no_attempt_is_counted(
+    engine, outbox, start_server, queue, make_relay
+):
+    server = start_server(tcp=True)
+    relay = make_relay(connection=server.url, poll_interval=20)
+    relay._connection._patience_s = 0.1
+    server.stop()
+    write(engine, outbox, 3)
+
+    with pytest.raises(ServerUnavailableError):
+        await relay.run_once()
+    assert statuses(engine, outbox) == ["pending"] * 3
+    with engine.connect() as connection:
+        assert set(connection.execute(select(outbox.table.c.attempts)).scalars()) == {0}
+
+    running = asyncio.create_task(relay.run())
+    await wait_until(lambda: relay.metrics.errors > 0)
+    server.start()
+    await wait_until(lambda: relay.metrics.dispatched == 3, 15)
+    await relay.close(timeout=5000)
+    await running
+
+
+async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):
+    relay = make_relay()
+    running = asyncio.create_task(relay.run())
+    await asyncio.sleep(0)
+
+    await relay.close(timeout=5000)
+    await asyncio.wait_for(running, 5)
+
+    with pytest.raises(InvalidOptionError, match="started already"):
+        await relay.run()
+
+
+# ---------------------------------------------------------------------- waking
+
+
+async def test_a_running_relay_finds_new_rows(engine, outbox, make_relay, queue):
+    relay = make_relay(poll_interval=50, listens=False)
+    running = asyncio.create_task(relay.run())
+
+    for _ in range(3):
+        write(engine, outbox)
+        expected = await queue.get_waiting_count() + 1
+        await wait_until(lambda expected=expected: _has(queue, expected))
+
+    await relay.close()
+    await running
+
+
+async def _has(queue, count):
+    return await queue.get_waiting_count() >= count
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg async"])
+async def test_on_postgresql_a_commit_wakes_the_relay(
+    driver, postgres, metadata, table_name, url, prefix, queue
+):
+    """LISTEN/NOTIFY: the poll is a minute away, the row is relayed at once."""
+    plain = create_engine(f"postgresql+psycopg://{postgres}")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(plain)
+    name = driver.split()[0]
+    engine = (
+        plain if driver == "psycopg" else create_async_engine(f"postgresql+{name}://{postgres}")
+    )
+    relay = Relay(engine, outbox, connection=url, prefix=prefix, poll_interval=60_000)
+    heard = asyncio.Event()
+    set_news = relay._news.set
+    relay._news.set = lambda: (heard.set(), set_news())  # type: ignore[method-assign]
+    running = asyncio.create_task(relay.run())
+    await asyncio.wait_for(heard.wait(), 10)
+    await asyncio.sleep(0.1)
+
+    begin = time.monotonic()
+    write(plain, outbox)
+    await wait_until(queue.get_waiting_count, 10)
+
+    assert time.monotonic() - begin < 5
+    await relay.close(timeout=5000)
+    await asyncio.wait_for(running, 10)
+    metadata.drop_all(plain)
+    if engine is not plain:
+        await engine.dispose()
+    plain.dispose()
+
+
+# ---------------------------------------------------------------------- confirm, prune, stats
+
+
+async def test_in_confirm_mode_a_server_that_lost_its_memory_gets_the_jobs_again(
+    engine, outbox, make_relay, queue, client, url, prefix
+):
+    """A row is kept until its job is finished; what the server lost is dispatched again."""
+    relay = make_relay(confirm=True, confirm_interval=1)
+    ids = write(engine, outbox, 3)
+    await relay.drain()
+    await wait_until(relay.confirm_once)
+    assert statuses(engine, outbox) == ["dispatched"] * 3, "the jobs are still to run"
+
+    await client.flushall()
+    await wait_until(lambda: _again(relay, 3))
+    await relay.drain()
+
+    assert {job.id for job in await queue.get_waiting()} == set(ids)
+
+    async def handler(job):
+        pass
+
+    async with Worker(
+        *("payments", handler), connection=url, prefix=prefix, remove_on_complete=True
+    ):
+        await wait_until(lambda: _are_done(relay, 3))
+    assert relay.metrics.confirmed == 3
+    assert statuses(engine, outbox) == ["done"] * 3
+
+
+async def _again(relay, count):
+    await relay.confirm_once()
+    return relay.metrics.dispatched_again == count
+
+
+async def _are_done(relay, count):
+    await relay.confirm_once()
+    return (await relay.stats()).done == count
+
+
+async def test_a_failed_job_is_finished_too(engine, outbox, make_relay, url, prefix):
+    relay = make_relay(confirm=True, confirm_interval=1)
+    write(engine, outbox)
+    await relay.drain()
+
+    async def handler(job):
+        raise ValueError("no")
+
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: _are_done(relay, 1))
+
+
+def test_a_memory_shorter_than_the_confirmation_is_refused(engine, outbox, url):
+    with pytest.raises(InvalidOptionError, match="remember"):
+        Relay(engine, outbox, connection=url, confirm=True, remember=1000)
+
+
+async def test_old_rows_are_pruned_and_parked_ones_are_not(engine, outbox, make_relay):
+    relay = make_relay(keep=10_000)
+    write(engine, outbox, 4)
+    await relay.drain()
+    table = outbox.table
+    with engine.begin() as connection:
+        connection.execute(update(table).where(table.c.seq == 1).values(status="parked"))
+        connection.execute(update(table).where(table.c.seq <= 3).values(dispatched_at=1))
+
+    assert await relay.prune_once() == 2
+
+    assert statuses(engine, outbox) == ["parked", "dispatched"]
+
+
+async def test_confirm_mode_prunes_only_what_is_done(engine, outbox, make_relay):
+    relay = make_relay(confirm=True, keep=0)
+    write(engine, outbox, 2)
+    await relay.drain()
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(dispatched_at=1))
+        connection.execute(
+            update(outbox.table).where(outbox.table.c.seq == 1).values(status="done")
+        )
+
+    assert await relay.prune_once() == 1
+    assert statuses(engine, outbox) == ["dispatched"]
+
+
+async def test_depth_and_lag_are_metrics(engine, outbox, make_relay):
+    relay = make_relay()
+    write(engine, outbox, 3)
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(created_at=outbox.table.c.created_at - 5000))
+
+    stats = await relay.stats()
+
+    assert (stats.pending, stats.parked) == (3, 0)
+    assert 5000 <= stats.lag_ms < 30_000
+    assert (relay.metrics.depth, relay.metrics.lag_ms) == (3, stats.lag_ms)
+
+
+async def test_autocommit_engines_do_not_lose_their_locks(
+    postgres, metadata, table_name, url, prefix
+):
+    """An engine with autocommit would let go of the rows between claim and mark."""
+    engine = create_engine(f"postgresql+psycopg://{postgres}", isolation_level="AUTOCOMMIT")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(engine)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix)
+    async with relay._database.transaction() as ask, relay._database.transaction() as other:
+        write(engine, outbox, 2)
+        claim = Claim(relay="a", limit=5, lease_ms=1000)
+        first = await ask(claim_pending, outbox.table, claim)
+        second = await other(claim_pending, outbox.table, claim)
+
+    assert (len(first), len(second)) == (2, 0)
+    await relay.close()
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+async def test_bulk_rows_and_a_checked_table(engine, outbox, relay):
+    with engine.begin() as connection:
+        outbox.add_bulk(connection, "payments", [NewJob("n", {"n": n}) for n in range(130)])
+
+    assert await relay.drain() == 130
+    assert check_table(outbox.table) is outbox.table
