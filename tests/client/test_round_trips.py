@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.counting import counting
 from tests.servers import Server
 from toril import NewJob, Queue
-
-
-class Counted:
-    """What came of the commands that clients sent."""
-
-    def __init__(self) -> None:
-        self.commands: dict[str, int] = {}
 
 
 @pytest.fixture
@@ -28,23 +21,6 @@ async def server_and_queue(start_server) -> AsyncIterator[tuple[Server, Queue]]:
         await queue.get_job_counts()
         await queue.get_state("first")
         yield server, queue
-
-
-@contextmanager
-def counting(server: Server) -> Iterator[Counted]:
-    """Count what clients send; what scripts do inside the server is not counted."""
-    counted = Counted()
-    with server.client() as raw, server.client() as watching:
-        raw.ping()
-        with watching.monitor() as monitor:
-            yield counted
-            raw.echo("the end")
-            for seen in monitor.listen():
-                verb = seen["command"].split(" ")[0].upper()
-                if verb == "ECHO":
-                    break
-                if seen["client_type"] != "lua":
-                    counted.commands[verb] = counted.commands.get(verb, 0) + 1
 
 
 async def test_an_add_is_one_round_trip(server_and_queue):

@@ -1,0 +1,102 @@
+"""What a worker costs its server, counted in commands: exact on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.counting import counting
+from tests.helpers import wait_until
+from toril import NewJob, Queue, Worker
+
+
+async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
+    """No polling: one blocking call on each of two connections, for as long as nothing happens."""
+    server = start_server()
+    worker = Worker("q", print, connection=server.unix_url, concurrency=10)
+    with server.client() as client:
+        await worker.start()
+        await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+
+        with counting(server) as counted:
+            await asyncio.sleep(3)
+
+    assert counted.commands == {}
+    await worker.close()
+
+
+async def test_an_idle_worker_looks_once_per_drain_delay(start_server):
+    """In a minute: twelve looks at the default of five seconds; here a tenth of both."""
+    server = start_server()
+    worker = Worker("q", print, connection=server.unix_url, concurrency=10, drain_delay=500)
+    with server.client() as client:
+        await worker.start()
+        await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+
+        with counting(server) as counted:
+            await asyncio.sleep(2.2)
+
+    # A wait and the take behind it are one message.
+    assert counted.commands["BZPOPMIN"] <= 5
+    assert counted.commands["EVALSHA"] <= 5
+    assert set(counted.commands) <= {"BZPOPMIN", "EVALSHA"}
+    await worker.close()
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "most"), [(1, 206), (10, 120), (100, 20)], ids=["1", "10", "100"]
+)
+async def test_a_busy_drain_makes_one_call_per_batch(concurrency, most, start_server):
+    """200 jobs one after another are 200 calls and the first; many at once are far fewer.
+
+    A few more: the sweep, a confirmation, and each script's source when the server learns it.
+    """
+    server = start_server()
+    done = asyncio.Event()
+    finished = 0
+
+    async def handler(job):
+        return None
+
+    def count(job, result):
+        nonlocal finished
+        finished += 1
+        if finished == 200:
+            done.set()
+
+    worker = Worker("q", handler, connection=server.unix_url, concurrency=concurrency)
+    worker.on("completed", count)
+    async with Queue("q", connection=server.unix_url) as queue:
+        await queue.add_bulk([NewJob(f"{n}") for n in range(200)])
+        with counting(server) as counted:
+            await worker.start()
+            await asyncio.wait_for(done.wait(), 10)
+
+        scripts = counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
+        assert scripts <= most
+        await worker.close()
+
+
+async def test_picking_up_a_job_is_one_message(start_server):
+    """The take waits at the server behind the marker: no call is needed when a job comes."""
+    server = start_server()
+    ran = asyncio.Event()
+
+    async def handler(job):
+        ran.set()
+        await asyncio.sleep(600)
+
+    worker = Worker("q", handler, connection=server.unix_url, concurrency=2)
+    async with Queue("q", connection=server.unix_url) as queue:
+        await queue.add("warm", delay=60_000)
+        await worker.start()
+        with server.client() as client:
+            await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+            with counting(server) as counted:
+                await queue.add("job")
+                await asyncio.wait_for(ran.wait(), 5)
+
+    # The add, and the take that had been sent before.
+    assert counted.commands.get("EVALSHA", 0) + counted.commands.get("EVAL", 0) <= 3
+    await worker.close(timeout=0)
