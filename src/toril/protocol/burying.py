@@ -85,7 +85,7 @@ def letter_of(
 
 def cause_of(job: StoredJob, error: BaseException) -> str:
     """One word for the kind of end: ``attempts`` when they were used up."""
-    message = str(error)
+    message = codec.words_of(error)
     if message in (STALLED_TOO_OFTEN, STARTED_TOO_OFTEN):
         return "stalled"
     if isinstance(error, JobCancelledError):
@@ -124,7 +124,7 @@ def replayable(options: dict[str, Any]) -> dict[str, Any]:
 
 def _message(error: BaseException, reason: str) -> str:
     """The error's own words; its type is kept beside them."""
-    message = str(error).encode("utf-8", "replace").decode()
+    message = codec.words_of(error)
     return message[: len(reason)] if message else reason
 
 

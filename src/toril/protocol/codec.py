@@ -89,6 +89,15 @@ def reason(value: str) -> str:
     return value
 
 
+def words_of(error: BaseException) -> str:
+    """An error's own words, as text that JSON can carry; a class may fail to give any."""
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 (the user's class)
+        message = "its message cannot be shown"
+    return message.encode("utf-8", "replace").decode()
+
+
 def number(value: bytes | int | None) -> int | None:
     """A field that is a decimal number on the wire; tolerates what other writers leave."""
     if value is None or isinstance(value, int):

@@ -202,14 +202,11 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
 
 def reason_of(error: BaseException) -> str:
     """One line for people: the type and the message; Toril's own errors speak for themselves."""
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 (the user's class)
-        message = "its message cannot be shown"
+    message = codec.words_of(error)
     if not isinstance(error, TorilError) or not message:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
-    return message.encode("utf-8", "replace").decode()[:LONGEST_REASON]
+    return message[:LONGEST_REASON]
 
 
 def _stacktraces(job: StoredJob, error: BaseException) -> bytes:
