@@ -88,7 +88,9 @@ if a.has_data then
   how.data = given_data
   if given_opts ~= "" then how.opts = given_opts end
 end
-replayLetter(queue, a.id, a.new_id, how, {}, now)
+local sources = {}
+replayLetter(queue, a.id, a.new_id, how, sources, now)
+wakeSources(sources)
 redis.call("HINCRBY", meta, "x.replayed", 1)
 emitTrimmed(queue, readGate(queue), "removed", "jobId", a.id, "prev", place,
   "queue", a.source, "replayedAs", a.new_id)

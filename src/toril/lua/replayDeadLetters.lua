@@ -40,7 +40,7 @@ local queue = queueAt(base)
 local gate = readGate(queue)
 local now = clock()
 local not_after = a.not_after or now
-local gates, held, used = {}, 0, 0
+local sources, held, used = {}, 0, 0
 
 local function isReachable(source)
   return not a.tag or string.match(a.prefix .. ":" .. source, "{([^}]+)}") == a.tag
@@ -56,13 +56,14 @@ local result = walkLetters(queue, queue[a.list], a, function(letter)
     return "leave"
   end
   local new_id = replayLetter(queue, letter.id, a.ids[used + 1],
-    { prefix = a.prefix, source = letter.source, keep_delay = a.keep_delay, by = a.by }, gates, now)
+    { prefix = a.prefix, source = letter.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
   if not new_id then return "ask" end
   used = used + 1
   emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", "waiting",
     "queue", letter.source, "replayedAs", new_id)
   return "take"
 end)
+wakeSources(sources)
 result.held, result.not_after = held, not_after
 if result.count > 0 then
   redis.call("HINCRBY", meta, "x.replayed", result.count)

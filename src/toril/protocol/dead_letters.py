@@ -29,9 +29,9 @@ from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
 
-LETTERS_PER_LOOK = 1000
+LETTERS_PER_LOOK = 500
 REPLAYS_PER_SLICE = 100
-PURGES_PER_SLICE = 250
+PURGES_PER_SLICE = 200
 DEFAULT_MAX_REPLAYS = 10
 
 LISTS = ("wait", "paused")

@@ -21,7 +21,28 @@ local function historyWith(known, id, how, now)
   return history .. "," .. entry
 end
 
-local function replayLetter(dead_letters, id, new_id, how, gates, now)
+--- The queue that a letter goes back to, read once per call; `sources` collects them.
+local function sourceAt(sources, base)
+  local source = sources[base]
+  if not source then
+    local queue = queueAt(base)
+    source = { queue = queue, gate = readGate(queue), added = 0 }
+    sources[base] = source
+  end
+  return source
+end
+
+--- Tell the workers of all sources, once, what has come back.
+local function wakeSources(sources)
+  for _, source in pairs(sources) do
+    redis.call("INCRBY", source.queue.id, source.added)
+    if source.has_ready then wake(source.queue, source.gate) end
+    if source.has_delayed then wakeWhenDue(source.queue) end
+  end
+end
+
+--- The caller ends with wakeSources(sources).
+local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local letter = dead_letters.base .. ":" .. id
   local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.opts", "x.replays",
     "x.history", "x.original", "timestamp", "x.fp", "x.job", "x.priority", "x.delay")
@@ -30,9 +51,8 @@ local function replayLetter(dead_letters, id, new_id, how, gates, now)
   if not data then return nil end
 
   local base = how.prefix .. ":" .. how.source
-  local source = queueAt(base)
-  local gate = gates[base] or readGate(source)
-  gates[base] = gate
+  local source = sourceAt(sources, base)
+  local queue, gate = source.queue, source.gate
   local priority = how.priority or tonumber(known[12]) or 0
   local delay = how.keep_delay and (how.delay or tonumber(known[13])) or 0
   local fields = { "name", known[1], "data", data, "opts", how.opts or known[5] or '{"attempts":0}',
@@ -44,16 +64,16 @@ local function replayLetter(dead_letters, id, new_id, how, gates, now)
     fields[#fields + 1] = original
   end
   redis.call("HSET", base .. ":" .. new_id, unpack(fields))
-  redis.call("INCR", source.id)
-  emit(source, "added", "jobId", new_id, "name", known[1])
+  source.added = source.added + 1
+  emit(queue, "added", "jobId", new_id, "name", known[1])
   if delay > 0 then
-    placeDelayed(source, new_id, now + delay)
-    wakeWhenDue(source)
-    emitTrimmed(source, gate, "delayed", "jobId", new_id, "delay", now + delay)
+    placeDelayed(queue, new_id, now + delay)
+    emitTrimmed(queue, gate, "delayed", "jobId", new_id, "delay", now + delay)
+    source.has_delayed = true
   else
-    placeReady(source, gate, new_id, priority, "LPUSH")
-    wake(source, gate)
-    emitTrimmed(source, gate, "waiting", "jobId", new_id)
+    placeReady(queue, gate, new_id, priority, "LPUSH")
+    emitTrimmed(queue, gate, "waiting", "jobId", new_id)
+    source.has_ready = true
   end
   deleteJob(letter)
   return new_id

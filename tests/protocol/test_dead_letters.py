@@ -1,0 +1,359 @@
+"""What is written beside a dead letter, and how walks through many of them go: without a server."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from toril.errors import (
+    DeadLetterNotFoundError,
+    FailedChildrenError,
+    InvalidOptionError,
+    JobCancelledError,
+    JobLockedError,
+    TooManyReplaysError,
+    UnknownOptionError,
+    UnrecoverableError,
+)
+from toril.options import DeadLetterOptions
+from toril.protocol import burying, dead_letters
+from toril.protocol.burying import BurialPolicy, cause_of, fingerprint, letter_of, replay_options
+from toril.protocol.dead_letter import metadata_in, without_metadata
+from toril.protocol.dead_letters import Filter, Slice, Walk, after, again
+from toril.protocol.job import Job
+from toril.protocol.keys import FOREIGN, Keys, hash_tag
+from toril.protocol.settling import Policy, Raised, Returned, Settled, Take, decide, settle
+
+KEYS = Keys("bull", "orders-dlq")
+
+
+def job(data: bytes = b'{"n":1}', **fields: object) -> Job:
+    opts = json.dumps(fields.pop("opts", {"attempts": 1})).encode()
+    stored = {b"name": b"charge", b"data": data, b"opts": opts, b"timestamp": b"5"}
+    stored |= {name.encode(): str(value).encode() for name, value in fields.items()}
+    return Job("bull", "orders", "j1", stored)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_only_a_worker_with_a_target_makes_letters():
+    error = raised(ValueError("no"))
+
+    without = decide(job(), Raised(error), Policy(), dice=0.0)
+    with_target = decide(job(), Raised(error), Policy(dead_letters=BurialPolicy()), dice=0.0)
+
+    assert "dead" not in without.details
+    assert with_target.kind == "failed"
+    assert with_target.details["dead"]["message"] == "no"
+
+
+def test_a_job_with_attempts_left_or_a_result_makes_no_letter():
+    policy = Policy(dead_letters=BurialPolicy())
+    patient = job(opts={"attempts": 3})
+
+    assert decide(patient, Raised(ValueError("no")), policy, dice=0.0).kind == "retry"
+    assert decide(job(), Returned(1), policy, dice=0.0).kind == "completed"
+
+
+@pytest.mark.parametrize(
+    ("error", "fields", "cause"),
+    [
+        (ValueError("x"), {}, "attempts"),
+        (UnrecoverableError("x"), {}, "unrecoverable"),
+        (JobCancelledError("x"), {}, "cancelled"),
+        (FailedChildrenError("x"), {}, "child"),
+        (UnrecoverableError("child a:b:c failed"), {"defa": "child a:b:c failed"}, "child"),
+        (
+            UnrecoverableError(burying.STALLED_TOO_OFTEN),
+            {"defa": burying.STALLED_TOO_OFTEN},
+            "stalled",
+        ),
+        (UnrecoverableError(burying.STARTED_TOO_OFTEN), {}, "stalled"),
+    ],
+)
+def test_the_cause_is_one_word(error, fields, cause):
+    """DLQ-32 (C-13)."""
+    assert cause_of(job(**fields), error) == cause
+
+
+def test_stalled_jobs_make_no_letter_when_they_are_left_out():
+    error = UnrecoverableError(burying.STALLED_TOO_OFTEN)
+    stalled = job(defa=burying.STALLED_TOO_OFTEN)
+
+    assert letter_of(stalled, error, "r", BurialPolicy(include_stalled=False)) is None
+    assert letter_of(job(), ValueError("x"), "r", BurialPolicy(include_stalled=False)) is not None
+
+
+def test_a_fingerprint_is_the_type_and_the_innermost_frame():
+    def fail() -> None:
+        raise KeyError("amount")
+
+    def call() -> None:
+        fail()
+
+    with pytest.raises(KeyError) as first:
+        call()
+    with pytest.raises(KeyError) as second:
+        fail()
+
+    found = fingerprint(first.value, "attempts")
+    assert found == fingerprint(second.value, "attempts")
+    assert found.startswith("KeyError@test_dead_letters.py:")
+    assert found.endswith(".fail")
+    assert fingerprint(ValueError("never raised"), "stalled") == "ValueError@stalled"
+
+
+def test_a_fingerprint_can_stand_between_quotes():
+    strange = type('Wei"rd\\ Ünï\n', (Exception,), {})
+
+    found = fingerprint(strange("x"), "attempts")
+
+    assert json.loads(f'"{found}"') == found == "Wei_rd___n__@attempts"
+    assert len(fingerprint(type("X" * 500, (Exception,), {})(), "attempts")) == 160
+
+
+def test_a_letter_carries_only_what_the_script_cannot_know():
+    letter = letter_of(
+        job(opts={"attempts": 1, "priority": 3, "delay": 7}),
+        raised(ValueError("ETIMEDOUT")),
+        "ValueError: ETIMEDOUT",
+        BurialPolicy(keep_source=True),
+    )
+
+    assert letter is not None
+    assert letter["message"] == "ETIMEDOUT"
+    assert letter["why"] == "valueerror: etimedout"
+    assert letter["type"] == "ValueError"
+    assert (letter["priority"], letter["delay"], letter["keeps_source"]) == (3, 7, True)
+    assert "is_raw" not in letter
+
+
+def test_an_error_without_words_is_known_by_its_type():
+    letter = letter_of(job(), raised(ValueError()), "ValueError", BurialPolicy())
+
+    assert letter is not None
+    assert letter["message"] == "ValueError"
+
+
+def test_data_that_are_no_json_are_marked():
+    letter = letter_of(job(b'{"a":'), ValueError("x"), "r", BurialPolicy())
+
+    assert letter is not None
+    assert letter["is_raw"] is True
+
+
+def test_replay_options_are_those_of_the_job_without_its_ties():
+    """C-16."""
+    opts = dict.fromkeys(burying.NOT_REPLAYED, 1) | {"attempts": 3, "lane": "a", "kl": 5}
+
+    kept = json.loads(replay_options(job(opts=opts)))
+
+    assert kept == {"attempts": 3, "lane": "a", "kl": 5, "idempotencyKey": "orders:j1:5"}
+    chosen = job(opts={"attempts": 1, "idempotencyKey": "mine"})
+    assert json.loads(replay_options(chosen))["idempotencyKey"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, 1, [], "x", {}, {"_dlqMeta": 1}, {"_dlqMeta": {}}, {"_dlqMeta": {"sourceQueue": 1}}],
+)
+def test_what_has_no_usable_metadata_is_no_dead_letter(data):
+    assert metadata_in(data) is None
+
+
+def test_metadata_are_typed_and_unknown_ones_ignored():
+    meta = metadata_in(
+        {
+            "_dlqMeta": {
+                "sourceQueue": "orders",
+                "attemptsMade": 2,
+                "somethingNew": True,
+                "history": [
+                    {
+                        "deadLetteredAt": 1,
+                        "replayedAt": 2,
+                        "deadLetterJobId": "1",
+                        "originalJobId": "j",
+                        "repaired": True,
+                    }
+                ],
+            }
+        }
+    )
+
+    assert meta is not None
+    assert (meta.source_queue, meta.attempts_made) == ("orders", 2)
+    assert meta.history[0].is_repaired
+    assert meta.history[0].by is None
+
+
+@pytest.mark.parametrize(
+    ("data", "original"),
+    [
+        ({"a": 1, "_dlqMeta": {}}, {"a": 1}),
+        ({"_dlqMeta": {}}, {}),
+        ({"_dlqData": [1], "_dlqMeta": {}}, [1]),
+        ({"_dlqData": 1, "b": 2, "_dlqMeta": {}}, {"_dlqData": 1, "b": 2}),
+        ([1], [1]),
+        ({"a": 1}, {"a": 1}),
+    ],
+)
+def test_the_data_without_the_metadata(data, original):
+    assert without_metadata(data) == original
+
+
+def test_a_filter_says_what_the_script_needs():
+    """DLQ-24."""
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    wanted = Filter.of(name="a", failed_reason="STRASSE ß", since=moment, until=5)
+
+    assert wanted.args() == {
+        "name": "a",
+        "failed_reason": "strasse ss",
+        "since": 1893456000000,
+        "before": 5,
+    }
+    assert Filter.of().args() == {}
+
+
+def test_a_filter_refuses_what_it_does_not_know():
+    with pytest.raises(UnknownOptionError, match="did you mean 'failed_reason'"):
+        Filter.of(failed_reasons="x")  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match="fingerprint"):
+        Filter.of(fingerprint=5)  # type: ignore[arg-type]
+
+
+def test_a_filter_looks_at_letters_of_others():
+    meta = metadata_in({"_dlqMeta": {"sourceQueue": "orders", "failedReason": "ETIMEDOUT"}})
+
+    assert meta is not None
+    assert Filter.of(failed_reason="timed").admits(meta)
+    assert Filter.of(source_queue="orders").admits(meta)
+    assert not Filter.of(source_queue="refunds").admits(meta)
+    assert not Filter.of(fingerprint="x").admits(meta)
+    assert not Filter.of(failed_reason="refused").admits(meta)
+
+
+def result(**changes: object) -> Slice:
+    values = {"is_done": False, "offset": 3, "anchor": "7", "count": 2, "examined": 5}
+    return Slice(**{**values, "not_after": 99, **changes})  # type: ignore[arg-type]
+
+
+def test_a_walk_goes_on_where_its_last_slice_ended():
+    walk = after(Walk(done=10, step=4), result())
+
+    assert walk == Walk(offset=3, anchor="7", not_after=99, done=12, step=5)
+
+
+def test_a_walk_goes_over_to_the_other_list():
+    assert after(Walk(done=1), result(is_done=True)) == Walk(
+        list="paused", not_after=99, done=3, step=1
+    )
+
+
+def test_letters_that_the_client_took_out_are_counted():
+    walk = after(Walk(), result(), taken_apart=1)
+
+    assert (walk.offset, walk.anchor, walk.done) == (2, "", 3)
+
+
+def test_a_slice_can_be_looked_at_again():
+    assert again(Walk(offset=1, anchor="2"), result()) == Walk(
+        offset=1, anchor="2", not_after=99, done=2, step=1
+    )
+
+
+def test_a_walk_is_remembered_by_verb_and_filter():
+    one = dead_letters.sweep_key(KEYS, "replay", Filter.of(name="a"))
+
+    assert one == dead_letters.sweep_key(KEYS, "replay", Filter.of(name="a"))
+    assert one != dead_letters.sweep_key(KEYS, "purge", Filter.of(name="a"))
+    assert one != dead_letters.sweep_key(KEYS, "replay", Filter.of(name="b"))
+    assert one.startswith("bull:orders-dlq:toril:replay-")
+
+
+def test_a_walk_is_resumed_from_what_the_server_remembers():
+    parse = dead_letters.last_walk("key").parse
+    text = b'{"is_done":false,"offset":3,"anchor":"7","count":2,"examined":5,"not_after":99}'
+
+    assert parse([b"wait", b"12", text]) == Walk(
+        offset=3, anchor="7", not_after=99, done=12, step=1
+    )
+    assert parse([None, None, None]) is None
+    done = text.replace(b"false", b"true")
+    assert parse([b"wait", b"12", done]) == Walk(list="paused", not_after=99, done=12, step=1)
+    assert parse([b"paused", b"12", done]) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(-1, DeadLetterNotFoundError), (-111, JobLockedError), (-112, TooManyReplaysError)],
+)
+def test_each_refusal_has_its_error(code, error):
+    """DLQ-22."""
+    command = dead_letters.replay(KEYS, "7", "new", "orders")
+
+    with pytest.raises(error, match="'7'"):
+        command.parse(code)
+    assert command.parse(b"new") == "new"
+    assert command.parse(1) is None
+
+
+def test_pages_count_from_either_end():
+    """DLQ-18."""
+    newest = dead_letters.page(KEYS, "wait", 10, 14, oldest_first=False)
+    oldest = dead_letters.page(KEYS, "wait", 10, 14, oldest_first=True)
+    rest = dead_letters.page(KEYS, "wait", 10, -1, oldest_first=True)
+
+    assert newest.words == ("LRANGE", "bull:orders-dlq:wait", 10, 14)
+    assert oldest.words == ("LRANGE", "bull:orders-dlq:wait", -15, -11)
+    assert rest.words == ("LRANGE", "bull:orders-dlq:wait", 0, -11)
+    assert newest.parse([b"2", b"1"]) == ["2", "1"]
+    assert oldest.parse([b"2", b"1"]) == ["1", "2"]
+    with pytest.raises(InvalidOptionError):
+        dead_letters.page(KEYS, "wait", -1, 5, oldest_first=False)
+
+
+def test_the_keys_of_the_target_are_declared_only_when_a_job_goes_there():
+    """Plain calls do not pay for the feature."""
+    source = Keys("bull", "orders")
+    take = Take(count=1, token="t", lock_ms=1000)
+    dead = decide(job(), Raised(ValueError("x")), Policy(dead_letters=BurialPolicy()), dice=0.0)
+
+    plain = settle(source, [], take, flight="f", request=1, dead_letters=KEYS)
+    moving = settle(
+        source, [Settled("j1", "t", dead, job())], take, flight="f", request=1, dead_letters=KEYS
+    )
+
+    assert not any(key.startswith(KEYS.base) for key in plain.keys)
+    assert "dead_letters" not in plain.args
+    names = [name for name in moving.script.key_names if name.startswith(FOREIGN)]
+    assert moving.keys[-len(names) :] == (
+        KEYS.base,
+        *(f"{KEYS.base}:{name.removeprefix(FOREIGN)}" for name in names[1:]),
+    )
+    assert len(moving.keys) == len(plain.keys) + len(names)
+
+
+def test_hash_tags():
+    assert hash_tag("{bull}:orders") == "bull"
+    assert hash_tag("bull:{a}{b}") == "a"
+    assert hash_tag("bull:{}:x") is None
+    assert hash_tag("bull:orders") is None
+    assert hash_tag("bull:}{") is None
+
+
+def test_the_options_name_a_queue():
+    """DLQ-02."""
+    assert DeadLetterOptions.of("dlq").queue_name == "dlq"
+    given = DeadLetterOptions("dlq", include_stalled=False)
+    assert DeadLetterOptions.of(given) is given
+    with pytest.raises(InvalidOptionError, match="on_dead_letter"):
+        DeadLetterOptions("dlq", on_dead_letter="hook")  # type: ignore[arg-type]
