@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.errors import InvalidNameError, InvalidOptionError, RefusedError
+from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError, RefusedError
 from toril.options import whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata
@@ -299,8 +299,8 @@ class DeadLetters:
             await self.replay_dead_letter(
                 letter_id, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
             )
-        except RefusedError:
-            return 0
+        except (RefusedError, CrossSlotError):
+            return 0  # it stays where it is
         return 1
 
     async def _replay_apart(

@@ -14,8 +14,13 @@ Fields = dict[bytes, Any]
 _NOTHING = b"{}"
 
 
-def fields_of(reply: list[Any]) -> Fields:
-    """A hash as the server lists it, name after value; the last of equal names counts."""
+def fields_of(reply: list[Any] | Fields) -> Fields:
+    """A hash as the server lists it, name after value; the last of equal names counts.
+
+    On a cluster redis-py has made a dictionary of it already.
+    """
+    if isinstance(reply, dict):
+        return reply
     words = iter(reply)
     return dict(zip(words, words, strict=True))
 

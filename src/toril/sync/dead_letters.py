@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from toril.client.ids import new_job_id
-from toril.errors import InvalidNameError, InvalidOptionError, RefusedError
+from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError, RefusedError
 from toril.options import whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata
@@ -296,8 +296,8 @@ class DeadLetters:
             self.replay_dead_letter(
                 letter_id, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
             )
-        except RefusedError:
-            return 0
+        except (RefusedError, CrossSlotError):
+            return 0  # it stays where it is
         return 1
 
     def _replay_apart(
