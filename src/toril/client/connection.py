@@ -40,7 +40,7 @@ Target = Union[str, redis.Redis, RedisCluster, "Connection", None]
 """What ``connection=`` takes: a URL, a redis-py client, a shared ``Connection``, or None."""
 
 REPLY_TIMEOUT_S = 5.0
-PATIENCE_S = 10.0
+PATIENCE_S = 3.0
 SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
 _MOST_AT_ONCE_ON_A_CLUSTER = 8

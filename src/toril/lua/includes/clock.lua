@@ -16,5 +16,6 @@ end
 
 --- A small count as text.
 local function digits(count)
+  if count == 0 then return "0" end
   return count == 1 and "1" or string.format("%.0f", count)
 end

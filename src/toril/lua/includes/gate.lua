@@ -11,7 +11,7 @@ local function readGate(queue)
   local gate = {
     paused = meta[1] ~= false,
     concurrency = tonumber(meta[2]),
-    max_events = tonumber(meta[3]) or 10000,
+    max_events = meta[3] or "10000",
     is_version_5 = meta[4] ~= false and string.find(meta[4], "^bullmq:5%.") ~= nil,
     max = tonumber(meta[5]),
     duration = tonumber(meta[6]),

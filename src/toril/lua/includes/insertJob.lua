@@ -22,12 +22,12 @@ local function insertJob(queue, gate, job, data, opts, now)
     placeReady(queue, gate, job.id, priority, job.lifo and "RPUSH" or "LPUSH")
   end
   if job.parent_key then
-    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
-      "delay", delay, "priority", priority, "parentKey", job.parent_key, "parent", job.parent)
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp",
+      stamp(timestamp), "delay", digits(delay), "priority", digits(priority), "parentKey", job.parent_key, "parent", job.parent)
     redis.call("SADD", job.parent_key .. ":dependencies", key)
   else
-    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
-      "delay", delay, "priority", priority)
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp",
+      stamp(timestamp), "delay", digits(delay), "priority", digits(priority))
   end
   if job.de then redis.call("HSET", key, "deid", job.de.id) end
   if job.group then redis.call("HSET", key, "x.group", job.group) end
