@@ -1,0 +1,55 @@
+"""``@idempotent``: a handler whose work is done once per key."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from toril.errors import InvalidOptionError
+from toril.idempotency.window import check_lifetime
+from toril.options import NewJob
+
+logger = logging.getLogger("toril.idempotency")
+
+MARK = "toril_idempotency"
+"""The attribute by which an idempotent handler is known."""
+
+
+class Store(Protocol):
+    """Where it is written down that work was done."""
+
+    ttl_ms: int
+
+    def wrap(self, function: Any) -> Callable[[Any], Any]:
+        """The handler that asks the store before it runs ``function``."""
+
+
+class Guarded(msgspec.Struct, frozen=True):
+    """What is known of an idempotent handler: the lifetime of its records is the store's."""
+
+    store: Any
+
+
+def idempotent(
+    store: Store, *, options: Mapping[str, Any] | NewJob | None = None, worker: Any = None
+) -> Callable[[Any], Callable[[Any], Any]]:
+    """Do a handler's work once: a second run returns what the first returned, and does nothing.
+
+    With a ``SqlStore`` the handler is called with the job and a session whose transaction holds the
+    record.  ``options`` are those its jobs are added with (and ``worker`` who runs them): if their
+    retry window is longer than the store keeps its records, that is refused at once.
+    """
+    if not hasattr(store, "wrap"):
+        raise InvalidOptionError(f"{store!r} is no store; use @idempotent(SqlStore(engine))")
+    if options is not None:
+        check_lifetime(store.ttl_ms, options, worker)
+
+    def decorate(function: Any) -> Callable[[Any], Any]:
+        handler = store.wrap(function)
+        setattr(handler, MARK, Guarded(store))
+        return handler
+
+    return decorate

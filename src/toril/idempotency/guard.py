@@ -1,0 +1,145 @@
+"""``once``: a block that is run once per key, in the transaction of the caller."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Self
+
+from sqlalchemy import Connection, Table, select, update
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from toril.errors import InvalidOptionError
+from toril.idempotency.record import KeyedJob, fitting, scope_of
+from toril.idempotency.table import DEFAULT_TABLE
+from toril.options import Duration, milliseconds
+from toril.protocol import codec
+
+DEFAULT_TTL_MS = 30 * 24 * 3600 * 1000
+
+Blocking = Session | Connection
+Async = AsyncSession | AsyncConnection
+
+
+class Once:
+    """The guard of one piece of work.
+
+    ``is_repeat`` says that the work was done before, and ``result`` what it gave.  Otherwise do the
+    work and set ``result``, which is written down at the end of the block and commits with it.
+    """
+
+    def __init__(
+        self, target: Blocking | Async, table: Table, scope: str, key: str, job_id: str, ttl_ms: int
+    ) -> None:
+        self._target = target
+        self._table = table
+        self._scope = scope
+        self._key = key
+        self._job_id = job_id
+        self._ttl_ms = ttl_ms
+        self.is_repeat = False
+        self.result: Any = None
+
+    def __enter__(self) -> Self:
+        if isinstance(self._target, AsyncSession | AsyncConnection):
+            raise InvalidOptionError("an async session needs 'async with once(…)'")
+        self._begin(self._target)
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        assert isinstance(self._target, Session | Connection)
+        if error_type is None and not self.is_repeat:
+            self._end(self._target)
+
+    async def __aenter__(self) -> Self:
+        if not isinstance(self._target, AsyncSession | AsyncConnection):
+            raise InvalidOptionError("a blocking session needs 'with once(…)'")
+        await self._target.run_sync(self._begin)
+        return self
+
+    async def __aexit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        assert isinstance(self._target, AsyncSession | AsyncConnection)
+        if error_type is None and not self.is_repeat:
+            await self._target.run_sync(self._end)
+
+    def _begin(self, target: Blocking) -> None:
+        """Insert the record, or learn that it is there; waits for one who is about to commit it."""
+        now_ms = time.time_ns() // 1_000_000
+        values = {
+            "scope": self._scope,
+            "key": self._key,
+            "job_id": self._job_id,
+            "created_at": now_ms,
+            "expires_at": now_ms + self._ttl_ms,
+        }
+        if _insert_unless_there(target, self._table, values):
+            return
+        self.is_repeat = True
+        query = select(self._table.c.result).where(self._is_it())
+        text = target.execute(query).scalar()
+        self.result = None if text is None else codec.decode(text.encode())
+
+    def _end(self, target: Blocking) -> None:
+        text = codec.encode(self.result, f"the result of job {self._job_id!r}").decode()
+        target.execute(update(self._table).where(self._is_it()).values(result=text))
+
+    def _is_it(self) -> Any:
+        return (self._table.c.scope == self._scope) & (self._table.c.key == self._key)
+
+
+def once(
+    target: Blocking | Async,
+    job: KeyedJob,
+    *,
+    key: str | None = None,
+    scope: str | None = None,
+    ttl: Duration = DEFAULT_TTL_MS,
+    table: Table = DEFAULT_TABLE,
+) -> Once:
+    """Guard a block by the job's idempotency key, inside the transaction of ``target``.
+
+    ``with once(session, job) as run:`` or ``async with`` with an async session.  The record is
+    inserted at the beginning and commits with the work; a second run, also one at the same time,
+    finds it.  When the block raises, let the error roll the transaction back.
+    """
+    if not isinstance(target, Session | Connection | AsyncSession | AsyncConnection):
+        raise InvalidOptionError(
+            f"{target!r} is no session or connection of SQLAlchemy; pass the one that the work"
+            f" is done in"
+        )
+    return Once(
+        target,
+        table,
+        scope_of(job, scope),
+        fitting(key or job.idempotency_key),
+        job.id,
+        milliseconds(ttl, "ttl", least=1),
+    )
+
+
+def _insert_unless_there(target: Blocking, table: Table, values: dict[str, Any]) -> bool:
+    """Insert the record; False when there is one already."""
+    dialect = _dialect(target)
+    match dialect.name:
+        case "postgresql":
+            on_postgresql = postgresql.insert(table).values(values).on_conflict_do_nothing()
+            return target.execute(on_postgresql.returning(table.c.key)).first() is not None
+        case "sqlite":
+            on_sqlite = sqlite.insert(table).values(values).on_conflict_do_nothing()
+            return target.execute(on_sqlite.returning(table.c.key)).first() is not None
+        case "mysql" | "mariadb":
+            on_mysql = mysql.insert(table).values(values).prefix_with("IGNORE")
+            result: Any = target.execute(on_mysql)
+            return bool(result.rowcount == 1)
+    raise InvalidOptionError(
+        f"idempotency knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
+    )
+
+
+def _dialect(target: Blocking) -> Dialect:
+    return target.get_bind().dialect if isinstance(target, Session) else target.dialect
+
+
+__all__ = ["DEFAULT_TTL_MS", "Once", "once"]

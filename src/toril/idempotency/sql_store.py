@@ -1,0 +1,145 @@
+"""Records in the database that the work is done in."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Engine, Table, delete, select, tuple_
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from toril.errors import InvalidOptionError
+from toril.idempotency.guard import DEFAULT_TTL_MS, once
+from toril.idempotency.table import DEFAULT_TABLE
+from toril.options import Duration, milliseconds
+
+logger = logging.getLogger("toril.idempotency")
+
+_PRUNE_EVERY_S = 3600.0
+_ROWS_PER_PRUNE = 1000
+
+Sessions = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
+
+
+class SqlStore:
+    """Runs a handler in a transaction that begins with the record of its key.
+
+    ``engine`` is an engine or a sessionmaker; ``async def`` handlers need an async one.  Records
+    are kept for ``ttl`` and deleted afterwards, a thousand at a time, about once an hour.
+    """
+
+    def __init__(
+        self,
+        engine: Sessions,
+        *,
+        ttl: Duration = DEFAULT_TTL_MS,
+        scope: str | None = None,
+        table: Table = DEFAULT_TABLE,
+    ) -> None:
+        self.ttl_ms = milliseconds(ttl, "ttl", least=1)
+        self.table = table
+        self._scope = scope
+        self._is_async = isinstance(engine, AsyncEngine | async_sessionmaker)
+        self._open = _opener(engine)
+        self._next_prune = time.monotonic() + _PRUNE_EVERY_S
+
+    def wrap(self, function: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        """``function(job, session)`` as a handler of a job."""
+        if inspect.iscoroutinefunction(function) != self._is_async:
+            kind, needed = (
+                ("a def", "a blocking") if self._is_async else ("an async def", "an async")
+            )
+            raise InvalidOptionError(
+                f"{function!r} is {kind} and needs {needed} engine or sessionmaker"
+            )
+        return self._wrap_async(function) if self._is_async else self._wrap_blocking(function)
+
+    def _wrap_async(self, function: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(function)
+        async def handler(job: Any) -> Any:
+            async with self._open() as session, session.begin():
+                async with self._once(session, job) as run:
+                    if not run.is_repeat:
+                        run.result = await function(job, session)
+                result = run.result
+            if self._should_prune():
+                await self._prune_quietly()
+            return result
+
+        return handler
+
+    def _wrap_blocking(self, function: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(function)
+        def handler(job: Any) -> Any:
+            with self._open() as session, session.begin():
+                with self._once(session, job) as run:
+                    if not run.is_repeat:
+                        run.result = function(job, session)
+                result = run.result
+            if self._should_prune():
+                self._prune_blocking_quietly()
+            return result
+
+        return handler
+
+    def _once(self, session: Any, job: Any) -> Any:
+        return once(session, job, scope=self._scope, ttl=self.ttl_ms, table=self.table)
+
+    async def prune(self) -> int:
+        """Delete records whose time is over, at most a thousand; returns how many."""
+        if not self._is_async:
+            return await asyncio.to_thread(self._prune_blocking)
+        async with self._open() as session, session.begin():
+            count: int = await session.run_sync(self._prune_in)
+            return count
+
+    def _prune_blocking(self) -> int:
+        with self._open() as session, session.begin():
+            return self._prune_in(session)
+
+    def _prune_in(self, session: Session) -> int:
+        table = self.table
+        query = (
+            select(table.c.scope, table.c.key)
+            .where(table.c.expires_at < time.time_ns() // 1_000_000)
+            .limit(_ROWS_PER_PRUNE)
+        )
+        old = [tuple(row) for row in session.execute(query)]
+        if old:
+            session.execute(delete(table).where(tuple_(table.c.scope, table.c.key).in_(old)))
+        return len(old)
+
+    def _should_prune(self) -> bool:
+        if time.monotonic() < self._next_prune:
+            return False
+        self._next_prune = time.monotonic() + _PRUNE_EVERY_S
+        return True
+
+    async def _prune_quietly(self) -> None:
+        try:
+            await self.prune()
+        except SQLAlchemyError as error:
+            logger.warning("old idempotency records could not be deleted: %s", error)
+
+    def _prune_blocking_quietly(self) -> None:
+        try:
+            self._prune_blocking()
+        except SQLAlchemyError as error:
+            logger.warning("old idempotency records could not be deleted: %s", error)
+
+
+def _opener(engine: Sessions) -> Callable[[], Any]:
+    if isinstance(engine, AsyncEngine):
+        return async_sessionmaker(engine, expire_on_commit=False)
+    if isinstance(engine, Engine):
+        return sessionmaker(engine, expire_on_commit=False)
+    if isinstance(engine, sessionmaker | async_sessionmaker):
+        return engine
+    raise InvalidOptionError(f"{engine!r} is no engine or sessionmaker of SQLAlchemy")

@@ -1,0 +1,36 @@
+"""The table of work that was done: plain columns, created by you or your migrations.
+
+scope       what kind of work: the queue and the job's name, unless you say otherwise
+key         the job's idempotency key
+job_id      which job did it
+result      what it returned, as JSON text
+created_at  when, in ms since the epoch
+expires_at  until when the record is kept at least
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, Text
+
+DEFAULT_NAME = "toril_idempotency"
+
+
+def idempotency_table(
+    metadata: MetaData, name: str = DEFAULT_NAME, *, schema: str | None = None
+) -> Table:
+    """Define the table in ``metadata``; creating it is left to you or your migrations."""
+    return Table(
+        name,
+        metadata,
+        Column("scope", String(255), primary_key=True),
+        Column("key", String(255), primary_key=True),
+        Column("job_id", String(255), nullable=False),
+        Column("result", Text),
+        Column("created_at", BigInteger, nullable=False),
+        Column("expires_at", BigInteger, nullable=False),
+        Index(f"ix_{name}_expires_at", "expires_at"),
+        schema=schema,
+    )
+
+
+DEFAULT_TABLE = idempotency_table(MetaData())

@@ -1,0 +1,90 @@
+"""The retry window: the longest time from a job's first enqueue to its last possible run.
+
+A record of work that was done must outlive it, or a late redelivery slips past the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toril.errors import InvalidOptionError
+from toril.options import MAX_DELAY_MS, Backoff, Duration, NewJob, WorkerOptions, milliseconds
+from toril.protocol.codec import JobOpts
+
+
+def retry_window(
+    options: Mapping[str, Any] | NewJob | JobOpts,
+    worker: Any = None,
+    *,
+    longest_run: Duration | None = None,
+    longest_wait: Duration = 0,
+    longest_backoff: Duration | None = None,
+) -> int:
+    """The window in ms, for a job's ``options`` and the ``worker`` (or its options) that runs it.
+
+    It counts the delay, a run and a wait in the queue per attempt, the longest wait between
+    attempts, and the workers that may die over the job.  ``longest_run`` is how long a handler may
+    run: the job's ``timeout`` if it has one, else the worker's ``lock_duration``.
+    ``longest_wait`` is how long a job may wait in the queue; ``longest_backoff`` is needed when the
+    worker decides how long to back off.
+    """
+    limits: WorkerOptions = getattr(worker, "options", worker) or WorkerOptions()
+    attempts, delay_ms, timeout_ms, backoff = _read(options)
+    lock_ms = milliseconds(limits.lock_duration, "lock_duration")
+    interval_ms = milliseconds(limits.stalled_interval, "stalled_interval")
+    run_ms = timeout_ms or lock_ms
+    if longest_run is not None:
+        run_ms = milliseconds(longest_run, "longest_run")
+    wait_ms = milliseconds(longest_wait, "longest_wait")
+    stalls = limits.max_stalled_count
+    # A worker that dies is noticed when its lock has run out and two sweeps have come by.
+    stalled_ms = stalls * (lock_ms + 2 * interval_ms + run_ms + wait_ms)
+    backoff_ms = _all_backoffs(backoff, attempts, longest_backoff)
+    return delay_ms + attempts * (run_ms + wait_ms) + backoff_ms + stalled_ms
+
+
+def check_lifetime(
+    lifetime: Duration, options: Mapping[str, Any] | NewJob | JobOpts, worker: Any = None
+) -> None:
+    """Refuse records that would be gone before the last possible run."""
+    lifetime_ms = milliseconds(lifetime, "lifetime")
+    window_ms = retry_window(options, worker)
+    if lifetime_ms <= window_ms:
+        raise InvalidOptionError(
+            f"records are kept for {lifetime_ms} ms, but the last run of such a job may come"
+            f" {window_ms} ms after it was added, and would then do its work again; keep them"
+            f" longer, or retry for a shorter time"
+        )
+
+
+def _read(
+    options: Mapping[str, Any] | NewJob | JobOpts,
+) -> tuple[int, int, int | None, Backoff | None]:
+    if isinstance(options, JobOpts):
+        return max(1, options.attempts), options.delay, options.timeout, options.backoff
+    job = options if isinstance(options, NewJob) else NewJob("any", None, **options)
+    delay = job.delay if isinstance(job.delay, int) else 0
+    timeout = job.timeout if isinstance(job.timeout, int) else None
+    backoff = None if job.backoff is None else Backoff.of(job.backoff)
+    return max(1, job.attempts or 1), delay, timeout, backoff
+
+
+def _all_backoffs(backoff: Backoff | None, attempts: int, longest: Duration | None) -> int:
+    if backoff is None:
+        return 0
+    if backoff.type == "fixed":
+        return backoff.delay * (attempts - 1)
+    if backoff.type == "exponential":
+        return min(sum(_steps(backoff, attempts)), MAX_DELAY_MS)
+    if longest is None:
+        raise InvalidOptionError(
+            f"the backoff {backoff.type!r} is computed by the worker, so its retry window cannot be"
+            f" known; pass longest_backoff="
+        )
+    return milliseconds(longest, "longest_backoff") * (attempts - 1)
+
+
+def _steps(backoff: Backoff, attempts: int) -> list[int]:
+    """The longest wait after each attempt but the last; the rest does not matter after years."""
+    return [backoff.delay * 2**made for made in range(min(attempts - 1, 64))]
