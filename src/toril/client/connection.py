@@ -17,10 +17,10 @@ from typing import Any, Protocol, TypeVar, Union, cast
 
 import redis.asyncio as redis
 from hiredis import pack_command
-from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException
+from redis.exceptions import AskError, MovedError, ReadOnlyError
 from redis.retry import Retry
 
 from toril.client import embedded
@@ -30,9 +30,10 @@ from toril.errors import (
     ServerUnavailableError,
 )
 from toril.protocol import address
-from toril.protocol.command import Command, Plan, Resend, Word
+from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
+from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
 
 T = TypeVar("T")
 
@@ -43,11 +44,12 @@ REPLY_TIMEOUT_S = 5.0
 PATIENCE_S = 3.0
 SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
-_MOST_AT_ONCE_ON_A_CLUSTER = 8
 MOST_SOCKETS = 16
 _BLOCKING_MARGIN_S = 2.0
 _WATCH_EVERY_S = 0.5
-_TROUBLES = (redis.RedisError, RedisClusterException, OSError)
+_TROUBLES = (redis.RedisError, OSError)
+_LINE_TROUBLES = (redis.ConnectionError, redis.TimeoutError, OSError)
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
@@ -247,7 +249,7 @@ class ServerTransport:
     def __str__(self) -> str:
         return self._label
 
-    async def exchange(self, sending: Sending, timeout_s: float) -> Any:
+    async def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
         async with self._room:
             socket = self._borrow()
             try:
@@ -256,8 +258,16 @@ class ServerTransport:
                 packed = _pack(sending.request())
                 self._expect_reply(socket, timeout_s)
                 sending.was_sent = True
+                if is_asking:
+                    packed = _ASKING + packed
                 await socket.send_packed_command(packed, check_health=False)
+                if is_asking:
+                    await socket.read_response(disconnect_on_error=False)
                 reply = await socket.read_response(disconnect_on_error=False)
+            except ReadOnlyError:
+                # A master no more: whoever looks again may find another one.
+                await self._drop(socket)
+                raise
             except redis.ResponseError:
                 self._give_back(socket)
                 raise
@@ -362,44 +372,63 @@ async def _connect(socket: Any) -> None:
 
 
 class ClusterTransport:
-    """A cluster: redis-py knows the slots and follows MOVED and ASK."""
+    """A cluster: a few sockets to the node that serves a command's slot.
+
+    A node that does not serve it any more says who does (MOVED), or who will in a moment (ASK); the
+    command has not been done then, and is sent there.  While a slot moves, a script is refused
+    (TRYAGAIN) until all its keys are in one place.
+    """
 
     is_cluster = True
 
-    def __init__(self, make_client: Callable[[], RedisCluster], label: str) -> None:
-        self._make_client = make_client
-        self._client: RedisCluster | None = None
+    def __init__(
+        self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str
+    ) -> None:
+        self._make_node = make_node
         self._label = label
+        self._slots = SlotMap(seeds)
+        self._nodes: dict[Node, ServerTransport] = {}
         self.is_closed = False
 
     def __str__(self) -> str:
         return self._label
 
     async def exchange(self, sending: Sending, timeout_s: float) -> Any:
-        if self.is_closed:
-            raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        if self._client is None:
-            self._client = self._make_client()
-        async with asyncio.timeout(timeout_s):
-            if self._client._initialize:
-                await self._client.initialize()
-            request = sending.request()
-            sending.was_sent = True
-            return await self._client.execute_command(*request, **self._target(sending))
+        slot = slot_of(sending.command)
+        node = await self._owner(slot)
+        is_asking = False
+        for _ in range(MOST_REDIRECTIONS):
+            try:
+                return await self._node(node).exchange(sending, timeout_s, is_asking=is_asking)
+            except MovedError as error:
+                node = self._slots.move(slot, error.host, error.port, node)
+                is_asking = False
+            except AskError as error:
+                node = (error.host or node[0], error.port)
+                is_asking = True
+            except _LINE_TROUBLES:
+                self._slots.forget()
+                raise
+            sending.was_sent = False
+        raise redis.ConnectionError(f"{self._label} sends slot {slot} in circles")
 
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """Reads at the same time, and what changes something one after another, in its order.
-
-        A slot may move to another node between two of them, so they share no pipeline.
-        """
-        answers: list[Any] = []
-        is_reading = all(sending.command.resend is Resend.SAME for sending in sendings)
-        size = min(at_once, _MOST_AT_ONCE_ON_A_CLUSTER) if is_reading else 1
-        for start in range(0, len(sendings), size):
-            part = sendings[start : start + size]
-            answers += await asyncio.gather(*(self._answer(sending, timeout_s) for sending in part))
+        """On one socket when one node serves them all; what it sends elsewhere goes in order."""
+        try:
+            nodes = {await self._owner(slot_of(sending.command)) for sending in sendings}
+        except _TROUBLES as error:
+            return [error] * len(sendings)
+        if len(nodes) > 1:
+            return [await self._answer(sending, timeout_s) for sending in sendings]
+        answers = await self._node(nodes.pop()).exchange_all(sendings, timeout_s, at_once)
+        for index, answer in enumerate(answers):
+            if isinstance(answer, AskError):
+                sendings[index].was_sent = False
+                answers[index] = await self._answer(sendings[index], timeout_s)
+            elif isinstance(answer, _LINE_TROUBLES):
+                self._slots.forget()
         return answers
 
     async def _answer(self, sending: Sending, timeout_s: float) -> Any:
@@ -408,20 +437,42 @@ class ClusterTransport:
         except _TROUBLES as error:
             return error
 
-    def _target(self, sending: Sending) -> dict[str, Any]:
-        """The node to ask, for a command whose words do not tell."""
-        near = sending.command.near
-        if near is None or self._client is None:
-            return {}
-        return {"target_nodes": self._client.get_node_from_key(near)}
+    async def _owner(self, slot: int) -> Node:
+        """The node that serves ``slot``; asks the nodes it knows when nobody has said so."""
+        owner = self._slots.owner(slot)
+        if owner is not None:
+            return owner
+        trouble: Exception = redis.ConnectionError(f"no node of {self._label} serves slot {slot}")
+        for node in self._slots.nodes():
+            try:
+                reply = await self._node(node).exchange(Sending(SLOTS), REPLY_TIMEOUT_S)
+            except _TROUBLES as error:
+                trouble = error
+                continue
+            self._slots.learn(reply, node)
+            owner = self._slots.owner(slot)
+            if owner is not None:
+                return owner
+        raise trouble
+
+    def _node(self, node: Node) -> ServerTransport:
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+        transport = self._nodes.get(node)
+        if transport is None:
+            transport = self._nodes[node] = self._make_node(node)
+        return transport
 
     async def close(self) -> None:
         self.is_closed = True
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        for transport in self._nodes.values():
+            await transport.close()
 
 
+_KEPT_OPTIONS = frozenset(
+    {"username", "password", "credential_provider", "ssl_keyfile", "ssl_certfile"}
+    | {"ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_data", "ssl_check_hostname"}
+)
 _SOCKET_OPTIONS: dict[str, Any] = {
     "decode_responses": False,
     "protocol": 2,
@@ -499,39 +550,33 @@ def _through_sentinel(where: address.Address, options: dict[str, Any]) -> Transp
     return ServerTransport(pool.make_connection, str(where))
 
 
-_CLUSTER_OPTIONS: dict[str, Any] = {
-    "decode_responses": False,
-    "protocol": 2,
-    "retry": Retry(NoBackoff(), 0),
-    "socket_timeout": None,
-    "socket_connect_timeout": REPLY_TIMEOUT_S,
-    "require_full_coverage": False,
-}
-
-
 def _cluster_at(where: address.Address, options: dict[str, Any]) -> Transport:
-    def make() -> RedisCluster:
-        nodes = [ClusterNode(host, port) for host, port in where.hosts]
-        extra: dict[str, Any] = {**_CLUSTER_OPTIONS, **where.options}
-        extra["client_name"] = options["client_name"]
-        return RedisCluster(startup_nodes=nodes, **extra)
-
-    return ClusterTransport(make, str(where))
+    given = {**where.options, **options}
+    is_tls = bool(given.pop("ssl", False))
+    return ClusterTransport(_nodes_with(given, is_tls=is_tls), where.hosts, str(where))
 
 
 def _cluster_like(client: RedisCluster, client_name: str | None) -> Transport:
-    nodes = [(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
-    kwargs = {
-        name: value
-        for name, value in client.connection_kwargs.items()
-        if name in ("username", "password", "db", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-    }
+    """Sockets to the same nodes as a user's client, with our own rules about sending again."""
+    seeds = [(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
+    kwargs = client.connection_kwargs
+    given = {name: value for name, value in kwargs.items() if name in _KEPT_OPTIONS}
+    options = {**given, **_SOCKET_OPTIONS, "client_name": client_name}
+    is_tls = getattr(kwargs.get("connection_class"), "__name__", "").startswith("SSL")
+    label = f"cluster at {seeds[0][0]}:{seeds[0][1]}"
+    return ClusterTransport(_nodes_with(options, is_tls=is_tls), seeds, label)
 
-    def make() -> RedisCluster:
-        extra: dict[str, Any] = {**kwargs, **_CLUSTER_OPTIONS, "client_name": client_name}
-        return RedisCluster(startup_nodes=[ClusterNode(*node) for node in nodes], **extra)
 
-    return ClusterTransport(make, f"cluster at {nodes[0][0]}:{nodes[0][1]}")
+def _nodes_with(options: dict[str, Any], *, is_tls: bool) -> Callable[[Node], ServerTransport]:
+    connection_class: Any = redis.SSLConnection if is_tls else redis.Connection
+
+    def make(node: Node) -> ServerTransport:
+        pool: Any = redis.ConnectionPool(
+            connection_class=connection_class, **{**options, "host": node[0], "port": node[1]}
+        )
+        return ServerTransport(pool.make_connection, f"{node[0]}:{node[1]}")
+
+    return make
 
 
 __all__ = ["Connection", "ServerError", "Target"]

@@ -2,16 +2,16 @@
 --[[
   addLog: append a row to a job's log, keeping the last ones only if asked.
 
-  Keys      job, logs
+  Keys      base, job, logs
   Args      row str, keep int?, token str?
   Returns   how many rows there are
   Refuses   -1  the job does not exist                                    JobNotFoundError
             -2  its lock has expired                                      LockLostError
             -6  another worker holds its lock                             LockLostError
-  Keeps     I2
+  Keeps     I2, I8
   Cost      O(1)
 ]]
-local job, logs = unpack(KEYS)
+local base, job, logs = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/refuseStranger"
 

@@ -20,8 +20,8 @@ import redis.asyncio
 import redis.asyncio.cluster
 from hiredis import pack_command
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException
+from redis.cluster import RedisCluster
+from redis.exceptions import AskError, MovedError, ReadOnlyError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -34,6 +34,7 @@ from toril.protocol import address
 from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
+from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
 
 T = TypeVar("T")
 
@@ -52,7 +53,9 @@ PATIENCE_S = 3.0
 SHORTEST_PAUSE_S = 0.02
 MOST_AT_ONCE = 64
 _BLOCKING_MARGIN_S = 2.0
-_TROUBLES = (redis.RedisError, RedisClusterException, OSError)
+_TROUBLES = (redis.RedisError, OSError)
+_LINE_TROUBLES = (redis.ConnectionError, redis.TimeoutError, OSError)
+_ASKING = b"*1\r\n$6\r\nASKING\r\n"
 _pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
 
 
@@ -248,14 +251,22 @@ class ServerTransport:
     def __str__(self) -> str:
         return self._label
 
-    def exchange(self, sending: Sending, timeout_s: float) -> Any:
+    def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
         connection = self._borrow()
         try:
             self._connect(connection, timeout_s)
             packed = _pack(sending.request())
             sending.was_sent = True
+            if is_asking:
+                packed = _ASKING + packed
             connection.send_packed_command([packed], check_health=False)
+            if is_asking:
+                connection.read_response(disconnect_on_error=False)
             reply = connection.read_response(disconnect_on_error=False)
+        except ReadOnlyError:
+            # A master no more: whoever looks again may find another one.
+            self._drop(connection)
+            raise
         except redis.ResponseError:
             self._give_back(connection)
             raise
@@ -364,63 +375,110 @@ class ServerTransport:
 
 
 class ClusterTransport:
-    """A cluster: redis-py knows the slots and follows MOVED and ASK."""
+    """A cluster: sockets to the node that serves a command's slot; see the async twin."""
 
     is_cluster = True
 
-    def __init__(self, make_client: Callable[[], RedisCluster], label: str) -> None:
-        self._make_client = make_client
-        self._client: Any = None
+    def __init__(
+        self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str
+    ) -> None:
+        self._make_node = make_node
         self._label = label
-        self.is_closed = False
+        self._slots = SlotMap(seeds)
+        self._nodes: dict[Node, ServerTransport] = {}
         self._lock = threading.Lock()
+        self.is_closed = False
         _transports.add(self)
 
     def __str__(self) -> str:
         return self._label
 
     def exchange(self, sending: Sending, timeout_s: float) -> Any:
-        if self.is_closed:
-            raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        with self._lock:
-            if self._client is None:
-                self._client = self._make_client()
-            client = self._client
-        request = sending.request()
-        near = sending.command.near
-        target = {} if near is None else {"target_nodes": client.get_node_from_key(near)}
-        sending.was_sent = True
-        return client.execute_command(*request, **target)
+        slot = slot_of(sending.command)
+        node = self._owner(slot)
+        is_asking = False
+        for _ in range(MOST_REDIRECTIONS):
+            try:
+                return self._node(node).exchange(sending, timeout_s, is_asking=is_asking)
+            except MovedError as error:
+                node = self._slots.move(slot, error.host, error.port, node)
+                is_asking = False
+            except AskError as error:
+                node = (error.host or node[0], error.port)
+                is_asking = True
+            except _LINE_TROUBLES:
+                self._slots.forget()
+                raise
+            sending.was_sent = False
+        raise redis.ConnectionError(f"{self._label} sends slot {slot} in circles")
 
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """One after another: a slot may move to another node between two of them."""
-        answers: list[Any] = []
-        for sending in sendings:
-            try:
-                answers.append(sending.answer(self.exchange(sending, timeout_s)))
-            except _TROUBLES as error:
-                answers.append(error)
+        """On one socket when one node serves them all; what it sends elsewhere goes in order."""
+        try:
+            nodes = {self._owner(slot_of(sending.command)) for sending in sendings}
+        except _TROUBLES as error:
+            return [error] * len(sendings)
+        if len(nodes) > 1:
+            return [self._answer(sending, timeout_s) for sending in sendings]
+        answers = self._node(nodes.pop()).exchange_all(sendings, timeout_s, at_once)
+        for index, answer in enumerate(answers):
+            if isinstance(answer, AskError):
+                sendings[index].was_sent = False
+                answers[index] = self._answer(sendings[index], timeout_s)
+            elif isinstance(answer, _LINE_TROUBLES):
+                self._slots.forget()
         return answers
 
+    def _answer(self, sending: Sending, timeout_s: float) -> Any:
+        try:
+            return sending.answer(self.exchange(sending, timeout_s))
+        except _TROUBLES as error:
+            return error
+
+    def _owner(self, slot: int) -> Node:
+        owner = self._slots.owner(slot)
+        if owner is not None:
+            return owner
+        trouble: Exception = redis.ConnectionError(f"no node of {self._label} serves slot {slot}")
+        for node in self._slots.nodes():
+            try:
+                reply = self._node(node).exchange(Sending(SLOTS), REPLY_TIMEOUT_S)
+            except _TROUBLES as error:
+                trouble = error
+                continue
+            self._slots.learn(reply, node)
+            owner = self._slots.owner(slot)
+            if owner is not None:
+                return owner
+        raise trouble
+
+    def _node(self, node: Node) -> ServerTransport:
+        with self._lock:
+            if self.is_closed:
+                raise ServerUnavailableError(f"the connection to {self._label} is closed")
+            transport = self._nodes.get(node)
+            if transport is None:
+                transport = self._nodes[node] = self._make_node(node)
+        return transport
+
     def forget_sockets(self) -> None:
+        """In a forked child: the nodes forget theirs themselves."""
         self._lock = threading.Lock()
-        self._client = None
 
     def close(self) -> None:
-        self.is_closed = True
-        if self._client is not None:
-            self._client.close()
+        for transport in self._ending():
+            transport.close()
 
     def interrupt(self) -> None:
+        for transport in self._ending():
+            transport.interrupt()
+
+    def _ending(self) -> list[ServerTransport]:
         with self._lock:
             self.is_closed = True
-            client = self._client
-        for node in client.get_nodes() if client is not None else ():
-            pool = node.redis_connection.connection_pool if node.redis_connection else None
-            for connection in tuple(getattr(pool, "_in_use_connections", ())):
-                _shut(connection)
+            return list(self._nodes.values())
 
 
 def _shut(connection: Any) -> None:
@@ -451,14 +509,6 @@ _SOCKET_OPTIONS: dict[str, Any] = {
     "socket_keepalive": True,
     "health_check_interval": 0,
 }
-_CLUSTER_OPTIONS: dict[str, Any] = {
-    "decode_responses": False,
-    "protocol": 2,
-    "retry": Retry(NoBackoff(), 0),
-    "socket_timeout": 15.0,
-    "socket_connect_timeout": REPLY_TIMEOUT_S,
-    "require_full_coverage": False,
-}
 _KEPT_OPTIONS = frozenset(
     {"host", "port", "path", "db", "username", "password", "credential_provider", "ssl_keyfile"}
     | {"ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_data", "ssl_check_hostname"}
@@ -485,7 +535,7 @@ def _open_transport(target: Target, client_name: str | None) -> Transport:
         case "sentinel":
             return _through_sentinel(where, options)
         case "cluster":
-            return _cluster_at(where, client_name)
+            return _cluster_at(where, options)
     return ServerTransport(_sockets_of(where.url, options), str(where))
 
 
@@ -530,26 +580,32 @@ def _through_sentinel(where: address.Address, options: dict[str, Any]) -> Transp
     return ServerTransport(pool.make_connection, str(where))
 
 
-def _cluster_at(where: address.Address, client_name: str | None) -> Transport:
-    def make() -> RedisCluster:
-        nodes = [_node(host, port) for host, port in where.hosts]
-        options: dict[str, Any] = {**_CLUSTER_OPTIONS, **where.options, "client_name": client_name}
-        return RedisCluster(startup_nodes=nodes, **options)
-
-    return ClusterTransport(make, str(where))
+def _cluster_at(where: address.Address, options: dict[str, Any]) -> Transport:
+    given = {**where.options, **options}
+    is_tls = bool(given.pop("ssl", False))
+    return ClusterTransport(_nodes_with(given, is_tls=is_tls), where.hosts, str(where))
 
 
 def _cluster_like(client: Any, client_name: str | None) -> Transport:
-    nodes = [(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
+    """Sockets to the same nodes as a user's client, async or not."""
+    seeds = [(node.host, int(node.port)) for node in client.nodes_manager.startup_nodes.values()]
     kwargs = getattr(client, "connection_kwargs", None) or client.get_connection_kwargs()
-    given = {name: value for name, value in kwargs.items() if name in ("username", "password")}
+    given = {name: value for name, value in kwargs.items() if name in _KEPT_OPTIONS}
+    options = {**given, **_SOCKET_OPTIONS, "client_name": client_name}
+    is_tls = bool(kwargs.get("ssl")) or getattr(
+        kwargs.get("connection_class"), "__name__", ""
+    ).startswith("SSL")
+    label = f"cluster at {seeds[0][0]}:{seeds[0][1]}"
+    return ClusterTransport(_nodes_with(options, is_tls=is_tls), seeds, label)
 
-    def make() -> RedisCluster:
-        options: dict[str, Any] = {**given, **_CLUSTER_OPTIONS, "client_name": client_name}
-        return RedisCluster(startup_nodes=[_node(*node) for node in nodes], **options)
 
-    return ClusterTransport(make, f"cluster at {nodes[0][0]}:{nodes[0][1]}")
+def _nodes_with(options: dict[str, Any], *, is_tls: bool) -> Callable[[Node], ServerTransport]:
+    connection_class: Any = redis.SSLConnection if is_tls else redis.Connection
 
+    def make(node: Node) -> ServerTransport:
+        pool = redis.ConnectionPool(
+            connection_class=connection_class, **{**options, "host": node[0], "port": node[1]}
+        )
+        return ServerTransport(pool.make_connection, f"{node[0]}:{node[1]}")
 
-def _node(host: str, port: int) -> ClusterNode:
-    return ClusterNode(host, port)  # type: ignore[no-untyped-call]
+    return make
