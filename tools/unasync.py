@@ -32,6 +32,7 @@ FILES = (
     "editing.py",
     "families.py",
     "limits.py",
+    "schedulers.py",
     "waiting.py",
     "listening.py",
     "event_cursor.py",

@@ -29,6 +29,7 @@ from toril.errors import (
     PendingChildrenError,
     RateLimitError,
     RefusedError,
+    SchedulerConflictError,
     SchedulerOwnsJobError,
     ServerError,
     ServerOutOfMemoryError,
@@ -58,6 +59,7 @@ from toril.protocol.flows import FlowNode
 from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
 from toril.protocol.job import Job
 from toril.protocol.new_group import Compensation, GroupJob
+from toril.protocol.scheduling import JobScheduler
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
@@ -99,6 +101,7 @@ __all__ = [
     "JobNotFoundError",
     "JobNotInStateError",
     "JobRemovedError",
+    "JobScheduler",
     "Keep",
     "LockLostError",
     "NewJob",
@@ -115,6 +118,7 @@ __all__ = [
     "RateLimitError",
     "RefusedError",
     "Router",
+    "SchedulerConflictError",
     "SchedulerOwnsJobError",
     "ServerError",
     "ServerOutOfMemoryError",

@@ -408,6 +408,48 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
         return value if isinstance(value, DeadLetterOptions) else cls(value)
 
 
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """When a scheduler runs: ``every`` so often, or at the times of a ``cron`` pattern in ``tz``.
+
+    Nothing runs before ``start``, after ``end`` or more than ``limit`` times.  ``offset`` moves the
+    grid of ``every``; ``immediately`` lets the first run of a pattern happen now.
+    """
+
+    every: Duration | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: int | datetime | None = None
+    end: int | datetime | None = None
+    limit: int | None = None
+    offset: Duration | None = None
+    immediately: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.every is None) == (self.cron is None):
+            raise InvalidOptionError("a scheduler needs either every= or cron=, and not both")
+        if self.every is not None:
+            self._normalise("every", milliseconds(self.every, "every", least=1))
+        if self.start is not None:
+            self._normalise("start", epoch_ms(self.start, "start"))
+        if self.end is not None:
+            self._normalise("end", epoch_ms(self.end, "end"))
+        if self.limit is not None:
+            whole(self.limit, "limit", least=1)
+        if self.offset is not None:
+            self._normalise("offset", milliseconds(self.offset, "offset"))
+        if self.cron is not None and self.offset is not None:
+            raise InvalidOptionError("offset goes with every=; a cron pattern says when it runs")
+        if self.every is not None and (self.tz is not None or self.immediately):
+            raise InvalidOptionError(
+                "tz and immediately go with cron=; every= has no zone and begins at once"
+            )
+        if self.immediately and self.start is not None:
+            raise InvalidOptionError("immediately and start exclude each other; give one")
+
+    def _normalise(self, option: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, option, value)
+
+
 BackoffStrategy = Callable[[int, str, BaseException, Any], int]
 """``(attempts_made, type, error, job) -> ms``; a negative number fails the job for good."""
 

@@ -1,10 +1,11 @@
-"""More scenarios that BullMQ and Toril must leave the same data behind for: dedup modes, flows.
+"""More scenarios: dedup modes, flows and schedulers, for which both must leave the same data.
 
 A scenario in ``ONLY_V6`` uses what BullMQ 5 does not have.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.interop.scenario import Step
@@ -200,5 +201,90 @@ FLOWS: dict[str, list[Step]] = {
         ("add", {"queue": "c", "name": "x", "data": {"n": 1}, "job_id": "shared", "as": "x"}),
         _run("c", x="completed"),
         _flow(_child("one", job_id="shared")),
+    ],
+}
+
+
+NOW = int(time.time() * 1000)
+
+
+def _schedule(
+    schedule: dict[str, Any], label: str | None = None, name: str = "s", **template: Any
+) -> Step:
+    step = {"queue": "q", "scheduler": name, "schedule": schedule, "template": template}
+    return ("upsert_scheduler", step | ({"as": label} if label else {}))
+
+
+SCHEDULERS: dict[str, list[Step]] = {
+    "every": [_schedule({"every": FAR})],
+    "every with a template": [
+        _schedule({"every": FAR}, name="n", data={"a": [1]}, attempts=3, priority=2)
+    ],
+    "every with an offset": [_schedule({"every": FAR, "offset": 5000}, remove_on_complete=True)],
+    "every from a start on": [
+        _schedule({"every": FAR, "start": NOW + FAR, "end": NOW + 9 * FAR, "limit": 3})
+    ],
+    "cron": [
+        _schedule({"cron": "0 9 * * 1-5", "tz": "Europe/Berlin", "limit": 9, "end": NOW + 99 * FAR})
+    ],
+    "cron with a template": [
+        _schedule({"cron": "0 0 1 1 *", "tz": "UTC"}, name="n", data={"a": 1}, attempts=2)
+    ],
+    "cron at once": [_schedule({"cron": "0 0 1 1 *", "tz": "UTC", "immediately": True}, lifo=True)],
+    "several": [
+        _schedule({"every": FAR}, name="a"),
+        _schedule({"every": 2 * FAR}, name="b"),
+        _schedule({"cron": "0 0 1 1 *", "tz": "UTC"}, name="c"),
+    ],
+    "changing the template keeps the slot": [
+        _schedule({"every": FAR, "offset": 5000}, data={"n": 1}),
+        _schedule({"every": FAR, "offset": 5000}, data={"n": 2}, priority=3),
+    ],
+    "changing one that waits keeps the slot": [
+        _schedule({"every": FAR}, data={"n": 1}),
+        ("tick", {}),
+        _schedule({"every": FAR}, data={"n": 2}),
+    ],
+    "changing the interval": [
+        _schedule({"every": FAR, "offset": 5000}, data={"n": 1}),
+        _schedule({"every": 2 * FAR}, data={"n": 2}),
+    ],
+    "changing the pattern": [
+        _schedule({"cron": "0 0 1 1 *", "tz": "UTC"}, data={"n": 1}),
+        _schedule({"cron": "0 0 1 2 *", "tz": "UTC"}, data={"n": 2}),
+    ],
+    "an iteration runs": [
+        _schedule({"every": FAR}, "a", data={"n": 1}, priority=2),
+        _work(a="completed"),
+    ],
+    "an iteration of a pattern runs": [
+        _schedule({"cron": "0 0 1 1 *", "tz": "UTC", "immediately": True}, "a", data={"n": 1}),
+        _work(a="completed"),
+    ],
+    "the last iteration runs": [
+        _schedule({"every": FAR, "limit": 1}, "a"),
+        _work(a="completed"),
+    ],
+    "an iteration is retried": [
+        _schedule({"every": FAR}, "a", attempts=3),
+        (
+            "work",
+            {
+                "queue": "q",
+                "behaviours": {"s": [["fail_until", 2, "not yet"]]},
+                "until": {"a": "completed"},
+            },
+        ),
+    ],
+    "removing": [
+        _schedule({"every": FAR, "offset": 5000}, name="a"),
+        _schedule({"every": FAR}, name="b"),
+        ("remove_scheduler", {"queue": "q", "scheduler": "a"}),
+        ("remove_scheduler", {"queue": "q", "scheduler": "b"}),
+        ("remove_scheduler", {"queue": "q", "scheduler": "nobody"}),
+    ],
+    "upserting while paused": [
+        ("pause", {"queue": "q"}),
+        _schedule({"every": FAR}),
     ],
 }

@@ -273,6 +273,8 @@ class _Normaliser:
             if OWN_NAMES.match(field):
                 continue
             result[field] = self._field(queue, field, value)
+        if "rjk" in fields and fields.get("delay", "0") != "0":
+            result["delay"] = "until the iteration"
         times = [int(fields[f]) for f in ("timestamp", "processedOn", "finishedOn") if f in fields]
         # Two machines' clocks are one clock here; a millisecond of rounding is not a lie.
         if any(later < earlier - 1 for earlier, later in itertools.pairwise(times)):

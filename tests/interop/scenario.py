@@ -280,6 +280,23 @@ class NodeDriver:
         await self.peer.event("holding", where=lambda event: event["jobId"] == job_id)
         await self.peer.call("worker.release", jobId=job_id)
 
+    async def upsert_scheduler(
+        self, queue: str, scheduler: str, schedule: dict[str, Any], template: dict[str, Any]
+    ) -> str:
+        names = {"cron": "pattern", "start": "startDate", "end": "endDate"}
+        repeat = {names.get(name, name): value for name, value in schedule.items()}
+        own = {"name": template.get("name", scheduler), "data": template.get("data", {})}
+        rest = {k: v for k, v in template.items() if k not in {"name", "data"}}
+        job = await self.peer.call(
+            "queue.upsertJobScheduler",
+            queue=queue,
+            args=[scheduler, repeat, {**own, "opts": camel(rest)}],
+        )
+        return str(job["id"])
+
+    async def remove_scheduler(self, queue: str, scheduler: str) -> None:
+        await self.peer.call("queue.removeJobScheduler", queue=queue, args=[scheduler])
+
     async def remove_deduplication_key(self, queue: str, key: str) -> None:
         await self.peer.call("queue.removeDeduplicationKey", queue=queue, args=[key])
 

@@ -230,6 +230,18 @@ class TorilSide:
         await wait_until(lambda: job_id in worker.handler.holding)
         worker.handler.release(job_id)
 
+    async def upsert_scheduler(
+        self, queue: str, scheduler: str, schedule: dict[str, Any], template: dict[str, Any]
+    ) -> str:
+        template = {"name": scheduler, **template}
+        job = await self.queue(queue).upsert_job_scheduler(
+            scheduler, **schedule, template=NewJob(**own_options(template))
+        )
+        return job.id
+
+    async def remove_scheduler(self, queue: str, scheduler: str) -> None:
+        await self.queue(queue).remove_job_scheduler(scheduler)
+
     async def remove_deduplication_key(self, queue: str, key: str) -> None:
         await self.queue(queue).remove_deduplication_key(key)
 

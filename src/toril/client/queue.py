@@ -16,6 +16,7 @@ from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
 from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
+from toril.client.schedulers import QueueSchedulers
 from toril.client.waiting import QueueWaiting
 from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
 from toril.protocol import adding, reading
@@ -33,6 +34,7 @@ class Queue(
     QueueFamilies,
     DeadLetters,
     QueueGroups,
+    QueueSchedulers,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -111,6 +111,14 @@ def number(value: bytes | int | None) -> int | None:
             return None
 
 
+def number_in(value: Any) -> int | None:
+    """A number inside a JSON object; tolerates what other writers leave."""
+    if isinstance(value, str):
+        return number(value.encode())
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value) if is_number and math.isfinite(value) else None
+
+
 def encode_options(job: NewJob, parent: tuple[str, str] | None = None) -> bytes:
     """The options of a new job as BullMQ stores them; ``parent`` is an id and a qualified queue."""
     options = wire_options(job)

@@ -50,6 +50,7 @@ RESERVED_IDS = QUEUE_KEYS | {
 _QUEUE_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,254}[^\s:\x00-\x1f\x7f])?")
 _PREFIX = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 _JOB_ID = re.compile(r"[^\s:\x00-\x1f\x7f]{1,255}")
+_SCHEDULER_ID = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,253}[^\s:\x00-\x1f\x7f])?")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _SCHEDULED_ID = re.compile(r"repeat:[^:]+:[0-9]+")
 
@@ -155,6 +156,15 @@ def check_known_id(job_id: str) -> None:
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job")
     if ":" in job_id and not _SCHEDULED_ID.fullmatch(job_id):
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it contains ':'")
+
+
+def check_scheduler_id(scheduler_id: str) -> None:
+    """Refuse an id that could not be part of the ids of a scheduler's jobs."""
+    if not isinstance(scheduler_id, str) or not _SCHEDULER_ID.fullmatch(scheduler_id):
+        raise InvalidNameError(
+            f"scheduler id {scheduler_id!r} cannot be used: it must be 1 to 255 characters without "
+            f"':' and control characters, not beginning or ending with a space"
+        )
 
 
 def split_job_key(key: str) -> tuple[str, str, str]:

@@ -22,6 +22,7 @@ from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
 from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
+from toril.sync.schedulers import QueueSchedulers
 from toril.sync.waiting import QueueWaiting
 
 
@@ -34,6 +35,7 @@ class Queue(
     QueueFamilies,
     DeadLetters,
     QueueGroups,
+    QueueSchedulers,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -83,6 +83,11 @@ class Pump:
         return self._running
 
     @property
+    def server_ms(self) -> int:
+        """The server's time, as far as the last reply tells."""
+        return int(asyncio.get_running_loop().time() * 1000 + self.clock_offset_ms)
+
+    @property
     def is_idle(self) -> bool:
         """Is there room for a job, and no reason to think that one can be taken?"""
         return not self._may_find and self._free() > 0 and self._away == 0

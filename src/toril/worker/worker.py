@@ -45,6 +45,7 @@ from toril.worker.lease import Lease
 from toril.worker.processes import ProcessExecutor
 from toril.worker.pump import Pump
 from toril.worker.recover import Sweeper
+from toril.worker.schedules import Advancer
 from toril.worker.watch import Watch
 from toril.worker.writer import JobWriter
 
@@ -162,6 +163,12 @@ class Worker:
             interval_ms=_ms(self.options.stalled_interval),
             max_stalled=max_stalled_count,
             on_stalled=lambda job_id: self._emitter.emit("stalled", job_id),
+        )
+        self._advancer = Advancer(
+            self._connection,
+            self.keys,
+            now_ms=lambda: self._pump.server_ms,
+            on_error=self._on_server_error,
         )
         self._lease = Lease(
             lambda: BlockingConnection(
@@ -411,9 +418,13 @@ class Worker:
         self._emitter.emit("drained")
 
     async def _attempt(self, job: ActiveJob) -> None:
-        attempt = await perform(
-            self._handle, job, max_started_attempts=self.options.max_started_attempts
-        )
+        attempt = None
+        if job.scheduler_id is not None:
+            attempt = await self._advancer.advance(job)
+        if attempt is None:
+            attempt = await perform(
+                self._handle, job, max_started_attempts=self.options.max_started_attempts
+            )
         # A job that was lost may have come back to this very worker, under another token.
         if self._jobs.get(job.id, (None,))[0] is job:
             del self._jobs[job.id]

@@ -81,6 +81,8 @@ const operations = {
     await producer.publishEvent(...args);
     await producer.close();
   },
+  // Every case is [pattern, time zone, ms]; the answers are times in ms, or null for a refusal.
+  'cron.next': ({ cases }) => cases.map(nextTime),
   'board.start': startBoard,
   'prefix.close': ({ prefix }) => closeUnder(prefix),
   'stop': closeEverything,
@@ -280,6 +282,19 @@ function release(jobId, value) {
     held.delete(id);
   }
   return chosen.length;
+}
+
+// ---- cron-parser, as this BullMQ uses it ----
+
+function nextTime([pattern, tz, ms]) {
+  const home = { paths: [require.resolve(`bullmq${version}`)] };
+  const parser = require(require.resolve('cron-parser', home));
+  const parse = parser.CronExpressionParser?.parse ?? parser.parseExpression;
+  try {
+    return parse(pattern, { currentDate: new Date(ms), tz }).next().getTime();
+  } catch {
+    return null;
+  }
 }
 
 // ---- bull-board ----

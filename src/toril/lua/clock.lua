@@ -1,0 +1,13 @@
+#!lua
+--[[
+  clock: the time of the server, which decides what is due.
+
+  Keys      base
+  Args      none
+  Returns   now ms
+  Cost      O(1)
+]]
+local base = unpack(KEYS)
+--- @include "includes/clock"
+
+return clock()

@@ -1,0 +1,28 @@
+#!lua flags=allow-oom
+--[[
+  removeScheduler: forget a scheduler, and its next iteration if that is still delayed.
+
+  Keys      base, delayed, events, repeat, scheduler
+  Args      scheduler_id str
+  Returns   1 when there was such a scheduler, else 0
+  Emits     removed
+  Keeps     I1
+  Cost      O(1)
+]]
+local base, delayed, events, repeat_, scheduler = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/emit"
+--- @include "includes/deleteJob"
+
+local at = redis.call("ZSCORE", repeat_, a.scheduler_id)
+if at then
+  local pending = "repeat:" .. a.scheduler_id .. ":" .. at
+  if redis.call("ZREM", delayed, pending) == 1 then
+    deleteJob(base .. ":" .. pending)
+    emit(queueAt(base), "removed", "jobId", pending, "prev", "delayed")
+  end
+end
+local was_indexed = redis.call("ZREM", repeat_, a.scheduler_id) == 1
+local was_stored = redis.call("DEL", scheduler) == 1
+return (was_indexed or was_stored) and 1 or 0

@@ -1,0 +1,346 @@
+"""Schedulers: jobs that come again and again.
+
+A scheduler has one pending iteration at a time, an ordinary job.  The worker that takes it adds the
+next one before it runs it, so N workers make one job a tick, and a crash in between loses none.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from toril.errors import InvalidOptionError, SchedulerConflictError
+from toril.options import NewJob, Schedule
+from toril.protocol import codec, cron
+from toril.protocol.codec import JobOpts
+from toril.protocol.command import Command, Plan, Resend, plain, script
+from toril.protocol.job import Fields, Job, StoredJob, fields_of
+from toril.protocol.keys import Keys, check_scheduler_id
+
+DEFAULT_ZONE = "UTC"
+_PER_READ = 500
+# What an iteration does not take over from the one before it.
+_OWN_OPTIONS = ("jobId", "delay", "timestamp", "prevMillis", "parent", "de")
+
+
+class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler as it is stored."""
+
+    id: str
+    name: str
+    next_at: int
+    """When its next iteration is due, in ms since the epoch."""
+    iterations: int
+    """How many iterations it has made."""
+    every: int | None
+    cron: str | None
+    tz: str | None
+    start: int | None
+    end: int | None
+    limit: int | None
+    offset: int | None
+    data: Any
+    opts: JobOpts
+
+
+def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) -> Plan[Job]:
+    """Make or change a scheduler; returns its pending iteration."""
+    check_scheduler_id(scheduler_id)
+    _check_template(template)
+    if schedule.cron is not None:
+        cron.parse(schedule.cron)
+        cron.zone_of(schedule.tz or DEFAULT_ZONE)
+    now_ms: int = yield script("clock", keys, {}, int, resend=Resend.SAME)
+    if isinstance(schedule.end, int) and schedule.end <= now_ms:
+        raise InvalidOptionError(f"end={schedule.end!r} of scheduler {scheduler_id!r} is past")
+    job: Job = yield _upsert(keys, scheduler_id, schedule, template, now_ms)
+    return job
+
+
+def _upsert(
+    keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob, now_ms: int
+) -> Command[Job]:
+    data = b"{}"
+    if template.data is not None:
+        data = codec.encode_limited(
+            template.data, template.size_limit, f"the data of scheduler {scheduler_id!r}"
+        )
+    template_opts = codec.wire_options(template)
+    if template.attempts is None:
+        template_opts.pop("attempts")
+    repeat = _repeat_of(schedule)
+    iteration_opts = {**template_opts, "repeat": repeat, "repeatJobKey": scheduler_id}
+    args: dict[str, Any] = {
+        "scheduler_id": scheduler_id,
+        "id_json": _id_json(scheduler_id),
+        "name": template.name,
+        "fields": _definition(schedule),
+        "priority": template.priority or 0,
+        "lifo": bool(template.lifo),
+    }
+    if schedule.every is not None:
+        args["every"] = schedule.every
+        if schedule.offset is not None:
+            args["offset"] = schedule.offset
+        if schedule.start is not None:
+            args["start"] = schedule.start
+    else:
+        args["next_ms"] = _first_cron_ms(scheduler_id, schedule, now_ms)
+    opts = codec.encode(iteration_opts, "options")
+
+    def parse(reply: Any) -> Job:
+        if isinstance(reply, int):
+            raise SchedulerConflictError(
+                f"scheduler {scheduler_id!r} was not changed: the jobs of its next times exist"
+                f" already; remove them, or choose another id"
+            )
+        job_id, delay, at_ms = reply
+        fields: Fields = {
+            b"name": template.name.encode(),
+            b"data": data,
+            b"opts": opts,
+            b"timestamp": at_ms,
+            b"delay": delay,
+            b"priority": template.priority or 0,
+            b"rjk": scheduler_id.encode(),
+        }
+        return Job(keys.prefix, keys.name, job_id.decode(), fields)
+
+    return script(
+        "upsertScheduler",
+        keys,
+        args,
+        parse,
+        extra=_keys_of(keys, scheduler_id),
+        payloads=(data, opts, codec.encode(template_opts, "options") if template_opts else b""),
+        resend=Resend.SAME,
+    )
+
+
+def _check_template(template: NewJob) -> None:
+    for option in ("job_id", "delay", "run_at", "timestamp", "deduplication", "parent"):
+        if getattr(template, option) is not None:
+            raise InvalidOptionError(
+                f"the template of a scheduler cannot have {option}; the schedule decides"
+            )
+
+
+def _repeat_of(schedule: Schedule) -> dict[str, Any]:
+    """The schedule as every iteration carries it, for whoever makes the next one."""
+    given = {
+        "every": schedule.every,
+        "pattern": schedule.cron,
+        "tz": _zone_name(schedule),
+        "limit": schedule.limit,
+        "startDate": schedule.start,
+        "endDate": schedule.end,
+        "offset": schedule.offset,
+    }
+    return {"count": 1, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _definition(schedule: Schedule) -> list[str]:
+    words: list[str] = []
+    for name, value in (
+        ("tz", _zone_name(schedule)),
+        ("limit", schedule.limit),
+        ("pattern", schedule.cron),
+        ("startDate", schedule.start),
+        ("endDate", schedule.end),
+        ("every", schedule.every),
+    ):
+        if value is not None:
+            words += (name, str(value))
+    return words
+
+
+def _zone_name(schedule: Schedule) -> str | None:
+    """BullMQ's workers take a pattern without a zone for the one of their own machine."""
+    return (schedule.tz or DEFAULT_ZONE) if schedule.cron is not None else None
+
+
+def _first_cron_ms(scheduler_id: str, schedule: Schedule, now_ms: int) -> int:
+    if schedule.immediately:
+        return now_ms
+    assert schedule.cron is not None
+    start = schedule.start if isinstance(schedule.start, int) else now_ms
+    zone = cron.zone_of(schedule.tz or DEFAULT_ZONE)
+    next_ms = cron.next_after(cron.parse(schedule.cron), max(now_ms, start), zone)
+    if next_ms is None:
+        raise InvalidOptionError(
+            f"cron={schedule.cron!r} of scheduler {scheduler_id!r} never comes in fifty years"
+        )
+    return next_ms
+
+
+def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
+    """Add the iteration after ``job``, which was just taken; returns its id, if there is one."""
+    scheduler_id = job.scheduler_id
+    assert scheduler_id is not None
+    repeat = job.opts.raw.get("repeat")
+    if not isinstance(repeat, dict):
+        repeat = yield plain("HGETALL", _hash(keys, scheduler_id), parse=_repeat_from_hash)
+    count = (codec.number_in(repeat.get("count")) or 0) + 1
+    limit = codec.number_in(repeat.get("limit"))
+    end = _moment(repeat.get("endDate"))
+    if (limit and count > limit) or (end is not None and now_ms > end):
+        return None
+    opts: dict[str, Any] = {"attempts": 0}
+    opts |= {name: value for name, value in job.opts.raw.items() if name not in _OWN_OPTIONS}
+    opts["repeat"] = {**repeat, "count": count}
+    opts["repeatJobKey"] = scheduler_id
+    args: dict[str, Any] = {
+        "scheduler_id": scheduler_id,
+        "id_json": _id_json(scheduler_id),
+        "job_id": job.id,
+        "name": job.name,
+        "priority": job.opts.priority,
+        "lifo": job.opts.lifo,
+    }
+    every = codec.number_in(repeat.get("every"))
+    if every:
+        args["every"] = every
+    elif repeat.get("pattern"):
+        next_ms = _next_cron_ms(job, repeat, now_ms)
+        if next_ms is None:
+            return None
+        args["next_ms"] = next_ms
+    next_id: str | None = yield script(
+        "advanceScheduler",
+        keys,
+        args,
+        lambda reply: None if reply is None else reply.decode(),
+        extra=_keys_of(keys, scheduler_id),
+        payloads=(codec.encode(opts, "options"),),
+        resend=Resend.SAME,
+    )
+    return next_id
+
+
+def _next_cron_ms(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | None:
+    """Strictly after the iteration that was taken, however late that was."""
+    previous = codec.number_in(job.opts.raw.get("prevMillis")) or 0
+    after_ms = max(now_ms, previous, _moment(repeat.get("startDate")) or 0)
+    zone = cron.zone_of(repeat.get("tz") or DEFAULT_ZONE)
+    return cron.next_after(cron.parse(repeat["pattern"]), after_ms, zone)
+
+
+def remove(keys: Keys, scheduler_id: str) -> Command[bool]:
+    """Forget a scheduler; an iteration that waits or runs already is left alone."""
+    check_scheduler_id(scheduler_id)
+    return script(
+        "removeScheduler",
+        keys,
+        {"scheduler_id": scheduler_id},
+        lambda reply: reply == 1,
+        extra=_keys_of(keys, scheduler_id),
+        resend=Resend.SAME,
+    )
+
+
+def count(keys: Keys) -> Command[int]:
+    """How many schedulers there are."""
+    return plain("ZCARD", keys.repeat, parse=int)
+
+
+def one(keys: Keys, scheduler_id: str) -> Plan[JobScheduler | None]:
+    """One scheduler, or None."""
+    check_scheduler_id(scheduler_id)
+    found: list[Any] = yield [
+        plain("ZSCORE", keys.repeat, scheduler_id, parse=codec.number),
+        plain("HGETALL", _hash(keys, scheduler_id), parse=fields_of),
+    ]
+    next_at, fields = found
+    return None if next_at is None else _read(scheduler_id, next_at, fields)
+
+
+def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
+    """The schedulers from ``start`` to ``end``, those due first before the others."""
+    index: list[tuple[str, int]] = yield plain(
+        "ZRANGE", keys.repeat, start, end, "WITHSCORES", parse=_read_index
+    )
+    schedulers: list[JobScheduler] = []
+    for begin in range(0, len(index), _PER_READ):
+        part = index[begin : begin + _PER_READ]
+        hashes: list[Fields] = yield [
+            plain("HGETALL", _hash(keys, name), parse=fields_of) for name, _ in part
+        ]
+        for (name, next_at), fields in zip(part, hashes, strict=True):
+            scheduler = _read(name, next_at, fields)
+            if scheduler is not None:
+                schedulers.append(scheduler)
+    return schedulers
+
+
+def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler | None:
+    if b"ic" not in fields:
+        return None  # what BullMQ 5 made of add(…, {repeat}), which is no scheduler
+    raw = {name: codec.number(fields.get(name)) for name in _NUMBERS}
+    return JobScheduler(
+        id=scheduler_id,
+        name=codec.text(fields.get(b"name"), scheduler_id),
+        next_at=next_at,
+        iterations=codec.number(fields[b"ic"]) or 0,
+        every=raw[b"every"],
+        cron=_text(fields, b"pattern"),
+        tz=_text(fields, b"tz"),
+        start=raw[b"startDate"],
+        end=raw[b"endDate"],
+        limit=raw[b"limit"],
+        offset=raw[b"offset"],
+        data=codec.decode(fields.get(b"data"), {}),
+        opts=codec.decode_options(fields.get(b"opts", b"{}")),
+    )
+
+
+_NUMBERS = (b"every", b"startDate", b"endDate", b"limit", b"offset")
+
+
+def _repeat_from_hash(reply: list[Any]) -> dict[str, Any]:
+    """The schedule of a job that does not carry it."""
+    fields = fields_of(reply)
+    repeat: dict[str, Any] = {}
+    for name in (*_NUMBERS, b"ic"):
+        number = codec.number(fields.get(name))
+        if number is not None:
+            repeat["count" if name == b"ic" else name.decode()] = number
+    for name in (b"pattern", b"tz"):
+        if name in fields:
+            repeat[name.decode()] = codec.text(fields[name])
+    return repeat
+
+
+def _text(fields: Fields, name: bytes) -> str | None:
+    return codec.text(fields[name]) if name in fields else None
+
+
+def _read_index(reply: list[bytes]) -> list[tuple[str, int]]:
+    return [
+        (name.decode(), codec.number(score) or 0)
+        for name, score in zip(reply[::2], reply[1::2], strict=True)
+    ]
+
+
+def _moment(value: Any) -> int | None:
+    """A date as Node stores it: ms, or a text."""
+    if isinstance(value, str):
+        try:
+            return round(datetime.fromisoformat(value).timestamp() * 1000)
+        except ValueError:
+            return None
+    return codec.number_in(value)
+
+
+def _id_json(scheduler_id: str) -> str:
+    """The beginning of an iteration's id as JSON, without the closing quote."""
+    return codec.encode(f"repeat:{scheduler_id}:", "a scheduler's id").decode()[:-1]
+
+
+def _hash(keys: Keys, scheduler_id: str) -> str:
+    return f"{keys.repeat}:{scheduler_id}"
+
+
+def _keys_of(keys: Keys, scheduler_id: str) -> dict[str, str]:
+    return {"repeat_": keys.repeat, "scheduler": _hash(keys, scheduler_id)}

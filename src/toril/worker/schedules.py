@@ -1,0 +1,54 @@
+"""Keeping schedules going: whoever takes a scheduler's job makes the next one, before all else.
+
+A schedule has one pending job.  If it ended without a successor the schedule would end with it, so
+the job is not run before the next one is there, however long the server is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from toril.client.connection import Connection
+from toril.errors import ServerError, TorilError
+from toril.protocol import scheduling
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Attempt, Raised, Released
+from toril.worker.active_job import ActiveJob
+
+LONGEST_PAUSE_S = 2.0
+
+
+class Advancer:
+    """Advances the schedulers of one queue."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        keys: Keys,
+        *,
+        now_ms: Callable[[], int],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._now_ms = now_ms
+        self._on_error = on_error
+
+    async def advance(self, job: ActiveJob) -> Attempt | None:
+        """Make the job after this one; returns what came of the attempt if it cannot be run."""
+        pause_s = 0.05
+        while not (job.is_lost or job.is_released):
+            try:
+                await self._connection.follow(scheduling.advance(self._keys, job, self._now_ms()))
+            except ServerError as error:
+                self._on_error(error)
+            except TorilError as error:
+                # A pattern that only Node understands: the job fails and says so.
+                return Raised(error)
+            else:
+                return None
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        return Released()

@@ -1,0 +1,197 @@
+"""Schedulers advanced by both sides in turn (wire-format section 10, items 22 to 24)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.interop.peer import NodeError
+from tests.interop.scenario import NodeDriver
+from tests.interop.support import FAR, events_of, wait_for_finished, wait_for_state
+from toril import NewJob, SchedulerOwnsJobError
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+async def iterations(client, prefix, scheduler="s") -> list[int]:
+    """The times of all iterations that were ever added, in order."""
+    rows = await events_of(client, prefix, "q", "added")
+    return [int(row["jobId"].rsplit(":", 1)[1]) for row in rows if f":{scheduler}:" in row["jobId"]]
+
+
+async def work_in_turns(peer, toril, client, prefix, count: int) -> list[str]:
+    """Let one side run a job, then the other, until ``count`` are done; returns who ran each."""
+    order = []
+    for number in range(count):
+        if number % 2:
+            worker = await peer.work("q")
+            stop = peer.stop_working
+        else:
+            worker = await toril.start_worker("q")
+            stop = toril.stop_worker
+        await wait_for_finished(client, prefix, "q", number + 1)
+        await stop(worker)
+        order.append("bullmq" if number % 2 else "toril")
+    return order
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_item_22_both_advance_one_schedule_in_turn(maker, peer, toril, client, prefix):
+    """At least twenty iterations, none missing, none twice, none off the grid."""
+    every = 150
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    await driver.upsert_scheduler("q", "s", {"every": every, "limit": 24}, {"data": {"n": 1}})
+
+    behaviours = {"*": [["echo"]]}
+    ours = await toril.start_worker("q", behaviours)
+    theirs = await peer.work("q", behaviours)
+    await wait_for_finished(client, prefix, "q", 24, timeout=15)
+    await asyncio.sleep(2 * every / 1000)
+
+    times = await iterations(client, prefix)
+    assert len(times) == len(set(times)) == 24
+    # The first may have waited for the workers to come up; from then on every slot is used.
+    assert {later - earlier for earlier, later in itertools.pairwise(times[2:])} == {every}
+    assert (times[2] - times[0]) % every == 0
+    assert await client.hget(f"{prefix}:q:repeat:s", "ic") == "24"
+    counts = [(await peer.job("q", f"repeat:s:{at}"))["opts"]["repeat"]["count"] for at in times]
+    assert counts == list(range(1, 25))
+    seen = await peer.seen(theirs)
+    assert len(ours.handler.seen) + len(seen) == 24
+    assert ours.handler.seen
+    assert seen
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_item_22_strictly_in_turns(maker, peer, toril, client, prefix):
+    """Each iteration is taken by the side that did not take the one before."""
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    await driver.upsert_scheduler("q", "s", {"every": 100}, {})
+
+    await work_in_turns(peer, toril, client, prefix, 10)
+
+    times = await iterations(client, prefix)
+    assert len(set(times)) == len(times)
+    assert all((at - times[0]) % 100 == 0 for at in times)
+    assert int(await client.hget(f"{prefix}:q:repeat:s", "ic")) == len(times)
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_item_22_a_pattern_advanced_by_both(maker, peer, toril, client, prefix):
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    schedule = {"cron": "* * * * * *", "tz": "Europe/Berlin", "end": now_ms() + FAR}
+    await driver.upsert_scheduler("q", "s", schedule, {"data": {"n": 1}})
+
+    await work_in_turns(peer, toril, client, prefix, 3)
+
+    times = await iterations(client, prefix)
+    assert all(at % 1000 == 0 for at in times)
+    assert len(set(times)) == len(times)
+    job = await peer.job("q", f"repeat:s:{times[-1]}")
+    assert job["opts"]["prevMillis"] == times[-1]
+    assert job["data"] == {"n": 1}
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+@pytest.mark.parametrize("runner", ["bullmq", "toril"])
+async def test_item_22_start_offset_and_limit(maker, runner, peer, toril, client, prefix):
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    start = now_ms() + 200
+    await driver.upsert_scheduler("q", "a", {"every": 100, "start": start, "limit": 3}, {})
+    await driver.upsert_scheduler("q", "b", {"every": 200, "offset": 50, "limit": 3}, {})
+
+    await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
+    await wait_for_finished(client, prefix, "q", 6, timeout=10)
+    await asyncio.sleep(0.25)
+
+    first = await iterations(client, prefix, "a")
+    assert first == [start, start + 100, start + 200]
+    second = await iterations(client, prefix, "b")
+    assert len(second) == 3
+    assert {at % 200 for at in second} == {50}
+
+
+async def test_item_23_bullmq_shows_and_runs_a_scheduler_of_toril(peer, toril, client, prefix):
+    queue = toril.queue("q")
+    template = NewJob("digest", {"to": "all"}, attempts=2)
+    await queue.upsert_job_scheduler("c", cron="0 9 * * 1-5", tz="Europe/Berlin", template=template)
+    await queue.upsert_job_scheduler("e", every=FAR, limit=5, template=template)
+
+    shown = {row["key"]: row for row in await peer.call("queue.getJobSchedulers", queue="q")}
+    await peer.work("q")
+    await wait_for_finished(client, prefix, "q", 1)
+
+    assert (shown["c"]["pattern"], shown["c"]["tz"]) == ("0 9 * * 1-5", "Europe/Berlin")
+    assert shown["c"]["template"] == {"data": {"to": "all"}, "opts": {"attempts": 2}}
+    assert (shown["e"]["every"], shown["e"]["limit"]) == (FAR, 5)
+    scheduler = await queue.get_job_scheduler("e")
+    assert scheduler.iterations == 2
+    assert scheduler.next_at == shown["e"]["next"] + FAR
+
+
+async def test_item_23_toril_shows_a_scheduler_of_bullmq(peer, toril):
+    await NodeDriver(peer).upsert_scheduler(
+        "q",
+        "s",
+        {"cron": "*/5 * * * *", "tz": "UTC", "limit": 9},
+        {"data": {"a": 1}, "attempts": 3},
+    )
+
+    (scheduler,) = await toril.queue("q").get_job_schedulers()
+
+    assert (scheduler.id, scheduler.cron, scheduler.tz) == ("s", "*/5 * * * *", "UTC")
+    assert (scheduler.limit, scheduler.iterations, scheduler.data) == (9, 1, {"a": 1})
+    assert scheduler.opts.attempts == 3
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_item_23_an_upsert_by_the_other_keeps_the_slot(maker, peer, toril, client, prefix):
+    sides = (NodeDriver(peer), toril) if maker == "bullmq" else (toril, NodeDriver(peer))
+    first = await sides[0].upsert_scheduler("q", "s", {"every": FAR, "offset": 70}, {"data": {}})
+
+    second = await sides[1].upsert_scheduler(
+        "q", "s", {"every": FAR, "offset": 70}, {"data": {"n": 2}}
+    )
+
+    assert second == first
+    assert await client.zrange(f"{prefix}:q:delayed", 0, -1) == [first]
+    assert await client.hget(f"{prefix}:q:{first}", "data") == '{"n":2}'
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_item_23_removal_from_the_other_side(maker, peer, toril, client, prefix):
+    sides = (NodeDriver(peer), toril) if maker == "bullmq" else (toril, NodeDriver(peer))
+    job_id = await sides[0].upsert_scheduler("q", "s", {"every": FAR, "offset": 70}, {})
+    with pytest.raises(NodeError):
+        await peer.call("job.remove", queue="q", jobId=job_id)
+    with pytest.raises(SchedulerOwnsJobError):
+        await toril.remove("q", job_id)
+
+    await sides[1].remove_scheduler("q", "s")
+
+    assert not await client.exists(f"{prefix}:q:repeat", f"{prefix}:q:repeat:s")
+    assert await client.zcard(f"{prefix}:q:delayed") == 0
+
+
+@pytest.mark.parametrize("runner", ["bullmq", "toril"])
+async def test_item_24_one_run_makes_up_for_all_that_was_missed(
+    runner, peer, toril, client, prefix
+):
+    job_id = await (toril if runner == "bullmq" else NodeDriver(peer)).upsert_scheduler(
+        "q", "s", {"every": 200}, {}
+    )
+    first = int(job_id.rsplit(":", 1)[1])
+    await wait_until(lambda: now_ms() > first + 650)
+
+    await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
+    await wait_for_state(client, prefix, "q", job_id, "completed")
+    await wait_for_finished(client, prefix, "q", 3)
+
+    times = await iterations(client, prefix)
+    assert times[:3] == [first, first + 800, first + 1000]
