@@ -1,5 +1,6 @@
 """Toril: a job queue on Redis or Valkey that speaks BullMQ's data layout."""
 
+from toril.client.connection import Connection
 from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.client.queue_events import QueueEvents
@@ -70,6 +71,7 @@ __all__ = [
     "Cancelled",
     "Compensation",
     "CompensationPayload",
+    "Connection",
     "DeadLetterMetadata",
     "DeadLetterNotFoundError",
     "DeadLetterOptions",

@@ -1,7 +1,8 @@
 """The blocking client: the same names, for code without an event loop."""
 
+from toril.sync.connection import Connection
 from toril.sync.flow_producer import FlowProducer
 from toril.sync.queue import Queue
 from toril.sync.queue_events import QueueEvents
 
-__all__ = ["FlowProducer", "Queue", "QueueEvents"]
+__all__ = ["Connection", "FlowProducer", "Queue", "QueueEvents"]
