@@ -23,6 +23,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deleteJob"
 --- @include "includes/parents"
 --- @include "includes/deduplication"
+--- @include "includes/removeJob"
 --- @include "includes/letters"
 --- @include "includes/letterSlices"
 
@@ -33,20 +34,15 @@ local queue = queueAt(base)
 local gate = readGate(queue)
 local not_after = a.not_after or clock()
 
---- A job that Toril did not put here may have a parent and a deduplication id.
-local function untie(job, id)
-  local known = redis.call("HMGET", job, "parentKey", "parent", "deid")
-  forgetDeduplication(queue, id, known[3])
-  unlinkFromParent(job, known[1], known[2])
-end
-
 local result = walkLetters(queue, queue[a.list], a, function(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer == "ask" and a.accepted and a.accepted[letter.id] then answer = "take" end
   if answer ~= "take" then return answer end
-  local job = base .. ":" .. letter.id
-  if not letter.source then untie(job, letter.id) end
-  deleteJob(job)
+  if letter.source then
+    deleteJob(base .. ":" .. letter.id)
+  else
+    removeJob(queue, letter.id) -- not one of ours: it may have a parent, a group and so on
+  end
   return "take"
 end)
 result.not_after = not_after

@@ -26,8 +26,6 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/emit"
 --- @include "includes/place"
 --- @include "includes/deleteJob"
---- @include "includes/jsonText"
---- @include "includes/spliceMeta"
 --- @include "includes/replay"
 --- @include "includes/groups"
 --- @include "includes/letters"

@@ -76,6 +76,10 @@ def letter_of(
         letter["priority"] = priority
     if job.opts.delay:
         letter["delay"] = job.opts.delay
+    lane = job.opts.raw.get("lane")
+    if isinstance(lane, str):
+        letter["lane"] = lane
+        letter["order_ms"] = job.opts.raw.get("orderMs") or job.timestamp
     if policy.keep_source:
         letter["keeps_source"] = True
     if not _is_json(job):

@@ -15,7 +15,7 @@ import pytest
 from tests.features.dead_letters.conftest import DLQ, refuse
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import Queue
+from toril import FlowJob, FlowProducer, Queue
 from toril.errors import InvalidOptionError, UnknownOptionError
 from toril.protocol import dead_letters
 from toril.sync import Queue as BlockingQueue
@@ -246,6 +246,21 @@ async def test_letters_of_another_program_are_filtered_by_their_data(side):
     assert (await side.orders.get_job_counts())["waiting"] == 3
 
 
+async def test_purging_a_child_lets_its_parent_go(side, url, prefix):
+    """DLQ-20: what is purged may be any job, with the ties that any job has."""
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        node = await flow.add(
+            FlowJob(
+                "parent", queue_name="parents", children=[FlowJob("child", queue_name="orders")]
+            )
+        )
+
+    assert await side.orders.purge_dead_letters() == 1
+
+    waiting = await side.client.lrange(f"{prefix}:parents:wait", 0, -1)
+    assert waiting == [node.job.id]
+
+
 async def test_a_changed_letter_in_a_bulk_is_taken_apart(side):
     await side.bury("charge", "charge", "charge")
     key = f"{side.prefix}:{DLQ}:2"
@@ -328,7 +343,7 @@ async def test_a_slice_asked_for_again_is_answered_as_before(side):
 
 BULK = """
 import asyncio, sys
-from toril import Queue
+from toril import FlowJob, FlowProducer, Queue
 
 async def main(url, prefix):
     async with Queue("orders-dlq", connection=url, prefix=prefix) as dlq:

@@ -6,8 +6,8 @@
 ---
 --- `dead_letters` = { queue, gate, name, source }: the target, and the name of the source queue.
 --- `ended` = { id, value, stacktrace, dead }: the reason, the stack traces as JSON, and what the
---- worker says; of `dead` = { message, why, type, cause, fingerprint, opts, priority, delay, is_raw,
---- keeps_source } only `cause` must be there. Returns the id among the dead letters.
+--- worker says; of `dead` = { message, why, type, cause, fingerprint, opts, priority, delay, lane,
+--- order_ms, is_raw, keeps_source } only `cause` must be there. Returns the id among the dead letters.
 
 --- The metadata as JSON. Traces, options and history are JSON already and are taken over as they are.
 local function letterMeta(dead_letters, ended, known, attempts_made, now)
@@ -62,7 +62,8 @@ local function deadLetter(queue, dead_letters, ended, attempts_made, now)
     "x.opts", dead.opts or known[3] or "{}" }
   local optional = { ["x.cut"] = cut or false, ["x.data"] = not cut and data, ["x.replays"] = known[5],
     ["x.history"] = known[6], ["x.original"] = known[7], ["x.member"] = known[8],
-    ["x.priority"] = dead.priority or false, ["x.delay"] = dead.delay or false }
+    ["x.priority"] = dead.priority or false, ["x.delay"] = dead.delay or false,
+    ["x.inLane"] = dead.lane or false, ["x.order"] = dead.order_ms or false }
   for field, value in pairs(optional) do
     if value then
       fields[#fields + 1] = field

@@ -2,8 +2,13 @@
 --- options and no attempts made. The letter's place in its list is the caller's to clear.
 ---
 --- `how` = { prefix, source, keep_delay, by, data, opts, priority, delay, is_repaired }; the data and
---- options are given when the client has taken the letter apart itself. Returns nothing, and changes nothing, when
---- somebody changed the data so that the metadata cannot be cut out.
+--- options are given when the client has taken the letter apart itself. Returns nothing, and changes
+--- nothing, when somebody changed the data so that the metadata cannot be cut out.
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
+--- @include "includes/insertJob"
+--- @include "includes/jsonText"
+--- @include "includes/spliceMeta"
 
 local LONGEST_HISTORY = 8192
 
@@ -26,7 +31,7 @@ local function sourceAt(sources, base)
   local source = sources[base]
   if not source then
     local queue = queueAt(base)
-    source = { queue = queue, gate = readGate(queue), added = 0 }
+    source = { queue = queue, gate = readGate(queue), added = 0, places = {} }
     sources[base] = source
   end
   return source
@@ -36,8 +41,8 @@ end
 local function wakeSources(sources)
   for _, source in pairs(sources) do
     redis.call("INCRBY", source.queue.id, source.added)
-    if source.has_ready then wake(source.queue, source.gate) end
-    if source.has_delayed then wakeWhenDue(source.queue) end
+    if source.places.ready or source.places.lane then wake(source.queue, source.gate) end
+    if source.places.delayed then wakeWhenDue(source.queue) end
   end
 end
 
@@ -45,36 +50,29 @@ end
 local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local letter = dead_letters.base .. ":" .. id
   local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.opts", "x.replays",
-    "x.history", "x.original", "timestamp", "x.fp", "x.job", "x.priority", "x.delay")
+    "x.history", "x.original", "timestamp", "x.fp", "x.job", "x.priority", "x.delay", "x.inLane",
+    "x.order")
   local first = known[4] or unsplice(known[2] or "", known[3])
   local data = how.data or first
   if not data then return nil end
 
   local base = how.prefix .. ":" .. how.source
   local source = sourceAt(sources, base)
-  local queue, gate = source.queue, source.gate
-  local priority = how.priority or tonumber(known[12]) or 0
-  local delay = how.keep_delay and (how.delay or tonumber(known[13])) or 0
-  local fields = { "name", known[1], "data", data, "opts", how.opts or known[5] or '{"attempts":0}',
-    "timestamp", now, "delay", delay, "priority", priority,
-    "x.replays", (tonumber(known[6]) or 0) + 1, "x.history", historyWith(known, id, how, now) }
+  local job = { id = new_id, name = known[1],
+    priority = how.priority or tonumber(known[12]) or 0,
+    delay = how.keep_delay and (how.delay or tonumber(known[13])) or 0,
+    lane = known[14] or nil, order_ms = tonumber(known[15] or nil) }
+  local opts = how.opts or known[5] or '{"attempts":0}'
+  local place = insertJob(source.queue, source.gate, job, data, opts, now)
+  source.places[place] = true
+  source.added = source.added + 1
+  local more = { "x.replays", (tonumber(known[6]) or 0) + 1,
+    "x.history", historyWith(known, id, how, now) }
   local original = known[8] or (how.is_repaired and not known[4] and first)
   if original then
-    fields[#fields + 1] = "x.original"
-    fields[#fields + 1] = original
+    more[5], more[6] = "x.original", original
   end
-  redis.call("HSET", base .. ":" .. new_id, unpack(fields))
-  source.added = source.added + 1
-  emit(queue, "added", "jobId", new_id, "name", known[1])
-  if delay > 0 then
-    placeDelayed(queue, new_id, now + delay)
-    emitTrimmed(queue, gate, "delayed", "jobId", new_id, "delay", now + delay)
-    source.has_delayed = true
-  else
-    placeReady(queue, gate, new_id, priority, "LPUSH")
-    emitTrimmed(queue, gate, "waiting", "jobId", new_id)
-    source.has_ready = true
-  end
+  redis.call("HSET", base .. ":" .. new_id, unpack(more))
   deleteJob(letter)
   return new_id
 end
