@@ -11,6 +11,7 @@ Runs after every test that writes under a prefix. The rules, each checked below:
     K7  parents and children know each other
     K8  the event stream is bounded; limiter and sweep mutex expire
     K9  schedulers, groups: the index and the records name each other
+    K11 lanes: jobs and lanes name each other, and every lane is where it belongs
     K10 when jobs wait and nobody runs any, a marker is there to wake a worker (only on request)
 """
 
@@ -24,6 +25,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import redis.asyncio
+
+from tests import lane_audit
 
 Client = redis.asyncio.Redis
 
@@ -50,8 +53,10 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"groups", "zset", "group index"),
     (r"groups:[^:]+", "hash", "group"),
     (r"groups:[^:]+:.+", "*", "group part"),
-    (r"lanes", "*", "lane"),
-    (r"lanes?:.+", "*", "lane"),
+    (r"lanes:(waiting|delayed)", "zset", "lane container"),
+    (r"lanes:(ready|later|index)", "zset", "lane"),
+    (r"lanes:(held|settings)", "hash", "lane"),
+    (r"lanes:rate:.+", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
     (r"(?P<id>.+):logs", "list", "job part"),
@@ -99,6 +104,7 @@ async def audit(client: Client, prefix: str, *, expects_marker: bool = False) ->
         problems += _bounds(queue)
         problems += _schedulers(queue)
         problems += _groups(queue)
+        problems += lane_audit.problems(queue.base, queue.values, queue.jobs)
         if expects_marker:
             problems += _marker(queue)
     return problems
@@ -137,6 +143,8 @@ async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[
             queue.jobs[rest] = plain
         elif queue.kinds[rest] == "container":
             queue.containers[rest] = list(plain)
+        elif queue.kinds[rest] == "lane container":
+            queue.containers[rest] = [lane_audit.id_in(member) for member in plain]
     return queues, problems
 
 
@@ -160,21 +168,12 @@ def _containers(queue: QueueKeys) -> Iterator[str]:
             yield f"K2: job {job_id!r} of {queue.base} is in {' and '.join(containers)}"
         if "name" not in queue.jobs.get(job_id, {}):
             yield f"K2: {queue.base}:{containers[0]} holds {job_id!r}, which has no hash"
-    for job_id, job in queue.jobs.items():
-        if job_id not in places and not _is_in_a_lane(queue, job_id, job):
+    for job_id in queue.jobs:
+        if job_id not in places:
             yield f"K2: job {job_id!r} of {queue.base} is in no container"
     stalled = set(queue.values.get("stalled", ()))
     for job_id in stalled - set(queue.containers.get("active", ())):
         yield f"K4: job {job_id!r} of {queue.base} is in stalled and not active"
-
-
-def _is_in_a_lane(queue: QueueKeys, job_id: str, job: dict[str, str]) -> bool:
-    # Members of a lane are a sequence number and the id.
-    for rest in queue.of_kind("lane"):
-        members = queue.values[rest]
-        if not isinstance(members, str) and any(str(m).endswith(job_id) for m in members):
-            return True
-    return False
 
 
 def _locks(queue: QueueKeys) -> Iterator[str]:
@@ -223,7 +222,7 @@ def _bounds(queue: QueueKeys) -> Iterator[str]:
         if queue.ttl_ms[rest] == -1:
             yield f"K8: {queue.base}:{rest} never expires"
     for member in queue.values.get("marker", ()):
-        if member not in ("0", "1"):
+        if member not in ("0", "1", "2"):
             yield f"K1: {queue.base}:marker has the unknown member {member!r}"
 
 
@@ -255,7 +254,7 @@ def _groups(queue: QueueKeys) -> Iterator[str]:
 
 def _marker(queue: QueueKeys) -> Iterator[str]:
     is_gated = "paused" in queue.values.get("meta", {}) or queue.containers.get("active")
-    has_work = queue.containers.get("wait") or queue.containers.get("prioritized")
+    has_work = any(queue.values.get(name) for name in ("wait", "prioritized", "lanes:ready"))
     if has_work and not is_gated and not queue.values.get("marker"):
         yield f"K10: {queue.base} has waiting jobs and no marker to wake a worker"
 

@@ -33,6 +33,7 @@ FILES = (
     "families.py",
     "limits.py",
     "schedulers.py",
+    "lanes.py",
     "waiting.py",
     "listening.py",
     "event_cursor.py",

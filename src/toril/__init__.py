@@ -21,6 +21,7 @@ from toril.errors import (
     JobNotFoundError,
     JobNotInStateError,
     JobRemovedError,
+    LaneFullError,
     LockLostError,
     NoHandlerError,
     NotPausedError,
@@ -59,6 +60,7 @@ from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.flows import FlowNode
 from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
 from toril.protocol.job import Job
+from toril.protocol.lanes import Lane
 from toril.protocol.new_group import Compensation, GroupJob
 from toril.protocol.scheduling import JobScheduler
 from toril.worker.handlers import Router
@@ -105,6 +107,8 @@ __all__ = [
     "JobRemovedError",
     "JobScheduler",
     "Keep",
+    "Lane",
+    "LaneFullError",
     "LockLostError",
     "NewJob",
     "NoHandlerError",

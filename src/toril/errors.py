@@ -19,7 +19,8 @@ TorilError
 │   ├── ParentNotFoundError             ├── ParentConflictError  ├── SchedulerOwnsJobError
 │   ├── DeadLetterNotFoundError         ├── DeadLetterSourceError ├── TooManyReplaysError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
-│   ├── GroupNotFoundError (LookupError)                         └── InvalidGroupStateError
+│   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
+│   └── InvalidGroupStateError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -142,6 +143,10 @@ class StaleRequestError(RefusedError):
 
 class NotPausedError(RefusedError):
     """The queue has to be paused first."""
+
+
+class LaneFullError(RefusedError):
+    """The lane holds as many waiting jobs as ``max_lane_size`` allows."""
 
 
 class DeadLetterNotFoundError(JobNotFoundError):

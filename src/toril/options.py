@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
@@ -23,6 +23,8 @@ MAX_PRIORITY = 2**21 - 1
 MAX_DELAY_MS = 10 * 366 * 24 * 3600 * 1000
 MAX_ATTEMPTS = 1_000_000
 MAX_NAME_LENGTH = 1024
+MAX_LANE_LENGTH = 1024
+LANE_ATTEMPTS = 3
 
 
 def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
@@ -109,6 +111,10 @@ class Backoff(msgspec.Struct, frozen=True):
             return longest
         shortest = longest * (1 - self.jitter)
         return int(shortest + (longest - shortest) * dice)
+
+
+LANE_BACKOFF = Backoff("exponential", 500, 0.25)
+"""How jobs of a lane wait that say nothing about it; they are run up to ``LANE_ATTEMPTS`` times."""
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +216,27 @@ CHILD_POLICIES = (
     "remove_dependency_on_failure",
 )
 """What the final failure of a child does to its parent; at most one of them."""
+OnRetry = Literal["block", "skip"]
+OnExhausted = Literal["skip", "halt", "divert"]
+ON_RETRY: tuple[str, ...] = get_args(OnRetry)
+ON_EXHAUSTED: tuple[str, ...] = get_args(OnExhausted)
+
+
+def check_lane(lane: str) -> None:
+    """Refuse what cannot be a lane: anything but a text of some length."""
+    if not isinstance(lane, str) or not lane or len(lane) > MAX_LANE_LENGTH:
+        raise InvalidOptionError(
+            f"lane={lane!r} must be a text of 1 to {MAX_LANE_LENGTH} characters"
+        )
+    try:
+        lane.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidOptionError(f"lane={lane!r} is no valid Unicode text: {error}") from error
+
+
+def _check_choice(value: str | None, choices: tuple[str, ...], option: str) -> None:
+    if value is not None and value not in choices:
+        raise InvalidOptionError(f"{option}={value!r} is not known; use one of {choices}")
 
 
 class JobOptions(TypedDict, total=False):
@@ -237,6 +264,12 @@ class JobOptions(TypedDict, total=False):
     continue_parent_on_failure: bool | None
     ignore_dependency_on_failure: bool | None
     remove_dependency_on_failure: bool | None
+    lane: str | None
+    order_ms: int | datetime | None
+    ordering_delay: Duration | None
+    on_retry: OnRetry | None
+    on_exhausted: OnExhausted | None
+    max_lane_size: int | None
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -269,6 +302,12 @@ class NewJob(_Named, frozen=True, kw_only=True):
     continue_parent_on_failure: bool | None = None
     ignore_dependency_on_failure: bool | None = None
     remove_dependency_on_failure: bool | None = None
+    lane: str | None = None
+    order_ms: int | datetime | None = None
+    ordering_delay: Duration | None = None
+    on_retry: OnRetry | None = None
+    on_exhausted: OnExhausted | None = None
+    max_lane_size: int | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -308,9 +347,36 @@ class NewJob(_Named, frozen=True, kw_only=True):
             raise InvalidOptionError(
                 f"idempotency_key={self.idempotency_key!r} must be a text, not empty"
             )
-
+        if (
+            self.lane is not None
+            or self.order_ms is not None
+            or self.ordering_delay is not None
+            or self.on_retry is not None
+            or self.on_exhausted is not None
+            or self.max_lane_size is not None
+        ):
+            self._check_lane()
         if self.parent is not None:
             self._check_family()
+
+    def _check_lane(self) -> None:
+        if self.lane is not None:
+            check_lane(self.lane)
+            if self.priority or self.lifo:
+                raise InvalidOptionError(
+                    f"job {self.name!r} has a lane and a priority or lifo; there order_ms decides"
+                )
+        if self.order_ms is not None:
+            if self.lane is None:
+                raise InvalidOptionError(f"job {self.name!r} has an order_ms and no lane")
+            self._normalise("order_ms", epoch_ms(self.order_ms, "order_ms"))
+        if self.ordering_delay is not None:
+            delay = milliseconds(self.ordering_delay, "ordering_delay")
+            self._normalise("ordering_delay", delay)
+        if self.max_lane_size is not None:
+            whole(self.max_lane_size, "max_lane_size", least=1)
+        _check_choice(self.on_retry, ON_RETRY, "on_retry")
+        _check_choice(self.on_exhausted, ON_EXHAUSTED, "on_exhausted")
 
     @property
     def child_policy(self) -> str | None:

@@ -49,32 +49,32 @@ def test_pausing_goes_on_until_nothing_is_left_to_move():
 
 
 def test_draining_looks_at_each_place_until_it_is_seen():
-    replies = [[SLICE, 0, 30], [29, 1, 1], [0, 0, 0], [SLICE, 0, 5], [5, 0, 0]]
+    replies = [[SLICE, 0, 30], [29, 1, 1], [0, 0, 0], [SLICE, 0, 5], [5, 0, 0], [0, 0, 0]]
 
     removed, asked = drive(removing.drain(KEYS), replies)
 
     assert removed == 2 * SLICE + 34
     assert [command.args["place"] for command in asked] == [
-        "wait", "wait", "paused", "prioritized", "prioritized",
+        "wait", "wait", "paused", "prioritized", "prioritized", "lanes:waiting",
     ]  # fmt: skip
 
 
 def test_draining_skips_what_it_must_keep_and_ends_when_that_is_all():
-    places = [[0, SLICE, SLICE], [0, 0, 0], [0, SLICE, SLICE + 10], [4, 6, SLICE + 6]]
+    places = [[0, SLICE, SLICE], [0, 0, 0], [0, SLICE, SLICE + 10], [4, 6, SLICE + 6], [0, 0, 0]]
 
     removed, asked = drive(removing.drain(KEYS), places)
 
     assert removed == 4
-    assert [command.args["skip"] for command in asked] == [0, 0, 0, SLICE]
+    assert [command.args["skip"] for command in asked] == [0, 0, 0, SLICE, 0]
 
 
 def test_draining_does_not_chase_what_is_added_meanwhile():
-    replies = [[SLICE, 0, 100], [SLICE, 0, 10_000], [0, 0, 0], [0, 0, 0]]
+    replies = [[SLICE, 0, 100], [SLICE, 0, 10_000], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
     removed, asked = drive(removing.drain(KEYS), replies)
 
     assert removed == 2 * SLICE
-    assert len(asked) == 4
+    assert len(asked) == 5
 
 
 def test_cleaning_keeps_to_the_time_of_its_first_call_and_to_its_limit():
@@ -91,17 +91,20 @@ def test_cleaning_keeps_to_the_time_of_its_first_call_and_to_its_limit():
     assert asked[1].args["slice"] == 2
 
 
-def test_cleaning_what_waits_looks_into_both_lists():
-    _, asked = drive(removing.clean(KEYS, "waiting"), [[1, 3, 2, [b"a"]], [1, 0, 0, []]])
+def test_cleaning_what_waits_looks_into_every_place():
+    _, asked = drive(
+        removing.clean(KEYS, "waiting"), [[1, 3, 2, [b"a"]], [1, 0, 0, []], [1, 0, 0, []]]
+    )
 
     assert [(c.args["place"], c.args["is_last"]) for c in asked] == [
         ("wait", False),
-        ("paused", True),
+        ("paused", False),
+        ("lanes:waiting", True),
     ]
 
 
 def test_retrying_all_keeps_to_the_time_of_its_first_call():
-    count, asked = drive(moving.retry_all(KEYS), [[9, SLICE, SLICE - 1], [9, 3, 3]])
+    count, asked = drive(moving.retry_all(KEYS), [[9, SLICE, SLICE - 1, 0], [9, 3, 3, 0]])
 
     assert count == SLICE + 2
     assert asked[1].args["until_ms"] == 9
@@ -115,7 +118,7 @@ def test_promoting_all_ends_although_jobs_are_put_off_again():
 
 
 def test_obliterating_by_force_pauses_first_and_erases_last():
-    replies = [0, SLICE, 3, [b"17", 5], [b"0", 1]]
+    replies = [0, [SLICE, 1], [3, 0], [b"17", 5], [b"0", 1]]
 
     removed, asked = drive(removing.obliterate(KEYS, force=True), replies)
 

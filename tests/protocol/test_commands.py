@@ -121,10 +121,10 @@ def test_renewals():
 def test_a_sweep_goes_on_until_there_is_no_more():
     plan = leasing.sweep(KEYS, interval_ms=5, max_stalled=1)
     first = next(plan)
-    second = plan.send(first.parse([1, -1, [b"a"]]))
-    third = plan.send(second.parse([1, 500, [b"b"]]))
+    second = plan.send(first.parse([1, -1, [b"a"], 0]))
+    third = plan.send(second.parse([1, 500, [b"b"], 0]))
     with pytest.raises(StopIteration) as end:
-        plan.send(third.parse([0, 0, []]))
+        plan.send(third.parse([0, 0, [], 0]))
 
     assert [command.args["cursor"] for command in (first, second, third)] == [0, -1, 500]
     assert end.value.value == ["a", "b"]

@@ -95,10 +95,10 @@ def test_jobs_are_read_in_pages_and_ghosts_left_out():
     assert [len(step) for step in server.asked if step[0][0] == "HGETALL"] == [500, 2]
 
 
-def test_counts_put_both_waiting_lists_together():
+def test_counts_put_all_that_waits_together():
     command = reading.counts(KEYS, ("waiting", "failed"))
 
-    assert command.parse([1, 2, 3, 4, 5, 6, 7, 8]) == {"waiting": 3, "failed": 8}
+    assert command.parse([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]) == {"waiting": 12, "failed": 8}
 
 
 def test_counts_per_priority_ask_for_its_scores():

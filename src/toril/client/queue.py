@@ -14,6 +14,7 @@ from toril.client.editing import QueueEditing
 from toril.client.families import QueueFamilies
 from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
+from toril.client.lanes import Lanes
 from toril.client.limits import QueueLimits
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
@@ -35,6 +36,7 @@ class Queue(
     DeadLetters,
     QueueGroups,
     QueueSchedulers,
+    Lanes,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

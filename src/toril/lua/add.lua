@@ -8,7 +8,7 @@
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
             marker, meta, id, events
   Args      jobs list of {id, name, custom, delay, run_at, priority, lifo, timestamp, parent_key,
-            parent, de, once}, resend bool?
+            parent, de, once, lane, order_ms, ordering_delay, max_lane_size}, resend bool?
             A job with `once` ({key, ms}) is added at most once for that long, even when it has run
             and gone since: a relay that died before it wrote down what it did sends it again.
             After the map, raw, for each job: its data, its options as JSON.
@@ -16,6 +16,7 @@
             job that owns its deduplication id
   Refuses   -5  its parent does not exist                                 ParentNotFoundError
             -7  the job that exists has another parent                    ParentConflictError
+            -121  its lane holds max_lane_size jobs already               LaneFullError
   Emits     added, waiting, delayed, duplicated, deduplicated, removed
   Keeps     I1, I4
   Cost      O(jobs)
@@ -27,6 +28,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 --- @include "includes/parents"
 --- @include "includes/deleteJob"
 --- @include "includes/deduplicate"
@@ -65,6 +67,7 @@ local function addJob(job, data, opts)
     end
     return result
   end
+  if job.max_lane_size and isLaneFull(queue, job.lane, job.max_lane_size) then return -121 end
   local place, owner = insertJob(queue, gate, job, data, opts, now)
   if job.once then rememberOnce(queue, job.id, job.once.key, job.once.ms) end
   if owner then return owner end
@@ -79,4 +82,5 @@ end
 if counted > 0 then redis.call("INCRBY", queue.id, counted) end
 if places.ready then wake(queue, gate) end
 if places.delayed then wakeWhenDue(queue) end
+if places.lane then wakeForLanes(queue, gate) end
 return results

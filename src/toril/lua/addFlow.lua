@@ -8,7 +8,8 @@
 
   Keys      base
   Args      queues list of str (the qualified names), nodes list of {queue, above, id, name, custom,
-            delay, run_at, priority, lifo, timestamp, parent_key, parent, de, has_children},
+            delay, run_at, priority, lifo, timestamp, parent_key, parent, de, lane, order_ms, ordering_delay,
+            has_children},
             resend bool?
             Both `queue` and `above`, which is the place of the parent, count from 1.
             After the map, raw, for each node: its data, its options as JSON.
@@ -114,5 +115,6 @@ for _, queue in ipairs(queues) do
   if queue.counted > 0 then redis.call("INCRBY", queue.keys.id, queue.counted) end
   if queue.places.ready then wake(queue.keys, queue.gate) end
   if queue.places.delayed then wakeWhenDue(queue.keys) end
+  if queue.places.lane then wakeForLanes(queue.keys, queue.gate) end
 end
 return results

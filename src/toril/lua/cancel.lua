@@ -57,6 +57,8 @@ if holder then
 end
 
 local function leavePlace()
+  local place = ending.lane and pullFromLane(queue, ending.lane, a.id)
+  if place then return place == "wait" and "waiting" or place end
   if redis.call("ZREM", delayed, a.id) == 1 then return "delayed" end
   if redis.call("ZREM", prioritized, a.id) == 1 then return "prioritized" end
   if redis.call("ZREM", waiting_children, a.id) == 1 then return "waiting-children" end

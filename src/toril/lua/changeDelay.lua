@@ -18,13 +18,20 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 
 local queue = queueAt(base)
 if redis.call("EXISTS", job) == 0 then return -1 end
-if redis.call("ZREM", delayed, a.id) == 0 then return -3 end
 local due = clock() + a.delay_ms
-placeDelayed(queue, a.id, due)
+if redis.call("ZREM", delayed, a.id) == 1 then
+  placeDelayed(queue, a.id, due)
+  wakeWhenDue(queue)
+else
+  local lane, mark = takeDelayedInLane(queue, a.id)
+  if not lane then return -3 end
+  redis.call("ZADD", queue["lanes:delayed"], due, laneMember(lane, a.id, mark))
+  wakeLanesWhenDue(queue)
+end
 redis.call("HSET", job, "delay", a.delay_ms)
 emitTrimmed(queue, readGate(queue), "delayed", "jobId", a.id, "delay", due)
-wakeWhenDue(queue)
 return 0

@@ -6,7 +6,7 @@
   pending iterations of schedulers stay; the caller skips them, from the oldest on.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
-            stalled, meta, events, repeat
+            stalled, meta, events, repeat, lanes_waiting, lanes_delayed
   Args      place str (a key of the queue), grace_ms int, cutoff_ms int?, slice int, skip int,
             removed int (by the calls before), limit int (0 for none), is_last bool (place)
   Returns   the time in ms, how many were looked at, how many of them stay, the removed ids
@@ -14,7 +14,7 @@
   Keeps     I1, I2
   Cost      O(slice); in a list O(skip) more when something is removed
 ]]
-local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, stalled, meta, events, repeat_ = unpack(KEYS)
+local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, stalled, meta, events, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -52,6 +52,13 @@ if place == completed or place == failed then
   gone = redis.call("ZRANGEBYSCORE", place, "-inf", cutoff, "LIMIT", 0, a.slice)
   looked = #gone
   if #gone > 0 then redis.call("ZREM", place, unpack(gone)) end
+elseif place == lanes_waiting or place == lanes_delayed then
+  local members = redis.call("ZRANGE", place, a.skip, a.skip + a.slice - 1)
+  looked = #members
+  for _, member in ipairs(members) do
+    local id = idInLane(member)
+    if mayGo(id) then gone[#gone + 1] = id end
+  end
 elseif place == prioritized or place == delayed then
   local ids = redis.call("ZRANGE", place, a.skip, a.skip + a.slice - 1)
   looked = #ids

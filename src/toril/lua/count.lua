@@ -2,12 +2,13 @@
 --[[
   count: how many jobs are in each state, at one moment.
 
-  Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed
+  Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
+            lanes_waiting, lanes_delayed
   Args      none
   Returns   the lengths of those, in the same order
   Cost      O(1)
 ]]
-local wait, paused, active, prioritized, delayed, waiting_children, completed, failed = unpack(KEYS)
+local wait, paused, active, prioritized, delayed, waiting_children, completed, failed, lanes_waiting, lanes_delayed = unpack(KEYS)
 
 return {
   redis.call("LLEN", wait),
@@ -18,4 +19,6 @@ return {
   redis.call("ZCARD", waiting_children),
   redis.call("ZCARD", completed),
   redis.call("ZCARD", failed),
+  redis.call("ZCARD", lanes_waiting),
+  redis.call("ZCARD", lanes_delayed),
 }

@@ -5,13 +5,16 @@
   The pending iterations of schedulers stay. In a list they go round to its back, so that a slice is
   always popped from the front; in a sorted set the caller skips them.
 
-  Keys      base, wait, paused, prioritized, delayed, waiting_children, meta, repeat
-  Args      place str ("wait", "paused", "prioritized" or "delayed"), slice int, skip int
+  Keys      base, wait, paused, prioritized, delayed, waiting_children, meta, repeat,
+            lanes_waiting, lanes_delayed
+  Args      place str ("wait", "paused", "prioritized", "delayed", "lanes:waiting" or
+            "lanes:delayed"),
+            slice int, skip int
   Returns   how many were removed, how many were kept, how many are left in the place
   Keeps     I1
   Cost      O(slice)
 ]]
-local base, wait, paused, prioritized, delayed, waiting_children, meta, repeat_ = unpack(KEYS)
+local base, wait, paused, prioritized, delayed, waiting_children, meta, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
@@ -33,14 +36,15 @@ else
   ids = redis.call("ZRANGE", place, a.skip, a.skip + a.slice - 1)
 end
 
+local is_lanes = place == lanes_waiting or place == lanes_delayed
 local gone, kept = {}, {}
-for _, id in ipairs(ids) do
-  local to = isNextIteration(queue, id) and kept or gone
-  to[#to + 1] = id
+for _, member in ipairs(ids) do
+  local to = isNextIteration(queue, is_lanes and idInLane(member) or member) and kept or gone
+  to[#to + 1] = member
 end
 if is_list and #kept > 0 then redis.call("LPUSH", place, unpack(kept)) end
-if not is_list and #gone > 0 then redis.call("ZREM", place, unpack(gone)) end
-for _, id in ipairs(gone) do
-  removeJob(queue, id, { is_hard = true })
+for _, member in ipairs(gone) do
+  removeJob(queue, is_lanes and idInLane(member) or member, { is_hard = true })
 end
+if not is_list and #gone > 0 then redis.call("ZREM", place, unpack(gone)) end
 return { #gone, #kept, redis.call(is_list and "LLEN" or "ZCARD", place) }

@@ -16,7 +16,7 @@ local a = cmsgpack.unpack(ARGV[1])
 
 local queue = queueAt(base)
 redis.call("HDEL", replies, unpack(a.flights))
-if redis.call("LLEN", wait) > 0 or redis.call("ZCARD", prioritized) > 0 then
+if redis.call("EXISTS", wait, prioritized, queue["lanes:ready"]) > 0 then
   wake(queue, readGate(queue))
 end
 return 0

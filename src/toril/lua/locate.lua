@@ -5,14 +5,16 @@
   A job that exists and is in no sorted set nor running is waiting: looking for it in a long list
   would cost the server more than the answer is worth.
 
-  Keys      active, prioritized, delayed, waiting_children, completed, failed, job
+  Keys      active, prioritized, delayed, waiting_children, completed, failed, job,
+            lanes_delayed
   Args      id str
   Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
             nothing when the job does not exist
   Cost      O(jobs running)
 ]]
-local active, prioritized, delayed, waiting_children, completed, failed, job = unpack(KEYS)
+local active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/laneNames"
 
 if redis.call("EXISTS", job) == 0 then return {} end
 if redis.call("ZSCORE", completed, a.id) then
@@ -24,5 +26,10 @@ end
 if redis.call("ZSCORE", delayed, a.id) then return { "delayed" } end
 if redis.call("ZSCORE", prioritized, a.id) then return { "prioritized" } end
 if redis.call("ZSCORE", waiting_children, a.id) then return { "waiting_children" } end
+local lane = redis.call("HGET", job, "x.lane")
+if lane and (redis.call("ZSCORE", lanes_delayed, laneMember(lane, a.id, PLAIN))
+    or redis.call("ZSCORE", lanes_delayed, laneMember(lane, a.id, STARTED))) then
+  return { "delayed" }
+end
 if redis.call("LPOS", active, a.id) then return { "active" } end
 return { "waiting" }

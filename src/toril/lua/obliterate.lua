@@ -5,14 +5,15 @@
   The groups that the queue owns are forgotten first and nothing of them is undone: whoever removes a
   queue wants it gone. Groups that other queues own lose their members here, and undo the rest.
 
-  Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta
+  Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
+            meta, lanes_waiting, lanes_delayed
   Args      slice int, force bool (jobs that workers hold, too)
   Returns   how many jobs were removed, and whether there is more to do (0 or 1)
   Refuses   -111  the queue is not paused                                 NotPausedError
             -112  jobs are active                                         JobLockedError
   Cost      O(slice)
 ]]
-local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta = unpack(KEYS)
+local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta, lanes_waiting, lanes_delayed = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
@@ -42,12 +43,14 @@ for _, place in ipairs({ active, wait, paused }) do
     if place == active then redis.call("DEL", base .. ":" .. id .. ":lock") end
   end
 end
-for _, place in ipairs({ waiting_children, delayed, prioritized, completed, failed }) do
+local is_lanes = { [lanes_waiting] = true, [lanes_delayed] = true }
+for _, place in ipairs({ waiting_children, delayed, prioritized, completed, failed, lanes_waiting,
+    lanes_delayed }) do
   local room = a.slice - #ids
   if room > 0 then
     local popped = redis.call("ZPOPMIN", place, room)
     for i = 1, #popped, 2 do
-      ids[#ids + 1] = popped[i]
+      ids[#ids + 1] = is_lanes[place] and idInLane(popped[i]) or popped[i]
     end
   end
 end

@@ -17,12 +17,18 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 --- @include "includes/promoteJob"
 
 local queue = queueAt(base)
 if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return -1 end
-if redis.call("ZREM", delayed, a.id) == 0 then return -3 end
 local gate = readGate(queue)
-promoteJob(queue, gate, a.id)
+if redis.call("ZREM", delayed, a.id) == 1 then
+  promoteJob(queue, gate, a.id)
+else
+  local lane, mark = takeDelayedInLane(queue, a.id)
+  if not lane then return -3 end
+  promoteInLane(queue, gate, lane, a.id, mark)
+end
 wake(queue, gate)
 return 0

@@ -15,6 +15,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 --- @include "includes/promoteJob"
 
 local queue = queueAt(base)
@@ -24,8 +25,14 @@ local count = 0
 for _, id in ipairs(ids) do
   if promoteJob(queue, gate, id) then count = count + 1 end
 end
-if #ids > 0 then
-  redis.call("ZREM", delayed, unpack(ids))
-  wake(queue, gate)
+if #ids > 0 then redis.call("ZREM", delayed, unpack(ids)) end
+local room = a.slice - #ids
+local members = room > 0 and redis.call("ZRANGE", queue["lanes:delayed"], 0, room - 1) or {}
+if #members > 0 then redis.call("ZREM", queue["lanes:delayed"], unpack(members)) end
+for _, member in ipairs(members) do
+  local _, mark, lane, id = readLaneMember(member)
+  promoteInLane(queue, gate, lane, id, mark)
+  count = count + 1
 end
-return { count, redis.call("ZCARD", delayed) }
+if #ids + #members > 0 then wake(queue, gate) end
+return { count, redis.call("ZCARD", delayed) + redis.call("ZCARD", queue["lanes:delayed"]) }

@@ -19,6 +19,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 
 local queue = queueAt(base)
 local waiting, held = redis.call("LLEN", wait), redis.call("LLEN", paused)
@@ -35,10 +36,11 @@ if redis.call("EXISTS", wait) == 0 and redis.call("EXISTS", paused) == 1 then
 end
 
 redis.call("HDEL", meta, "paused")
-if redis.call("EXISTS", wait, prioritized) > 0 then
+if redis.call("EXISTS", wait, prioritized, queue["lanes:ready"]) > 0 then
   wake(queue, readGate(queue))
 else
   wakeWhenDue(queue)
+  wakeLanesWhenDue(queue)
 end
 emit(queue, "resumed")
 return 0

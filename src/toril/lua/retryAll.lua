@@ -21,6 +21,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 --- @include "includes/retryJob"
 --- @include "includes/groups"
 

@@ -10,7 +10,8 @@
             marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, dead},
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, dead, skip,
+            on_exhausted},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
@@ -38,6 +39,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
+--- @include "includes/lanes"
 --- @include "includes/promoteDue"
 --- @include "includes/deleteJob"
 --- @include "includes/parents"
@@ -48,6 +50,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/batch"
 --- @include "includes/finish"
 --- @include "includes/hold"
+--- @include "includes/takeLanes"
 --- @include "includes/take"
 
 local queue = queueAt(base)
@@ -131,8 +134,8 @@ function settle.failed(outcome, i, job)
   redis.call("HSET", job, "stacktrace", stacktrace)
   return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
     keep = outcome.keep, attempts = outcome.attempts, stacktrace = stacktrace,
-    dead = dead_letters and outcome.dead, dead_letters = dead_letters, released = batch.locks },
-    known, a.points, now) or 0
+    dead = dead_letters and outcome.dead, dead_letters = dead_letters, released = batch.locks,
+    on_exhausted = outcome.on_exhausted }, known, a.points, now) or 0
 end
 
 --- A member whose group is being undone is not tried again: it has failed for good.
@@ -153,7 +156,7 @@ end
 
 function settle.retry(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  local known = redis.call("HMGET", job, "name", "priority", "x.group")
+  local known = redis.call("HMGET", job, "name", "priority", "x.group", "x.lane")
   if not known[1] then return -1 end
   if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
@@ -162,8 +165,12 @@ function settle.retry(outcome, i, job)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
   promoteDue(queue, gate, now)
-  placeReady(queue, gate, outcome.id, tonumber(known[2]) or 0, outcome.lifo and "RPUSH" or "LPUSH")
-  wake(queue, gate)
+  if known[4] then
+    returnToLane(queue, known[4], outcome.id)
+  else
+    placeReady(queue, gate, outcome.id, tonumber(known[2]) or 0, outcome.lifo and "RPUSH" or "LPUSH")
+    wake(queue, gate)
+  end
   redis.call("HINCRBY", job, "atm", 1)
   emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
   return 0
@@ -171,7 +178,7 @@ end
 
 function settle.delayed(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  local known = redis.call("HMGET", job, "name", "x.group")
+  local known = redis.call("HMGET", job, "name", "x.group", "x.lane")
   if not known[1] then return -1 end
   if known[2] and groupStateOf(known[2]) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
@@ -183,22 +190,30 @@ function settle.delayed(outcome, i, job)
     redis.call("HINCRBY", job, "atm", 1)
   end
   redis.call("HSET", job, "delay", outcome.delay)
-  placeDelayed(queue, outcome.id, now + outcome.delay)
   emitTrimmed(queue, gate, "delayed", "jobId", outcome.id, "delay", now + outcome.delay)
-  wakeWhenDue(queue)
+  if known[3] then
+    putOffInLane(queue, known[3], outcome.id, now + outcome.delay, not outcome.skip)
+  else
+    placeDelayed(queue, outcome.id, now + outcome.delay)
+    wakeWhenDue(queue)
+  end
   return 0
 end
 
 --- Given back without having counted: a rate limit, or a worker that is shutting down.
 function settle.returned(outcome, i, job)
-  local known = redis.call("HMGET", job, "name", "priority", "x.group")
+  local known = redis.call("HMGET", job, "name", "priority", "x.group", "x.lane")
   if not known[1] then return -1 end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
     redis.call("HSET", job, "defa", "its group is being undone")
   end
-  placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
+  if known[4] then
+    returnToLane(queue, known[4], outcome.id)
+  else
+    placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
+  end
   if outcome.limit then
     holdBack(queue, gate, outcome.limit)
   end
@@ -242,15 +257,17 @@ end
 
 if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0
     and redis.call("LLEN", queue.active) == 0 and redis.call("LLEN", queue.wait) == 0
-    and redis.call("ZCARD", queue.prioritized) == 0 and not (gate.paused and a.take > 0) then
+    and redis.call("EXISTS", queue.prioritized, queue["lanes:waiting"]) == 0
+    and not (gate.paused and a.take > 0) then
   emit(queue, "drained")
 end
 
 -- No marker tells of a slot that is free again; whoever waits for one is woken here.
 if gate.concurrency and #a.outcomes > 0 and #jobs == 0
-    and (redis.call("LLEN", queue.wait) > 0 or redis.call("ZCARD", queue.prioritized) > 0) then
+    and redis.call("EXISTS", queue.wait, queue.prioritized, queue["lanes:ready"]) > 0 then
   wake(queue, gate)
 end
+if #jobs == 0 then wakeForLanes(queue, gate) end
 
 local taken = {}
 for i, job in ipairs(jobs) do

@@ -11,7 +11,7 @@
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
             else how many active ones are marked), slice int, forget_ms int
-  Returns   more (0 or 1), next cursor, the ids brought back
+  Returns   more (0 or 1), next cursor, the ids brought back, whether lanes are held (0 or 1)
   Emits     waiting, stalled
   Keeps     I1, I2, I3
   Cost      O(slice)
@@ -24,13 +24,14 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/emit"
 --- @include "includes/place"
 --- @include "includes/groups"
+--- @include "includes/lanes"
 
 local queue = queueAt(base)
 local MOST_UNHEARD = 3
 
 if a.cursor == 0 then
   if not redis.call("SET", stalled_check, clock(), "PX", a.interval_ms, "NX") then
-    return { 0, 0, {} }
+    return { 0, 0, {}, 0 }
   end
 end
 local gate = readGate(queue)
@@ -74,7 +75,8 @@ if a.cursor <= 0 then
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
     if redis.call("EXISTS", job .. ":lock") == 0 and redis.call("LREM", active, 1, id) == 1 then
-      if redis.call("EXISTS", job) == 1 then
+      local known = redis.call("HMGET", job, "name", "x.lane")
+      if known[1] then
         if not wasNeverHeardOf(job, id) then
           local count = redis.call("HINCRBY", job, "stc", 1)
           if count > a.max_stalled and not isScheduled(job) then
@@ -85,7 +87,11 @@ if a.cursor <= 0 then
         if membership and groupStateOf(membership) ~= "ACTIVE" then
           redis.call("HSET", job, "defa", "its group is being undone")
         end
-        redis.call("RPUSH", gate.ready, id)
+        if known[2] then
+          returnToLane(queue, known[2], id)
+        else
+          redis.call("RPUSH", gate.ready, id)
+        end
         wake(queue, gate)
         emit(queue, "waiting", "jobId", id, "prev", "active")
         emit(queue, "stalled", "jobId", id)
@@ -93,12 +99,12 @@ if a.cursor <= 0 then
       end
     end
   end
-  if redis.call("EXISTS", stalled) == 1 then return { 1, -1, brought_back } end
+  if redis.call("EXISTS", stalled) == 1 then return { 1, -1, brought_back, 0 } end
 end
 
 -- From the oldest on: what is taken meanwhile enters at the other end.
 local marked = math.max(a.cursor, 0)
 local ids = redis.call("LRANGE", active, -(marked + a.slice), -(marked + 1)) -- bounded: slice
 if #ids > 0 then redis.call("SADD", stalled, unpack(ids)) end
-if #ids < a.slice then return { 0, 0, brought_back } end
-return { 1, marked + a.slice, brought_back }
+if #ids == a.slice then return { 1, marked + a.slice, brought_back, 0 } end
+return { 0, 0, brought_back, redis.call("EXISTS", queue["lanes:held"]) }

@@ -50,8 +50,6 @@ class Outbox:
         queue: str,
         name: str,
         data: Any = None,
-        *,
-        lane: str | None = None,
         **options: Unpack[JobOptions],
     ) -> str: ...
 
@@ -62,8 +60,6 @@ class Outbox:
         queue: str,
         name: str,
         data: Any = None,
-        *,
-        lane: str | None = None,
         **options: Unpack[JobOptions],
     ) -> Awaitable[str]: ...
 
@@ -73,8 +69,6 @@ class Outbox:
         queue: str,
         name: str,
         data: Any = None,
-        *,
-        lane: str | None = None,
         **options: Unpack[JobOptions],
     ) -> str | Awaitable[str]:
         """Write a job into the caller's transaction, and return the id that it will have.
@@ -83,7 +77,7 @@ class Outbox:
         session or connection the call is to be awaited.  Rows of one ``lane`` are enqueued in
         the order in which they were written.
         """
-        values = values_of(queue, name, data, options, lane=lane, generated_id=new_job_id())
+        values = values_of(queue, name, data, options, generated_id=new_job_id())
         if isinstance(target, AsyncSession | AsyncConnection):
             return self._add_async(target, values)
         self._write(_blocking(target), [values])
@@ -142,8 +136,7 @@ def _values_of_job(queue: str, job: NewJob) -> dict[str, Any]:
     options: Mapping[str, Any] = {
         name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None
     }
-    lane = options.get("lane")
-    return values_of(queue, job.name, job.data, options, lane=lane, generated_id=new_job_id())
+    return values_of(queue, job.name, job.data, options, generated_id=new_job_id())
 
 
 def _blocking(target: object) -> Blocking:

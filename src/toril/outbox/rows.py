@@ -38,7 +38,6 @@ def values_of(
     data: Any,
     options: Mapping[str, Any],
     *,
-    lane: str | None,
     generated_id: str,
 ) -> dict[str, Any]:
     """The columns of a new row; what could not become a job later is refused now."""
@@ -49,8 +48,8 @@ def values_of(
             f"job {name!r} cannot go through the outbox: it has a parent, which may be gone when"
             f" the row is relayed; let the parent's handler add it"
         )
-    if lane is not None and not (isinstance(lane, str) and 0 < len(lane) <= LONGEST_KEY):
-        raise InvalidOptionError(f"lane={lane!r} must be a text of 1 to {LONGEST_KEY} characters")
+    if job.lane is not None and len(job.lane) > LONGEST_KEY:
+        raise InvalidOptionError(f"lane={job.lane!r} is longer than {LONGEST_KEY} characters")
     # A row whose id was made up is its own key. An id that was given may be used again for other
     # work once the job is gone, so it alone does not make two rows the same.
     job_id = job.job_id or generated_id
@@ -66,7 +65,7 @@ def values_of(
         "name": name,
         "data": prepared.data.decode(),
         "options": _write_options(job),
-        "lane": lane,
+        "lane": job.lane,
         "key": key,
     }
 
@@ -75,7 +74,7 @@ def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:
     """The job of a row, to be added at most once; raises what a row written by hand has wrong."""
     options = _read_options(row)
     options["idempotency_key"] = row.key
-    if row.lane is not None and "lane" in OPTION_NAMES:
+    if row.lane is not None:
         options["lane"] = row.lane
     try:
         msgspec.json.decode(row.data)

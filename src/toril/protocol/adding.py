@@ -9,6 +9,7 @@ import msgspec
 
 from toril.errors import (
     InvalidOptionError,
+    LaneFullError,
     ParentConflictError,
     ParentNotFoundError,
     RefusedError,
@@ -78,6 +79,11 @@ def prepare(
         entry["timestamp"] = job.timestamp
     if job.deduplication is not None:
         entry["de"] = deduplicating.entry(job.deduplication)
+    if job.lane is not None:
+        entry["lane"] = job.lane
+        for option in ("order_ms", "ordering_delay", "max_lane_size"):
+            if (value := getattr(job, option)) is not None:
+                entry[option] = value
     if parent is not None:
         entry["parent_key"] = f"{parent[1]}:{parent[0]}"
         entry["parent"] = codec.encode_parent(job, parent).decode()
@@ -169,6 +175,11 @@ def refusal(job: Prepared, code: int) -> RefusedError:
     if code == -5:
         return ParentNotFoundError(
             f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"
+        )
+    if code == -121:
+        return LaneFullError(
+            f"job {job.id!r} was not added: lane {job.entry['lane']!r} has"
+            f" {job.entry['max_lane_size']} waiting jobs, its max_lane_size; add it later"
         )
     return ParentConflictError(
         f"job {job.id!r} exists and belongs to another parent; give the child another id"

@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 
 from toril.errors import PayloadError, PayloadTooLargeError
-from toril.options import Backoff, Deduplication, Keep, NewJob
+from toril.options import (
+    LANE_ATTEMPTS,
+    LANE_BACKOFF,
+    ON_EXHAUSTED,
+    Backoff,
+    Deduplication,
+    Keep,
+    NewJob,
+)
 
 
 def _dump_model(value: Any) -> Any:
@@ -131,13 +139,16 @@ def encode_options(job: NewJob, parent: tuple[str, str] | None = None) -> bytes:
 
 def wire_options(job: NewJob) -> dict[str, Any]:
     """The options of a new job under their names on the wire."""
-    options: dict[str, Any] = {"attempts": job.attempts or 0}
+    attempts = LANE_ATTEMPTS if job.attempts is None and job.lane else job.attempts
+    options: dict[str, Any] = {"attempts": attempts or 0}
     for name, wire_name in _PLAIN_NAMES:
         value = getattr(job, name)
         if value is not None:
             options[wire_name] = value
     if job.backoff is not None:
         options["backoff"] = _wire_backoff(Backoff.of(job.backoff))
+    elif job.lane:
+        options["backoff"] = _wire_backoff(LANE_BACKOFF)
     if job.remove_on_complete is not None:
         options["removeOnComplete"] = _wire_keep(Keep.of(job.remove_on_complete))
     if job.remove_on_fail is not None:
@@ -174,6 +185,12 @@ _PLAIN_NAMES = (
     ("timeout", "timeout"),
     ("idempotency_key", "idempotencyKey"),
     ("telemetry", "tm"),
+    ("lane", "lane"),
+    ("order_ms", "orderMs"),
+    ("ordering_delay", "orderingDelay"),
+    ("on_retry", "onRetry"),
+    ("on_exhausted", "onExhausted"),
+    ("max_lane_size", "maxLaneSize"),
 )
 
 
@@ -347,6 +364,20 @@ class JobOpts:
     @property
     def telemetry(self) -> str | None:
         return self.raw.get("tm")
+
+    @property
+    def lane(self) -> str | None:
+        value = self.raw.get("lane")
+        return value if isinstance(value, str) else None
+
+    @property
+    def on_retry(self) -> str:
+        return "skip" if self.raw.get("onRetry") == "skip" else "block"
+
+    @property
+    def on_exhausted(self) -> str:
+        value = self.raw.get("onExhausted")
+        return value if value in ON_EXHAUSTED else "skip"
 
     def __repr__(self) -> str:
         return f"JobOpts({self.raw!r})"

@@ -89,6 +89,11 @@ class StoredJob:
         return codec.number(self._fields.get(b"processedOn"))
 
     @property
+    def lane(self) -> str | None:
+        """The lane in which it runs one after another with others, if it has one."""
+        return self.opts.lane
+
+    @property
     def parent_key(self) -> str | None:
         value = self._fields.get(b"parentKey")
         return None if value is None else codec.text(value)

@@ -35,6 +35,11 @@ QUEUE_KEYS = frozenset(
 )
 """The fixed keys of a queue, by the last part of their names."""
 
+LANE_KEYS = frozenset(
+    {"waiting", "delayed", "held", "ready", "later", "index", "settings"},
+)
+"""The fixed keys of a queue's lanes; ``keys.lanes_waiting`` is ``prefix:queue:lanes:waiting``."""
+
 RESERVED_IDS = QUEUE_KEYS | {
     "de",
     "dn",
@@ -72,6 +77,8 @@ class Keys:
         self._ordered: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def __getattr__(self, name: str) -> str:
+        if name.startswith("lanes_") and name[6:] in LANE_KEYS:
+            return f"{self.base}:lanes:{name[6:]}"
         suffix = name.replace("_", "-")
         if suffix not in QUEUE_KEYS:
             raise AttributeError(f"a queue has no key {suffix!r}")

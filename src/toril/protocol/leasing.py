@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from toril.errors import LockLostError
+from toril.protocol import lanes
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.keys import Keys
 
@@ -69,7 +70,7 @@ def sweep(
     brought_back: list[str] = []
     cursor = 0
     while True:
-        more, cursor, ids = yield script(
+        more, cursor, ids, has_lanes = yield script(
             "sweep",
             keys,
             {
@@ -85,12 +86,15 @@ def sweep(
         )
         brought_back.extend(ids)
         if not more:
-            return brought_back
+            break
+    if has_lanes:
+        yield from lanes.recover(keys, parts=("held",))
+    return brought_back
 
 
-def _parse_sweep(reply: Any) -> tuple[bool, int, list[str]]:
-    more, cursor, ids = reply
-    return more == 1, cursor, [item.decode() for item in ids]
+def _parse_sweep(reply: Any) -> tuple[bool, int, list[str], bool]:
+    more, cursor, ids, has_lanes = reply
+    return more == 1, cursor, [item.decode() for item in ids], has_lanes == 1
 
 
 def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:

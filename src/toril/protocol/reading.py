@@ -22,9 +22,9 @@ LOGS_PER_READ = 1000
 # A queue that a BullMQ of version 5 paused keeps in `paused` what would be in `wait`: those are
 # older than what came since.
 _CONTAINERS: dict[str, tuple[str, ...]] = {
-    "waiting": ("paused", "wait"),
+    "waiting": ("paused", "wait", "lanes_waiting"),
     "active": ("active",),
-    "delayed": ("delayed",),
+    "delayed": ("delayed", "lanes_delayed"),
     "prioritized": ("prioritized",),
     "waiting_children": ("waiting_children",),
     "completed": ("completed",),
@@ -38,6 +38,7 @@ UNFINISHED = ("waiting", "active", "prioritized", "delayed")
 
 _LISTS = ("wait", "paused", "active")
 _SORTED_SETS = ("prioritized", "delayed", "waiting_children", "completed", "failed")
+_LANE_SETS = ("lanes_waiting", "lanes_delayed")
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
@@ -92,7 +93,7 @@ def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
     """How many jobs are in each state, all at the same moment."""
 
     def parse(reply: list[int]) -> dict[str, int]:
-        lengths = dict(zip((*_LISTS, *_SORTED_SETS), reply, strict=True))
+        lengths = dict(zip((*_LISTS, *_SORTED_SETS, *_LANE_SETS), reply, strict=True))
         return {state: sum(lengths[name] for name in _CONTAINERS[state]) for state in states}
 
     return script("count", keys, {}, parse, resend=Resend.SAME)
@@ -248,7 +249,8 @@ def _range(keys: Keys, name: str, first: int, last: int, newest_first: bool) -> 
     key = getattr(keys, name)
     if name not in _LISTS:
         verb = "ZREVRANGE" if newest_first else "ZRANGE"
-        return plain(verb, key, first, last, parse=_texts)
+        parse = _ids_in_lanes if name in _LANE_SETS else _texts
+        return plain(verb, key, first, last, parse=parse)
     if newest_first:
         return plain("LRANGE", key, first, last, parse=_texts)
     # The oldest is at the right end.
@@ -260,6 +262,11 @@ def _waiting_with(keys: Keys, priority: int) -> Command[int]:
         return _length(keys, "wait")
     low, high = priority << 32, ((priority + 1) << 32) - 1
     return plain("ZCOUNT", keys.prioritized, low, high, parse=int)
+
+
+def _ids_in_lanes(reply: list[bytes]) -> list[str]:
+    """A member is lane, space, mark, 32 digits, id; lanes are written without spaces."""
+    return [codec.text(item.partition(b" ")[2][33:]) for item in reply]
 
 
 def _texts(reply: list[bytes]) -> list[str]:

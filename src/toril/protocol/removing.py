@@ -29,14 +29,18 @@ OnProgress = Callable[[int], object]
 CLEANABLE = {
     "completed": ("completed",),
     "failed": ("failed",),
-    "delayed": ("delayed",),
+    "delayed": ("delayed", "lanes:delayed"),
     "prioritized": ("prioritized",),
     "active": ("active",),
-    "waiting": ("wait", "paused"),
-    "wait": ("wait", "paused"),
+    "waiting": ("wait", "paused", "lanes:waiting"),
+    "wait": ("wait", "paused", "lanes:waiting"),
     "paused": ("paused",),
 }
 """The states that ``clean`` knows, and the places where such jobs are."""
+
+
+_WAITING = ("wait", "paused", "prioritized", "lanes:waiting")
+_DELAYED = ("delayed", "lanes:delayed")
 
 
 def remove(
@@ -78,7 +82,7 @@ def _refused(code: int, job_id: str) -> RefusedError:
 def drain(keys: Keys, *, delayed: bool = False, on_progress: OnProgress | None = None) -> Plan[int]:
     """Remove the jobs that wait; returns how many."""
     removed = 0
-    for place in ("wait", "paused", "prioritized", *(("delayed",) if delayed else ())):
+    for place in (*_WAITING, *(_DELAYED if delayed else ())):
         skip = 0
         unseen: int | None = None
         while unseen is None or unseen > 0:

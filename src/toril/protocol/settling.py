@@ -140,11 +140,16 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
         return Outcome(kind="retry", details=details, payloads=payloads, error=error, reason=reason)
     return Outcome(
         kind="delayed",
-        details={"delay": wait_ms, "counts": True},
+        details={"delay": wait_ms, "counts": True, **_lane_while_waiting(job)},
         payloads=payloads,
         error=error,
         reason=reason,
     )
+
+
+def _lane_while_waiting(job: StoredJob) -> dict[str, bool]:
+    """Whether others of its lane may overtake the job while it waits for its next attempt."""
+    return {"skip": True} if job.lane is not None and job.opts.on_retry == "skip" else {}
 
 
 def _wait_before_retry(
@@ -171,7 +176,7 @@ def _put_off(job: StoredJob, error: DelayedError, policy: Policy) -> Outcome:
         delay_ms = milliseconds(error.delay, "delay")
     except InvalidOptionError as refusal:
         return _failed(job, refusal, policy)
-    details = {"delay": delay_ms}
+    details = {"delay": delay_ms, **_lane_while_waiting(job)}
     return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
 
 
@@ -191,6 +196,8 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
         keep = codec.keep_args(policy.keep_failed)
     if keep is not None:
         details["keep"] = keep
+    if job.lane is not None and not isinstance(error, JobCancelledError):
+        details["on_exhausted"] = job.opts.on_exhausted
     reason = reason_of(error)
     payloads = (reason, _stacktraces(job, error))
     if policy.dead_letters is not None:

@@ -20,6 +20,7 @@ from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
 from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
+from toril.sync.lanes import Lanes
 from toril.sync.limits import QueueLimits
 from toril.sync.reading import QueueReading
 from toril.sync.schedulers import QueueSchedulers
@@ -36,6 +37,7 @@ class Queue(
     DeadLetters,
     QueueGroups,
     QueueSchedulers,
+    Lanes,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

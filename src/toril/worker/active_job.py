@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import Fields, StoredJob
 
@@ -62,8 +63,12 @@ class ActiveJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
-        return self.attempts_started
+        """Grows with every take of this job, and with every take of its lane if it has one.
+
+        A write with a smaller number than one seen before comes from a worker that lost the job.
+        """
+        fence = codec.number(self._fields.get(b"x.fence"))
+        return self.attempts_started if fence is None else fence
 
     async def progress(self, value: Any) -> None:
         """Report how far the job is: a number, a text or any JSON."""

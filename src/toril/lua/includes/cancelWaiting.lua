@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 --- @include "includes/deleteJob"
 --- @include "includes/deduplication"
 --- Take the members of a group out of their queues that are not running.
@@ -33,12 +34,15 @@ end
 
 --- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
 --- long list a job stays, marked so that whoever takes it fails it without running it.
-local function pullOut(queue, ids, started)
+local function pullOut(queue, ids, started, known)
   local places, listed = {}, {}
   local has_delayed = redis.call("EXISTS", queue.delayed) == 1
   local has_prioritized = redis.call("EXISTS", queue.prioritized) == 1
   for _, id in ipairs(ids) do
-    if has_delayed and redis.call("ZREM", queue.delayed, id) == 1 then
+    local lane = known[id][4]
+    if lane then
+      places[id] = pullFromLane(queue, lane, id)
+    elseif has_delayed and redis.call("ZREM", queue.delayed, id) == 1 then
       places[id] = "delayed"
     elseif has_prioritized and redis.call("ZREM", queue.prioritized, id) == 1 then
       places[id] = "prioritized"
@@ -82,7 +86,7 @@ local function cancelJobs(base, job_keys, released)
   for i, job in ipairs(job_keys) do
     if not holders[i] or released[locks[i]] then
       local id = string.sub(job, #base + 2)
-      local fields = redis.call("HMGET", job, "ats", "x.group", "deid")
+      local fields = redis.call("HMGET", job, "ats", "x.group", "deid", "x.lane")
       ids[#ids + 1] = id
       started[id] = tonumber(fields[1]) ~= nil
       known[id] = fields
@@ -90,7 +94,8 @@ local function cancelJobs(base, job_keys, released)
   end
 
   local cancelled, undone = {}, {}
-  local places = pullOut(queue, ids, started)
+  local places = pullOut(queue, ids, started, known)
+  if rawget(queue, "lanes") then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
     local place = places[id]
     if place then

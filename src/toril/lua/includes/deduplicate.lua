@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 --- Does another job own the deduplication id of this new one? What follows from that is the mode's
 --- business; returns the owner's id when the new job is not to be added.
 --- `wanted` = { id, ttl, extend, replace, keep_last, reschedule }.
@@ -39,12 +40,17 @@ end
 
 --- Put the owner, still delayed, off to the time that the new job asks for.
 local function putOff(queue, gate, owner, new)
-  if not redis.call("ZSCORE", queue.delayed, owner) then return end
+  if redis.call("ZREM", queue.delayed, owner) == 1 then
+    placeDelayed(queue, owner, new.due)
+    wakeWhenDue(queue)
+  else
+    local lane, mark = takeDelayedInLane(queue, owner)
+    if not lane then return end
+    redis.call("ZADD", queue["lanes:delayed"], new.due, laneMember(lane, owner, mark))
+    wakeLanesWhenDue(queue)
+  end
   redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay)
-  redis.call("ZREM", queue.delayed, owner)
-  placeDelayed(queue, owner, new.due)
   emitTrimmed(queue, gate, "delayed", "jobId", owner, "delay", new.due)
-  wakeWhenDue(queue)
 end
 
 local function replaceDelayed(queue, gate, wanted, owner, new_id)
@@ -78,7 +84,11 @@ local function deduplicate(queue, gate, wanted, new)
     return owner
   end
   if wanted.replace then
-    if redis.call("ZREM", queue.delayed, owner) == 0 then return owner end
+    if redis.call("ZREM", queue.delayed, owner) == 0 then
+      local lane = takeDelayedInLane(queue, owner)
+      if not lane then return owner end
+      releaseLane(queue, lane, owner)
+    end
     replaceDelayed(queue, gate, wanted, owner, new.id)
     return nil
   end

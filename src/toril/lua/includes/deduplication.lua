@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 --- The end of a job that owns a deduplication id. A key with a time to live outlasts it; else the
 --- id is free again, and the job that came last while this one was active gets its turn.
 local function releaseDeduplication(queue, gate, id, deduplication_id, now)
@@ -35,7 +36,17 @@ local function releaseDeduplication(queue, gate, id, deduplication_id, now)
   fields[#fields + 1] = deduplication_id
   redis.call("HSET", job, unpack(fields))
   emit(queue, "added", "jobId", next_id, "name", nxt[1])
-  if delay > 0 then
+  if opts.lane then
+    local lane = newPlace(queue, opts.lane, tonumber(opts.orderMs) or now)
+    redis.call("HSET", job, "x.lane", lane)
+    addToLane(queue, next_id, lane, delay > 0 and now + delay)
+    wakeForLanes(queue, gate)
+    if delay > 0 then
+      emitTrimmed(queue, gate, "delayed", "jobId", next_id, "delay", now + delay)
+    else
+      emitTrimmed(queue, gate, "waiting", "jobId", next_id)
+    end
+  elseif delay > 0 then
     placeDelayed(queue, next_id, now + delay)
     emitTrimmed(queue, gate, "delayed", "jobId", next_id, "delay", now + delay)
     wakeWhenDue(queue)

@@ -3,14 +3,15 @@
 
 --- What has to be known of a job to end it, or nothing when it does not exist.
 local function readEnding(job)
-  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group")
+  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
   if not hash[1] then return nil end
   return {
     attempts_made = tonumber(hash[2]) or 0,
     parent_key = hash[3],
     parent = hash[3] and redis.call("HGET", job, "parent"),
     deduplication_id = hash[4],
-    group = hash[5]
+    group = hash[5],
+    lane = hash[6]
   }
 end
 
@@ -27,6 +28,10 @@ local function finishJob(queue, gate, ended, known, points, now)
   local job = queue.base .. ":" .. id
   local attempts_made = known.attempts_made + (ended.previous and 0 or 1)
 
+  if known.lane then
+    if ended.on_exhausted == "halt" then haltLane(queue, known.lane, id, now) end
+    releaseLane(queue, known.lane, id)
+  end
   if known.deduplication_id then
     releaseDeduplication(queue, gate, id, known.deduplication_id, now)
   end

@@ -1,5 +1,6 @@
---- Write a new job and put it where it belongs. Returns "ready", "delayed" or "children" for the
---- place, so that the caller wakes workers once for many jobs; or nothing and the id of the job that
+--- @include "includes/lanes"
+--- Write a new job and put it where it belongs. Returns "ready", "delayed", "lane" or "children" for
+--- the place, so that the caller wakes workers once for many jobs; or nothing and the id of the job that
 --- owns its deduplication id.
 local function insertJob(queue, gate, job, data, opts, now)
   local key = queue.base .. ":" .. job.id
@@ -7,6 +8,12 @@ local function insertJob(queue, gate, job, data, opts, now)
   local priority = job.priority or 0
   local delay = job.run_at and math.max(0, job.run_at - now) or job.delay or 0
   local due = job.run_at or timestamp + delay
+  local order_ms = job.order_ms or now
+  if job.ordering_delay then
+    -- Late ones with an earlier order are waited for; a clock that is fast may be so by the window.
+    due = math.max(due, math.min(order_ms, now + job.ordering_delay) + job.ordering_delay)
+    delay = math.max(0, due - now)
+  end
   if job.de then
     local owner = deduplicate(queue, gate, job.de,
       { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due })
@@ -14,8 +21,11 @@ local function insertJob(queue, gate, job, data, opts, now)
   end
   -- Its place first: when that key is damaged the script ends here, before there is a job that
   -- exists and will never run.
+  local lane = job.lane and newPlace(queue, job.lane, order_ms)
   if job.has_children then
     redis.call("ZADD", queue.waiting_children, timestamp, job.id)
+  elseif lane then
+    addToLane(queue, job.id, lane, delay > 0 and due)
   elseif delay > 0 then
     placeDelayed(queue, job.id, due)
   else
@@ -32,14 +42,15 @@ local function insertJob(queue, gate, job, data, opts, now)
   if job.de then redis.call("HSET", key, "deid", job.de.id) end
   if job.group then redis.call("HSET", key, "x.group", job.group) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
+  if lane then redis.call("HSET", key, "x.lane", lane) end
   if job.has_children then
     emitTrimmed(queue, gate, "waiting-children", "jobId", job.id)
     return "children"
   end
   if delay > 0 then
     emitTrimmed(queue, gate, "delayed", "jobId", job.id, "delay", due)
-    return "delayed"
+    return lane and "lane" or "delayed"
   end
   emitTrimmed(queue, gate, "waiting", "jobId", job.id)
-  return "ready"
+  return lane and "lane" or "ready"
 end

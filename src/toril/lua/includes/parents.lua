@@ -1,4 +1,18 @@
 --- What the end of a child does to its parent. Members of a parent's sets are full job keys.
+--- @include "includes/lanes"
+
+--- A parent of a lane that is let go: at its place, or in front when it has started and holds it.
+local function releaseIntoLane(queue, gate, id, field, due_ms)
+  local has_started = holdsLane(queue, laneOf(field), id)
+  if due_ms then
+    putOffInLane(queue, field, id, due_ms, has_started)
+  elseif has_started then
+    returnToLane(queue, field, id)
+  else
+    enterLane(queue, field, id, PLAIN)
+  end
+  wakeForLanes(queue, gate)
+end
 
 local function parentOf(parent_key, parent_json)
   local parent = cjson.decode(parent_json)
@@ -10,16 +24,24 @@ local function releaseParent(parent, now)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
   local gate = readGate(queue)
-  local settings = redis.call("HMGET", parent.key, "priority", "delay")
+  local settings = redis.call("HMGET", parent.key, "priority", "delay", "x.lane")
   local delay = tonumber(settings[2]) or 0
   if delay > 0 then
-    redis.call("ZADD", queue.delayed, (now + delay) * 4096, parent.id)
     emit(queue, "delayed", "jobId", parent.id, "delay", now + delay)
-    wakeWhenDue(queue)
+    if settings[3] then
+      releaseIntoLane(queue, gate, parent.id, settings[3], now + delay)
+    else
+      redis.call("ZADD", queue.delayed, (now + delay) * 4096, parent.id)
+      wakeWhenDue(queue)
+    end
     return
   end
-  placeReady(queue, gate, parent.id, tonumber(settings[1]) or 0, "RPUSH")
-  wake(queue, gate)
+  if settings[3] then
+    releaseIntoLane(queue, gate, parent.id, settings[3])
+  else
+    placeReady(queue, gate, parent.id, tonumber(settings[1]) or 0, "RPUSH")
+    wake(queue, gate)
+  end
   emit(queue, "waiting", "jobId", parent.id, "prev", "waiting-children")
 end
 
@@ -28,8 +50,13 @@ local function releaseParentPlainly(parent, silently)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
   local gate = readGate(queue)
-  redis.call("RPUSH", gate.ready, parent.id)
-  wake(queue, gate)
+  local lane = redis.call("HGET", parent.key, "x.lane")
+  if lane then
+    releaseIntoLane(queue, gate, parent.id, lane)
+  else
+    redis.call("RPUSH", gate.ready, parent.id)
+    wake(queue, gate)
+  end
   if not silently then
     emit(queue, "waiting", "jobId", parent.id, "prev", "waiting-children")
   end

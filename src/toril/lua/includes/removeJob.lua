@@ -8,9 +8,13 @@
 --- Returns whether there was such a job.
 local function removeJob(queue, id, how)
   local job = queue.base .. ":" .. id
-  local known = redis.call("HMGET", job, "name", "parentKey", "parent", "deid", "x.group", "ats")
+  local known = redis.call("HMGET", job, "name", "parentKey", "parent", "deid", "x.group", "ats",
+    "x.lane")
   if known[4] and not (how and how.keeps_deduplication) then
     forgetDeduplication(queue, id, known[4])
+  end
+  if known[7] and not (how and how.keeps_deduplication) then
+    leaveLane(queue, known[7], id)
   end
   deleteJob(job)
   if known[5] then

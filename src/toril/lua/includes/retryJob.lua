@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 --- A child that is to run again is pending again; its parent stays where it is.
 local function relinkToParent(job, parent_key)
   if not parent_key or redis.call("EXISTS", parent_key) == 0 then return end
@@ -13,7 +14,7 @@ end
 --- without a job.
 local function retryJob(queue, gate, id, state, resets_attempts)
   local job = queue.base .. ":" .. id
-  local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts")
+  local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts", "x.lane")
   if not known[1] then return false end
   redis.call("HDEL", job, "finishedOn", "processedOn", "defa", "x.cancel",
     state == "failed" and "failedReason" or "returnvalue")
@@ -21,8 +22,12 @@ local function retryJob(queue, gate, id, state, resets_attempts)
     redis.call("HDEL", job, "atm", "ats")
   end
   relinkToParent(job, known[3])
-  local is_lifo = known[4] and string.find(known[4], '"lifo":true', 1, true)
-  placeReady(queue, gate, id, tonumber(known[2]) or 0, is_lifo and "RPUSH" or "LPUSH")
+  if known[5] then
+    enterLane(queue, known[5], id, PLAIN)
+  else
+    local is_lifo = known[4] and string.find(known[4], '"lifo":true', 1, true)
+    placeReady(queue, gate, id, tonumber(known[2]) or 0, is_lifo and "RPUSH" or "LPUSH")
+  end
   emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", state)
   return true
 end

@@ -33,6 +33,7 @@ end
 
 --- Ids that may run next, already in `active`: the list before the priorities.
 local function popReady(queue, count)
+  if count == 0 then return {} end
   local ids = redis.call("RPOP", queue.wait, count) or {}
   if #ids < count then
     local popped = redis.call("ZPOPMIN", queue.prioritized, count - #ids)
@@ -51,10 +52,10 @@ end
 
 --- Lock one job for `who`. Returns what the worker is told and whether it only has to fail the job;
 --- nothing for an id without a job.
-local function startJob(queue, id, who, now)
+local function startJob(queue, id, who, now, fence)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
-  local is_job, is_doomed, started = false, false, 1
+  local is_job, is_doomed, started, lane = false, false, 1, nil
   for i = 1, #hash, 2 do
     local field = hash[i]
     if field == "name" then
@@ -63,11 +64,20 @@ local function startJob(queue, id, who, now)
       started = tonumber(hash[i + 1]) + 1
     elseif field == "defa" then
       is_doomed = true
+    elseif field == "x.lane" then
+      lane = hash[i + 1]
     end
   end
   if not is_job then
     redis.call("LREM", queue.active, 1, id)
     return nil
+  end
+  if lane and not fence then
+    fence = admitStray(queue, lane, id)
+    if not fence then
+      redis.call("LREM", queue.active, 1, id)
+      return nil
+    end
   end
   redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
   emit(queue, "active", "jobId", id, "prev", "waiting")
@@ -78,16 +88,44 @@ local function startJob(queue, id, who, now)
   end
   -- Later words count: these replace what was read above.
   local n = #hash
+  if fence then
+    redis.call("HSET", job, "x.fence", fence)
+    hash[n + 1], hash[n + 2] = "x.fence", fence
+    n = n + 2
+  end
   hash[n + 1], hash[n + 2], hash[n + 3], hash[n + 4] = "ats", started, "processedOn", now
   hash[n + 5] = id
   return hash, is_doomed
 end
 
+--- What may run next, already in `active`: { id, field, fence } each, the last two for jobs of lanes.
+--- Plain jobs and lanes share the places; what one side does not need, the other gets.
+local function popFairly(queue, count)
+  local plain = plainShare(queue, count)
+  local taken = {}
+  local function addPlain(most)
+    for _, id in ipairs(popReady(queue, most)) do
+      taken[#taken + 1] = { id = id }
+    end
+  end
+  addPlain(plain)
+  for _, job in ipairs(popLanes(queue, count - #taken)) do
+    taken[#taken + 1] = job
+  end
+  if plain > 0 and #taken < count then addPlain(count - #taken) end
+  return taken
+end
+
 --- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due.
 local function takeJobs(queue, gate, count, who, limiter, now)
   promoteDue(queue, gate, now)
+  local has_lanes = hasLanes(queue)
+  if has_lanes then promoteLanes(queue, gate, now) end
+  local function due()
+    return has_lanes and nextLaneDue(queue, nextDue(queue)) or nextDue(queue)
+  end
   local allowed, rate_limit_ms = allowance(queue, gate, limiter, count)
-  if rate_limit_ms > 0 then return {}, rate_limit_ms, nextDue(queue) end
+  if rate_limit_ms > 0 then return {}, rate_limit_ms, due() end
   if gate.paused then return {}, 0, 0 end
   if gate.concurrency then
     allowed = math.min(allowed, gate.concurrency - redis.call("LLEN", queue.active))
@@ -96,16 +134,26 @@ local function takeJobs(queue, gate, count, who, limiter, now)
 
   local is_limited = gate.max or limiter
   local jobs = {}
-  for _, id in ipairs(popReady(queue, allowed)) do
-    local taken, is_doomed = startJob(queue, id, who, now)
-    if taken then
-      jobs[#jobs + 1] = taken
-      if is_limited and not is_doomed then
-        countStart(queue, gate, limiter)
-      end
+  local function start(id, fence)
+    local taken, is_doomed = startJob(queue, id, who, now, fence)
+    if not taken then return false end
+    jobs[#jobs + 1] = taken
+    if is_limited and not is_doomed then
+      countStart(queue, gate, limiter)
+    end
+    return true
+  end
+  if has_lanes then
+    for _, job in ipairs(popFairly(queue, allowed)) do
+      -- An id without a job must not hold its lane.
+      if not start(job.id, job.fence) and job.field then releaseLane(queue, job.field, job.id) end
+    end
+  else
+    for _, id in ipairs(popReady(queue, allowed)) do
+      start(id)
     end
   end
-  if #jobs == 0 then return jobs, 0, nextDue(queue) end
+  if #jobs == 0 then return jobs, 0, due() end
   redis.call("ZADD", queue.marker, "0", "0")
   return jobs, 0, 0
 end

@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 local SORTED_PLACES = { "completed", "waiting_children", "delayed", "failed", "prioritized" }
 local LISTED_PLACES = { "wait", "paused", "active" }
 
@@ -9,6 +10,9 @@ local function takeOut(queue, id)
       return (string.gsub(place, "_", "-"))
     end
   end
+  local lane = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
+  local place = lane and leaveLane(queue, lane, id)
+  if place then return place end
   for _, place in ipairs(LISTED_PLACES) do
     if redis.call("LREM", queue[place], 1, id) == 1 then
       if place == "active" then redis.call("SREM", queue.stalled, id) end

@@ -1,0 +1,74 @@
+"""What a queue tells about its lanes, and what operators tell them."""
+
+from __future__ import annotations
+
+from toril.client.connection import Connection
+from toril.options import RateLimit
+from toril.protocol import lanes
+from toril.protocol.keys import Keys
+from toril.protocol.lanes import Lane
+
+
+class Lanes:
+    """The lanes of a queue: of the jobs with the same ``lane`` one runs at a time, in order."""
+
+    keys: Keys
+    _connection: Connection
+
+    async def get_lanes(self, start: int = 0, end: int = -1) -> list[str]:
+        """The lanes that have a job waiting or running, those longest at work first.
+
+        Both ends are included, -1 is the last.
+        """
+        return await self._connection.run(lanes.names(self.keys, start, end))
+
+    async def get_lane_count(self) -> int:
+        """How many lanes have a job waiting or running."""
+        return await self._connection.run(lanes.count(self.keys))
+
+    async def get_lane(self, lane: str) -> Lane | None:
+        """How many jobs wait in a lane, which is next, who holds it and since when.
+
+        None for a lane that has no job waiting or running and no settings.
+        """
+        return await self._connection.run(lanes.read(self.keys, lane))
+
+    async def pause_lane(self, lane: str) -> None:
+        """Let no worker take from this lane; a job that runs goes on, and adding goes on."""
+        await self._connection.run(lanes.pause(self.keys, lane))
+
+    async def resume_lane(self, lane: str) -> bool:
+        """Go on with a lane that is paused or halted; False when it was neither."""
+        return await self._connection.run(lanes.resume(self.keys, lane))
+
+    async def drain_lane(self, lane: str, *, delayed: bool = False) -> int:
+        """Remove the jobs of a lane that wait, with ``delayed`` also those that wait for a time.
+
+        Returns how many. A job that runs stays.
+        """
+        return await self._connection.follow(lanes.drain(self.keys, lane, delayed=delayed))
+
+    async def recover_lanes(self) -> int:
+        """Let lanes go that are held by jobs which are gone; returns how many.
+
+        Workers do this by themselves at every sweep (``stalled_interval``).
+        """
+        return await self._connection.follow(lanes.recover(self.keys))
+
+    async def set_lane_concurrency(self, concurrency: int | None, lane: str | None = None) -> None:
+        """How many jobs of a lane may run at once: of ``lane``, or of each that has no own number.
+
+        None takes the setting back. With more than one, jobs start in order and may end in another.
+        """
+        await self._connection.follow(lanes.set_concurrency(self.keys, concurrency, lane))
+
+    async def set_lane_rate_limit(self, limit: RateLimit | None, lane: str | None = None) -> None:
+        """How many jobs of a lane may start in which time: of ``lane``, or of each without its own.
+
+        None takes the setting back.
+        """
+        await self._connection.follow(lanes.set_rate_limit(self.keys, limit, lane))
+
+    async def set_lane_weight(self, lane: str, weight: int) -> None:
+        """How many turns this lane gets for one of another, when not all can run at once."""
+        await self._connection.run(lanes.set_weight(self.keys, lane, weight))

@@ -1,0 +1,33 @@
+--- How a job names its lane. Its field `x.lane` is its place (16 digits of order, 16 of arrival), then
+--- the lane. Its member in the sorted sets is lane, space, mark, place, id; the mark "-" stands for a
+--- job that has started already and goes before all others. Lanes are written without spaces.
+
+local STARTED, PLAIN = "-", "0"
+
+--- A lane as it is written in keys: without spaces and control characters.
+local function laneName(text)
+  return (string.gsub(text, "[%%%c ]", function(character)
+    return string.format("%%%02x", string.byte(character))
+  end))
+end
+
+--- The id in a member of `lanes:waiting` or `lanes:delayed`.
+local function idInLane(member)
+  return string.sub(member, string.find(member, " ", 1, true) + 34)
+end
+
+local function laneOf(field)
+  return string.sub(field, 33)
+end
+
+local function laneMember(field, id, mark)
+  return string.sub(field, 33) .. " " .. mark .. string.sub(field, 1, 32) .. id
+end
+
+--- The lane, the mark, the field `x.lane` and the id that a member stands for.
+local function readLaneMember(member)
+  local space = string.find(member, " ", 1, true)
+  local lane = string.sub(member, 1, space - 1)
+  return lane, string.sub(member, space + 1, space + 1),
+    string.sub(member, space + 2, space + 33) .. lane, string.sub(member, space + 34)
+end

@@ -1,0 +1,284 @@
+--- Lanes: one job at a time for each key, in order. Whatever puts a job into a lane, takes one out of
+--- it or lets the next one go is written here, once.
+---
+---   lanes:waiting   zset   the jobs that wait, of all lanes, by lane and place (all scores are 0)
+---   lanes:delayed   zset   the jobs that wait for a time, by that time in ms
+---   lanes:held      hash   lane -> the turn it had last, and below it the jobs that hold the lane
+---   lanes:ready     zset   the lanes of which a job may be taken now, by their next turn
+---   lanes:later     zset   the lanes that a rate limit holds back, by the time at which it ends
+---   lanes:index     zset   the lanes that have a job waiting or a holder, by since when
+---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited
+---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
+---
+--- A lane is taken when `lanes:held` says so, and by nothing else: no counter can drift.
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/clock"
+--- @include "includes/laneNames"
+
+--- What holds for all lanes of the queue, read once per call. `has_ready` tells at the end of a
+--- script whether a worker is to be woken.
+local function lanesOf(queue)
+  local lanes = rawget(queue, "lanes")
+  if lanes then return lanes end
+  local meta = redis.call("HMGET", queue.meta, "toril.laneConcurrency", "toril.laneMax",
+    "toril.laneDuration", "toril.laneTurn")
+  lanes = {
+    capacity = tonumber(meta[1]) or 1,
+    max = tonumber(meta[2]),
+    duration = tonumber(meta[3]),
+    weight = 1,
+    turn = tonumber(meta[4]) or 0,
+    has_settings = redis.call("EXISTS", queue["lanes:settings"]) == 1,
+    has_ready = false,
+    now = clock()
+  }
+  queue.lanes = lanes
+  return lanes
+end
+
+local function laneSettings(queue, lane)
+  if not lanesOf(queue).has_settings then return nil end
+  local json = redis.call("HGET", queue["lanes:settings"], lane)
+  return json and cjson.decode(json) or nil
+end
+
+--- What holds for one lane: its own settings before those of the queue.
+local function laneRules(queue, lane)
+  local lanes = lanesOf(queue)
+  local own = laneSettings(queue, lane)
+  if not own then return lanes end
+  return {
+    capacity = own.concurrency or lanes.capacity,
+    max = own.max or lanes.max,
+    duration = own.max and own.duration or lanes.duration,
+    weight = own.weight or 1,
+    is_stopped = own.paused or own.halted
+  }
+end
+
+local function saveLaneSettings(queue, lane, settings)
+  if next(settings) == nil then
+    redis.call("HDEL", queue["lanes:settings"], lane)
+  else
+    redis.call("HSET", queue["lanes:settings"], lane, cjson.encode(settings))
+    lanesOf(queue).has_settings = true
+  end
+end
+
+--- Who holds the lane: its last turn, and the ids.
+local function laneHolders(queue, lane)
+  local value = redis.call("HGET", queue["lanes:held"], lane)
+  if not value then return 0, {} end
+  local turn, rest = string.match(value, "^([^\n]*)\n(.*)$")
+  local ids = {}
+  for id in string.gmatch(rest, "[^\n]+") do
+    ids[#ids + 1] = id
+  end
+  return tonumber(turn), ids
+end
+
+local function saveLaneHolders(queue, lane, turn, ids)
+  if #ids == 0 then
+    redis.call("HDEL", queue["lanes:held"], lane)
+  else
+    redis.call("HSET", queue["lanes:held"], lane,
+      string.format("%.17g", turn) .. "\n" .. table.concat(ids, "\n"))
+  end
+end
+
+local function holdsLane(queue, lane, id)
+  local _, ids = laneHolders(queue, lane)
+  for _, holder in ipairs(ids) do
+    if holder == id then return true end
+  end
+  return false
+end
+
+--- Let go of the lane for one job; returns the lane's last turn, how many hold it still, and whether
+--- the job did.
+local function dropLaneHolder(queue, lane, id)
+  local turn, ids = laneHolders(queue, lane)
+  for i, holder in ipairs(ids) do
+    if holder == id then
+      table.remove(ids, i)
+      saveLaneHolders(queue, lane, turn, ids)
+      return turn, #ids, true
+    end
+  end
+  return turn, #ids, false
+end
+
+local function laneHead(queue, lane)
+  return redis.call("ZRANGEBYLEX", queue["lanes:waiting"], "[" .. lane .. " ", "(" .. lane .. "!",
+    "LIMIT", 0, 1)[1]
+end
+
+--- For how long the rate limit holds the lane back.
+local function laneLimitedFor(queue, lane, rules)
+  if not rules.max then return 0 end
+  local key = queue.base .. ":lanes:rate:" .. lane
+  if tonumber(redis.call("GET", key) or 0) < rules.max then return 0 end
+  return math.max(redis.call("PTTL", key), 0)
+end
+
+local function countLaneStart(queue, lane, rules)
+  if not rules.max then return end
+  local key = queue.base .. ":lanes:rate:" .. lane
+  if redis.call("INCR", key) == 1 then
+    redis.call("PEXPIRE", key, rules.duration or 1000)
+  end
+end
+
+--- Tell an idle worker when the next lane or the next job of one is due. The marker has a member of
+--- its own for that, so that plain delayed jobs need not look here.
+local function wakeLanesWhenDue(queue)
+  local due
+  for _, set in ipairs({ queue["lanes:delayed"], queue["lanes:later"] }) do
+    local first = redis.call("ZRANGE", set, 0, 0, "WITHSCORES")
+    if first[2] and (not due or tonumber(first[2]) < due) then due = tonumber(first[2]) end
+  end
+  if due then redis.call("ZADD", queue.marker, due, "2") end
+end
+
+--- Put a lane where it belongs now: among the ready ones, among those that wait for a time, or
+--- nowhere. `holders` is how many hold it, `turn` the turn it had last. Returns whether it is ready
+--- and was not before.
+local function placeLane(queue, lane, holders, turn)
+  local lanes = lanesOf(queue)
+  local rules = laneRules(queue, lane)
+  local ready = queue["lanes:ready"]
+  if not laneHead(queue, lane) then
+    redis.call("ZREM", ready, lane)
+    if holders == 0 then
+      redis.call("ZREM", queue["lanes:index"], lane)
+      redis.call("ZREM", queue["lanes:later"], lane)
+    end
+    return false
+  end
+  if rules.is_stopped or holders >= rules.capacity then
+    redis.call("ZREM", ready, lane)
+    return false
+  end
+  local limited_ms = laneLimitedFor(queue, lane, rules)
+  if limited_ms > 0 then
+    redis.call("ZREM", ready, lane)
+    redis.call("ZADD", queue["lanes:later"], lanes.now + limited_ms, lane)
+    wakeLanesWhenDue(queue)
+    return false
+  end
+  lanes.has_ready = true
+  -- A turn is the end of a lane's share: whoever comes later stands behind, so nobody starves.
+  return redis.call("ZADD", ready, "NX", math.max(lanes.turn, turn or 0) + 1 / rules.weight, lane) == 1
+end
+
+--- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others.
+local function enterLane(queue, field, id, mark)
+  local lanes = lanesOf(queue)
+  local lane = laneOf(field)
+  redis.call("ZADD", queue["lanes:waiting"], 0, laneMember(field, id, mark))
+  local is_new = redis.call("ZADD", queue["lanes:index"], "NX", lanes.now, lane) == 1
+  if is_new or lanes.capacity > 1 or lanes.has_settings or mark == STARTED then
+    local turn, ids = 0, {}
+    if not is_new then turn, ids = laneHolders(queue, lane) end
+    placeLane(queue, lane, #ids, turn)
+  end
+end
+
+--- The job is done with its lane: the next one may go.
+local function releaseLane(queue, field, id)
+  local lane = laneOf(field)
+  local turn, holders = dropLaneHolder(queue, lane, id)
+  placeLane(queue, lane, holders, turn)
+end
+
+--- A job that has started goes back to the front of its lane, and is the next one.
+local function returnToLane(queue, field, id)
+  dropLaneHolder(queue, laneOf(field), id)
+  enterLane(queue, field, id, STARTED)
+end
+
+--- Put a job of a lane off. With `keeps_lane` it holds its lane meanwhile: nobody overtakes it.
+local function putOffInLane(queue, field, id, due_ms, keeps_lane)
+  redis.call("ZADD", queue["lanes:delayed"], due_ms,
+    laneMember(field, id, keeps_lane and STARTED or PLAIN))
+  if not keeps_lane then releaseLane(queue, field, id) end
+  wakeLanesWhenDue(queue)
+end
+
+--- Take a job out of its lane that waits there; returns "wait" or "delayed", or nothing.
+local function pullFromLane(queue, field, id)
+  local plain, started = laneMember(field, id, PLAIN), laneMember(field, id, STARTED)
+  if redis.call("ZREM", queue["lanes:waiting"], plain, started) > 0 then
+    releaseLane(queue, field, id)
+    return "wait"
+  end
+  if redis.call("ZREM", queue["lanes:delayed"], plain, started) > 0 then
+    releaseLane(queue, field, id)
+    return "delayed"
+  end
+  return nil
+end
+
+--- Take a job out of its lane for good, whether it waits there or holds it; returns as above.
+local function leaveLane(queue, field, id)
+  local place = pullFromLane(queue, field, id)
+  if not place and holdsLane(queue, laneOf(field), id) then releaseLane(queue, field, id) end
+  return place
+end
+
+--- Let a job of a lane wait for its turn that is out of `lanes:delayed` already.
+local function promoteInLane(queue, gate, field, id, mark)
+  if mark == STARTED then dropLaneHolder(queue, laneOf(field), id) end
+  enterLane(queue, field, id, mark)
+  emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", "delayed")
+  redis.call("HSET", queue.base .. ":" .. id, "delay", 0)
+end
+
+--- Take a delayed job out of `lanes:delayed`; returns its `x.lane` and its mark, or nothing.
+local function takeDelayedInLane(queue, id)
+  local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
+  if not field then return nil end
+  for _, mark in ipairs({ PLAIN, STARTED }) do
+    if redis.call("ZREM", queue["lanes:delayed"], laneMember(field, id, mark)) == 1 then
+      return field, mark
+    end
+  end
+  return nil
+end
+
+--- Its head failed for good: nothing of the lane runs until an operator resumes it.
+local function haltLane(queue, field, id, now)
+  local settings = laneSettings(queue, laneOf(field)) or {}
+  settings.halted, settings.since = id, settings.since or now
+  saveLaneSettings(queue, laneOf(field), settings)
+end
+
+--- The place of a new job in its lane, to be kept in its `x.lane`: `lane` is any text, and `order_ms`
+--- decides before arrival.
+local function newPlace(queue, lane, order_ms)
+  return string.format("%016.0f%016.0f", order_ms, redis.call("INCR", queue.id)) .. laneName(lane)
+end
+
+--- Let a new job into its lane; with `due_ms` at that time.
+local function addToLane(queue, id, field, due_ms)
+  if due_ms then
+    redis.call("ZADD", queue["lanes:delayed"], due_ms, laneMember(field, id, PLAIN))
+    wakeLanesWhenDue(queue)
+  else
+    enterLane(queue, field, id, PLAIN)
+  end
+end
+
+--- Does the lane hold as many jobs as it may?
+local function isLaneFull(queue, lane, most)
+  local name = laneName(lane)
+  return redis.call("ZLEXCOUNT", queue["lanes:waiting"], "[" .. name .. " ", "(" .. name .. "!") >= most
+end
+
+--- Wake a worker if a lane became ready in this call.
+local function wakeForLanes(queue, gate)
+  local lanes = rawget(queue, "lanes")
+  if lanes and lanes.has_ready then wake(queue, gate) end
+end

@@ -1,0 +1,104 @@
+--- Taking from lanes: each ready lane gives one job, in the order of their turns.
+
+--- Is there any lane from which a job could be taken now or later?
+local function hasLanes(queue)
+  return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
+end
+
+--- Let in the jobs of lanes and the lanes whose time has come, at most a thousand of each.
+local function promoteLanes(queue, gate, now)
+  local delayed, later = queue["lanes:delayed"], queue["lanes:later"]
+  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, 1000)
+  if #due > 0 then redis.call("ZREM", delayed, unpack(due)) end
+  for _, member in ipairs(due) do
+    local _, mark, field, id = readLaneMember(member)
+    promoteInLane(queue, gate, field, id, mark)
+  end
+  local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, 1000)
+  if #lanes > 0 then redis.call("ZREM", later, unpack(lanes)) end
+  for _, lane in ipairs(lanes) do
+    local turn, ids = laneHolders(queue, lane)
+    placeLane(queue, lane, #ids, turn)
+  end
+end
+
+--- Take the head of a lane whose turn it is; returns its id and `x.lane`, or nothing.
+local function takeHead(queue, lane, turn)
+  local head = laneHead(queue, lane)
+  if not head then
+    placeLane(queue, lane, 0, turn)
+    return nil
+  end
+  local _, _, field, id = readLaneMember(head)
+  local rules = laneRules(queue, lane)
+  redis.call("ZREM", queue["lanes:waiting"], head)
+  countLaneStart(queue, lane, rules)
+  if rules.capacity > 1 then
+    local _, ids = laneHolders(queue, lane)
+    ids[#ids + 1] = id
+    saveLaneHolders(queue, lane, turn, ids)
+    placeLane(queue, lane, #ids, turn)
+  else
+    saveLaneHolders(queue, lane, turn, { id })
+  end
+  return id, field
+end
+
+--- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
+--- number that grows with every take of the queue's lanes, and so within each of them.
+local function popLanes(queue, count)
+  local lanes = lanesOf(queue)
+  local taken, ids = {}, {}
+  while #taken < count do
+    local popped = redis.call("ZPOPMIN", queue["lanes:ready"], count - #taken)
+    if #popped == 0 then break end
+    for i = 1, #popped, 2 do
+      lanes.turn = math.max(lanes.turn, tonumber(popped[i + 1]))
+      local id, field = takeHead(queue, popped[i], tonumber(popped[i + 1]))
+      if id then
+        taken[#taken + 1] = { id = id, field = field }
+        ids[#ids + 1] = id
+      end
+    end
+  end
+  if #ids == 0 then return taken end
+  redis.call("LPUSH", queue.active, unpack(ids))
+  redis.call("HSET", queue.meta, "toril.laneTurn", string.format("%.17g", lanes.turn))
+  local fence = redis.call("HINCRBY", queue.meta, "toril.laneFence", #ids) - #ids
+  for i, job in ipairs(taken) do
+    job.fence = fence + i
+  end
+  return taken
+end
+
+--- How many of `count` jobs are to be plain ones: half, and the odd one goes to either side in turn;
+--- all when no lane is ready, none when there are none.
+local function plainShare(queue, count)
+  if redis.call("EXISTS", queue["lanes:ready"]) == 0 then return count end
+  if redis.call("EXISTS", queue.wait, queue.prioritized) == 0 then return 0 end
+  local half = math.floor(count / 2)
+  if count % 2 == 0 then return half end
+  local is_plain_turn = redis.call("HGET", queue.meta, "toril.lanesNext") ~= "plain"
+  redis.call("HSET", queue.meta, "toril.lanesNext", is_plain_turn and "plain" or "lanes")
+  return is_plain_turn and half + 1 or half
+end
+
+--- When the next lane or job of a lane is due, if that is before `due` or there is none; 0 is none.
+local function nextLaneDue(queue, due)
+  for _, set in ipairs({ queue["lanes:delayed"], queue["lanes:later"] }) do
+    local first = redis.call("ZRANGE", set, 0, 0, "WITHSCORES")
+    local at = tonumber(first[2])
+    if at and (due == 0 or at < due) then due = at end
+  end
+  return due
+end
+
+--- A job of a lane that stood in the plain list: somebody else put it there. Whoever holds its lane
+--- may run; else it goes where it belongs. Returns its fence, or nothing.
+local function admitStray(queue, field, id)
+  if holdsLane(queue, laneOf(field), id) then
+    return redis.call("HINCRBY", queue.meta, "toril.laneFence", 1)
+  end
+  enterLane(queue, field, id, PLAIN)
+  return nil
+end

@@ -1,0 +1,55 @@
+#!lua flags=allow-oom
+--[[
+  setLane: change what holds for one lane or, without `lane`, for all of them.
+
+  Only what is named changes. For all lanes there is no pause, no weight and no halt: pause the queue.
+  Lanes that may run now because of it are found by `recoverLanes`, which the caller runs next.
+
+  Keys      base, active, marker, meta, paused, lanes_settings
+  Args      lane str?, set map of (concurrency, max, duration, weight), clear list of str,
+            pause bool?, resume bool?
+  Returns   1 when the lane was paused or halted before, else 0
+  Cost      O(log lanes)
+]]
+local base, active, marker, meta, paused, lanes_settings = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/lanes"
+
+local FIELDS = { concurrency = "toril.laneConcurrency", max = "toril.laneMax",
+  duration = "toril.laneDuration" }
+
+local queue = queueAt(base)
+if not a.lane then
+  for name, value in pairs(a.set) do
+    redis.call("HSET", meta, FIELDS[name], value)
+  end
+  for _, name in ipairs(a.clear) do
+    redis.call("HDEL", meta, FIELDS[name])
+  end
+  return 0
+end
+
+local lane = laneName(a.lane)
+local settings = laneSettings(queue, lane) or {}
+local was_stopped = settings.paused or settings.halted
+for name, value in pairs(a.set) do
+  settings[name] = value
+end
+for _, name in ipairs(a.clear) do
+  settings[name] = nil
+end
+if a.pause then
+  settings.paused, settings.since = true, settings.since or clock()
+end
+if a.resume then
+  settings.paused, settings.halted, settings.since = nil, nil, nil
+end
+saveLaneSettings(queue, lane, settings)
+local turn, ids = laneHolders(queue, lane)
+placeLane(queue, lane, #ids, turn)
+wakeForLanes(queue, readGate(queue))
+return was_stopped and 1 or 0

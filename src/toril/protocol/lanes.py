@@ -1,0 +1,198 @@
+"""Lanes: one job at a time for each key, in order. What operators ask of them and tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from toril.options import RateLimit, check_lane, whole
+from toril.protocol import codec
+from toril.protocol.command import Command, Plan, Resend, plain, script
+from toril.protocol.keys import Keys
+
+SLICE = 200
+MOST_CONCURRENT = 1000
+MOST_WEIGHT = 1000
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """A lane as it was when it was read."""
+
+    name: str
+    depth: int
+    """How many jobs wait in it, those not counted that wait for a time."""
+    head: str | None
+    """The id of the job that is next."""
+    holders: tuple[str, ...]
+    """The ids of the jobs that run, or that failed and keep the lane until their next attempt."""
+    held_since: int | None
+    """Since when the first of them holds it, in ms since the epoch."""
+    is_paused: bool
+    halted_by: str | None
+    """The id of the job whose failure halted it (``on_exhausted="halt"``)."""
+    is_ready: bool
+    """May a job of it be taken now?"""
+    limited_until: int | None
+    """Until when its rate limit holds it back, in ms since the epoch."""
+    weight: int
+    concurrency: int
+
+    @property
+    def holder(self) -> str | None:
+        """The id of the job that holds it, the first one if there are more."""
+        return self.holders[0] if self.holders else None
+
+
+def lane_name(written: bytes) -> str:
+    """The lane whose name in the keys is ``written``."""
+    return unquote_to_bytes(written).decode("utf-8", "replace")
+
+
+def names(keys: Keys, start: int, end: int) -> Command[list[str]]:
+    """The lanes that have a job waiting or running, those longest at work first."""
+
+    def parse(reply: list[bytes]) -> list[str]:
+        return [lane_name(item) for item in reply]
+
+    return plain("ZRANGE", keys.lanes_index, start, end, parse=parse)
+
+
+def count(keys: Keys) -> Command[int]:
+    """How many lanes have a job waiting or running."""
+    return plain("ZCARD", keys.lanes_index, parse=int)
+
+
+def read(keys: Keys, lane: str) -> Command[Lane | None]:
+    """What can be said about a lane; None when nothing is known of it."""
+    check_lane(lane)
+
+    def parse(reply: Any) -> Lane | None:
+        depth, head, holders, is_ready, limited_until, settings, concurrency = reply
+        own: dict[str, Any] = codec.decode(settings or None, {})
+        if not (depth or holders or own):
+            return None
+        return Lane(
+            name=lane,
+            depth=depth,
+            head=codec.text(head) or None,
+            holders=tuple(codec.text(item) for item in holders[::2]),
+            held_since=min((int(item) for item in holders[1::2]), default=None),
+            is_paused=bool(own.get("paused")),
+            halted_by=own.get("halted"),
+            is_ready=is_ready == 1,
+            limited_until=codec.number(limited_until) or None,
+            weight=own.get("weight", 1),
+            concurrency=own.get("concurrency", int(concurrency)),
+        )
+
+    return script("readLane", keys, {"lane": lane}, parse, resend=Resend.SAME)
+
+
+def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index")) -> Plan[int]:
+    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many."""
+    recovered = 0
+    for part in parts:
+        cursor = "0"
+        while True:
+            cursor, found = yield script(
+                "recoverLanes",
+                keys,
+                {"part": part, "cursor": cursor, "slice": SLICE},
+                _parse_recovered,
+                resend=Resend.SAME,
+            )
+            recovered += found
+            if cursor == "0":
+                break
+    return recovered
+
+
+def _parse_recovered(reply: Any) -> tuple[str, int]:
+    return codec.text(reply[0]), reply[1]
+
+
+def pause(keys: Keys, lane: str) -> Command[bool]:
+    """Take nothing of this lane; True when it was stopped already."""
+    return _change(keys, lane, pause=True)
+
+
+def resume(keys: Keys, lane: str) -> Command[bool]:
+    """Go on with a lane that is paused or halted; False when it was neither."""
+    return _change(keys, lane, resume=True)
+
+
+def set_weight(keys: Keys, lane: str, weight: int) -> Command[bool]:
+    """How many turns the lane gets for one of another."""
+    whole(weight, "weight", least=1, most=MOST_WEIGHT)
+    return _change(keys, lane, {"weight": weight})
+
+
+def set_concurrency(keys: Keys, concurrency: int | None, lane: str | None) -> Plan[None]:
+    """How many jobs of a lane may run at once; None takes the setting back."""
+    if concurrency is None:
+        yield from _set(keys, lane, {}, ("concurrency",))
+        return
+    whole(concurrency, "concurrency", least=1, most=MOST_CONCURRENT)
+    yield from _set(keys, lane, {"concurrency": concurrency}, ())
+
+
+def set_rate_limit(keys: Keys, limit: RateLimit | None, lane: str | None) -> Plan[None]:
+    """How many jobs of a lane may start in which time; None takes the setting back."""
+    if limit is None:
+        yield from _set(keys, lane, {}, ("max", "duration"))
+        return
+    assert isinstance(limit.duration, int)
+    yield from _set(keys, lane, {"max": limit.max, "duration": limit.duration}, ())
+
+
+def _set(
+    keys: Keys, lane: str | None, changes: Mapping[str, int], clear: Sequence[str]
+) -> Plan[None]:
+    yield _change(keys, lane, changes, clear)
+    if lane is None:
+        yield from recover(keys, parts=("index",))
+
+
+def _change(
+    keys: Keys,
+    lane: str | None,
+    changes: Mapping[str, int] | None = None,
+    clear: Sequence[str] = (),
+    *,
+    pause: bool = False,
+    resume: bool = False,
+) -> Command[bool]:
+    args: dict[str, Any] = {"set": dict(changes or {}), "clear": list(clear)}
+    if lane is not None:
+        check_lane(lane)
+        args["lane"] = lane
+    if pause:
+        args["pause"] = True
+    if resume:
+        args["resume"] = True
+    return script("setLane", keys, args, bool, resend=Resend.SAME)
+
+
+def drain(keys: Keys, lane: str, *, delayed: bool = False) -> Plan[int]:
+    """Remove the jobs of a lane that wait, with ``delayed`` also those that wait for a time."""
+    check_lane(lane)
+    removed = 0
+    for place in ("waiting", "delayed") if delayed else ("waiting",):
+        skip = 0
+        while True:
+            looked, gone = yield script(
+                "drainLane",
+                keys,
+                {"lane": lane, "place": place, "slice": SLICE, "skip": skip},
+                tuple,
+                extra={"repeat_": keys.repeat},
+                resend=Resend.SAME,
+            )
+            removed += gone
+            skip += looked - gone
+            if looked < SLICE:
+                break
+    return removed
