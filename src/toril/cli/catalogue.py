@@ -1,0 +1,89 @@
+"""What commands there are; each is imported when it is asked for, and not before."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import click
+
+
+class Entry(NamedTuple):
+    """A command: where it stands in the help, what it does, and where it is written."""
+
+    section: str
+    summary: str
+    target: str
+
+
+_LOOK, _CHANGE, _FEATURES, _RUN = "Look", "Change", "Features", "Run"
+
+CATALOGUE: dict[str, Entry] = {
+    "queues": Entry(_LOOK, "List the queues and how many jobs are where.", "queues:queues"),
+    "jobs": Entry(_LOOK, "List the jobs of a queue.", "jobs:jobs"),
+    "job": Entry(_LOOK, "Show all about one job, and why it is not running.", "job:job"),
+    "events": Entry(_LOOK, "Print what happens, as it happens.", "events:events"),
+    "add": Entry(_CHANGE, "Add a job, or many from a file.", "add:add"),
+    "retry": Entry(_CHANGE, "Let failed or completed jobs run again.", "changing:retry"),
+    "promote": Entry(_CHANGE, "Let delayed jobs run now.", "changing:promote"),
+    "cancel": Entry(_CHANGE, "Let jobs run no further.", "changing:cancel"),
+    "remove": Entry(_CHANGE, "Remove jobs.", "changing:remove"),
+    "pause": Entry(_CHANGE, "Let no worker take from a queue.", "pausing:pause"),
+    "resume": Entry(_CHANGE, "Let workers take from a queue again.", "pausing:resume"),
+    "drain": Entry(_CHANGE, "Remove the jobs that wait.", "emptying:drain"),
+    "clean": Entry(_CHANGE, "Remove old jobs in one state.", "emptying:clean"),
+    "obliterate": Entry(_CHANGE, "Remove a queue and all that is in it.", "emptying:obliterate"),
+    "worker": Entry(_RUN, "Run workers until they are told to stop.", "worker:worker"),
+    "dev": Entry(_RUN, "Run a server of your own in the foreground.", "dev:dev"),
+    "demo": Entry(_RUN, "Watch a short show of what Toril does.", "demo:demo"),
+    "bench": Entry(_RUN, "Measure how fast a server does jobs.", "bench:bench"),
+    "completion": Entry(_RUN, "Print the completion script of a shell.", "completion:completion"),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported one by one."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(CATALOGUE)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = CATALOGUE.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command = getattr(importlib.import_module(f"toril.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in CATALOGUE and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}{_perhaps(args[0])}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, entry in CATALOGUE.items():
+            sections.setdefault(entry.section, []).append((name, entry.summary))
+        for section, rows in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(rows, col_spacing=4)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        names: list[Any] = [
+            CompletionItem(name, help=entry.summary)
+            for name, entry in CATALOGUE.items()
+            if name.startswith(incomplete)
+        ]
+        return names or click.Command.shell_complete(self, ctx, incomplete)
+
+
+def _perhaps(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, CATALOGUE, n=1)
+    return f"; did you mean {close[0]!r}?" if close else "; see toril --help"

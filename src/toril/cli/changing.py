@@ -1,0 +1,180 @@
+"""``toril retry``, ``promote``, ``cancel`` and ``remove``: changes to single jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from toril.cli.finding import queue_of
+from toril.cli.printing import print_json, progress_bar, say
+from toril.cli.server import Server, queue_option, with_server
+from toril.cli.values import confirm, counted, yes_option
+from toril.errors import InvalidOptionError, JobNotFoundError, RefusedError
+from toril.sync.queue import Queue
+
+_IDS = click.argument("job_ids", metavar="[ID]...", nargs=-1)
+_ALL = click.option("--all", "all_of_them", is_flag=True, help="All jobs of the queue.")
+
+
+@click.command("retry")
+@_IDS
+@queue_option
+@_ALL
+@click.option(
+    "-s",
+    "--state",
+    type=click.Choice(["failed", "completed"]),
+    default="failed",
+    show_default=True,
+    help="Which jobs --all means.",
+)
+@click.option("--reset-attempts", is_flag=True, help="Give them all of their attempts anew.")
+@with_server
+def retry(
+    server: Server,
+    job_ids: tuple[str, ...],
+    queue_name: str | None,
+    all_of_them: bool,
+    state: str,
+    reset_attempts: bool,
+) -> int:
+    """Let failed or completed jobs run again.
+
+    \b
+    Examples:
+      toril retry order-123
+      toril retry --all --queue payments --reset-attempts
+    """
+    if not all_of_them:
+        return _each(
+            server,
+            job_ids,
+            queue_name,
+            "retried",
+            lambda queue, job_id: queue.retry(job_id, reset_attempts=reset_attempts),
+        )
+    with server.queue(_only_queue(job_ids, queue_name)) as queue:
+        total = queue.get_job_counts(state)[state]
+        with progress_bar(server, "retrying", total) as move:
+            done = queue.retry_all(state, reset_attempts=reset_attempts, on_progress=move)
+    say(server, f"Retried {counted(done, f'{state} job')}.", queue=queue_name, retried=done)
+    return 0
+
+
+@click.command("promote")
+@_IDS
+@queue_option
+@_ALL
+@with_server
+def promote(
+    server: Server, job_ids: tuple[str, ...], queue_name: str | None, all_of_them: bool
+) -> int:
+    """Let delayed jobs run now.
+
+    \b
+    Examples:
+      toril promote order-123
+      toril promote --all --queue payments
+    """
+    if not all_of_them:
+        return _each(
+            server, job_ids, queue_name, "promoted", lambda queue, job_id: queue.promote(job_id)
+        )
+    with (
+        server.queue(_only_queue(job_ids, queue_name)) as queue,
+        progress_bar(server, "promoting", queue.get_delayed_count()) as move,
+    ):
+        done = queue.promote_all(on_progress=move)
+    say(server, f"Promoted {counted(done, 'delayed job')}.", queue=queue_name, promoted=done)
+    return 0
+
+
+@click.command("cancel")
+@_IDS
+@queue_option
+@click.option("--reason", help="Why; it becomes the reason of the failure.")
+@with_server
+def cancel(
+    server: Server, job_ids: tuple[str, ...], queue_name: str | None, reason: str | None
+) -> int:
+    """Let jobs run no further.
+
+    A job that waits ends as failed; the worker that runs one is told to stop it.
+
+    \b
+    Example:
+      toril cancel order-123 --reason "the customer left"
+    """
+    return _each(
+        server,
+        job_ids,
+        queue_name,
+        "cancelled",
+        lambda queue, job_id: queue.cancel(job_id, reason).name.lower(),
+    )
+
+
+@click.command("remove")
+@_IDS
+@queue_option
+@click.option("--keep-children", is_flag=True, help="Leave the children of a flow alone.")
+@yes_option
+@with_server
+def remove(
+    server: Server, job_ids: tuple[str, ...], queue_name: str | None, keep_children: bool, yes: bool
+) -> int:
+    """Remove jobs, whatever their state, and the children of their flows.
+
+    \b
+    Examples:
+      toril remove order-123
+      toril remove order-123 order-124 --queue payments --yes
+    """
+    if job_ids:
+        confirm(f"Remove {counted(len(job_ids), 'job')}: {', '.join(job_ids)}?", yes=yes)
+
+    def remove_one(queue: Queue, job_id: str) -> None:
+        if not queue.remove(job_id, remove_children=not keep_children):
+            raise JobNotFoundError(f"queue {queue.name!r} has no job {job_id!r}")
+
+    return _each(server, job_ids, queue_name, "removed", remove_one)
+
+
+def _each(
+    server: Server,
+    job_ids: tuple[str, ...],
+    queue_name: str | None,
+    done: str,
+    change: Callable[[Queue, str], Any],
+) -> int:
+    """Change one job after another; what is refused is told, and the others go on."""
+    if not job_ids:
+        raise click.UsageError("name at least one job by its ID")
+    answers: list[dict[str, Any]] = []
+    for job_id in job_ids:
+        answer: dict[str, Any] = {"id": job_id, "done": True}
+        try:
+            with server.queue(queue_of(server, job_id, queue_name)) as queue:
+                answer["queue"] = queue.name
+                answer["how"] = change(queue, job_id) or done
+        except RefusedError as error:
+            answer |= {"done": False, "error": str(error)}
+            if not server.as_json:
+                click.echo(f"toril: {error}", err=True)
+        else:
+            if not server.as_json:
+                click.echo(f"{job_id}: {answer['how']}")
+        answers.append(answer)
+    if server.as_json:
+        print_json(answers)
+    return 0 if all(answer["done"] for answer in answers) else 1
+
+
+def _only_queue(job_ids: tuple[str, ...], queue_name: str | None) -> str:
+    if job_ids:
+        raise click.UsageError("give either ids or --all")
+    if queue_name is None:
+        raise InvalidOptionError("--all needs --queue: it never means the jobs of all queues")
+    return queue_name

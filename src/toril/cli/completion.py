@@ -1,0 +1,32 @@
+"""``toril completion``: what a shell needs to complete commands, options and queue names."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from toril.cli.server import Server, with_server
+
+_HOW = {
+    "bash": 'eval "$(toril completion bash)"      # in ~/.bashrc',
+    "zsh": 'eval "$(toril completion zsh)"       # in ~/.zshrc',
+    "fish": "toril completion fish > ~/.config/fish/completions/toril.fish",
+}
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(list(_HOW)))
+@with_server
+def completion(server: Server, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Put this where your shell starts:
+      eval "$(toril completion bash)"      # in ~/.bashrc
+      eval "$(toril completion zsh)"       # in ~/.zshrc
+      toril completion fish > ~/.config/fish/completions/toril.fish
+    """
+    root = click.get_current_context().find_root()
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(root.command, {}, "toril", "_TORIL_COMPLETE").source())

@@ -1,0 +1,161 @@
+"""``toril job``: everything that is known of one job."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from toril.cli.finding import queue_of
+from toril.cli.jobs import data_of, summary
+from toril.cli.printing import heading, print_facts, print_json, span, when
+from toril.cli.server import Server, queue_option, with_server
+from toril.errors import JobNotFoundError
+from toril.protocol.job import Job
+from toril.sync.queue import Queue
+
+
+@click.command("job")
+@click.argument("job_id", metavar="ID")
+@queue_option
+@click.option(
+    "--logs", "log_rows", type=int, default=20, show_default=True, help="Rows of its log."
+)
+@with_server
+def job(server: Server, job_id: str, queue_name: str | None, log_rows: int) -> None:
+    """Show all about one job, and why it is not running.
+
+    Its options, times, attempts, log, stack traces, parent, lane and group.
+
+    \b
+    Examples:
+      toril job order-123
+      toril job order-123 --queue payments --logs 200
+      toril job order-123 --json | jq .failed_reason
+    """
+    with server.queue(queue_of(server, job_id, queue_name)) as queue:
+        found = queue.get_job(job_id)
+        state = queue.get_state(job_id)
+        if found is None or state is None:
+            raise JobNotFoundError(f"queue {queue.name!r} has no job {job_id!r}")
+        logs = queue.get_job_logs(job_id, -log_rows, -1) if log_rows > 0 else []
+        explained = why(queue, found, state)
+    if server.as_json:
+        print_json(_everything(found, state, explained, logs))
+        return
+    _print(found, state, explained, logs)
+
+
+def why(queue: Queue, found: Job, state: str) -> str:
+    """In a sentence, why the job is where it is."""
+    explain = getattr(queue, "explain", None)
+    if explain is not None:
+        return str(explain(found.id))
+    match state:
+        case "waiting" | "prioritized":
+            return _why_waiting(queue)
+        case "delayed":
+            return f"it is put off for {span(found.delay)} from its last move"
+        case "waiting_children":
+            counts = queue.get_dependencies_count(found.id)
+            return f"it waits for {counts.unprocessed} of its children"
+        case "active":
+            return f"a worker is running it, since {when(found.processed_on)}"
+        case _:
+            return f"it is {state}"
+
+
+def _why_waiting(queue: Queue) -> str:
+    if queue.is_paused():
+        return "the queue is paused"
+    if queue.is_maxed():
+        return f"as many jobs run as may: {queue.get_global_concurrency()}"
+    if held := queue.get_rate_limit_ttl():
+        return f"the queue is rate limited for another {span(held)}"
+    if not queue.get_workers():
+        return "no worker of this queue is connected"
+    return "its turn has not come: the workers are busy with others"
+
+
+def _everything(found: Job, state: str, explained: str, logs: list[str]) -> dict[str, Any]:
+    return {
+        **summary(found),
+        "state": state,
+        "why": explained,
+        "opts": found.opts.raw,
+        "priority": found.priority,
+        "delay": found.delay,
+        "progress": found.progress,
+        "return_value": found.return_value,
+        "stacktrace": found.stacktrace,
+        "stalled_count": found.stalled_count,
+        "processed_by": found.processed_by,
+        "parent_key": found.parent_key,
+        "scheduler_id": found.scheduler_id,
+        "deduplication_id": found.deduplication_id,
+        "idempotency_key": found.idempotency_key,
+        "lane": lane_of(found),
+        "group": group_of(found),
+        "logs": logs,
+    }
+
+
+def _print(found: Job, state: str, explained: str, logs: list[str]) -> None:
+    attempts = f"{found.attempts_made} of {max(found.opts.attempts, 1)} made"
+    print_facts(
+        [
+            ("id", found.id),
+            ("name", found.name),
+            ("queue", found.queue_name),
+            ("state", state.replace("_", "-")),
+            ("why", explained),
+            ("added", when(found.timestamp)),
+            ("taken", when(found.processed_on)),
+            ("finished", when(found.finished_on)),
+            ("ran for", _ran_for(found)),
+            ("attempts", f"{attempts}, {found.attempts_started} started"),
+            ("stalled", found.stalled_count or None),
+            ("worker", found.processed_by),
+            ("priority", found.priority or None),
+            ("delay", span(found.delay) if found.delay else None),
+            ("progress", found.progress or None),
+            ("lane", lane_of(found)),
+            ("group", group_of(found)),
+            ("parent", found.parent_key),
+            ("scheduler", found.scheduler_id),
+            ("deduplication", found.deduplication_id),
+            ("idempotency key", found.idempotency_key),
+            ("failed", found.failed_reason),
+            ("returned", found.return_value),
+        ]
+    )
+    _print_part("Data", json.dumps(data_of(found), indent=2, ensure_ascii=False, default=str))
+    _print_part("Options", json.dumps(found.opts.raw, ensure_ascii=False))
+    _print_part("Log", "\n".join(logs))
+    for number, trace in enumerate(found.stacktrace, 1):
+        _print_part(f"Failed attempt {number}", trace)
+
+
+def _print_part(title: str, text: str) -> None:
+    if text:
+        heading(title)
+        click.echo(text)
+
+
+def _ran_for(found: Job) -> str | None:
+    if found.finished_on is None or found.processed_on is None:
+        return None
+    return span(found.finished_on - found.processed_on)
+
+
+def lane_of(found: Job) -> str | None:
+    """The job's lane, if it is in one."""
+    lane: str | None = getattr(found, "lane", None)
+    return lane
+
+
+def group_of(found: Job) -> str | None:
+    """The group that the job belongs to."""
+    group = found.opts.raw.get("group")
+    return group.get("id") if isinstance(group, dict) else None

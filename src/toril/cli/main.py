@@ -1,0 +1,110 @@
+"""The entry point ``toril``: finds the command, and turns errors into one line and an exit code.
+
+Exit codes: 0 done; 1 refused, failed or not confirmed; 2 wrong usage; 3 no server answers;
+130 interrupted.  Nothing of a command is imported before the command is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from toril.errors import (
+    EmbeddedServerError,
+    InvalidInputError,
+    ServerError,
+    ServerOutOfMemoryError,
+    TorilError,
+)
+
+try:
+    import click
+except ImportError:  # pragma: no cover (the extra is not installed)
+    sys.exit('the command line needs click; install it with: pip install "toril[cli]"')
+
+from toril.cli.catalogue import LazyGroup
+from toril.cli.server import server_options
+
+DONE, REFUSED, USAGE, NO_SERVER, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 refused, failed or not confirmed, 2 wrong usage,"
+    " 3 no server answers, 130 interrupted.",
+)
+@click.version_option(package_name="toril", message="toril %(version)s")
+@server_options
+def toril(**options: object) -> None:
+    """Look into the job queues of a Redis or Valkey server, change them, and run workers.
+
+    \b
+    Examples:
+      toril demo                            a short show, on a server of its own
+      toril queues                          what queues there are, and how they are
+      toril add payments charge '{"order": 123}'
+      toril worker shop.jobs:router --queue payments
+      toril job 01J8…                       all about one job, and why it does not run
+      toril monitor                         watch it all, full screen
+
+    The server is --url, or TORIL_URL, or redis://127.0.0.1:6379; 'embedded:./directory' starts
+    one.  Every command has --json for programs and -h for people.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code."""
+    try:
+        result = toril.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="toril",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "toril"
+        return _say(f"{error.format_message()}  (see {path} --help)", USAGE)
+    except click.ClickException as error:
+        return _say(error.format_message(), error.exit_code)
+    except click.Abort as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return INTERRUPTED
+        return _say("nothing was done: it was not confirmed; --yes does it without asking", REFUSED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except TorilError as error:
+        return _say(str(error), code_for(error))
+    return result if isinstance(result, int) else DONE
+
+
+def code_for(error: TorilError) -> int:
+    """The exit code that an error stands for."""
+    match error:
+        case InvalidInputError():
+            return USAGE
+        case ServerOutOfMemoryError():
+            return REFUSED
+        case ServerError() | EmbeddedServerError():
+            return NO_SERVER
+        case _:
+            return REFUSED
+
+
+def _say(message: str, code: int) -> int:
+    click.echo(f"toril: {' '.join(message.split())}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""``toril queues``: what queues there are, and how they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from toril.cli.printing import heading, print_facts, print_json, print_table, span
+from toril.cli.server import Server, complete_queue, with_server
+from toril.protocol import pausing, reading
+from toril.protocol.keys import Keys
+
+_COLUMNS = {
+    "waiting": "#waiting",
+    "active": "#active",
+    "delayed": "#delayed",
+    "prioritized": "#prioritized",
+    "waiting_children": "#with children",
+    "completed": "#completed",
+    "failed": "#failed",
+}
+
+
+@click.command("queues")
+@click.argument("queue_name", metavar="[QUEUE]", required=False, shell_complete=complete_queue)
+@with_server
+def queues(server: Server, queue_name: str | None) -> None:
+    """List the queues and how many jobs are where.
+
+    With QUEUE, tell more of that one: its limits and its workers.  Without, the key space is
+    searched for queues, in small slices.
+
+    \b
+    Examples:
+      toril queues
+      toril queues payments
+      toril queues --json | jq '.[] | select(.failed > 0) | .queue'
+    """
+    if queue_name is not None:
+        _show_one(server, queue_name)
+        return
+    names = server.queue_names()
+    keys = [Keys(server.prefix, name) for name in names]
+    counts = server.connection.run_all([reading.counts(key, reading.STATES) for key in keys])
+    paused = server.connection.run_all([pausing.is_paused(key) for key in keys])
+    rows = [
+        {"queue": name, **counted, "is_paused": is_paused}
+        for name, counted, is_paused in zip(names, counts, paused, strict=True)
+    ]
+    if server.as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["queue", *_COLUMNS.values(), ""],
+        [
+            [
+                row["queue"],
+                *(row[state] for state in _COLUMNS),
+                "paused" if row["is_paused"] else "",
+            ]
+            for row in rows
+        ],
+        empty=f"There is no queue under the prefix {server.prefix!r} on {server.label}.",
+    )
+
+
+def _show_one(server: Server, name: str) -> None:
+    with server.queue(name) as queue:
+        limit = queue.get_global_rate_limit()
+        facts: dict[str, Any] = {
+            "queue": name,
+            **queue.get_job_counts(),
+            "is_paused": queue.is_paused(),
+            "global_concurrency": queue.get_global_concurrency(),
+            "global_rate_limit": None if limit is None else [limit.max, limit.duration],
+            "rate_limited_ms": queue.get_rate_limit_ttl(),
+        }
+        workers = queue.get_workers()
+    listed = [
+        {"name": w.name, "address": w.address, "age_s": w.age_s, "idle_s": w.idle_s}
+        for w in workers
+    ]
+    if server.as_json:
+        print_json({**facts, "workers": listed})
+        return
+    print_facts(
+        (name.removeprefix("is_").replace("_", " "), _readable(name, value))
+        for name, value in facts.items()
+    )
+    heading("Workers")
+    print_table(
+        ["name", "address", "#connected for", "#idle for"],
+        [[w.name or "-", w.address, span(w.age_s * 1000), span(w.idle_s * 1000)] for w in workers],
+        empty="No worker is connected.",
+    )
+
+
+def _readable(name: str, value: Any) -> Any:
+    match name, value:
+        case "is_paused", _:
+            return "yes" if value else "no"
+        case "rate_limited_ms", _:
+            return f"for another {span(value)}" if value else None
+        case "global_rate_limit", [int(most), int(duration)]:
+            return f"{most:,} jobs in {span(duration)}"
+        case _:
+            return value

@@ -1,0 +1,89 @@
+"""Running a command anew whenever the code changes, for people who are writing it.
+
+The command runs in a process of its own, which is asked to end as an operator would ask it: jobs
+that run are finished or handed back, and nothing is lost by saving a file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+LOOK_EVERY_S = 0.4
+_NOT_CODE = frozenset({"node_modules", "__pycache__", "venv", "build", "dist"})
+
+
+class _Told(Exception):
+    """This process was told to end."""
+
+
+def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
+    """Run this very command without ``--reload``, again after each change; until told to stop."""
+    roots = [Path(directory) for directory in directories]
+    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    command = [sys.executable, "-m", "toril", *arguments]
+    before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    process = _start(command)
+    try:
+        seen = _times(roots)
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            now = _times(roots)
+            if now == seen:
+                continue
+            changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
+            seen = now
+            click.echo(f"{changed} changed: starting anew", err=True)
+            _end(process, timeout_s)
+            process = _start(command)
+    except _Told:
+        return max(_end(process, timeout_s), 0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C reaches it through us, and once.
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
+    if process.poll() is None:
+        process.terminate()
+    try:
+        return process.wait(timeout_s)
+    except (subprocess.TimeoutExpired, _Told):
+        process.kill()
+        return process.wait()
+
+
+def _tell(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Told
+
+
+def _times(roots: list[Path]) -> dict[str, int]:
+    return {entry.path: entry.stat().st_mtime_ns for root in roots for entry in _files(root)}
+
+
+def _files(root: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        entries = list(os.scandir(root))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in _NOT_CODE:
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(Path(entry.path))
+        elif entry.name.endswith(".py") and entry.is_file():
+            yield entry

@@ -1,0 +1,150 @@
+"""The server that a command talks to: its options, and the doors it opens."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from toril.errors import ServerError
+
+if TYPE_CHECKING:
+    from toril.sync.connection import Connection
+    from toril.sync.queue import Queue
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PATIENCE_S = 1.0
+"""A person is waiting: a server that does not answer is reported soon."""
+
+
+class Server:
+    """Where the jobs are, and how the answer is to be printed.
+
+    Queues share one connection, which is opened with the first of them.
+    """
+
+    def __init__(self, url: str | None, prefix: str | None, as_json: bool) -> None:
+        self.url = url or os.environ.get("TORIL_URL")
+        self.prefix = prefix or os.environ.get("TORIL_PREFIX") or "bull"
+        self.as_json = as_json
+        self._connection: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            from toril.sync.connection import Connection
+
+            self._connection = Connection(self.url, patience_s=PATIENCE_S)
+        return self._connection
+
+    @property
+    def label(self) -> str:
+        """The server as a person knows it, without the password."""
+        from toril.protocol import address
+
+        return str(address.parse(self.url or address.DEFAULT_URL))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    @contextmanager
+    def queue(self, name: str) -> Iterator[Queue]:
+        """One queue; nobody else is asked whether it exists."""
+        from toril.sync.queue import Queue
+
+        queue = Queue(name, connection=self.connection, prefix=self.prefix)
+        try:
+            yield queue
+        finally:
+            queue.close()
+
+    def queue_names(self) -> list[str]:
+        """All queues under the prefix; walks through the whole key space."""
+        from toril.protocol import discovering
+
+        return self.connection.follow(discovering.queue_names(self.prefix))
+
+
+def server_options(command: F) -> F:
+    """The options of every command: ``--url``, ``--prefix`` and ``--json``."""
+    for option in (
+        click.option(
+            "--json", "as_json", is_flag=True, help="Print JSON, for programs.", default=None
+        ),
+        click.option(
+            "--prefix",
+            metavar="TEXT",
+            help="What the keys of all queues begin with.  [TORIL_PREFIX, else bull]",
+        ),
+        click.option(
+            "--url",
+            metavar="URL",
+            help="The server: redis://, rediss://, unix://, redis+sentinel://, redis+cluster://"
+            " or embedded:./directory.  [TORIL_URL, else redis://127.0.0.1:6379]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def with_server(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the server, and the server itself as its first argument.
+
+    They may stand before the command as well: ``toril --url … queues``.
+    """
+
+    @functools.wraps(function)
+    def command(
+        *args: Any, url: str | None, prefix: str | None, as_json: bool | None, **kwargs: Any
+    ) -> Any:
+        before = click.get_current_context().find_root().params
+        server = Server(
+            url or before.get("url"),
+            prefix or before.get("prefix"),
+            as_json=bool(as_json or before.get("as_json")),
+        )
+        try:
+            return function(server, *args, **kwargs)
+        finally:
+            server.close()
+
+    return server_options(command)
+
+
+def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The queues whose names begin like this; none when no server answers."""
+    before = ctx.find_root().params
+    server = Server(
+        ctx.params.get("url") or before.get("url"),
+        ctx.params.get("prefix") or before.get("prefix"),
+        as_json=False,
+    )
+    try:
+        return [name for name in server.queue_names() if name.startswith(incomplete)]
+    except ServerError:
+        return []
+    finally:
+        server.close()
+
+
+def queue_argument(command: F) -> F:
+    """The argument QUEUE, which the shell completes."""
+    return click.argument("queue_name", metavar="QUEUE", shell_complete=complete_queue)(command)
+
+
+def queue_option(command: F) -> F:
+    """The option ``--queue`` of commands on single jobs."""
+    return click.option(
+        "-q",
+        "--queue",
+        "queue_name",
+        metavar="QUEUE",
+        help="The queue of the job; looked for when it is left out.",
+        shell_complete=complete_queue,
+    )(command)

@@ -1,0 +1,75 @@
+"""What people type: durations, JSON, and yes before something is destroyed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if TYPE_CHECKING:
+    _TypeOfNumber = click.ParamType[int]
+else:
+    _TypeOfNumber = click.ParamType
+
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(rf"(?:{_PART.pattern})+")
+
+
+class DurationType(_TypeOfNumber):
+    """``500`` (milliseconds), ``500ms``, ``10s``, ``5m``, ``2h``, ``7d``, ``1h30m``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().lower()
+        if text.isdigit():
+            return int(text)
+        if not _DURATION.fullmatch(text):
+            self.fail(f"{value!r} is no duration; write 500ms, 10s, 5m, 2h or 7d", param, ctx)
+        return int(sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(text)))
+
+
+DURATION = DurationType()
+
+
+def read_json(text: str, what: str) -> Any:
+    """The value of a JSON text, of ``@file``, or of ``-`` for what comes in."""
+    if text == "-":
+        text = sys.stdin.read()
+    elif text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text()
+        except OSError as error:
+            raise click.UsageError(f"cannot read {text[1:]!r}: {error.strerror}") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f"{what} is not JSON: {error}; quote it for the shell, as in '{{\"order\": 123}}'"
+        ) from error
+
+
+def yes_option(command: F) -> F:
+    """``--yes``, for what destroys something."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on if the person says yes; nothing is done otherwise."""
+    if not yes:
+        click.confirm(question, abort=True, err=True)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 job``, ``2 jobs``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

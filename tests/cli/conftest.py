@@ -1,0 +1,68 @@
+"""Fixtures for the tests of the command line: the real program, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SRC = Path(__file__).parent.parent.parent / "src"
+
+
+class Done:
+    """What a command printed, and how it ended."""
+
+    def __init__(self, process: subprocess.CompletedProcess[str]) -> None:
+        self.code = process.returncode
+        self.out = process.stdout
+        self.err = process.stderr
+
+    def __repr__(self) -> str:
+        return f"exit {self.code}\n--- out\n{self.out}\n--- err\n{self.err}"
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self
+        return json.loads(self.out)
+
+
+Toril = Callable[..., Done]
+
+
+@pytest.fixture
+def cli_env(url: str, prefix: str) -> dict[str, str]:
+    """An environment in which ``toril`` finds the test's server and prefix by itself."""
+    path = os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])
+    return {
+        **os.environ,
+        "TORIL_URL": url,
+        "TORIL_PREFIX": prefix,
+        "PYTHONPATH": path,
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.fixture
+def toril(cli_env: dict[str, str], tmp_path: Path) -> Toril:
+    """Runs ``toril`` with arguments; ``typed`` is what a person types, nothing by default."""
+
+    def run(*arguments: str, typed: str = "", env: dict[str, str] | None = None) -> Done:
+        return Done(
+            subprocess.run(
+                [sys.executable, "-m", "toril", *arguments],
+                input=typed,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                cwd=tmp_path,
+                env={**cli_env, **(env or {})},
+            )
+        )
+
+    return run

@@ -1,0 +1,278 @@
+"""``toril`` as a person uses it: the program runs, and the server shows what it did."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Toril
+from tests.helpers import wait_until, wait_until_sync
+from toril import NewJob, Queue, Worker
+from toril.cli.main import run
+from toril.sync import Queue as BlockingQueue
+
+NOBODY = "redis://127.0.0.1:1"
+
+
+@pytest.fixture
+def queue(url, prefix):
+    """The queue "payments", blocking, as the tests look at it."""
+    queue = BlockingQueue("payments", connection=url, prefix=prefix)
+    yield queue
+    queue.close()
+
+
+def test_jobs_are_added_listed_and_shown(toril: Toril, queue):
+    added = toril(
+        *("add", "payments", "charge", '{"order": 123}', "--id", "order-123"),
+        *("--attempts", "5", "--backoff", "1m30s", "--priority", "2"),
+    )
+    delayed = toril("add", "payments", "mail", "--delay", "2h", "--json").json
+    again = toril("add", "payments", "charge", "--id", "order-123")
+
+    assert added.out == "order-123: added\n"
+    assert again.out == "order-123: was there already\n"
+    job = queue.get_job("order-123")
+    assert job.data == {"order": 123}
+    assert job.opts.attempts == 5
+    assert job.opts.backoff.delay == 90_000
+    assert job.priority == 2
+    assert queue.get_job(delayed["id"]).delay == 7_200_000
+
+    listed = toril("jobs", "payments", "--json").json
+    assert {(job["id"], job["state"]) for job in listed} == {
+        ("order-123", "prioritized"),
+        (delayed["id"], "delayed"),
+    }
+    table = toril("jobs", "payments", "-s", "prioritized").out
+    assert "order-123" in table
+    assert delayed["id"] not in table
+
+    shown = toril("job", "order-123").out
+    assert '"order": 123' in shown
+    assert "worker" in shown.partition("why")[2].splitlines()[0], "nobody runs it"
+    facts = toril("job", "order-123", "--queue", "payments", "--json").json
+    assert facts["state"] == "prioritized"
+    assert facts["opts"]["attempts"] == 5
+
+    queues = toril("queues", "--json").json
+    assert [(row["queue"], row["prioritized"], row["delayed"]) for row in queues] == [
+        ("payments", 1, 1)
+    ]
+    assert "payments" in toril("queues").out
+    assert "No worker is connected" in toril("queues", "payments").out
+
+
+async def test_a_failed_job_shows_its_log_and_traces_and_is_retried(
+    toril: Toril, url: str, prefix: str
+):
+    async def handler(job):
+        await job.log(f"attempt {job.attempts_started}")
+        if job.name == "bad":
+            raise ValueError("no such card")
+        return {"receipt": 7}
+
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        bad = await queue.add("bad", attempts=2)
+        good = await queue.add("good")
+        async with Worker("payments", handler, connection=url, prefix=prefix, worker_name="w1"):
+            await wait_until(lambda: queue.get_failed_count())
+            await wait_until(lambda: queue.get_completed_count())
+
+        shown = toril("job", bad.id).out
+        assert "no such card" in shown
+        assert "attempt 1\nattempt 2" in shown
+        assert "Failed attempt 2" in shown
+        assert "w1" in shown
+        assert '{"receipt": 7}' in toril("job", good.id).out
+
+        assert toril("retry", bad.id, good.id, "-q", "payments").code == 0
+        assert (await queue.get_job_counts("waiting"))["waiting"] == 2
+        refused = toril("retry", bad.id, "missing", "-q", "payments")
+        assert refused.code == 1
+        assert len(refused.err.splitlines()) == 2, refused
+        assert "Traceback" not in refused.err
+
+
+def test_pausing_promoting_cancelling_and_emptying(toril: Toril, queue):
+    queue.add_bulk([NewJob("n", {"n": n}, job_id=f"j-{n}") for n in range(5)])
+    queue.add("later", delay=3_600_000, job_id="late")
+
+    assert toril("pause", "payments").out == "Queue 'payments' is paused.\n"
+    assert queue.is_paused()
+    assert toril("resume", "payments", "--json").json == {"queue": "payments", "is_paused": False}
+    assert not queue.is_paused()
+
+    assert toril("promote", "late").out == "late: promoted\n"
+    assert queue.get_state("late") == "waiting"
+    cancelled = toril("cancel", "j-0", "--reason", "the customer left", "--json").json
+    assert cancelled == [{"id": "j-0", "done": True, "queue": "payments", "how": "ended"}]
+    assert queue.get_job("j-0").failed_reason == "cancelled: the customer left"
+    assert toril("retry", "--all", "-q", "payments").out == "Retried 1 failed job.\n"
+    assert queue.get_state("j-0") == "waiting"
+    assert toril("remove", "j-0", "--yes").out == "j-0: removed\n"
+    assert queue.get_job("j-0") is None
+
+
+def test_nothing_is_destroyed_before_somebody_said_yes(toril: Toril, queue):
+    queue.add_bulk([NewJob("n") for _ in range(3)])
+    job_id = queue.get_job_ids("waiting")["waiting"][0]
+
+    for command in (
+        ("drain", "payments"),
+        ("clean", "payments", "--state", "waiting"),
+        ("obliterate", "payments", "--force"),
+        ("remove", job_id),
+    ):
+        for answer in ("", "n\n"):
+            done = toril(*command, typed=answer)
+            assert done.code == 1, done
+            assert "nothing was done" in done.err
+    assert queue.get_waiting_count() == 3
+
+    assert toril("remove", job_id, typed="y\n").code == 0
+    assert queue.get_waiting_count() == 2
+    assert toril("clean", "payments", "-s", "waiting", "--older-than", "1h", "-y").code == 0
+    assert queue.get_waiting_count() == 2
+    assert toril("drain", "payments", typed="y\n").out.endswith("Removed 2 jobs.\n")
+    refused = toril("obliterate", "payments", "--yes")
+    assert (refused.code, "toril pause payments" in refused.err) == (1, True)
+    assert toril("obliterate", "payments", "--yes", "--force", "--json").json["removed"] == 0
+
+
+def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queue):
+    lines = "".join(f'{{"n": {n}}}\n' for n in range(1500))
+
+    assert toril("add", "payments", "n", "--from", "-", typed=lines).out == "Added 1,500 jobs.\n"
+    assert queue.get_waiting_count() == 1500
+    assert queue.get_waiting(1499, 1499)[0].data == {"n": 1499}
+
+    bad = toril("add", "payments", "n", "--from", "-", typed='{"n": 1}\n{"n"\n')
+    assert (bad.code, "line 2 is not JSON" in bad.err) == (2, True)
+    assert queue.get_waiting_count() == 1500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["queues", "--url", NOBODY], 3, "is the server up"),
+        (["--url", NOBODY, "events", "payments"], 3, "is the server up"),
+        (["queues", "--url", "http://x"], 2, "is not understood"),
+        (["pause", "a:b"], 2, "cannot be used"),
+        (["add", "payments", "n", "{no"], 2, "DATA is not JSON"),
+        (["add", "payments", "n", "--delay", "soon"], 2, "is no duration"),
+        (["add", "payments", "n", "@missing.json"], 2, "cannot read"),
+        (["add", "payments", "n", "--id", "41"], 2, "is a number"),
+        (["jobs", "payments", "--state", "lost"], 2, "lost"),
+        (["job", "nobody-knows"], 1, "no queue"),
+        (["retry", "--all"], 2, "--all needs --queue"),
+        (["quues"], 2, "did you mean 'queues'"),
+        (["worker", "nowhere:worker"], 2, "no module 'nowhere'"),
+        (["worker", "json:loads"], 2, "--queue"),
+        (["worker", "json"], 2, "module:object"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(
+    cli_env, monkeypatch, capsys, arguments, code, words
+):
+    monkeypatch.setenv("TORIL_URL", cli_env["TORIL_URL"])
+    monkeypatch.setenv("TORIL_PREFIX", cli_env["TORIL_PREFIX"])
+
+    assert run(arguments) == code
+
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert len(printed.err.splitlines()) == 1, printed.err
+    assert printed.out == ""
+
+
+def test_the_program_itself_ends_with_that_code_and_no_traceback(toril: Toril):
+    done = toril("queues", "--url", NOBODY)
+
+    assert done.code == 3
+    assert done.err.startswith("toril: ")
+    assert len(done.err.splitlines()) == 1, done
+
+
+def test_events_are_tailed_as_they_happen(cli_env, queue, tmp_path):
+    queue.add("first", job_id="first")
+    command = [sys.executable, "-m", "toril", "events", "payments", "--since", "0"]
+    with subprocess.Popen(
+        [*command, "--json", "-e", "waiting", "-n", "2"],
+        env=cli_env,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        seen = [json.loads(process.stdout.readline())]
+        queue.add("second", job_id="second")
+        seen.append(json.loads(process.stdout.readline()))
+        assert process.wait(10) == 0
+    assert [(event["event"], event["job_id"]) for event in seen] == [
+        ("waiting", "first"),
+        ("waiting", "second"),
+    ]
+
+    with subprocess.Popen(
+        command, env=cli_env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "added" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+
+
+def test_dev_serves_until_it_is_told_to_stop(cli_env, tmp_path):
+    command = [sys.executable, "-m", "toril", "dev", "--json", "--directory", "data"]
+    with subprocess.Popen(
+        command, env=cli_env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with BlockingQueue("payments", connection=url) as queue:
+            queue.add("charge")
+            assert queue.get_waiting_count() == 1
+        process.terminate()
+        assert process.wait(10) == 0
+    wait_until_sync(lambda: not (tmp_path / "data" / "valkey.sock").exists())
+
+
+def test_dev_opens_a_port_for_other_programs(cli_env, tmp_path):
+    from tests.servers import free_port
+
+    port = str(free_port())
+    command = [sys.executable, "-m", "toril", "dev", "--temporary", "--port", port]
+    with subprocess.Popen(
+        command, env=cli_env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        assert f"  export TORIL_URL=redis://127.0.0.1:{port}\n" in lines
+        with BlockingQueue("payments", connection=f"redis://127.0.0.1:{port}") as queue:
+            assert queue.get_waiting_count() == 0
+        process.terminate()
+        assert process.wait(10) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_measures_and_leaves_nothing_behind(toril: Toril):
+    measured = toril("bench", "-n", "300", "--json").json
+
+    assert measured["drain_per_s"] > 0
+    assert measured["pick_up_p50_ms"] <= measured["pick_up_p99_ms"]
+    assert toril("queues", "--json").json == []
+
+
+def test_the_shell_completes_commands_and_queues(toril: Toril, queue):
+    queue.add("n")
+
+    assert "_toril_completion" in toril("completion", "bash").out
+    words = {"_TORIL_COMPLETE": "bash_complete", "COMP_WORDS": "toril pa", "COMP_CWORD": "1"}
+    assert toril(env=words).out == "plain,pause\n"
+    words |= {"COMP_WORDS": "toril pause pay", "COMP_CWORD": "2"}
+    assert toril(env=words).out == "plain,payments\n"

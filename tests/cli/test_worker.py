@@ -1,0 +1,126 @@
+"""``toril worker``: the program that runs jobs, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until_sync
+from toril.sync import Queue
+
+MODULE = """
+from toril import Router, Worker
+
+router = Router()
+
+@router.on("who")
+async def who(job):
+    return "{answer}"
+
+def plain(job):
+    return job.data["n"] * 2
+
+def make(queue):
+    return Worker(queue, router, prefix={prefix!r})
+"""
+WORKERS = "workers = [make('one'), make('two')]\nsingle = workers[0]\n"
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def write(tmp_path: Path, prefix: str) -> Callable[[str], None]:
+    """Writes the module ``shop`` whose handler gives this answer."""
+
+    def write(answer: str) -> None:
+        text = MODULE.format(answer=answer, prefix=prefix) + WORKERS
+        (tmp_path / "shop.py").write_text(text)
+
+    write("first")
+    return write
+
+
+@pytest.fixture
+def start(cli_env: dict[str, str], tmp_path: Path, write: object) -> Iterator[Start]:
+    """Starts ``toril worker`` with these arguments; stopped after the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        with (tmp_path / "log").open("a") as log:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "toril", "worker", *arguments],
+                    cwd=tmp_path,
+                    env=cli_env | {"PYTHONDONTWRITEBYTECODE": "1"},
+                    stderr=log,
+                    text=True,
+                )
+            )
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(15)
+
+
+@pytest.fixture
+def queue(url: str, prefix: str) -> Iterator[Queue]:
+    with Queue("one", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+def test_a_router_runs_the_jobs_of_a_queue_until_sigterm(start: Start, queue: Queue):
+    job = queue.add("who")
+
+    process = start("shop:router", "--queue", "one", "-c", "3", "--name", "anna")
+
+    assert queue.wait_for(job.id, timeout=15_000) == "first"
+    assert queue.get_job(job.id).processed_by == "anna"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+
+
+def test_functions_and_lists_of_workers_run_too(start: Start, queue: Queue, url: str, prefix: str):
+    with Queue("two", connection=url, prefix=prefix) as two:
+        jobs = [(queue, queue.add("who")), (two, two.add("who"))]
+        start("shop:workers")
+        assert [of.wait_for(job.id, timeout=15_000) for of, job in jobs] == ["first", "first"]
+    with Queue("three", connection=url, prefix=prefix) as three:
+        job = three.add("double", {"n": 21})
+        start("shop:plain", "--queue", "three")
+        assert three.wait_for(job.id, timeout=15_000) == 42
+
+
+def test_options_of_a_worker_that_has_its_own_are_refused(
+    start: Start, tmp_path: Path, url: str, prefix: str
+):
+    process = start("shop:single", "--concurrency", "5")
+
+    assert process.wait(15) == 2
+    assert "options of its own" in (tmp_path / "log").read_text()
+
+
+def test_with_reload_a_changed_file_starts_the_worker_anew(
+    start: Start, queue: Queue, write: Callable[[str], None], tmp_path: Path
+):
+    process = start("shop:router", "--queue", "one", "--reload")
+    assert queue.wait_for(queue.add("who").id, timeout=15_000) == "first"
+
+    write("second, after a change")
+    os.utime(tmp_path / "shop.py", (1, 1))
+
+    def answers_anew() -> bool:
+        return queue.wait_for(queue.add("who").id, timeout=15_000) == "second, after a change"
+
+    wait_until_sync(answers_anew, timeout=20, every=0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+    assert wait_until_sync(lambda: queue.get_workers() == [])

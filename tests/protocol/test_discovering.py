@@ -1,0 +1,35 @@
+"""Finding queues: what is asked, and how the answers are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from toril.errors import InvalidNameError
+from toril.protocol import discovering
+
+
+def test_the_whole_key_space_is_walked_in_slices_and_names_come_in_order():
+    plan = discovering.queue_names("bull")
+
+    first = next(plan)
+    assert first.words == ("SCAN", "0", "MATCH", "bull:*:meta", "COUNT", 1000)
+    second = plan.send(first.parse([b"17", [b"bull:payments:meta", b"bull:mail:meta"]]))
+    assert second.words[1] == "17"
+    with pytest.raises(StopIteration) as end:
+        plan.send(second.parse([b"0", [b"bull:mail:meta", b"bull:mail:compensation:meta"]]))
+
+    assert end.value.value == ["mail", "mail:compensation", "payments"]
+
+
+def test_keys_that_only_look_like_a_queue_are_left_out():
+    found = discovering.look("bull").parse([b"0", [b"bull:q:some-job:meta", b"bull::meta"]])
+
+    assert found.names == []
+    assert found.is_last
+
+
+def test_a_prefix_is_taken_literally_and_a_bad_one_refused():
+    assert discovering.look("a*[b]").words[3] == r"a\*\[b\]:*:meta"
+    assert discovering.look("{bull}").near == "{bull}:"
+    with pytest.raises(InvalidNameError):
+        discovering.look("")
