@@ -13,7 +13,7 @@ export PYTHON
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench docs format clean
+.PHONY: help setup demo test prove check bench docs format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ demo: $(PYTHON_STAMP) ## Start a server, enqueue work and watch it being done
 
 test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
 	@$(BIN)/python -m pytest -n 2 $(T)
+
+prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
+	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model $(T)
 
 check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/ruff check .

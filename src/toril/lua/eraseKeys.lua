@@ -7,7 +7,8 @@
   like ours. So a key is erased only if its name is one that this queue gives.
 
   Keys      base, meta
-  Args      cursor str ("0" to begin), slice int
+  Args      cursor str ("0" to begin), slice int, resend bool? (`meta` may have gone with a reply
+            that was lost; then all is done)
   Returns   the next cursor ("0" when done), how many keys were erased
   Refuses   -111  the queue is not paused                                 NotPausedError
   Cost      O(slice)
@@ -15,6 +16,7 @@
 local base, meta = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 
+if a.resend and redis.call("EXISTS", meta) == 0 then return { "0", 0 } end
 if redis.call("HEXISTS", meta, "paused") == 0 then return -111 end
 
 local FAMILIES = { de = true, dn = true, ["repeat"] = true, metrics = true, toril = true,

@@ -64,7 +64,14 @@ def add_log(
             raise refusal(count, job_id)
         return count
 
-    return script("addLog", keys, args, parse, extra={"job": job, "logs": f"{job}:logs"})
+    return script(
+        "addLog",
+        keys,
+        args,
+        parse,
+        extra={"job": job, "logs": f"{job}:logs"},
+        resend=Resend.MARKED,
+    )
 
 
 def clear_logs(keys: Keys, job_id: str, *, keep: int = 0) -> Command[None]:

@@ -191,7 +191,7 @@ def obliterate(
     cursor = "0"
     while True:
         page = yield script(
-            "eraseKeys", keys, {"cursor": cursor, "slice": KEYS_SLICE}, parse, resend=Resend.SAME
+            "eraseKeys", keys, {"cursor": cursor, "slice": KEYS_SLICE}, parse, resend=Resend.MARKED
         )
         cursor = page[0].decode()
         if cursor == "0":

