@@ -421,6 +421,26 @@ async def test_data_that_does_not_fit_fails_for_good_at_once(queue, options, cap
     assert job.attempts_made == 1
 
 
+async def test_data_that_does_not_fit_goes_to_the_dead_letters(queue, options):
+    """RULES-07: and says there which field is wrong."""
+
+    class Fetch(BaseConsumer[Page]):
+        async def handle(self, payload, job):
+            raise AssertionError("must not run")
+
+    consumer = Fetch("imports", dead_letter_queue="imports-dlq", **options)
+    await Producer(queue).enqueue(JobPayload("w", "s", {"uri": "typo"}), EnqueueOptions(attempts=5))
+    async with Queue("imports-dlq", **options) as dead:
+        await consumer.start()
+        await wait_until(dead.get_dead_letter_count)
+        await consumer.close()
+
+        (letter,) = await dead.get_dead_letter_jobs()
+        assert "url" in letter.dead_letter.failed_reason
+        assert letter.dead_letter.attempts_made == 1
+    assert await queue.get_failed_count() == 0
+
+
 def test_handle_is_required_and_the_other_hooks_are_not(options):
     """STEP-09."""
 
