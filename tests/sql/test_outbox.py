@@ -162,6 +162,7 @@ async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
         (("q", "n"), {"attempts": -1}, InvalidOptionError),
         (("q", "n"), {"job_id": "12"}, InvalidNameError),
         (("q", "n"), {"lane": ""}, InvalidOptionError),
+        (("q", "n"), {"lane": "x" * 256}, InvalidOptionError),
         (("q", "n"), {"parent": Parent("p", "q")}, InvalidOptionError),
         (("q", "n"), {"idempotency_key": "x" * 256}, InvalidOptionError),
     ],
@@ -197,7 +198,7 @@ def test_a_table_of_ones_own_needs_the_columns(metadata):
 
 def test_options_survive_the_table():
     options = {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500}
-    values = values_of("q", "n", {"a": 1}, options, lane=None, generated_id="j1")
+    values = values_of("q", "n", {"a": 1}, options, generated_id="j1")
     row = OutboxRow(seq=1, status="pending", attempts=0, **values)
 
     prepared = prepare(row, once_ms=1000)

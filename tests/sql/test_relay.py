@@ -226,37 +226,48 @@ async def _added_ids(queue):
 
 
 async def test_a_lane_waits_for_its_head_and_goes_on_when_that_is_parked(
-    engine, outbox, make_relay, queue, monkeypatch
+    engine, outbox, relay, client, prefix
 ):
-    relay = make_relay(max_attempts=2, backoff=50)
     head, second = write(engine, outbox, 2, lane="user-1")
-    send_to, sent = relay._send_to, []
-
-    async def fail_the_head(keys, jobs):
-        sent.extend(row.id for row, _ in jobs)
-        if any(row.id == head for row, _ in jobs):
-            if len(jobs) > 1:
-                return [answer for job in jobs for answer in await fail_the_head(keys, [job])]
-            raise_for = RuntimeError("not today")
-            from toril.outbox.relay import Sent
-
-            return [Sent(jobs[0][0], raise_for)]
-        return await send_to(keys, jobs)
-
-    monkeypatch.setattr(relay, "_send_to", fail_the_head)
+    is_head = outbox.table.c.id == head
     with engine.begin() as connection:
-        connection.execute(
-            update(outbox.table).where(outbox.table.c.id == head).values(due_at=2**52)
-        )
+        connection.execute(update(outbox.table).where(is_head).values(due_at=2**52))
     assert await relay.run_once() == 0, "the second row must wait for the head"
 
     with engine.begin() as connection:
-        connection.execute(
-            update(outbox.table).where(outbox.table.c.id == head).values(status="parked")
-        )
+        connection.execute(update(outbox.table).where(is_head).values(status="parked"))
     await relay.drain()
 
-    assert sent == [second]
+    assert await client.exists(f"{prefix}:payments:{second}")
+    assert not await client.exists(f"{prefix}:payments:{head}")
+
+
+async def test_when_the_head_of_a_lane_is_at_fault_what_follows_is_held_back(
+    engine, outbox, make_relay, client, prefix, monkeypatch
+):
+    relay = make_relay(backoff=1)
+    head, second = write(engine, outbox, 2, lane="user-1")
+    (other,) = write(engine, outbox)
+    run = relay._connection.run
+
+    async def fail_the_head(command):
+        if any(job["id"] == head for job in command.args["jobs"]):
+            raise RuntimeError("not today")
+        return await run(command)
+
+    monkeypatch.setattr(relay._connection, "run", fail_the_head)
+    await relay.run_once()
+
+    assert await client.exists(f"{prefix}:payments:{other}")
+    assert not await client.exists(f"{prefix}:payments:{second}")
+    assert (relay.metrics.dispatched, relay.metrics.put_off) == (1, 1)
+    monkeypatch.setattr(relay._connection, "run", run)
+    await wait_until(lambda: _are_dispatched(relay, 3))
+
+
+async def _are_dispatched(relay, count):
+    await relay.run_once()
+    return (await relay.stats()).dispatched == count
 
 
 # ---------------------------------------------------------------------- trouble

@@ -34,6 +34,7 @@ from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
+from toril.version import VERSION
 
 T = TypeVar("T")
 
@@ -473,7 +474,15 @@ _KEPT_OPTIONS = frozenset(
     {"username", "password", "credential_provider", "ssl_keyfile", "ssl_certfile"}
     | {"ssl_cert_reqs", "ssl_ca_certs", "ssl_ca_data", "ssl_check_hostname"}
 )
+try:
+    from redis.driver_info import DriverInfo
+
+    _WHO: dict[str, Any] = {"driver_info": DriverInfo().add_upstream_driver("toril", VERSION)}
+except ImportError:  # redis-py before 7.2
+    _WHO = {"lib_name": f"redis-py(toril_v{VERSION})"}
+
 _SOCKET_OPTIONS: dict[str, Any] = {
+    **_WHO,
     "decode_responses": False,
     "protocol": 2,
     "retry": Retry(NoBackoff(), 0),

@@ -67,10 +67,17 @@ class Sent(msgspec.Struct, frozen=True):
     row: OutboxRow
     error: Exception | None = None
     is_duplicate: bool = False
+    is_held: bool = False
+    """It was not sent, because the row before it in its lane could not be."""
 
     @property
     def is_in(self) -> bool:
-        return self.error is None
+        return self.error is None and not self.is_held
+
+    @property
+    def is_untouched(self) -> bool:
+        """Was it through no fault of its own that nothing came of it?"""
+        return self.is_held or isinstance(self.error, ServerError)
 
 
 class Relay:
@@ -272,7 +279,7 @@ class Relay:
         except Exception as error:  # noqa: BLE001 (one row must not stop the others)
             if len(jobs) == 1:
                 return [Sent(jobs[0][0], error)]
-            return [sent for job in jobs for sent in await self._send_to(keys, [job])]
+            return await self._send_one_by_one(keys, jobs)
         return [
             Sent(row, answer)
             if isinstance(answer, Exception)
@@ -280,13 +287,29 @@ class Relay:
             for (row, _), answer in zip(jobs, answers, strict=True)
         ]
 
+    async def _send_one_by_one(
+        self, keys: Keys, jobs: list[tuple[OutboxRow, Prepared]]
+    ) -> list[Sent]:
+        """To find the one that is at fault; what follows it in its lane is held back."""
+        results: list[Sent] = []
+        held: set[str | None] = set()
+        for row, job in jobs:
+            if row.lane in held:
+                results.append(Sent(row, is_held=True))
+                continue
+            (sent,) = await self._send_to(keys, [(row, job)])
+            if not sent.is_in and row.lane is not None:
+                held.add(row.lane)
+            results.append(sent)
+        return results
+
     async def _write_down(self, ask: Ask, sent: Sequence[Sent]) -> None:
         seqs = [item.row.seq for item in sent if item.is_in]
         await ask(storing.mark_dispatched, self.table, seqs, self._confirm_ms)
-        untouched = [item.row.seq for item in sent if isinstance(item.error, ServerError)]
+        untouched = [item.row.seq for item in sent if item.is_untouched]
         await ask(storing.let_go, self.table, untouched)
         for item in sent:
-            if item.error is not None and not isinstance(item.error, ServerError):
+            if item.error is not None and not item.is_untouched:
                 await ask(self._put_off, item.row, item.error)
 
     def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
@@ -313,7 +336,7 @@ class Relay:
             if item.is_in:
                 self.metrics.dispatched += 1
                 self.metrics.duplicates += item.is_duplicate
-            elif isinstance(item.error, ServerError):
+            elif item.is_untouched:
                 continue
             elif self._parks(item.row, item.error):
                 self.metrics.parked += 1

@@ -35,6 +35,7 @@ from toril.protocol.command import Command, Plan, Word
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
+from toril.version import VERSION
 
 T = TypeVar("T")
 
@@ -498,7 +499,15 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
+try:
+    from redis.driver_info import DriverInfo
+
+    _WHO: dict[str, Any] = {"driver_info": DriverInfo().add_upstream_driver("toril", VERSION)}
+except ImportError:  # redis-py before 7.2
+    _WHO = {"lib_name": f"redis-py(toril_v{VERSION})"}
+
 _SOCKET_OPTIONS: dict[str, Any] = {
+    **_WHO,
     "decode_responses": False,
     "protocol": 2,
     "retry": Retry(NoBackoff(), 0),

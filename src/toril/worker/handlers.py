@@ -70,6 +70,10 @@ class Router:
     def middleware(self) -> Sequence[Middleware]:
         return self._middleware
 
+    def handlers(self) -> dict[str, Handler]:
+        """The registered handlers by the names of their jobs, without middleware."""
+        return dict(self._handlers)
+
     @property
     def names(self) -> list[str]:
         return sorted(self._handlers)

@@ -101,6 +101,7 @@ class Worker:
         )
         self.id = new_worker_id()
         self.name = name
+        self.handler = handler
         self.keys = Keys(prefix, name)
         if isinstance(connection, Connection):
             raise InvalidOptionError(
@@ -335,6 +336,11 @@ class Worker:
             self._pump.resume_taking()
 
     # ------------------------------------------------------------------ looking
+
+    @property
+    def dead_letter_queue(self) -> str | None:
+        """The name of the queue that takes the jobs that failed for good."""
+        return None if self._burial is None else self._burial.keys.name
 
     @property
     def is_running(self) -> bool:

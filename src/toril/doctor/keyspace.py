@@ -1,6 +1,6 @@
 """The audit of the keyspace: is what the server holds a queue that BullMQ and we agree on?
 
-Runs after every test that writes under a prefix. The rules, each checked below:
+Part of the doctor, and run after every test that writes under a prefix. The rules:
 
     K1  every key has a name of the grammar and the type that goes with it
     K2  a job is in exactly one container, once, and what a container names has a hash
@@ -22,13 +22,22 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import redis.asyncio
+from toril.doctor import lanes
 
-from tests import lane_audit
 
-Client = redis.asyncio.Redis
+class Reader(Protocol):
+    """Reads keys; answers are text."""
+
+    async def scan(self, pattern: str) -> list[str]:
+        """The names of the keys that match, in any order, some of them twice."""
+
+    async def ask(self, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+        """The answers to read-only commands."""
+
+
+Client = Reader
 
 JOB = "job"
 
@@ -92,7 +101,8 @@ class QueueKeys:
 async def audit(client: Client, prefix: str, *, expects_marker: bool = False) -> list[str]:
     """Every violation of the rules above under ``prefix``, as sentences; empty when all is well.
 
-    ``client`` must decode responses. Call it when nothing is running.
+    While jobs are moving, a job can be seen in two places or in none: call it when nothing is
+    running, or believe only what is told twice.
     """
     queues, problems = await read(client, prefix)
     for queue in queues.values():
@@ -104,7 +114,7 @@ async def audit(client: Client, prefix: str, *, expects_marker: bool = False) ->
         problems += _bounds(queue)
         problems += _schedulers(queue)
         problems += _groups(queue)
-        problems += lane_audit.problems(queue.base, queue.values, queue.jobs)
+        problems += lanes.problems(queue.base, queue.values, queue.jobs)
         if expects_marker:
             problems += _marker(queue)
     return problems
@@ -112,12 +122,12 @@ async def audit(client: Client, prefix: str, *, expects_marker: bool = False) ->
 
 async def keys_under(client: Client, prefix: str) -> list[str]:
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*"
-    return sorted({key async for key in client.scan_iter(match=pattern, count=5000)})
+    return sorted(set(await client.scan(pattern)))
 
 
 async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[str]]:
     """All queues under ``prefix`` by their qualified names, and what is wrong with the names."""
-    keys = await keys_under(client, prefix)
+    keys = await keys_under(client, f"{prefix}:")
     types = await _ask(client, [("TYPE", key) for key in keys])
     queues: dict[str, QueueKeys] = {}
     problems: list[str] = []
@@ -144,7 +154,7 @@ async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[
         elif queue.kinds[rest] == "container":
             queue.containers[rest] = list(plain)
         elif queue.kinds[rest] == "lane container":
-            queue.containers[rest] = [lane_audit.id_in(member) for member in plain]
+            queue.containers[rest] = [lanes.id_in(member) for member in plain]
     return queues, problems
 
 
@@ -303,10 +313,7 @@ def _plain(value: Any, kind: str) -> Any:
 async def _ask(client: Client, commands: list[tuple[str, ...]]) -> list[Any]:
     answers: list[Any] = []
     for start in range(0, len(commands), 1000):
-        pipeline = client.pipeline(transaction=False)
-        for command in commands[start : start + 1000]:
-            pipeline.execute_command(*command)
-        answers += await pipeline.execute()
+        answers += await client.ask(commands[start : start + 1000])
     return answers
 
 

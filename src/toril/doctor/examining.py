@@ -1,0 +1,86 @@
+"""One examination: read everything once, then judge it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from toril.client.connection import Connection, Target
+from toril.doctor import keyspace
+from toril.doctor.configuration import check_configuration, check_relays, sort_out
+from toril.doctor.finding import Finding, Report, Severity
+from toril.doctor.queues import check_queues, find_queues, longest_options, read_queues
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.server import check_server, read_facts
+
+MOST_PROBLEMS = 50
+_AUDITS = 3
+_PAUSE_S = 0.5
+
+
+async def examine(
+    connection: Target = None,
+    *,
+    prefix: str = "bull",
+    queues: Sequence[str] = (),
+    objects: Iterable[Any] = (),
+    audit: bool = True,
+    most_keys: int = 200_000,
+) -> Report:
+    """Look at the server and at the queues under ``prefix``: those named, or all there are.
+
+    ``objects`` are workers, consumers, registrars, queues and relays of a program, whose
+    configuration is judged as well.  The keyspace ``audit`` is left out when there are more than
+    ``most_keys`` keys.
+    """
+    parts = sort_out(objects)
+    own = connection if isinstance(connection, Connection) else Connection(connection)
+    reader = ConnectionReader(own)
+    try:
+        findings = list(check_server(await read_facts(reader)))
+        names = list(queues) or await find_queues(reader, prefix)
+        facts = await read_queues(own, reader, prefix, names)
+        findings += check_queues(facts, is_cluster=own.is_cluster)
+        in_use = {queue.name: longest_options(queue) for queue in facts}
+        findings += check_configuration(parts, in_use)
+        findings += await check_relays(parts.relays)
+        if audit and not own.is_cluster:
+            findings += await _audit(reader, prefix, most_keys)
+    finally:
+        if own is not connection:
+            await own.close()
+    return Report.of(findings)
+
+
+async def _audit(reader: ConnectionReader, prefix: str, most_keys: int) -> list[Finding]:
+    """The problems that are still there when one looks again: jobs move while they are read."""
+    if (count := len(await keyspace.keys_under(reader, f"{prefix}:"))) > most_keys:
+        return [
+            Finding(
+                code="D502",
+                severity=Severity.INFO,
+                subject="keyspace",
+                problem=f"{count} keys were not audited",
+                harm="Damage among them would not be seen.",
+                remedy=f"Run it with most_keys={count}, at a quiet time.",
+            )
+        ]
+    problems = await keyspace.audit(reader, prefix)
+    for _ in range(_AUDITS - 1):
+        if not problems:
+            break
+        await asyncio.sleep(_PAUSE_S)
+        again = set(await keyspace.audit(reader, prefix))
+        problems = [problem for problem in problems if problem in again]
+    return [
+        Finding(
+            code="D501",
+            severity=Severity.ERROR,
+            subject="keyspace",
+            problem=problem,
+            harm="The queue's keys contradict each other: a job may be lost, stuck or run twice.",
+            remedy="Find what else writes to these keys; docs/guides/production.md tells more.",
+        )
+        for problem in problems[:MOST_PROBLEMS]
+    ]

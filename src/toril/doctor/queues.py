@@ -1,0 +1,324 @@
+"""The queues of a running system: who works on them, what piles up, what does not fit together."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from toril.client.connection import Connection
+from toril.doctor.finding import Finding, Severity
+from toril.doctor.options import check_retries
+from toril.doctor.reader import ConnectionReader
+from toril.protocol import reading
+from toril.protocol.codec import JobOpts
+from toril.protocol.job import Job
+from toril.protocol.keys import COMPENSATION_SUFFIX, Keys
+
+MANY_COMPLETED = 20_000
+MANY_FAILED = 1000
+LONG_WAIT_MS = 3_600_000
+LETTERS_WAIT_MS = 24 * 3_600_000
+_SAMPLE = 20
+_PERMANENT = ("KeyError", "TypeError", "ValidationError", "AttributeError", "IndexError")
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """A worker's connection: which library speaks there."""
+
+    library: str
+    version: str
+
+    @property
+    def is_toril(self) -> bool:
+        return "toril" in self.library
+
+
+class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one queue."""
+
+    name: str
+    counts: dict[str, int]
+    is_paused: bool = False
+    has_groups: bool = False
+    has_lanes: bool = False
+    schedulers: Sequence[str] = ()
+    workers: Sequence[WorkerFacts] | None = None
+    waiting: Sequence[Job] = ()
+    failed: Sequence[Job] = ()
+    now_ms: int = 0
+
+    @property
+    def to_do(self) -> int:
+        return sum(self.counts.get(state, 0) for state in ("waiting", "prioritized", "delayed"))
+
+    @property
+    def is_for_dead_letters(self) -> bool:
+        return any(job.dead_letter is not None for job in self.waiting)
+
+    @property
+    def subject(self) -> str:
+        return f"queue {self.name}"
+
+
+async def find_queues(reader: ConnectionReader, prefix: str) -> list[str]:
+    """The names of the queues under ``prefix``."""
+    escaped = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix)
+    names = set()
+    for key in await reader.scan(f"{escaped}:*:meta"):
+        name = key[len(prefix) + 1 : -len(":meta")]
+        if ":" not in name.removesuffix(COMPENSATION_SUFFIX):
+            names.add(name)
+    return sorted(names)
+
+
+async def read_queues(
+    connection: Connection, reader: ConnectionReader, prefix: str, names: Sequence[str]
+) -> list[QueueFacts]:
+    clients = await reader.try_to_ask("CLIENT", "LIST", "TYPE", "normal")
+    seconds, micros = (await reader.ask([("TIME",)]))[0]
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    return await asyncio.gather(
+        *(_read_queue(connection, reader, Keys(prefix, name), clients, now_ms) for name in names)
+    )
+
+
+async def _read_queue(
+    connection: Connection, reader: ConnectionReader, keys: Keys, clients: Any, now_ms: int
+) -> QueueFacts:
+    counts = await connection.run(reading.counts(keys, reading.STATES))
+    is_paused, groups, lanes, schedulers = await reader.ask(
+        [
+            ("HEXISTS", keys.meta, "paused"),
+            ("EXISTS", f"{keys.base}:groups"),
+            ("EXISTS", f"{keys.base}:lanes:index"),
+            ("ZRANGE", keys.repeat, "0", "200"),
+        ]
+    )
+    oldest = reading.jobs(keys, ("waiting",), 0, _SAMPLE - 1, newest_first=False)
+    newest_failed = reading.jobs(keys, ("failed",), 0, _SAMPLE - 1, newest_first=True)
+    return QueueFacts(
+        name=keys.name,
+        counts=counts,
+        is_paused=bool(is_paused),
+        has_groups=bool(groups),
+        has_lanes=bool(lanes),
+        schedulers=schedulers,
+        workers=None if clients is None else _workers_in(clients, keys),
+        waiting=await connection.follow(oldest),
+        failed=await connection.follow(newest_failed),
+        now_ms=now_ms,
+    )
+
+
+def _workers_in(clients: str, keys: Keys) -> list[WorkerFacts]:
+    whole = f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+    found = []
+    for line in clients.splitlines():
+        fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)
+        name = fields.get("name", "")
+        if name == whole or name.startswith(f"{whole}:w:"):
+            library, version = fields.get("lib-name", ""), fields.get("lib-ver", "")
+            found.append(WorkerFacts(library, version))
+    return found
+
+
+def check_queues(queues: Sequence[QueueFacts], *, is_cluster: bool = False) -> Iterator[Finding]:
+    names = {queue.name: queue for queue in queues}
+    for queue in queues:
+        yield from _work(queue)
+        yield from _letters(queue)
+        yield from _growth(queue)
+        yield from _retries(queue)
+        yield from _recurring(queue)
+        if not is_cluster:
+            yield from _libraries(queue)
+        yield from _compensation(queue, names)
+
+
+def _work(queue: QueueFacts) -> Iterator[Finding]:
+    if queue.is_for_dead_letters or queue.name.endswith(COMPENSATION_SUFFIX):
+        return
+    if queue.is_paused and queue.to_do:
+        yield Finding(
+            code="D209",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem=f"it is paused, and {queue.to_do} jobs wait",
+            harm="Nobody runs them until it is resumed.",
+            remedy="await queue.resume(), when the reason is gone.",
+        )
+        return
+    if queue.workers is not None and not queue.workers and queue.to_do:
+        yield Finding(
+            code="D201",
+            severity=Severity.ERROR,
+            subject=queue.subject,
+            problem=f"{queue.to_do} jobs wait and no worker is connected",
+            harm="Nobody runs them, and nobody brings back the jobs of workers that died.",
+            remedy="Start a worker for it, or remove the jobs if the queue is not used any more.",
+        )
+    elif queue.waiting and queue.now_ms - queue.waiting[0].timestamp > LONG_WAIT_MS:
+        hours = (queue.now_ms - queue.waiting[0].timestamp) / 3_600_000
+        yield Finding(
+            code="D210",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem=f"its oldest waiting job was added {hours:.1f} hours ago",
+            harm="Workers do not keep up, or hang.",
+            remedy="Add workers or concurrency, and look at how long jobs run.",
+        )
+
+
+def _letters(queue: QueueFacts) -> Iterator[Finding]:
+    if queue.is_for_dead_letters:
+        age_ms = queue.now_ms - queue.waiting[0].timestamp
+        count = queue.counts.get("waiting", 0)
+        is_old = age_ms > LETTERS_WAIT_MS
+        yield Finding(
+            code="D203",
+            severity=Severity.WARNING if is_old else Severity.INFO,
+            subject=queue.subject,
+            problem=f"{count} dead letters, the oldest for {age_ms / 3_600_000:.1f} hours",
+            harm="Work that was asked for was not done, and nobody has looked at it.",
+            remedy="get_dead_letter_jobs() says why; replay them or purge them.",
+        )
+        if queue.workers:
+            yield Finding(
+                code="D216",
+                severity=Severity.ERROR,
+                subject=queue.subject,
+                problem="a worker runs its dead letters as if they were jobs",
+                harm="They are done again with their metadata inside the data, or lost.",
+                remedy="Stop that worker; use replay_dead_letter() instead.",
+            )
+    elif queue.counts.get("failed", 0):
+        count = queue.counts["failed"]
+        yield Finding(
+            code="D204",
+            severity=Severity.WARNING if count > MANY_FAILED else Severity.INFO,
+            subject=queue.subject,
+            problem=f"{count} jobs failed for good and lie in its failed set",
+            harm="They were not done, and nothing but this set says so.",
+            remedy="Worker(dead_letter_queue=…) and an alert; retry_all() for those there now.",
+        )
+
+
+def _growth(queue: QueueFacts) -> Iterator[Finding]:
+    completed = queue.counts.get("completed", 0)
+    if completed > MANY_COMPLETED:
+        yield Finding(
+            code="D205",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem=f"{completed} completed jobs are kept",
+            harm="They fill the server's memory until it takes no more jobs.",
+            remedy="remove_on_complete=1000, on the worker or in default_job_options; clean().",
+        )
+
+
+def _retries(queue: QueueFacts) -> Iterator[Finding]:
+    if queue.is_for_dead_letters:
+        return
+    told: set[str] = set()
+    for job in queue.waiting:
+        for finding in check_retries(queue.subject, f"jobs named {job.name!r}", job.opts):
+            if finding.code not in told:
+                told.add(finding.code)
+                yield finding
+    burnt = [job for job in queue.failed if _looks_permanent(job)]
+    if burnt:
+        job = burnt[0]
+        yield Finding(
+            code="D215",
+            severity=Severity.INFO,
+            subject=queue.subject,
+            problem=(
+                f"job {job.id!r} was tried {job.attempts_made} times for"
+                f" {(job.failed_reason or '')[:80]!r}"
+            ),
+            harm="An error in the data or the code is not gone at the next attempt.",
+            remedy="Raise UnrecoverableError for errors that will not go away by themselves.",
+        )
+
+
+def _looks_permanent(job: Job) -> bool:
+    reason = job.failed_reason or ""
+    return job.attempts_made > 1 and reason.split(":", 1)[0].rpartition(".")[2] in _PERMANENT
+
+
+def _recurring(queue: QueueFacts) -> Iterator[Finding]:
+    old = [name for name in queue.schedulers if name.count(":") >= 4]
+    if old:
+        yield Finding(
+            code="D213",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem=f"{len(old)} recurring jobs were made by add(…, repeat), as {old[0]!r}",
+            harm="That way is deprecated in BullMQ 5 and gone in 6: they will stop.",
+            remedy="upsert_job_scheduler(id, cron=…) makes each anew; then remove the old ones.",
+        )
+
+
+def _libraries(queue: QueueFacts) -> Iterator[Finding]:
+    workers = queue.workers or ()
+    if not workers:
+        return
+    strangers = [worker for worker in workers if not worker.is_toril]
+    kinds = sorted({f"{w.library or 'unknown library'} {w.version}".strip() for w in workers})
+    yield Finding(
+        code="D208",
+        severity=Severity.INFO,
+        subject=queue.subject,
+        problem=f"{len(workers)} workers: {', '.join(kinds)}",
+        harm="Nothing, if that is what you expect.",
+        remedy="Let all workers of a queue run the same version.",
+    )
+    used = [
+        what
+        for is_used, what in ((queue.has_groups, "groups"), (queue.has_lanes, "lanes"))
+        if is_used
+    ]
+    if strangers and used:
+        yield Finding(
+            code="D207",
+            severity=Severity.ERROR,
+            subject=queue.subject,
+            problem=f"it uses {' and '.join(used)}, and {len(strangers)} workers are not Toril's",
+            harm="They finish jobs without telling the group or the lane, which then never ends.",
+            remedy="Let only Toril's workers take from it.",
+        )
+
+
+def _compensation(queue: QueueFacts, names: dict[str, QueueFacts]) -> Iterator[Finding]:
+    if queue.name.endswith(COMPENSATION_SUFFIX):
+        if queue.to_do and queue.workers is not None and not queue.workers:
+            yield Finding(
+                code="D202",
+                severity=Severity.ERROR,
+                subject=queue.subject,
+                problem=f"{queue.to_do} compensations wait and no worker is connected",
+                harm="What was done for groups that failed is not undone.",
+                remedy=f"Run Worker({queue.name!r}, …) beside the workers of the queue itself.",
+            )
+        return
+    if not queue.has_groups:
+        return
+    other = names.get(queue.name + COMPENSATION_SUFFIX) or names.get(f"{queue.name}-compensation")
+    if other is None or other.workers == []:
+        yield Finding(
+            code="D202",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem="it has groups, and nobody works on its compensation queue",
+            harm="When a group fails, nothing of it is undone until a worker comes.",
+            remedy=f"Run Worker({queue.name + COMPENSATION_SUFFIX!r}, …).",
+        )
+
+
+def longest_options(queue: QueueFacts) -> list[JobOpts]:
+    """The options that are in use in a queue, for what depends on them."""
+    return [job.opts for job in queue.waiting]
