@@ -33,7 +33,20 @@ CATALOGUE: dict[str, Entry] = {
     "drain": Entry(_CHANGE, "Remove the jobs that wait.", "emptying:drain"),
     "clean": Entry(_CHANGE, "Remove old jobs in one state.", "emptying:clean"),
     "obliterate": Entry(_CHANGE, "Remove a queue and all that is in it.", "emptying:obliterate"),
+    "dlq": Entry(_FEATURES, "Look at dead letters, and send them back.", "dead_letters:dlq"),
+    "groups": Entry(
+        _FEATURES,
+        "Look at groups of jobs, cancel them, and settle those that could not be undone.",
+        "groups:groups",
+    ),
+    "lanes": Entry(_FEATURES, "Look at lanes, and let them wait or go on.", "lanes:lanes"),
+    "schedulers": Entry(
+        _FEATURES, "Look at schedulers, make them and remove them.", "schedulers:schedulers"
+    ),
     "worker": Entry(_RUN, "Run workers until they are told to stop.", "worker:worker"),
+    "relay": Entry(
+        _RUN, "Carry jobs from an outbox to their queues, until it is told to stop.", "relay:relay"
+    ),
     "dev": Entry(_RUN, "Run a server of your own in the foreground.", "dev:dev"),
     "demo": Entry(_RUN, "Watch a short show of what Toril does.", "demo:demo"),
     "bench": Entry(_RUN, "Measure how fast a server does jobs.", "bench:bench"),

@@ -54,7 +54,7 @@ def why(queue: Queue, found: Job, state: str) -> str:
         return str(explain(found.id))
     match state:
         case "waiting" | "prioritized":
-            return _why_waiting(queue)
+            return _why_in_lane(queue, found) or _why_waiting(queue)
         case "delayed":
             return f"it is put off for {span(found.delay)} from its last move"
         case "waiting_children":
@@ -64,6 +64,21 @@ def why(queue: Queue, found: Job, state: str) -> str:
             return f"a worker is running it, since {when(found.processed_on)}"
         case _:
             return f"it is {state}"
+
+
+def _why_in_lane(queue: Queue, found: Job) -> str | None:
+    lane = None if found.lane is None else queue.get_lane(found.lane)
+    if lane is None:
+        return None
+    if lane.is_paused:
+        return f"its lane {lane.name!r} is paused"
+    if lane.halted_by is not None:
+        return f"its lane {lane.name!r} was halted by the failure of job {lane.halted_by}"
+    if lane.holder is not None:
+        return f"job {lane.holder} holds its lane {lane.name!r}, since {when(lane.held_since)}"
+    if lane.head != found.id:
+        return f"it comes after job {lane.head} in its lane {lane.name!r}"
+    return None
 
 
 def _why_waiting(queue: Queue) -> str:
@@ -95,7 +110,7 @@ def _everything(found: Job, state: str, explained: str, logs: list[str]) -> dict
         "scheduler_id": found.scheduler_id,
         "deduplication_id": found.deduplication_id,
         "idempotency_key": found.idempotency_key,
-        "lane": lane_of(found),
+        "lane": found.lane,
         "group": group_of(found),
         "logs": logs,
     }
@@ -120,7 +135,7 @@ def _print(found: Job, state: str, explained: str, logs: list[str]) -> None:
             ("priority", found.priority or None),
             ("delay", span(found.delay) if found.delay else None),
             ("progress", found.progress or None),
-            ("lane", lane_of(found)),
+            ("lane", found.lane),
             ("group", group_of(found)),
             ("parent", found.parent_key),
             ("scheduler", found.scheduler_id),
@@ -147,12 +162,6 @@ def _ran_for(found: Job) -> str | None:
     if found.finished_on is None or found.processed_on is None:
         return None
     return span(found.finished_on - found.processed_on)
-
-
-def lane_of(found: Job) -> str | None:
-    """The job's lane, if it is in one."""
-    lane: str | None = getattr(found, "lane", None)
-    return lane
 
 
 def group_of(found: Job) -> str | None:

@@ -1,0 +1,370 @@
+"""``toril dlq``: look at dead letters, group them, send them back, throw them away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from toril.cli.jobs import data_of
+from toril.cli.printing import (
+    age,
+    heading,
+    print_facts,
+    print_json,
+    print_table,
+    progress_bar,
+    say,
+    shortened,
+    when,
+)
+from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.values import DURATION, confirm, counted, read_json, yes_option
+from toril.errors import DeadLetterNotFoundError, RefusedError
+from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
+from toril.protocol.dead_letters import DEFAULT_MAX_REPLAYS, DeadLetterProgress
+from toril.protocol.job import Job
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group("dlq")
+def dlq() -> None:
+    """Look at dead letters, and send them back.
+
+    A dead letter is a job that failed for good and was moved to the dead letter queue of its
+    worker.  QUEUE is that queue.
+
+    \b
+    Examples:
+      toril dlq summary payments-dlq
+      toril dlq replay payments-dlq --fingerprint 'TimeoutError@pay.py:charge' --rate 50
+      toril dlq purge payments-dlq --name send-email --dry-run
+    """
+
+
+def filter_options(command: F) -> F:
+    """Which dead letters are meant; all that are given must hold."""
+    for option in (
+        click.option("--until", type=DURATION, help="Dead for longer than this: 1h."),
+        click.option("--since", type=DURATION, help="Dead for less than this: 1h."),
+        click.option("--source", "source_queue", help="From this queue."),
+        click.option("--fingerprint", help="With this fingerprint, see 'dlq summary'."),
+        click.option("--reason", "failed_reason", help="Whose reason contains this."),
+        click.option("--name", help="With exactly this name."),
+    ):
+        command = option(command)
+    return command
+
+
+@dlq.command("list")
+@queue_argument
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
+@with_server
+def list_letters(
+    server: Server, queue_name: str, limit: int, skip: int, oldest_first: bool
+) -> None:
+    """List dead letters, the newest first."""
+    with server.queue(queue_name) as queue:
+        total = queue.get_dead_letter_count()
+        jobs = queue.get_dead_letter_jobs(skip, skip + limit - 1, oldest_first=oldest_first)
+    letters = [(job, job.dead_letter) for job in jobs]
+    if server.as_json:
+        print_json([_facts(job, meta) for job, meta in letters])
+        return
+    print_table(
+        ["id", "name", "from", "died", "#attempts", "#replays", "reason"],
+        [
+            [
+                job.id,
+                job.name,
+                meta.source_queue if meta else "",
+                age(meta.dead_lettered_at) if meta else "",
+                meta.attempts_made if meta else "",
+                meta.replays if meta else "",
+                shortened(meta.failed_reason if meta else "", 50),
+            ]
+            for job, meta in letters
+        ],
+        empty=f"Queue {queue_name!r} has no dead letters.",
+        title=f"{counted(total, 'dead letter')} in {queue_name}",
+    )
+
+
+@dlq.command("show")
+@queue_argument
+@click.argument("job_id", metavar="ID")
+@with_server
+def show(server: Server, queue_name: str, job_id: str) -> None:
+    """Show one dead letter: its data, its failures, and how often it came back."""
+    with server.queue(queue_name) as queue:
+        job = queue.peek_dead_letter(job_id)
+    if job is None:
+        raise DeadLetterNotFoundError(f"queue {queue_name!r} has no dead letter {job_id!r}")
+    meta = job.dead_letter
+    if server.as_json:
+        stacktrace = meta.stacktrace if meta else []
+        print_json({**_facts(job, meta), "stacktrace": stacktrace})
+        return
+    print_facts([("id", job.id), ("name", job.name), ("queue", job.queue_name)])
+    if meta is None:
+        click.echo("It has no metadata: it is an ordinary job of this queue.")
+        return
+    print_facts(
+        [
+            ("from", meta.source_queue),
+            ("was", meta.original_job_id),
+            ("added", when(meta.original_timestamp)),
+            ("died", when(meta.dead_lettered_at)),
+            ("cause", meta.cause or None),
+            ("attempts", meta.attempts_made),
+            ("reason", meta.failed_reason),
+            ("fingerprint", meta.fingerprint),
+            ("replays", meta.replays or None),
+        ]
+    )
+    heading("Data")
+    print_json(without_metadata(data_of(job)))
+    for number, trace in enumerate(meta.stacktrace, 1):
+        heading(f"Attempt {number}")
+        click.echo(trace)
+
+
+@dlq.command("summary")
+@queue_argument
+@filter_options
+@with_server
+def summary(server: Server, queue_name: str, **filters: Any) -> None:
+    """Group dead letters by what went wrong, the largest group first.
+
+    A fingerprint is the type of the error and the place where it was raised.
+    """
+    with server.queue(queue_name) as queue:
+        groups = queue.get_dead_letter_summary(**_filters(filters))
+    rows = [
+        {
+            "fingerprint": group.fingerprint,
+            "count": group.count,
+            "first_seen": group.first_seen,
+            "last_seen": group.last_seen,
+            "example_id": group.example_id,
+            "example_reason": _reason(group.example),
+        }
+        for group in groups
+    ]
+    if server.as_json:
+        print_json(rows)
+        return
+    print_table(
+        ["fingerprint", "#count", "first", "last", "example", "reason"],
+        [
+            [
+                group.fingerprint or "(none)",
+                group.count,
+                age(group.first_seen),
+                age(group.last_seen),
+                group.example_id,
+                shortened(_reason(group.example), 50),
+            ]
+            for group in groups
+        ],
+        empty=f"Queue {queue_name!r} has no such dead letters.",
+    )
+
+
+@dlq.command("replay")
+@queue_argument
+@click.argument("job_ids", metavar="[ID]...", nargs=-1)
+@filter_options
+@click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
+@click.option("--rate", type=float, help="So many a second, to be gentle with what was down.")
+@click.option("--data", help="Repair one letter: its new data, as JSON or @FILE.")
+@click.option("--by", help="Who does it; it is kept with the job.")
+@click.option(
+    "--max-replays",
+    type=int,
+    default=DEFAULT_MAX_REPLAYS,
+    show_default=True,
+    help="Leave letters alone that came back so often; -1 replays them too.",
+)
+@click.option("--keep-delay", is_flag=True, help="With the delay that they were added with.")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted replay stopped.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@yes_option
+@with_server
+def replay(
+    server: Server,
+    queue_name: str,
+    job_ids: tuple[str, ...],
+    all_of_them: bool,
+    rate: float | None,
+    data: str | None,
+    by: str | None,
+    max_replays: int,
+    keep_delay: bool,
+    resume: bool,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> int:
+    """Send dead letters back to the queues they came from.
+
+    Those with these ids, those that pass the filters, or --all.
+
+    \b
+    Examples:
+      toril dlq replay payments-dlq 01J8… --data '{"order": 123}'
+      toril dlq replay payments-dlq --reason ETIMEDOUT --rate 50
+      toril dlq replay payments-dlq --all --yes
+    """
+    wanted = _filters(filters)
+    most = None if max_replays < 0 else max_replays
+    if job_ids:
+        if wanted or all_of_them:
+            raise click.UsageError("give either ids or filters")
+        return _replay_each(server, queue_name, job_ids, data, by=by, keep_delay=keep_delay)
+    if data is not None:
+        raise click.UsageError("--data repairs one letter: name it by its ID")
+    _refuse_everything(wanted, all_of_them=all_of_them, verb="replay")
+    with server.queue(queue_name) as queue:
+        total = queue.replay_all_dead_letters(dry_run=True, max_replays=most, **wanted)
+        if dry_run:
+            say(
+                server,
+                f"{counted(total, 'dead letter')} would be replayed.",
+                would_replay=total,
+            )
+            return 0
+        confirm(f"Replay {counted(total, 'dead letter')} of {queue_name!r}?", yes=yes)
+        with progress_bar(server, "replaying", total) as move:
+
+            def advance(progress: DeadLetterProgress) -> None:
+                move(progress.done)
+
+            done = queue.replay_all_dead_letters(
+                by=by,
+                keep_delay=keep_delay,
+                max_replays=most,
+                rate=rate,
+                resume=resume,
+                progress=advance,
+                **wanted,
+            )
+    say(server, f"Replayed {counted(done, 'dead letter')}.", queue=queue_name, replayed=done)
+    return 0
+
+
+@dlq.command("purge")
+@queue_argument
+@filter_options
+@click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted purge stopped.")
+@click.option("--dry-run", is_flag=True, help="Only count them.")
+@yes_option
+@with_server
+def purge(
+    server: Server,
+    queue_name: str,
+    all_of_them: bool,
+    resume: bool,
+    dry_run: bool,
+    yes: bool,
+    **filters: Any,
+) -> None:
+    """Remove dead letters for good: those that pass the filters, or --all.
+
+    \b
+    Examples:
+      toril dlq purge payments-dlq --until 30d --dry-run
+      toril dlq purge payments-dlq --name send-email --yes
+    """
+    wanted = _filters(filters)
+    _refuse_everything(wanted, all_of_them=all_of_them, verb="purge")
+    with server.queue(queue_name) as queue:
+        total = queue.purge_dead_letters(dry_run=True, **wanted)
+        if dry_run:
+            say(server, f"{counted(total, 'dead letter')} would be removed.", would_remove=total)
+            return
+        confirm(f"Remove {counted(total, 'dead letter')} of {queue_name!r} for good?", yes=yes)
+        with progress_bar(server, "purging", total) as move:
+            done = queue.purge_dead_letters(
+                resume=resume, progress=lambda progress: move(progress.done), **wanted
+            )
+    say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)
+
+
+def _replay_each(
+    server: Server,
+    queue_name: str,
+    job_ids: tuple[str, ...],
+    data: str | None,
+    *,
+    by: str | None,
+    keep_delay: bool,
+) -> int:
+    options: dict[str, Any] = {"by": by, "keep_delay": keep_delay}
+    if data is not None:
+        if len(job_ids) > 1:
+            raise click.UsageError("--data repairs one letter at a time")
+        options["data"] = read_json(data, "--data")
+    answers: list[dict[str, Any]] = []
+    with server.queue(queue_name) as queue:
+        for job_id in job_ids:
+            answer: dict[str, Any] = {"id": job_id, "new_id": None}
+            try:
+                answer["new_id"] = queue.replay_dead_letter(job_id, **options)
+            except RefusedError as error:
+                answer["error"] = str(error)
+                if not server.as_json:
+                    click.echo(f"toril: {error}", err=True)
+            else:
+                if not server.as_json:
+                    click.echo(f"{job_id}: replayed as {answer['new_id']}")
+            answers.append(answer)
+    if server.as_json:
+        print_json(answers)
+    return 0 if all(answer["new_id"] for answer in answers) else 1
+
+
+def _filters(given: dict[str, Any]) -> dict[str, Any]:
+    wanted = {name: value for name, value in given.items() if value is not None}
+    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+    for edge in ("since", "until"):
+        if edge in wanted:
+            wanted[edge] = now_ms - wanted[edge]
+    return wanted
+
+
+def _refuse_everything(wanted: dict[str, Any], *, all_of_them: bool, verb: str) -> None:
+    if not wanted and not all_of_them:
+        raise click.UsageError(f"say which letters to {verb}: by a filter, or --all")
+    if wanted and all_of_them:
+        raise click.UsageError("give either filters or --all")
+
+
+def _facts(job: Job, meta: DeadLetterMetadata | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "id": job.id,
+        "name": job.name,
+        "data": without_metadata(data_of(job)),
+    }
+    if meta is None:
+        return facts
+    return facts | {
+        "source_queue": meta.source_queue,
+        "original_job_id": meta.original_job_id,
+        "failed_reason": meta.failed_reason,
+        "fingerprint": meta.fingerprint,
+        "attempts_made": meta.attempts_made,
+        "dead_lettered_at": meta.dead_lettered_at,
+        "replays": meta.replays,
+    }
+
+
+def _reason(job: Job | None) -> str:
+    meta = job.dead_letter if job is not None else None
+    return meta.failed_reason if meta is not None else ""

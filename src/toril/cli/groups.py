@@ -1,0 +1,152 @@
+"""``toril groups``: jobs that all succeed, or what was done is undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from toril.cli.printing import age, heading, print_facts, print_json, print_table, say, when
+from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.values import confirm, counted, yes_option
+from toril.errors import GroupNotFoundError
+from toril.protocol.groups import GroupInfo, GroupState
+from toril.sync.queue import Queue
+
+_STATE = click.Choice([state.value for state in GroupState], case_sensitive=False)
+
+
+@click.group("groups")
+def groups() -> None:
+    """Look at groups of jobs, cancel them, and settle those that could not be undone.
+
+    QUEUE is the queue that owns the group: that of its first job, unless it was made otherwise.
+
+    \b
+    Examples:
+      toril groups list orders --state FAILED_COMPENSATION
+      toril groups show orders 3f0c…
+      toril groups resolve orders 3f0c… --note "refunded by hand"
+    """
+
+
+@groups.command("list")
+@queue_argument
+@click.option("-s", "--state", "states", type=_STATE, multiple=True, help="Only in this state.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
+@with_server
+def list_groups(
+    server: Server,
+    queue_name: str,
+    states: tuple[str, ...],
+    limit: int,
+    skip: int,
+    oldest_first: bool,
+) -> None:
+    """List the groups that a queue owns, the newest first."""
+    with server.queue(queue_name) as queue:
+        found = queue.get_groups(states, skip, skip + limit - 1, newest_first=not oldest_first)
+    if server.as_json:
+        print_json([_facts(group) for group in found])
+        return
+    print_table(
+        ["id", "name", "state", "#jobs", "#completed", "#failed", "#cancelled", "created"],
+        [
+            [
+                group.id,
+                group.name,
+                group.state.value,
+                group.total_jobs,
+                group.completed_count,
+                group.failed_count,
+                group.cancelled_count,
+                age(group.created_at),
+            ]
+            for group in found
+        ],
+        empty=f"Queue {queue_name!r} owns no such groups.",
+    )
+
+
+@groups.command("show")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@with_server
+def show(server: Server, queue_name: str, group_id: str) -> None:
+    """Show one group and its jobs, in whatever queues they are."""
+    with server.queue(queue_name) as queue:
+        group = _known(queue, group_id)
+        members = queue.get_group_jobs(group_id)
+    if server.as_json:
+        listed = [
+            {"job_id": m.job_id, "name": m.name, "queue": m.queue_name, "status": m.status}
+            for m in members
+        ]
+        print_json({**_facts(group), "members": listed})
+        return
+    print_facts(
+        [
+            ("id", group.id),
+            ("name", group.name),
+            ("state", group.state.value),
+            ("created", when(group.created_at)),
+            ("changed", when(group.updated_at)),
+            ("jobs", group.total_jobs),
+            ("completed", group.completed_count),
+            ("failed", group.failed_count),
+            ("cancelled", group.cancelled_count),
+            ("failed job", group.failed_job_id),
+            ("reason", group.reason),
+            ("note", group.note),
+        ]
+    )
+    heading("Members")
+    print_table(
+        ["job", "name", "queue", "status"],
+        [[m.job_id, m.name, m.queue_name, m.status] for m in members],
+        empty="It has none.",
+    )
+
+
+@groups.command("cancel")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@yes_option
+@with_server
+def cancel(server: Server, queue_name: str, group_id: str, yes: bool) -> None:
+    """Cancel the jobs of a group that have not started, and undo those that completed."""
+    with server.queue(queue_name) as queue:
+        group = _known(queue, group_id)
+        confirm(
+            f"Cancel group {group.name!r} with {counted(group.total_jobs, 'job')},"
+            f" of which {group.completed_count} completed?",
+            yes=yes,
+        )
+        queue.cancel_group(group_id)
+        after = _known(queue, group_id)
+    say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
+
+
+def _known(queue: Queue, group_id: str) -> GroupInfo:
+    group = queue.get_group_state(group_id)
+    if group is None:
+        raise GroupNotFoundError(f"queue {queue.name!r} owns no group {group_id!r}")
+    return group
+
+
+def _facts(group: GroupInfo) -> dict[str, Any]:
+    return {
+        "id": group.id,
+        "name": group.name,
+        "state": group.state.value,
+        "created_at": group.created_at,
+        "updated_at": group.updated_at,
+        "total_jobs": group.total_jobs,
+        "completed_count": group.completed_count,
+        "failed_count": group.failed_count,
+        "cancelled_count": group.cancelled_count,
+        "reason": group.reason,
+        "note": group.note,
+    }

@@ -1,0 +1,48 @@
+"""``toril relay``: carries jobs from a database's outbox to the queues."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+
+import click
+
+from toril import run
+from toril.cli.server import Server, with_server
+from toril.cli.values import DURATION
+from toril.cli.worker import load
+
+
+@click.command("relay")
+@click.argument("targets", metavar="MODULE:RELAY...", nargs=-1, required=True)
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default="25s",
+    show_default=True,
+    help="For the batch under way, when it is told to stop.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@with_server
+def relay(server: Server, targets: tuple[str, ...], timeout: int, verbose: bool) -> None:
+    """Carry jobs from an outbox to their queues, until it is told to stop.
+
+    RELAY is a toril.outbox.Relay, made with its engine and its server; --url is not used.  Any
+    number may run at the same time.
+
+    \b
+    Example:
+      toril relay shop.outbox:relay
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        stream=sys.stderr,
+    )
+    relays = [load(target) for target in targets]
+    for target, found in zip(targets, relays, strict=True):
+        if not inspect.iscoroutinefunction(getattr(found, "run", None)):
+            raise click.UsageError(f"{target!r} is no Relay: {found!r}")
+        click.echo(f"running {target}; Ctrl-C stops it", err=True)
+    run(*relays, timeout=timeout)

@@ -1,0 +1,113 @@
+"""``toril schedulers``: jobs that come again and again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from toril import NewJob
+from toril.cli.printing import age, print_json, print_table, say, span
+from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.values import DURATION, confirm, read_json, yes_option
+from toril.errors import RefusedError
+from toril.protocol.scheduling import JobScheduler
+
+
+@click.group("schedulers")
+def schedulers() -> None:
+    """Look at schedulers, make them and remove them.
+
+    \b
+    Examples:
+      toril schedulers list mail
+      toril schedulers set mail digest --cron '0 9 * * 1-5' --tz Europe/Berlin
+      toril schedulers remove mail digest
+    """
+
+
+@schedulers.command("list")
+@queue_argument
+@click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True)
+@with_server
+def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
+    """List the schedulers of a queue, the next due first."""
+    with server.queue(queue_name) as queue:
+        found = queue.get_job_schedulers(0, limit - 1)
+    if server.as_json:
+        print_json([_facts(scheduler) for scheduler in found])
+        return
+    print_table(
+        ["id", "job", "when", "next", "#done"],
+        [[s.id, s.name, _rhythm(s), age(s.next_at), s.iterations] for s in found],
+        empty=f"Queue {queue_name!r} has no schedulers.",
+    )
+
+
+@schedulers.command("set")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@click.option("--every", type=DURATION, help="So often: 10s, 5m, 1h.")
+@click.option("--cron", help="At the times of this pattern: '0 9 * * 1-5'.")
+@click.option("--tz", help="The time zone of the pattern.  [default: UTC]")
+@click.option("--times", "limit", type=int, help="So many times, then no more.")
+@click.option("--immediately", is_flag=True, help="The first time now.")
+@click.option("--name", help="The name of its jobs.  [default: ID]")
+@click.option("--data", help="The data of its jobs, as JSON, @FILE or - for stdin.")
+@with_server
+def set_scheduler(
+    server: Server,
+    queue_name: str,
+    scheduler_id: str,
+    name: str | None,
+    data: str | None,
+    **schedule: Any,
+) -> None:
+    """Make a scheduler, or change the one with this id."""
+    payload = None if data is None else read_json(data, "--data")
+    with server.queue(queue_name) as queue:
+        job = queue.upsert_job_scheduler(
+            scheduler_id, template=NewJob(name or scheduler_id, payload), **schedule
+        )
+    due = job.timestamp + job.delay
+    say(
+        server,
+        f"Scheduler {scheduler_id!r} is set; its next job is due {age(due)}.",
+        id=scheduler_id,
+        next_job_id=job.id,
+        next_at=due,
+    )
+
+
+@schedulers.command("remove")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@yes_option
+@with_server
+def remove(server: Server, queue_name: str, scheduler_id: str, yes: bool) -> None:
+    """Forget a scheduler and its next job."""
+    confirm(f"Remove scheduler {scheduler_id!r} of queue {queue_name!r}?", yes=yes)
+    with server.queue(queue_name) as queue:
+        if not queue.remove_job_scheduler(scheduler_id):
+            raise RefusedError(f"queue {queue_name!r} has no scheduler {scheduler_id!r}")
+    say(server, f"Scheduler {scheduler_id!r} is gone.", id=scheduler_id, removed=True)
+
+
+def _rhythm(scheduler: JobScheduler) -> str:
+    if scheduler.every:
+        return f"every {span(scheduler.every)}"
+    return f"{scheduler.cron} {scheduler.tz or ''}".strip()
+
+
+def _facts(scheduler: JobScheduler) -> dict[str, Any]:
+    return {
+        "id": scheduler.id,
+        "name": scheduler.name,
+        "every": scheduler.every,
+        "cron": scheduler.cron,
+        "tz": scheduler.tz,
+        "next_at": scheduler.next_at,
+        "iterations": scheduler.iterations,
+        "limit": scheduler.limit,
+        "data": scheduler.data,
+    }

@@ -1,0 +1,199 @@
+"""``toril dlq``, ``lanes``, ``groups``, ``schedulers`` and ``relay``."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Toril
+from tests.helpers import wait_until, wait_until_sync
+from toril import Compensation, FlowProducer, GroupJob, Queue, Worker
+from toril.sync import Queue as BlockingQueue
+
+
+@pytest.fixture
+def payments(url: str, prefix: str) -> Iterator[BlockingQueue]:
+    with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+async def letters(url: str, prefix: str) -> list[str]:
+    """Three dead letters of the queue "payments", from the oldest to the newest."""
+
+    async def fail(job: Any) -> None:
+        raise (
+            TimeoutError("the bank is away") if job.name == "charge" else ValueError("no such card")
+        )
+
+    options = {"connection": url, "prefix": prefix}
+    async with Queue("payments", **options) as queue, Queue("payments-dlq", **options) as dlq:
+        worker = Worker("payments", fail, dead_letter_queue="payments-dlq", **options)
+        async with worker:
+            for number, name in enumerate(("charge", "charge", "refund")):
+                await queue.add(name, {"order": number})
+                await wait_until(lambda n=number: _has(dlq, n + 1))
+        return [job.id for job in await dlq.get_dead_letter_jobs(oldest_first=True)]
+
+
+async def _has(dlq: Queue, count: int) -> bool:
+    return await dlq.get_dead_letter_count() == count
+
+
+def test_dead_letters_are_listed_grouped_and_shown(toril: Toril, letters: list[str]):
+    """DLQ-17, DLQ-18, DLQ-19 from the command line."""
+    listed = toril("dlq", "list", "payments-dlq", "--json").json
+    assert [row["id"] for row in listed] == letters[::-1]
+    assert listed[0]["data"] == {"order": 2}
+    assert listed[0]["source_queue"] == "payments"
+    table = toril("dlq", "list", "payments-dlq", "-n", "2").out
+    assert "3 dead letters in payments-dlq" in table
+    assert table.count(" ago ") == 2
+
+    groups = toril("dlq", "summary", "payments-dlq", "--json").json
+    assert [group["count"] for group in groups] == [2, 1]
+    assert groups[0]["example_reason"] == "the bank is away"
+    assert groups[0]["fingerprint"] in toril("dlq", "summary", "payments-dlq").out
+
+    shown = toril("dlq", "show", "payments-dlq", letters[0]).out
+    assert "the bank is away" in shown
+    assert "Attempt 1" in shown
+    assert '"order": 0' in shown
+    assert "_dlqMeta" not in shown
+    missing = toril("dlq", "show", "payments-dlq", "nobody")
+    assert (missing.code, len(missing.err.splitlines())) == (1, 1)
+
+
+def test_dead_letters_are_replayed_and_purged_after_a_yes(
+    toril: Toril, letters: list[str], payments: BlockingQueue
+):
+    """DLQ-21 and DLQ-26 from the command line."""
+    repaired = toril("dlq", "replay", "payments-dlq", letters[0], "--data", '{"order": 7}')
+    assert repaired.code == 0, repaired
+    new_id = repaired.out.split()[-1]
+    assert payments.get_job(new_id).data == {"order": 7}
+    again = toril("dlq", "replay", "payments-dlq", letters[0])
+    assert (again.code, len(again.err.splitlines())) == (1, 1), again
+
+    assert toril("dlq", "replay", "payments-dlq").code == 2
+    filters = ("--reason", "BANK", "--since", "1h")
+    dry = toril("dlq", "replay", "payments-dlq", *filters, "--dry-run", "--json")
+    assert dry.json == {"would_replay": 1}
+    unsure = toril("dlq", "replay", "payments-dlq", *filters, typed="n\n")
+    assert (unsure.code, payments.get_waiting_count()) == (1, 1)
+    done = toril("dlq", "replay", "payments-dlq", *filters, "--rate", "100", typed="y\n")
+    assert done.out.endswith("Replayed 1 dead letter.\n")
+    assert payments.get_waiting_count() == 2
+
+    assert toril("dlq", "purge", "payments-dlq").code == 2
+    assert toril("dlq", "purge", "payments-dlq", "--name", "refund").code == 1
+    purged = toril("dlq", "purge", "payments-dlq", "--name", "refund", "--yes", "--json")
+    assert purged.json == {"queue": "payments-dlq", "removed": 1}
+    assert toril("dlq", "list", "payments-dlq", "--json").json == []
+
+
+def test_lanes_are_listed_shown_paused_resumed_and_drained(toril: Toril, payments: BlockingQueue):
+    """FIFO-22 from the command line."""
+    for number in range(3):
+        toril_id = f"a-{number}"
+        payments.add("sync", lane="user:42", job_id=toril_id)
+    added = toril("add", "payments", "sync", "--lane", "user:7", "--id", "b-0", "--order-ms", "5")
+    assert added.code == 0, added
+
+    listed = {row["lane"]: row for row in toril("lanes", "list", "payments", "--json").json}
+    assert listed.keys() == {"user:42", "user:7"}
+    assert (listed["user:42"]["depth"], listed["user:42"]["head"]) == (3, "a-0")
+    assert "2 lanes in payments" in toril("lanes", "list", "payments").out
+
+    assert toril("lanes", "pause", "payments", "user:42").code == 0
+    assert payments.get_lane("user:42").is_paused
+    assert "paused" in toril("lanes", "show", "payments", "user:42").out
+    assert "lane" in toril("job", "a-1", "--json").json["why"]
+    assert toril("lanes", "resume", "payments", "user:42", "--json").json["had_stopped"] is True
+    assert toril("lanes", "drain", "payments", "user:42").code == 1
+    assert toril("lanes", "drain", "payments", "user:42", "-y").out == "Removed 3 jobs.\n"
+    assert toril("lanes", "show", "payments", "user:42").code == 1
+
+
+async def test_groups_are_listed_shown_and_cancelled(toril: Toril, url: str, prefix: str):
+    """SAGA-33, SAGA-34 and SAGA-35 from the command line."""
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        node = await flow.add_group(
+            "order",
+            [
+                GroupJob("charge", queue_name="payments"),
+                GroupJob("reserve", queue_name="inventory"),
+            ],
+            {"charge": Compensation("refund")},
+        )
+
+    listed = toril("groups", "list", "payments", "--state", "active", "--json").json
+    assert [(row["id"], row["state"]) for row in listed] == [(node.group_id, "ACTIVE")]
+    assert "order" in toril("groups", "list", "payments").out
+    shown = toril("groups", "show", "payments", node.group_id, "--json").json
+    assert [(m["name"], m["queue"]) for m in shown["members"]] == [
+        ("charge", "payments"),
+        ("reserve", "inventory"),
+    ]
+    assert toril("job", node.jobs[0].id, "--json").json["group"] == node.group_id
+    assert "reserve" in toril("groups", "show", "payments", node.group_id).out
+    assert toril("groups", "show", "payments", "nobody").code == 1
+
+    assert toril("groups", "cancel", "payments", node.group_id).code == 1
+    assert toril("groups", "cancel", "payments", node.group_id, "--yes").out.endswith("FAILED.\n")
+    again = toril("groups", "cancel", "payments", node.group_id, "--yes")
+    assert (again.code, len(again.err.splitlines())) == (1, 1), again
+
+
+def test_schedulers_are_set_listed_and_removed(toril: Toril, payments: BlockingQueue):
+    set_one = toril(
+        *("schedulers", "set", "payments", "digest", "--cron", "0 9 * * 1-5"),
+        *("--tz", "Europe/Berlin", "--data", '{"to": "all"}'),
+    )
+    assert set_one.code == 0, set_one
+    toril("schedulers", "set", "payments", "tick", "--every", "5m")
+
+    listed = {row["id"]: row for row in toril("schedulers", "list", "payments", "--json").json}
+    assert (listed["digest"]["cron"], listed["digest"]["tz"]) == ("0 9 * * 1-5", "Europe/Berlin")
+    assert listed["digest"]["data"] == {"to": "all"}
+    assert listed["tick"]["every"] == 300_000
+    assert "every 5m" in toril("schedulers", "list", "payments").out
+    assert toril("schedulers", "set", "payments", "bad", "--cron", "nonsense").code == 2
+
+    for name in ("digest", "tick"):
+        assert toril("schedulers", "remove", "payments", name, "--yes").code == 0
+    assert toril("schedulers", "remove", "payments", "tick", "--yes").code == 1
+    assert payments.get_job_scheduler_count() == 0
+
+
+OUTBOX = """
+from sqlalchemy import MetaData, create_engine
+from toril.outbox import Outbox, Relay
+
+engine = create_engine("sqlite:///shop.db")
+metadata = MetaData()
+outbox = Outbox(metadata)
+metadata.create_all(engine)
+relay = Relay(engine, outbox, prefix={prefix!r}, poll_interval=50)
+with engine.begin() as connection:
+    outbox.add(connection, "payments", "charge", {{"order": 1}})
+"""
+
+
+def test_relay_carries_jobs_from_an_outbox_until_sigterm(
+    cli_env: dict[str, str], tmp_path: Path, prefix: str, payments: BlockingQueue
+):
+    (tmp_path / "shop_outbox.py").write_text(OUTBOX.format(prefix=prefix))
+    command = [sys.executable, "-m", "toril", "relay", "shop_outbox:relay"]
+
+    with subprocess.Popen(command, cwd=tmp_path, env=cli_env, stderr=subprocess.DEVNULL) as process:
+        wait_until_sync(lambda: payments.get_waiting_count() == 1, timeout=20)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert payments.get_waiting()[0].data == {"order": 1}
