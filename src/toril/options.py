@@ -551,3 +551,14 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def _normalise(self, option: str, value: object) -> None:
         msgspec.structs.force_setattr(self, option, value)
+
+
+Repeat = Mapping[str, Any]
+"""A schedule as a mapping: ``every`` or ``cron`` (``pattern`` does as well), ``tz``, ``limit`` …"""
+
+
+def schedule_of(repeat: Repeat) -> Schedule:
+    """The schedule that ``repeat=`` describes."""
+    given = {"cron" if name == "pattern" else name: value for name, value in repeat.items()}
+    refuse_unknown(given, frozenset(Schedule.__struct_fields__), "repeat")
+    return Schedule(**given)

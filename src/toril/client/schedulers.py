@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from toril.client.connection import Connection
-from toril.options import Duration, NewJob, Schedule
+from toril.options import Duration, NewJob, Repeat, Schedule, schedule_of
 from toril.protocol import scheduling
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
@@ -68,3 +68,18 @@ class QueueSchedulers:
     async def remove_job_scheduler(self, scheduler_id: str) -> bool:
         """Forget a scheduler and its next job, unless that waits or runs; was there one?"""
         return await self._connection.run(scheduling.remove(self.keys, scheduler_id))
+
+    async def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
+        schedule = schedule_of(repeat)
+        scheduler_id = scheduling.repeating_id(template.lane or template.name, schedule)
+        return await self._connection.follow(
+            scheduling.upsert(self.keys, scheduler_id, schedule, template)
+        )
+
+    async def remove_repeating_job(self, lane: str, repeat: Repeat) -> bool:
+        """End what ``add(…, lane=lane, repeat=repeat)`` began; was there such a scheduler?
+
+        For jobs without a lane it is their name that counts.
+        """
+        scheduler_id = scheduling.repeating_id(lane, schedule_of(repeat))
+        return await self.remove_job_scheduler(scheduler_id)

@@ -2,25 +2,26 @@
 --[[
   removeScheduler: forget a scheduler, and its next iteration if that is still delayed.
 
-  Keys      base, delayed, events, repeat, scheduler
+  Keys      base, active, delayed, marker, meta, paused, events, repeat, scheduler
   Args      scheduler_id str
   Returns   1 when there was such a scheduler, else 0
   Emits     removed
   Keeps     I1
   Cost      O(1)
 ]]
-local base, delayed, events, repeat_, scheduler = unpack(KEYS)
+local base, active, delayed, marker, meta, paused, events, repeat_, scheduler = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
---- @include "includes/emit"
+--- @include "includes/lanes"
 --- @include "includes/deleteJob"
 
+local queue = queueAt(base)
 local at = redis.call("ZSCORE", repeat_, a.scheduler_id)
 if at then
   local pending = "repeat:" .. a.scheduler_id .. ":" .. at
-  if redis.call("ZREM", delayed, pending) == 1 then
+  if redis.call("ZREM", delayed, pending) == 1 or takeDelayedInLane(queue, pending) then
     deleteJob(base .. ":" .. pending)
-    emit(queueAt(base), "removed", "jobId", pending, "prev", "delayed")
+    emit(queue, "removed", "jobId", pending, "prev", "delayed")
   end
 end
 local was_indexed = redis.call("ZREM", repeat_, a.scheduler_id) == 1

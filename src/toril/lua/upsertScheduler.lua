@@ -10,7 +10,7 @@
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), name str,
             fields list of str (the definition: names and values in turn, without name, offset, opts,
             data), every int?, offset int?, start int?, next_ms int? (when it is a cron pattern),
-            priority int, lifo bool
+            priority int, lifo bool, lane str?
             After the map, raw: the data, the options of an iteration, the options of the template ("" for
             none).
   Returns   the id of the iteration, its delay, now ms
@@ -49,6 +49,8 @@ local function placeOfPending(pending)
   if redis.call("ZSCORE", prioritized, pending) then return "ZREM", prioritized end
   if redis.call("LPOS", wait, pending) then return "LREM", wait end
   if redis.call("LPOS", paused, pending) then return "LREM", paused end
+  local lane = redis.call("HGET", base .. ":" .. pending, "x.lane")
+  if lane and waitsInLane(queue, lane, pending) then return "lane", lane end
   return nil
 end
 
@@ -78,7 +80,9 @@ if exists(at) and not is_replaced then
 end
 
 if place then
-  if how == "ZREM" then
+  if how == "lane" then
+    pullFromLane(queue, place, pending)
+  elseif how == "ZREM" then
     redis.call("ZREM", place, pending)
   else
     redis.call("LREM", place, 1, pending)
@@ -99,5 +103,5 @@ redis.call("HSET", scheduler, "ic", known[2] or 1)
 
 local job_id, delay = insertIteration(queue, readGate(queue), { scheduler = a.scheduler_id,
   id_json = a.id_json, name = a.name, data = data, opts = iteration_opts, priority = a.priority,
-  lifo = a.lifo, is_cron = not a.every }, at, now)
+  lifo = a.lifo, is_cron = not a.every, lane = a.lane }, at, now)
 return { job_id, delay, now }

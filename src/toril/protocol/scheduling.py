@@ -7,6 +7,7 @@ next one before it runs it, so N workers make one job a tick, and a crash in bet
 from __future__ import annotations
 
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -45,6 +46,12 @@ class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
     opts: JobOpts
 
 
+def repeating_id(owner: str, schedule: Schedule) -> str:
+    """The id of the scheduler that ``repeat=`` makes: one for each lane (or name) and schedule."""
+    told = codec.encode([owner, schedule.every, schedule.cron, schedule.tz], "repeat")
+    return f"repeating-{sha256(told).hexdigest()[:32]}"
+
+
 def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) -> Plan[Job]:
     """Make or change a scheduler; returns its pending iteration."""
     check_scheduler_id(scheduler_id)
@@ -68,7 +75,7 @@ def _upsert(
             template.data, template.size_limit, f"the data of scheduler {scheduler_id!r}"
         )
     template_opts = codec.wire_options(template)
-    if template.attempts is None:
+    if template.attempts is None and template.lane is None:
         template_opts.pop("attempts")
     repeat = _repeat_of(schedule)
     iteration_opts = {**template_opts, "repeat": repeat, "repeatJobKey": scheduler_id}
@@ -80,6 +87,8 @@ def _upsert(
         "priority": template.priority or 0,
         "lifo": bool(template.lifo),
     }
+    if template.lane is not None:
+        args["lane"] = template.lane
     if schedule.every is not None:
         args["every"] = schedule.every
         if schedule.offset is not None:
@@ -119,8 +128,11 @@ def _upsert(
     )
 
 
+_DECIDED = ("job_id", "delay", "run_at", "timestamp", "order_ms", "deduplication", "parent")
+
+
 def _check_template(template: NewJob) -> None:
-    for option in ("job_id", "delay", "run_at", "timestamp", "deduplication", "parent"):
+    for option in _DECIDED:
         if getattr(template, option) is not None:
             raise InvalidOptionError(
                 f"the template of a scheduler cannot have {option}; the schedule decides"
@@ -199,6 +211,8 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         "priority": job.opts.priority,
         "lifo": job.opts.lifo,
     }
+    if job.lane is not None:
+        args["lane"] = job.lane
     every = codec.number_in(repeat.get("every"))
     if every:
         args["every"] = every

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from toril.client.ids import new_job_id
-from toril.options import OPTION_NAMES, JobOptions, NewJob, new_job, refuse_unknown
+from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.job import Job
@@ -92,13 +92,26 @@ class Queue(
         if self._owns_connection:
             self._connection.close()
 
-    def add(self, name: str, data: Any = None, **options: Unpack[JobOptions]) -> Job:
+    def add(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        repeat: Repeat | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
         """Add a job; returns it when the server has it.
 
         With a ``job_id`` that exists already, or a deduplication id that another job owns,
         nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
         same time are sent together.
+
+        ``repeat={"every": ms}`` or ``{"cron": pattern, "tz": zone}`` makes a scheduler of it, which
+        ``remove_repeating_job`` ends; the next of its jobs is returned.
         """
+        if repeat is not None:
+            template = new_job(name, data, options, self._defaults)
+            return self._add_repeating(repeat, template)
         job = self._prepare(new_job(name, data, options, self._defaults))
         added = self._as_added(job, self._batcher.add(job))
         return added if not added.duplicated else (self._as_they_are([added]))[0]

@@ -207,6 +207,18 @@ local function putOffInLane(queue, field, id, due_ms, keeps_lane)
   wakeLanesWhenDue(queue)
 end
 
+--- Is the job waiting in its lane, for its turn or for a time?
+local function waitsInLane(queue, field, id)
+  for _, mark in ipairs({ PLAIN, STARTED }) do
+    local member = laneMember(field, id, mark)
+    if redis.call("ZSCORE", queue["lanes:waiting"], member)
+        or redis.call("ZSCORE", queue["lanes:delayed"], member) then
+      return true
+    end
+  end
+  return false
+end
+
 --- Take a job out of its lane that waits there; returns "wait" or "delayed", or nothing.
 local function pullFromLane(queue, field, id)
   local plain, started = laneMember(field, id, PLAIN), laneMember(field, id, STARTED)

@@ -1,3 +1,4 @@
+--- @include "includes/lanes"
 --- The slots of a scheduler that runs every so many ms.
 
 --- The first slot of a grid that is later than `now`.
@@ -27,7 +28,8 @@ end
 
 --- Add the iteration of a scheduler that is due at `at`. `opts` is the JSON of its options without
 --- those that depend on the time; `is_cron` has them tell when this one is.
---- `iteration` = { scheduler, id_json, name, data, opts, priority, lifo, is_cron }.
+--- `iteration` = { scheduler, id_json, name, data, opts, priority, lifo, is_cron, lane }. In a lane its
+--- order is the time at which it is due.
 local function insertIteration(queue, gate, iteration, at, now)
   local id = iterationId(iteration.scheduler, at)
   local delay = math.max(0, at - now)
@@ -42,12 +44,21 @@ local function insertIteration(queue, gate, iteration, at, now)
     "opts", opts, "timestamp", now, "delay", delay, "priority", iteration.priority or 0,
     "rjk", iteration.scheduler)
   emit(queue, "added", "jobId", id, "name", iteration.name)
+  local lane = iteration.lane and newPlace(queue, iteration.lane, at)
+  if lane then
+    redis.call("HSET", queue.base .. ":" .. id, "x.lane", lane)
+    addToLane(queue, id, lane, delay > 0 and at)
+  end
   if delay > 0 then
-    placeDelayed(queue, id, at)
+    if not lane then
+      placeDelayed(queue, id, at)
+      wakeWhenDue(queue)
+    end
     emitTrimmed(queue, gate, "delayed", "jobId", id, "delay", at)
-    wakeWhenDue(queue)
   else
-    placeReady(queue, gate, id, iteration.priority or 0, iteration.lifo and "RPUSH" or "LPUSH")
+    if not lane then
+      placeReady(queue, gate, id, iteration.priority or 0, iteration.lifo and "RPUSH" or "LPUSH")
+    end
     wake(queue, gate)
     emitTrimmed(queue, gate, "waiting", "jobId", id)
   end
