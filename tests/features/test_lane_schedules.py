@@ -19,9 +19,7 @@ async def queue(url, prefix):
 
 @pytest.fixture
 def work(url, prefix):
-    return lambda handler, **options: Worker(
-        "q", handler, connection=url, prefix=prefix, **options
-    )
+    return lambda handler, **options: Worker("q", handler, connection=url, prefix=prefix, **options)
 
 
 async def test_a_scheduler_fills_a_lane_one_job_after_another(queue, work):

@@ -64,7 +64,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"groups:[^:]+:.+", "*", "group part"),
     (r"lanes:(waiting|delayed)", "zset", "lane container"),
     (r"lanes:(ready|later|index)", "zset", "lane"),
-    (r"lanes:(held|settings)", "hash", "lane"),
+    (r"lanes:(held|settings|diverting)", "hash", "lane"),
     (r"lanes:rate:.+", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),

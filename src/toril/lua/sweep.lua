@@ -11,7 +11,7 @@
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
             else how many active ones are marked), slice int, forget_ms int
-  Returns   more (0 or 1), next cursor, the ids brought back, whether lanes are held (0 or 1)
+  Returns   more (0 or 1), next cursor, the ids brought back, whether there are lanes to look at
   Emits     waiting, stalled
   Keeps     I1, I2, I3
   Cost      O(slice)
@@ -107,4 +107,5 @@ local marked = math.max(a.cursor, 0)
 local ids = redis.call("LRANGE", active, -(marked + a.slice), -(marked + 1)) -- bounded: slice
 if #ids > 0 then redis.call("SADD", stalled, unpack(ids)) end
 if #ids == a.slice then return { 1, marked + a.slice, brought_back, 0 } end
-return { 0, 0, brought_back, redis.call("EXISTS", queue["lanes:held"]) }
+return { 0, 0, brought_back, redis.call("EXISTS", queue["lanes:held"],
+  queue["lanes:diverting"]) }

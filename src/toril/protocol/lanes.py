@@ -11,9 +11,11 @@ import msgspec
 from toril.options import RateLimit, check_lane, whole
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
+from toril.protocol.job import fields_of
 from toril.protocol.keys import Keys
 
 SLICE = 200
+DIVERT_SLICE = 100
 MOST_CONCURRENT = 1000
 MOST_WEIGHT = 1000
 
@@ -112,6 +114,53 @@ def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index")) -> Plan[int
 
 def _parse_recovered(reply: Any) -> tuple[str, int]:
     return codec.text(reply[0]), reply[1]
+
+
+def divert(keys: Keys) -> Plan[int]:
+    """Send what waits in diverted lanes to the dead letters, in order; returns how many jobs."""
+    diverted: list[tuple[str, str]] = yield plain(
+        "HGETALL", keys.lanes_diverting, parse=_parse_diverting
+    )
+    sent = 0
+    for lane, dead_letter_queue in diverted:
+        skip, more = 0, 1
+        while more:
+            more, gone, kept = yield _divert(keys, lane, keys.sibling(dead_letter_queue), skip)
+            sent += gone
+            skip += kept
+    return sent
+
+
+def _divert(keys: Keys, lane: str, dead: Keys, skip: int) -> Command[Any]:
+    return script(
+        "divertLane",
+        keys,
+        {
+            "lane": lane,
+            "source": keys.name,
+            "dead_letters": dead.name,
+            "slice": DIVERT_SLICE,
+            "skip": skip,
+        },
+        tuple,
+        extra={
+            "repeat_": keys.repeat,
+            "dead_base": dead.base,
+            "dead_wait": dead.wait,
+            "dead_paused": dead.paused,
+            "dead_active": dead.active,
+            "dead_marker": dead.marker,
+            "dead_meta": dead.meta,
+            "dead_id": dead.id,
+            "dead_events": dead.events,
+        },
+        resend=Resend.SAME,
+    )
+
+
+def _parse_diverting(reply: Any) -> list[tuple[str, str]]:
+    fields = fields_of(reply)
+    return [(lane_name(lane), codec.decode(told)["queue"]) for lane, told in fields.items()]
 
 
 def pause(keys: Keys, lane: str) -> Command[bool]:

@@ -89,12 +89,13 @@ def sweep(
             break
     if has_lanes:
         yield from lanes.recover(keys, parts=("held",))
+        yield from lanes.divert(keys)
     return brought_back
 
 
 def _parse_sweep(reply: Any) -> tuple[bool, int, list[str], bool]:
     more, cursor, ids, has_lanes = reply
-    return more == 1, cursor, [item.decode() for item in ids], has_lanes == 1
+    return more == 1, cursor, [item.decode() for item in ids], has_lanes > 0
 
 
 def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from toril.client.connection import Connection
 from toril.errors import TorilError
-from toril.protocol import leasing
+from toril.protocol import lanes, leasing
 from toril.protocol.keys import Keys
 
 logger = logging.getLogger("toril.worker")
@@ -32,6 +32,7 @@ class Sweeper:
         self._interval_ms = interval_ms
         self._max_stalled = max_stalled
         self._on_stalled = on_stalled
+        self._has_to_divert = asyncio.Event()
 
     async def run(self) -> None:
         while True:
@@ -50,3 +51,16 @@ class Sweeper:
         for job_id in brought_back:
             self._on_stalled(job_id)
         return brought_back
+
+    def divert_soon(self) -> None:
+        """A lane is to go to the dead letters; should this worker die over it, a sweep goes on."""
+        self._has_to_divert.set()
+
+    async def run_diversions(self) -> None:
+        while True:
+            await self._has_to_divert.wait()
+            self._has_to_divert.clear()
+            try:
+                await self._connection.follow(lanes.divert(self._keys))
+            except TorilError as error:
+                logger.warning("a lane could not be sent to the dead letters yet: %s", error)

@@ -215,7 +215,12 @@ class Worker:
         self._has_started = True
         self._loop = asyncio.get_running_loop()
         self._lease.start()
-        for service in (self._pump.run(), self._watch.run(), self._sweeper.run()):
+        for service in (
+            self._pump.run(),
+            self._watch.run(),
+            self._sweeper.run(),
+            self._sweeper.run_diversions(),
+        ):
             self._services.append(asyncio.create_task(service))
         self._services[0].add_done_callback(self._on_pump_end)
         self._emitter.emit("ready")
@@ -412,6 +417,8 @@ class Worker:
         self._lease.let_go(item.job_id, item.token)
         if isinstance(code, bytes):
             self._announce_letter(item, code.decode())
+            if item.outcome.details.get("on_exhausted") == "divert":
+                self._sweeper.divert_soon()
         elif code == 0:
             self._announce(item)
         elif code > 0:

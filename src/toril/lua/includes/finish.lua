@@ -20,7 +20,7 @@ end
 --- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch, previous }; `value` is the
 --- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
 --- job that ends without having run; `released` the locks that the call is about to give back.
---- `known` is what readEnding gave.
+--- `known` is what readEnding gave. `on_exhausted` is what becomes of its lane.
 --- A failed job with `dead`, `stacktrace` and `dead_letters` moves there instead of to `failed`; its
 --- id there is returned.
 local function finishJob(queue, gate, ended, known, points, now)
@@ -29,7 +29,12 @@ local function finishJob(queue, gate, ended, known, points, now)
   local attempts_made = known.attempts_made + (ended.previous and 0 or 1)
 
   if known.lane then
-    if ended.on_exhausted == "halt" then haltLane(queue, known.lane, id, now) end
+    if ended.on_exhausted == "halt" or ended.on_exhausted == "divert" then
+      haltLane(queue, known.lane, id, now)
+      if ended.on_exhausted == "divert" and ended.dead_letters then
+        beginDiversion(queue, known.lane, id, ended.dead_letters.name)
+      end
+    end
     releaseLane(queue, known.lane, id)
   end
   if known.deduplication_id then

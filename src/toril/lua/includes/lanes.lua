@@ -8,6 +8,7 @@
 ---   lanes:later     zset   the lanes that a rate limit holds back, by the time at which it ends
 ---   lanes:index     zset   the lanes that have a job waiting or a holder, by since when
 ---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited
+---   lanes:diverting hash   lane -> what is to go to the dead letters, as JSON
 ---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
 ---
 --- A lane is taken when `lanes:held` says so, and by nothing else: no counter can drift.
@@ -265,6 +266,13 @@ local function haltLane(queue, field, id, now)
   local settings = laneSettings(queue, laneOf(field)) or {}
   settings.halted, settings.since = id, settings.since or now
   saveLaneSettings(queue, laneOf(field), settings)
+end
+
+--- What waits in the lane now is to go to the dead letters; `divertLane` does it, and the lane stands
+--- still until then.
+local function beginDiversion(queue, field, id, dead_letter_queue)
+  redis.call("HSET", queue["lanes:diverting"], laneOf(field), cjson.encode({ job = id,
+    queue = dead_letter_queue, until_seq = tonumber(redis.call("GET", queue.id) or 0) }))
 end
 
 --- The place of a new job in its lane, to be kept in its `x.lane`: `lane` is any text, and `order_ms`

@@ -1,0 +1,79 @@
+#!lua flags=allow-oom
+--[[
+  divertLane: send what waits in a lane behind a job that failed for good to the dead letters, in
+  order, a slice at a time; then the lane goes on.
+
+  What has been added since that failure stays, and so do the pending iterations of schedulers.
+
+  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
+            marker, stalled, meta, id, events, repeat, lanes_waiting, lanes_diverting, dead_base,
+            dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events
+  Args      lane str, source str (the name of this queue), dead_letters str (that of the other), slice
+            int, skip int (how many were kept by the calls before)
+  Returns   1 when there is more to do, else 0; how many were sent, how many were kept
+  Emits     failed, deadLettered, added, waiting
+  Keeps     I1
+  Cost      O(slice + skip)
+]]
+local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, meta, id, events, repeat_, lanes_waiting, lanes_diverting, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+--- @include "includes/queueAt"
+--- @include "includes/clock"
+--- @include "includes/gate"
+--- @include "includes/emit"
+--- @include "includes/place"
+--- @include "includes/lanes"
+--- @include "includes/deleteJob"
+--- @include "includes/parents"
+--- @include "includes/deduplication"
+--- @include "includes/removeJob"
+--- @include "includes/retain"
+--- @include "includes/metrics"
+--- @include "includes/scheduled"
+--- @include "includes/finish"
+
+local queue = queueAt(base)
+local gate = readGate(queue)
+local now = clock()
+local lane = laneName(a.lane)
+local told = redis.call("HGET", lanes_diverting, lane)
+if not told then return { 0, 0, 0 } end
+local cause = cjson.decode(told)
+local target = queueAt(dead_base)
+local dead_letters = { queue = target, gate = readGate(target), name = a.dead_letters,
+  source = a.source }
+
+local function divert(field, job_id)
+  local known = readEnding(base .. ":" .. job_id)
+  if not known then return end
+  local reason = "its lane was diverted: job " .. cause.job .. " failed"
+  finishJob(queue, gate, { id = job_id, state = "failed", value = reason, previous = "waiting",
+    stacktrace = "[]", dead_letters = dead_letters,
+    dead = { cause = "diverted", lane = a.lane, order_ms = tonumber(string.sub(field, 1, 16)) } },
+    known, nil, now)
+end
+
+local members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
+  "LIMIT", a.skip, a.slice)
+local sent = 0
+for _, member in ipairs(members) do
+  local _, _, field, job_id = readLaneMember(member)
+  if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
+    redis.call("ZREM", lanes_waiting, member)
+    divert(field, job_id)
+    sent = sent + 1
+  end
+end
+if #members == a.slice then return { 1, sent, #members - sent } end
+
+redis.call("HDEL", lanes_diverting, lane)
+local settings = laneSettings(queue, lane) or {}
+if settings.halted == cause.job then
+  settings.halted = nil
+  if not settings.paused then settings.since = nil end
+  saveLaneSettings(queue, lane, settings)
+end
+local turn, ids = laneHolders(queue, lane)
+placeLane(queue, lane, #ids, turn)
+wakeForLanes(queue, gate)
+return { 0, sent, #members - sent }
