@@ -95,8 +95,11 @@ end
 
 local dead_letters
 if dead_base then
-  local target = queueAt(dead_base)
-  dead_letters = { queue = target, gate = readGate(target), name = a.dead_letters, source = a.queue }
+  local expected = 0
+  for _, outcome in ipairs(a.outcomes) do
+    if outcome.dead then expected = expected + 1 end
+  end
+  dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, expected)
 end
 
 local function writeFailure(job, reason, stacktrace)
@@ -131,10 +134,13 @@ function settle.failed(outcome, i, job)
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   has_finished = true
-  redis.call("HSET", job, "stacktrace", stacktrace)
+  local dead = dead_letters and outcome.dead
+  if not dead or dead.keeps_source then
+    redis.call("HSET", job, "stacktrace", stacktrace)
+  end
   return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
     keep = outcome.keep, attempts = outcome.attempts, stacktrace = stacktrace,
-    dead = dead_letters and outcome.dead, dead_letters = dead_letters, released = batch.locks,
+    dead = dead, dead_letters = dead_letters, released = batch.locks,
     on_exhausted = outcome.on_exhausted }, known, a.points, now) or 0
 end
 
@@ -248,6 +254,8 @@ for i, outcome in ipairs(a.outcomes) do
   results[i] = settle[outcome.kind](outcome, i, base .. ":" .. outcome.id)
 end
 releaseBatch(queue, batch)
+
+closeDeadLetters(queue, dead_letters)
 
 local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
 if a.take > 0 then

@@ -7,7 +7,7 @@ it was, a fingerprint to group equal failures by, and the options under which a 
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -109,8 +109,13 @@ def fingerprint(error: BaseException, cause: str) -> str:
         while frame.tb_next is not None:
             frame = frame.tb_next
         code = frame.tb_frame.f_code
-        where = f"{PurePath(code.co_filename).name}:{code.co_qualname}"
-    text = f"{type(error).__name__}@{where}"
+        where = f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_qualname}"
+    return _safe(f"{type(error).__name__}@{where}")
+
+
+@lru_cache(maxsize=1024)
+def _safe(text: str) -> str:
+    """Without what would have to be escaped between quotes."""
     return _UNSAFE.sub("_", text)[:LONGEST_FINGERPRINT]
 
 

@@ -6,7 +6,6 @@ the job.  ``settle`` writes any number of such outcomes and takes new jobs in th
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +35,7 @@ from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
+from toril.protocol.traces import formatted
 
 LONGEST_TRACE = 16 * 1024
 LONGEST_REASON = 8 * 1024
@@ -218,7 +218,7 @@ def reason_of(error: BaseException) -> str:
 
 def _stacktraces(job: StoredJob, error: BaseException) -> bytes:
     """The traces of all failed attempts as JSON, this one's the last."""
-    trace = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
+    trace = formatted(error).encode("utf-8", "replace").decode()
     traces = [*job.stacktrace, trace[-LONGEST_TRACE:]]
     limit = job.opts.stack_trace_limit
     if limit is not None:

@@ -89,7 +89,7 @@ local function finishJob(queue, gate, ended, known, points, now)
   else
     emit(queue, "failed", "jobId", id, "failedReason", value, "prev", ended.previous or "active")
     if not ended.previous and attempts_made >= (ended.attempts or 0) then
-      emit(queue, "retries-exhausted", "jobId", id, "attemptsMade", attempts_made)
+      emit(queue, "retries-exhausted", "jobId", id, "attemptsMade", digits(attempts_made))
     end
   end
   if points then
@@ -98,7 +98,6 @@ local function finishJob(queue, gate, ended, known, points, now)
   if letter_id then
     emit(queue, "deadLettered", "jobId", id, "queue", ended.dead_letters.source,
       "deadLetterQueue", ended.dead_letters.name, "failedReason", value, "deadLetterJobId", letter_id)
-    redis.call("HINCRBY", queue.meta, "x.deadLettered", 1)
     if points then
       countFinish(queue, "deadLettered", points, now)
     end
