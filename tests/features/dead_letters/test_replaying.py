@@ -152,6 +152,43 @@ async def test_the_idempotency_key_is_that_of_the_first_life(side):
             assert (await side.orders.get_job(new_id)).idempotency_key == keys[new_id]
 
 
+async def test_a_replayed_job_is_in_its_lane_again(side):
+    """C-16: and in its old place there, before what came later."""
+    await side.orders.add("charge", {"n": 1}, lane="user 42", order_ms=5, attempts=1)
+    async with side.failing():
+        await side.letters(1)
+    later = await side.orders.add("charge", {"n": 2}, lane="user 42", order_ms=9, attempts=1)
+    ran = []
+
+    async def handle(job):
+        ran.append((job.lane, job.data["n"]))
+
+    new_id = await side.dlq.replay_dead_letter("1")
+    assert (await side.orders.get_job(new_id)).lane == "user 42"
+    async with side.worker(handle, concurrency=5):
+        await wait_until(lambda: len(ran) == 2)
+
+    assert ran == [("user 42", 1), ("user 42", 2)]
+    await wait_until(lambda: side.client.zscore(f"{side.prefix}:orders:completed", later.id))
+
+
+async def test_lanes_are_released_when_their_job_goes_to_the_dead_letters(side):
+    """DLQ-10: the next job of the lane gets its turn in the same call."""
+    for number in range(4):
+        await side.orders.add("charge", {"n": number}, lane="a", attempts=1)
+
+    async with side.failing(concurrency=5):
+        await side.letters(4)
+
+    jobs = await side.dlq.get_dead_letter_jobs(oldest_first=True)
+    assert [job.data["n"] for job in jobs] == [0, 1, 2, 3]
+    assert await side.dlq.replay_all_dead_letters() == 4
+    async with side.failing(concurrency=5):
+        await side.letters(4)
+    jobs = await side.dlq.get_dead_letter_jobs(oldest_first=True)
+    assert [job.data["n"] for job in jobs] == [0, 1, 2, 3]
+
+
 async def test_of_two_operators_one_replays_and_the_other_is_told(side, url, prefix):
     """DLQ-29: one new job, one clear error."""
     ids = await side.bury(*["charge"] * 20)
