@@ -34,6 +34,7 @@ FILES = (
     "limits.py",
     "schedulers.py",
     "lanes.py",
+    "metrics.py",
     "waiting.py",
     "listening.py",
     "event_cursor.py",

@@ -61,6 +61,7 @@ from toril.protocol.flows import FlowNode
 from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
 from toril.protocol.job import Job
 from toril.protocol.lanes import Lane
+from toril.protocol.measuring import Metrics
 from toril.protocol.new_group import Compensation, GroupJob
 from toril.protocol.scheduling import JobScheduler
 from toril.worker.handlers import Router
@@ -110,6 +111,7 @@ __all__ = [
     "Lane",
     "LaneFullError",
     "LockLostError",
+    "Metrics",
     "NewJob",
     "NoHandlerError",
     "NotPausedError",

@@ -16,6 +16,7 @@ from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
 from toril.client.lanes import Lanes
 from toril.client.limits import QueueLimits
+from toril.client.metrics import QueueMetrics
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
 from toril.client.waiting import QueueWaiting
@@ -37,6 +38,7 @@ class Queue(
     QueueGroups,
     QueueSchedulers,
     Lanes,
+    QueueMetrics,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -22,6 +22,7 @@ from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
 from toril.sync.lanes import Lanes
 from toril.sync.limits import QueueLimits
+from toril.sync.metrics import QueueMetrics
 from toril.sync.reading import QueueReading
 from toril.sync.schedulers import QueueSchedulers
 from toril.sync.waiting import QueueWaiting
@@ -38,6 +39,7 @@ class Queue(
     QueueGroups,
     QueueSchedulers,
     Lanes,
+    QueueMetrics,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -12,8 +12,12 @@ local function countFinish(queue, kind, points, now)
   if minutes <= 0 then return end
   local data = key .. ":data"
   redis.call("LPUSH", data, before - tonumber(previous[2] or 0))
-  for _ = 2, minutes do
-    redis.call("LPUSH", data, 0)
+  local zeros = minutes - 1
+  while zeros > 0 do
+    local part = {}
+    for i = 1, math.min(zeros, 1000) do part[i] = 0 end
+    redis.call("LPUSH", data, unpack(part))
+    zeros = zeros - #part
   end
   redis.call("LTRIM", data, 0, points - 1)
   redis.call("HSET", key, "prevCount", before, "prevTS", now)

@@ -1,0 +1,273 @@
+"""Metrics for Prometheus: what queues hold, and what workers do.
+
+``QueueCollector`` asks the server at every scrape; run one of it for a queue, anywhere.
+``WorkerMetrics`` listens to a worker in its own process, so every worker has one.
+
+Labels are bounded: job names beyond the first ``most_names`` are counted as ``other``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from toril.errors import Signal, TorilError
+from toril.options import whole
+from toril.protocol.groups import GroupState
+from toril.protocol.job import StoredJob
+from toril.protocol.measuring import KINDS
+from toril.sync.connection import Connection, Target
+from toril.sync.queue import Queue
+from toril.worker.worker import Worker
+
+OTHER = "other"
+MOST_GROUPS = 1000
+BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+
+
+class QueueCollector(Collector):
+    """What some queues hold, read from the server at every scrape.
+
+    ``dead_letter_queues`` are those whose waiting jobs are dead letters.  A server that does not
+    answer leaves the scrape without these metrics, but for ``toril_up`` 0.
+    """
+
+    def __init__(
+        self,
+        queue_names: Iterable[str],
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        dead_letter_queues: Iterable[str] = (),
+        registry: CollectorRegistry | None = REGISTRY,
+    ) -> None:
+        self._connection = (
+            connection if isinstance(connection, Connection) else Connection(connection)
+        )
+        self._owns_connection = not isinstance(connection, Connection)
+        self._queues = [
+            Queue(name, connection=self._connection, prefix=prefix) for name in queue_names
+        ]
+        self._letters = [
+            Queue(name, connection=self._connection, prefix=prefix) for name in dead_letter_queues
+        ]
+        self._registry = registry
+        if registry is not None:
+            registry.register(self)
+
+    def close(self) -> None:
+        """Leave the registry and close the connection."""
+        if self._registry is not None:
+            self._registry.unregister(self)
+        if self._owns_connection:
+            self._connection.close()
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: registering must not need a server."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("toril_up", "Whether the server answered this scrape")
+        try:
+            families = self._read()
+        except TorilError:
+            up.add_metric([], 0)
+            yield up
+            return
+        up.add_metric([], 1)
+        yield up
+        yield from families
+
+    def _read(self) -> list[Metric]:
+        families = (self._jobs(), self._finished(), self._groups(), self._dead_letters())
+        return [*families, *self._lanes()]
+
+    def _jobs(self) -> Metric:
+        family = GaugeMetricFamily("toril_jobs", "Jobs by state", labels=["queue", "state"])
+        for queue in self._queues:
+            for state, count in queue.get_job_counts().items():
+                family.add_metric([queue.name, state], count)
+        return family
+
+    def _finished(self) -> Metric:
+        family = CounterMetricFamily(
+            "toril_jobs_finished",
+            "Jobs ended by workers that keep metrics (metrics_points)",
+            labels=["queue", "outcome"],
+        )
+        for queue in self._queues:
+            for kind in KINDS:
+                family.add_metric([queue.name, kind], queue.get_metrics(kind, 0, 0).count)
+        return family
+
+    def _groups(self) -> Metric:
+        family = GaugeMetricFamily(
+            "toril_groups",
+            f"Groups by state, of the newest {MOST_GROUPS}",
+            labels=["queue", "state"],
+        )
+        for queue in self._queues:
+            counts = dict.fromkeys(GroupState, 0)
+            for group in queue.get_groups((), 0, MOST_GROUPS - 1, newest_first=True):
+                counts[group.state] += 1
+            for state, count in counts.items():
+                family.add_metric([queue.name, state.value], count)
+        return family
+
+    def _dead_letters(self) -> Metric:
+        family = GaugeMetricFamily("toril_dead_letters", "Dead letters waiting", labels=["queue"])
+        for queue in self._letters:
+            family.add_metric([queue.name], queue.get_dead_letter_count())
+        return family
+
+    def _lanes(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily("toril_lanes", "Lanes that hold jobs", labels=["queue"])
+        for queue in self._queues:
+            count = getattr(queue, "get_lane_count", None)
+            if count is not None:
+                family.add_metric([queue.name], count())
+        if family.samples:
+            yield family
+
+
+class WorkerMetrics:
+    """What one worker does: how long jobs wait and run, how they end, how many run now."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        most_names: int = 50,
+        buckets_s: Sequence[float] = BUCKETS_S,
+    ) -> None:
+        self._queue = worker.name
+        self._most_names = whole(most_names, "most_names")
+        self._names: set[str] = set()
+        self._started: dict[str, float] = {}
+        self._meters = _Meters.of(registry, tuple(buckets_s))
+        self._meters.watch(worker)
+        for event, callback in (
+            ("active", self._on_active),
+            ("completed", self._on_completed),
+            ("failed", self._on_failed),
+            ("retrying", self._on_retrying),
+            ("stalled", lambda job_id: self._meters.stalled.labels(self._queue).inc()),
+            ("lost", self._on_lost),
+            ("dead_lettered", self._on_dead_lettered),
+        ):
+            worker.on(event, callback)
+
+    def _on_active(self, job: StoredJob) -> None:
+        self._started[job.id] = time.monotonic()
+        if job.attempts_started == 1:
+            waited_ms = (job.processed_on or 0) - job.timestamp - job.opts.delay
+            label = self._label(job.name)
+            self._meters.wait.labels(self._queue, label).observe(max(0, waited_ms) / 1000)
+
+    def _on_completed(self, job: StoredJob, value: Any) -> None:
+        self._ended(job, "completed")
+
+    def _on_failed(self, job: StoredJob, error: BaseException) -> None:
+        self._ended(job, "failed")
+
+    def _on_retrying(self, job: StoredJob, error: BaseException) -> None:
+        self._ended(job, "put_back" if isinstance(error, Signal) else "retried")
+
+    def _on_lost(self, job: StoredJob, error: BaseException) -> None:
+        self._started.pop(job.id, None)
+        self._meters.lost.labels(self._queue).inc()
+
+    def _on_dead_lettered(self, job: StoredJob, letter: object) -> None:
+        self._meters.dead_lettered.labels(self._queue, self._label(job.name)).inc()
+
+    def _ended(self, job: StoredJob, outcome: str) -> None:
+        label = self._label(job.name)
+        self._meters.ended.labels(self._queue, label, outcome).inc()
+        started = self._started.pop(job.id, None)
+        if started is not None:
+            self._meters.run.labels(self._queue, label).observe(time.monotonic() - started)
+
+    def _label(self, name: str) -> str:
+        """The job's name, or ``other`` when there are too many of them."""
+        if name in self._names:
+            return name
+        if len(self._names) >= self._most_names:
+            return OTHER
+        self._names.add(name)
+        return name
+
+
+class _Meters:
+    """The meters of one registry, shared by the workers that report to it."""
+
+    _known: ClassVar[dict[int, _Meters]] = {}
+    _lock = threading.Lock()
+
+    def __init__(self, registry: CollectorRegistry, buckets: tuple[float, ...]) -> None:
+        self.registry = registry
+        self._workers: dict[str, list[Worker]] = {}
+        self.wait = Histogram(
+            "toril_job_wait_seconds",
+            "From the time a job could run to its first start",
+            ["queue", "name"],
+            buckets=buckets,
+            registry=registry,
+        )
+        self.run = Histogram(
+            "toril_job_run_seconds",
+            "How long an attempt took",
+            ["queue", "name"],
+            buckets=buckets,
+            registry=registry,
+        )
+        self.ended = Counter(
+            "toril_attempts",
+            "Attempts by what came of them",
+            ["queue", "name", "outcome"],
+            registry=registry,
+        )
+        self.running = Gauge(
+            "toril_running_jobs", "Jobs that run now", ["queue"], registry=registry
+        )
+        self.stalled = Counter(
+            "toril_stalled_jobs",
+            "Jobs brought back from silent workers",
+            ["queue"],
+            registry=registry,
+        )
+        self.dead_lettered = Counter(
+            "toril_dead_lettered_jobs",
+            "Jobs that became dead letters",
+            ["queue", "name"],
+            registry=registry,
+        )
+        self.lost = Counter(
+            "toril_lost_jobs",
+            "Jobs whose lock was lost while they ran",
+            ["queue"],
+            registry=registry,
+        )
+
+    def watch(self, worker: Worker) -> None:
+        """Count the running jobs of ``worker`` with those of others of the same queue."""
+        workers = self._workers.setdefault(worker.name, [])
+        workers.append(worker)
+        worker.on("closed", lambda: workers.remove(worker))
+        self.running.labels(worker.name).set_function(
+            lambda: sum(len(each.current_jobs) for each in workers)
+        )
+
+    @classmethod
+    def of(cls, registry: CollectorRegistry, buckets: tuple[float, ...]) -> _Meters:
+        with cls._lock:
+            known = cls._known.get(id(registry))
+            if known is None or known.registry is not registry:
+                known = cls._known[id(registry)] = cls(registry, buckets)
+            return known

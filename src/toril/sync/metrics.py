@@ -1,0 +1,23 @@
+# Written by tools/unasync.py from src/toril/client/metrics.py: change that file instead.
+"""The part of a queue that knows how many jobs ended, minute by minute."""
+
+from __future__ import annotations
+
+from toril.protocol import measuring
+from toril.protocol.keys import Keys
+from toril.protocol.measuring import Metrics
+from toril.sync.connection import Connection
+
+
+class QueueMetrics:
+    """What workers with ``metrics_points`` have counted."""
+
+    keys: Keys
+    _connection: Connection
+
+    def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
+        """How many jobs ``"completed"`` or ``"failed"``, in all and in each minute, newest first.
+
+        ``start`` and ``end`` choose minutes, both included.
+        """
+        return self._connection.follow(measuring.metrics(self.keys, kind, start, end))

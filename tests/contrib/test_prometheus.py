@@ -1,0 +1,148 @@
+"""Metrics for Prometheus, read through the real library."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.helpers import wait_until
+from toril import FlowProducer, GroupJob, Queue, Worker
+from toril.contrib.prometheus import OTHER, QueueCollector, WorkerMetrics
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def queue(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+async def handler(job):
+    if job.name == "bad":
+        raise ValueError("no")
+    await asyncio.sleep(job.data or 0)
+
+
+async def test_queues_are_read_at_every_scrape(queue, registry, url, prefix):
+    collector = QueueCollector(
+        ["q"], connection=url, prefix=prefix, dead_letter_queues=["q-dlq"], registry=registry
+    )
+    await queue.add("a")
+    await queue.add("b", delay=3_600_000)
+
+    def value(name, **labels):
+        return registry.get_sample_value(name, labels)
+
+    read = await asyncio.to_thread(generate_latest, registry)
+    assert b'toril_jobs{queue="q",state="waiting"} 1.0' in read
+    assert value("toril_jobs", queue="q", state="delayed") == 1
+    assert value("toril_up") == 1
+    assert value("toril_dead_letters", queue="q-dlq") == 0
+
+    options = {"connection": url, "prefix": prefix, "dead_letter_queue": "q-dlq"}
+    await queue.add("bad")
+    async with Worker("q", handler, metrics_points=5, **options):
+        await wait_until(lambda: value("toril_jobs", queue="q", state="waiting") == 0)
+        await wait_until(lambda: value("toril_jobs", queue="q", state="active") == 0)
+    assert value("toril_jobs_finished_total", queue="q", outcome="completed") == 1
+    assert value("toril_jobs_finished_total", queue="q", outcome="failed") == 1
+    assert value("toril_dead_letters", queue="q-dlq") == 1
+    collector.close()
+    assert value("toril_up") is None
+
+
+async def test_groups_are_counted_by_state(queue, registry, url, prefix):
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for _ in range(2):
+            await flow.add_group(name="g", jobs=[GroupJob("a", queue_name="q")])
+    collector = QueueCollector(["q"], connection=url, prefix=prefix, registry=registry)
+
+    assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "ACTIVE"}) == 2
+    assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "COMPLETED"}) == 0
+    collector.close()
+
+
+def test_a_server_that_does_not_answer_is_told(registry):
+    collector = QueueCollector(["q"], connection="redis://127.0.0.1:1", registry=registry)
+    collector._connection._patience_s = 0
+
+    assert generate_latest(registry).count(b"toril_up 0.0") == 1
+    assert b"toril_jobs{" not in generate_latest(registry)
+    collector.close()
+
+
+async def test_a_worker_tells_how_long_jobs_wait_and_run(queue, registry, url, prefix):
+    def value(metric, /, **labels):
+        return registry.get_sample_value(metric, {"queue": "q", **labels})
+
+    worker = Worker(
+        "q", handler, connection=url, prefix=prefix, dead_letter_queue="q-dlq", concurrency=3
+    )
+    WorkerMetrics(worker, registry=registry)
+    await queue.add("good", 0.05)
+    await queue.add("bad", attempts=2)
+    async with worker:
+        await wait_until(lambda: value("toril_attempts_total", name="good", outcome="completed"))
+        await wait_until(lambda: value("toril_attempts_total", name="bad", outcome="failed"))
+        assert value("toril_running_jobs") == 0
+
+    assert value("toril_attempts_total", name="bad", outcome="retried") == 1
+    assert value("toril_dead_lettered_jobs_total", name="bad") == 1
+    assert value("toril_job_run_seconds_count", name="good") == 1
+    assert 0.045 <= value("toril_job_run_seconds_sum", name="good") < 1
+    assert value("toril_job_run_seconds_count", name="bad") == 2
+    # Only the first start of a job ends its wait.
+    assert value("toril_job_wait_seconds_count", name="bad") == 1
+    assert value("toril_job_wait_seconds_sum", name="good") < 5
+
+
+async def test_a_delay_is_no_wait(queue, registry, url, prefix):
+    def wait_sum():
+        return registry.get_sample_value(
+            "toril_job_wait_seconds_sum", {"queue": "q", "name": "later"}
+        )
+
+    worker = Worker("q", handler, connection=url, prefix=prefix)
+    WorkerMetrics(worker, registry=registry)
+    await queue.add("later", delay=300)
+    async with worker:
+        await wait_until(lambda: wait_sum() is not None)
+
+    assert wait_sum() < 0.2
+
+
+async def test_the_number_of_names_is_bounded(queue, registry, url, prefix):
+    worker = Worker("q", handler, connection=url, prefix=prefix, concurrency=5)
+    WorkerMetrics(worker, registry=registry, most_names=3)
+    for n in range(20):
+        await queue.add(f"name-{n}")
+
+    def names():
+        family = next(f for f in registry.collect() if f.name == "toril_attempts")
+        return {s.labels["name"]: s.value for s in family.samples if s.name.endswith("_total")}
+
+    async with worker:
+        await wait_until(lambda: sum(names().values()) == 20)
+
+    assert len(names()) == 4
+    assert names()[OTHER] == 17
+
+
+async def test_two_workers_share_the_meters_of_a_registry(queue, registry, url, prefix):
+    workers = [Worker("q", handler, connection=url, prefix=prefix) for _ in range(2)]
+    for worker in workers:
+        WorkerMetrics(worker, registry=registry)
+    for _ in range(4):
+        await queue.add("a", 0.1)
+    async with workers[0], workers[1]:
+        labels = {"queue": "q", "name": "a", "outcome": "completed"}
+        running = {"queue": "q"}
+        await wait_until(lambda: registry.get_sample_value("toril_running_jobs", running) == 2)
+        await wait_until(lambda: registry.get_sample_value("toril_attempts_total", labels) == 4)
+    assert registry.get_sample_value("toril_running_jobs", {"queue": "q"}) == 0
