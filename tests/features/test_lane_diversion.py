@@ -1,4 +1,4 @@
-"""Diverted lanes: what waits behind a job that failed for good goes to the dead letters, in order."""
+"""Diverted lanes: what waits behind a job that failed for good goes to the dead letters too."""
 
 from __future__ import annotations
 
