@@ -39,9 +39,9 @@ local lane = laneName(a.lane)
 local told = redis.call("HGET", lanes_diverting, lane)
 if not told then return { 0, 0, 0 } end
 local cause = cjson.decode(told)
-local target = queueAt(dead_base)
-local dead_letters = { queue = target, gate = readGate(target), name = a.dead_letters,
-  source = a.source }
+local members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
+  "LIMIT", a.skip, a.slice)
+local dead_letters = openDeadLetters(dead_base, a.dead_letters, a.source, 1)
 
 local function divert(field, job_id)
   local known = readEnding(base .. ":" .. job_id)
@@ -53,8 +53,6 @@ local function divert(field, job_id)
     known, nil, now)
 end
 
-local members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
-  "LIMIT", a.skip, a.slice)
 local sent = 0
 for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
@@ -64,6 +62,7 @@ for _, member in ipairs(members) do
     sent = sent + 1
   end
 end
+closeDeadLetters(queue, dead_letters)
 if #members == a.slice then return { 1, sent, #members - sent } end
 
 redis.call("HDEL", lanes_diverting, lane)
