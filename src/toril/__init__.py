@@ -64,6 +64,7 @@ from toril.protocol.lanes import Lane
 from toril.protocol.measuring import Metrics
 from toril.protocol.new_group import Compensation, GroupJob
 from toril.protocol.scheduling import JobScheduler
+from toril.worker.compensating import compensation_worker
 from toril.worker.handlers import Router
 from toril.worker.running import run
 from toril.worker.worker import Worker
@@ -137,5 +138,6 @@ __all__ = [
     "WaitTimeoutError",
     "WaitingChildrenError",
     "Worker",
+    "compensation_worker",
     "run",
 ]

@@ -10,7 +10,7 @@ from toril.client.background import Background, is_set_within
 from toril.client.connection import Connection
 from toril.client.event_cursor import EventCursor
 from toril.errors import ServerUnavailableError
-from toril.protocol import events
+from toril.protocol import events, groups
 from toril.protocol.events import ENDS, Event
 from toril.protocol.keys import Keys
 
@@ -22,7 +22,7 @@ _TOLD = ENDS | {"drained"}
 
 
 class Waiter:
-    """Waits for the end of one job, or for anything to happen when ``job_id`` is None."""
+    """Waits for the end of one job or group, or for anything to happen when ``job_id`` is None."""
 
     def __init__(self, job_id: str | None) -> None:
         self.job_id = job_id
@@ -133,6 +133,8 @@ class Listening:
             concerned = list(self._waiters.get(None, ()))
             if event.job_id is not None and event.name in ENDS:
                 concerned += self._waiters.get(event.job_id, ())
+            elif (group := groups.concerned_by(event)) is not None:
+                concerned += self._waiters.get(group, ())
         for waiter in concerned:
             waiter.tell(event)
 

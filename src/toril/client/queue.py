@@ -19,7 +19,6 @@ from toril.client.limits import QueueLimits
 from toril.client.metrics import QueueMetrics
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
-from toril.client.waiting import QueueWaiting
 from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
@@ -29,13 +28,12 @@ from toril.protocol.keys import Keys
 
 class Queue(
     QueueReading,
-    QueueWaiting,
+    QueueGroups,
     QueueDeduplication,
     QueueEditing,
     QueueLimits,
     QueueFamilies,
     DeadLetters,
-    QueueGroups,
     QueueSchedulers,
     Lanes,
     QueueMetrics,

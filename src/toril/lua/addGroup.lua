@@ -94,7 +94,7 @@ for i, job in ipairs(a.jobs) do
   payload = payload + 2
   local key = to.queue.base .. ":" .. job.id
   statuses[2 * i - 1], statuses[2 * i] = key, "pending"
-  planned[#planned + 1], planned[#planned + 2] = i - 1, cmsgpack.pack({ key, job.name, job.undo or 0 })
+  planned[#planned + 1], planned[#planned + 2] = i - 1, cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
 end
 redis.call("HSET", members, unpack(statuses))
 redis.call("HSET", plan, unpack(planned))

@@ -90,13 +90,9 @@ def read(
 def find_end(keys: Keys, job_id: str) -> Plan[Event | None]:
     """How a job that is gone ended, as far as the log still knows."""
 
-    def parse(reply: list[Any]) -> list[Event]:
-        return [decode(entry_id, fields) for entry_id, fields in reply]
-
     before = "+"
     for _ in range(PAGES_SEARCHED):
-        words = ("XREVRANGE", keys.events, before, "-", "COUNT", EVENTS_PER_READ)
-        page: list[Event] = yield plain(*words, parse=parse)
+        page: list[Event] = yield page_before(keys, before)
         for event in page:
             if event.job_id == job_id and event.name in ENDS:
                 return event
@@ -108,6 +104,16 @@ def find_end(keys: Keys, job_id: str) -> Plan[Event | None]:
 
 def _name(fields: Any) -> Any:
     return fields.get(b"event") if isinstance(fields, dict) else fields[1]
+
+
+def page_before(keys: Keys, before: str) -> Command[list[Event]]:
+    """Some events, the newest first, from a place in the log back."""
+
+    def parse(reply: list[Any]) -> list[Event]:
+        return [decode(entry_id, fields) for entry_id, fields in reply]
+
+    words = ("XREVRANGE", keys.events, before, "-", "COUNT", EVENTS_PER_READ)
+    return plain(*words, parse=parse)
 
 
 def decode(entry_id: bytes, fields: Any) -> Event:

@@ -8,10 +8,16 @@ from typing import Any
 
 import msgspec
 
-from toril.errors import GroupNotFoundError, GroupValidationError, InvalidGroupStateError
-from toril.protocol import adding, codec
+from toril.errors import (
+    GroupNotFoundError,
+    GroupValidationError,
+    InvalidGroupStateError,
+    InvalidOptionError,
+)
+from toril.protocol import adding, codec, events
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.command import Command, Plan, Resend, plain, script
+from toril.protocol.events import Event
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_job_id
 from toril.protocol.new_group import Compensation, GroupJob, NewGroup
@@ -20,6 +26,8 @@ LOOK_AGAIN_MS = 30_000
 """How long a group may stand before it is looked at whether something happened to its jobs."""
 
 GROUPS_PER_READ = 200
+GROUPS_PER_CLEAN = 100
+JOBS_PER_LOOK = 500
 _CANCELLED = "cancelled"
 
 
@@ -336,6 +344,44 @@ def groups(
     return found[start : end + 1]
 
 
+def listening_key(group_id: str) -> str:
+    """Under which whoever waits for a group is told of its end; no job has such an id."""
+    return f"group:{group_id}"
+
+
+def concerned_by(event: Event) -> str | None:
+    """Who waits for this event: the key of a group that has ended."""
+    if event.name not in ENDS:
+        return None
+    return listening_key(str(event.data.get("group_id")))
+
+
+def find_end(keys: Keys, group_id: str) -> Plan[Event | None]:
+    """How a group that is forgotten ended, as far as the log of events still knows."""
+    wanted = listening_key(group_id)
+    before = "+"
+    for _ in range(events.PAGES_SEARCHED):
+        page: list[Event] = yield events.page_before(keys, before)
+        for event in page:
+            if concerned_by(event) == wanted:
+                return event
+        if not page:
+            return None
+        before = f"({page[-1].id}"
+    return None
+
+
+def after_event(known: GroupInfo, event: Event | None) -> GroupInfo:
+    """A group that is forgotten already, as far as an event tells how it ended."""
+    if event is None:
+        raise not_found(known.id)
+    if event.name == GroupEvent.COMPLETED:
+        return msgspec.structs.replace(
+            known, state=GroupState.COMPLETED, completed_count=known.total_jobs
+        )
+    return msgspec.structs.replace(known, state=GroupState(event.data.get("state", "FAILED")))
+
+
 # ---------------------------------------------------------------------------- steering
 
 
@@ -358,6 +404,109 @@ def cancel(keys: Keys, group_id: str, *, request: str) -> Command[None]:
         parse,
         extra={"group": record_key(keys, group_id)},
         resend=Resend.SAME,
+    )
+
+
+def retry_compensation(keys: Keys, group_id: str, *, request: str) -> Command[int]:
+    """Undo again what could not be undone; returns how many jobs are tried again."""
+
+    def parse(reply: Any) -> int:
+        if isinstance(reply, int) and reply >= 0:
+            return reply
+        raise _refused(reply, group_id, "retry the compensation of")
+
+    return script(
+        "retryCompensation",
+        keys,
+        {"request": request, "look_again_ms": LOOK_AGAIN_MS},
+        parse,
+        extra={"group": record_key(keys, group_id), "open": _open_key(keys)},
+        resend=Resend.SAME,
+    )
+
+
+def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[None]:
+    """Say that what could not be undone has been put right by other means."""
+    if not isinstance(note, str) or not note:
+        raise InvalidOptionError(f"note={note!r} must be a text that says what was done")
+
+    def parse(reply: Any) -> None:
+        if reply != b"FAILED_COMPENSATION":
+            raise _refused(reply, group_id, "resolve")
+
+    return script(
+        "resolveGroup",
+        keys,
+        {"request": request, "note": note},
+        parse,
+        extra={"group": record_key(keys, group_id)},
+        resend=Resend.SAME,
+    )
+
+
+def clean(keys: Keys, *, grace_ms: int, limit: int) -> Plan[list[str]]:
+    """Forget groups that ended more than ``grace_ms`` ago; at most ``limit`` unless it is 0."""
+    gone: list[str] = []
+    cutoff_ms: int | None = None
+    while True:
+        wanted = min(GROUPS_PER_CLEAN, limit - len(gone)) if limit else GROUPS_PER_CLEAN
+        args: dict[str, Any] = {"grace_ms": grace_ms, "slice": wanted}
+        if cutoff_ms is not None:
+            args["cutoff_ms"] = cutoff_ms
+        extra = {"ended": keys.own("groups-ended")}
+        cutoff_ms, ids = yield script(
+            "cleanGroups", keys, args, tuple, extra=extra, resend=Resend.SAME
+        )
+        gone += [codec.text(item) for item in ids]
+        if len(ids) < wanted or 0 < limit <= len(gone):
+            return gone
+
+
+class Reconciled(msgspec.Struct, frozen=True):
+    """What one look at the open groups brought."""
+
+    settled: int
+    more: bool
+    stayed: int
+    wait_ms: int | None
+
+
+def reconcile(
+    keys: Keys, *, everything: bool = False, skip: int = 0, most: int = JOBS_PER_LOOK
+) -> Command[Reconciled]:
+    """Look at some open groups: those that are due, or ``everything`` after the first ``skip``."""
+
+    def parse(reply: list[int]) -> Reconciled:
+        settled, more, stayed, wait_ms = reply
+        return Reconciled(settled, more == 1, stayed, None if wait_ms < 0 else wait_ms)
+
+    return script(
+        "reconcileGroups",
+        keys,
+        {"most": most, "everything": everything, "skip": skip, "look_again_ms": LOOK_AGAIN_MS},
+        parse,
+        extra={"open": _open_key(keys)},
+        resend=Resend.SAME,
+    )
+
+
+def reconcile_all(keys: Keys) -> Plan[int]:
+    """Look at all open groups; returns how many jobs and groups were settled by that."""
+    settled: int = 0
+    skip: int = 0
+    while True:
+        look: Reconciled = yield reconcile(keys, everything=True, skip=skip)
+        settled += look.settled
+        skip += look.stayed
+        if not look.more:
+            return settled
+
+
+def _refused(reply: Any, group_id: str, verb: str) -> Exception:
+    if isinstance(reply, int):
+        return not_found(group_id)
+    return InvalidGroupStateError(
+        f"Cannot {verb} group in state {codec.text(reply)}; only one that is FAILED_COMPENSATION"
     )
 
 

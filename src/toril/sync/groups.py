@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import math
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toril.client.ids import new_job_id
-from toril.options import Duration, Keep
+from toril.errors import WaitTimeoutError
+from toril.options import Duration, Keep, milliseconds, whole
 from toril.protocol import groups
+from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo, GroupMember, GroupNode
-from toril.protocol.keys import Keys
 from toril.protocol.new_group import (
     COMPENSATION_QUEUE,
     Compensation,
@@ -20,6 +23,7 @@ from toril.protocol.new_group import (
     queues_of,
 )
 from toril.sync.connection import Connection
+from toril.sync.waiting import LOOK_AGAIN_S, QueueWaiting
 
 
 class GroupProducer:
@@ -68,11 +72,8 @@ class GroupProducer:
         return self._connection.run(groups.create(self.prefix, group, str(uuid.uuid4()), ids))
 
 
-class QueueGroups:
+class QueueGroups(QueueWaiting):
     """The part of a queue that looks after the groups it owns."""
-
-    keys: Keys
-    _connection: Connection
 
     def get_group_state(self, group_id: str) -> GroupInfo | None:
         """The group with its state and its counts, or None."""
@@ -104,3 +105,78 @@ class QueueGroups:
         """
         request = uuid.uuid4().hex
         self._connection.run(groups.cancel(self.keys, group_id, request=request))
+
+    def retry_compensation(self, group_id: str) -> int:
+        """Try again to undo what could not be undone; returns how many jobs are tried again.
+
+        Raises ``InvalidGroupStateError`` unless the group is FAILED_COMPENSATION.
+        """
+        request = uuid.uuid4().hex
+        return self._connection.run(groups.retry_compensation(self.keys, group_id, request=request))
+
+    def resolve_group(self, group_id: str, note: str) -> None:
+        """Say that what could not be undone was put right by hand; ``note`` is kept.
+
+        The group is FAILED then.  Raises ``InvalidGroupStateError`` unless it is
+        FAILED_COMPENSATION.
+        """
+        request = uuid.uuid4().hex
+        self._connection.run(groups.resolve(self.keys, group_id, note, request=request))
+
+    def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
+        """Forget groups that ended more than ``grace`` ago; returns their ids.
+
+        Those that are FAILED_COMPENSATION stay until they are resolved.
+        """
+        plan = groups.clean(
+            self.keys, grace_ms=milliseconds(grace, "grace"), limit=whole(limit, "limit")
+        )
+        return self._connection.follow(plan)
+
+    def reconcile_groups(self) -> int:
+        """Settle the jobs of groups that ended without their group being told; returns how many.
+
+        That happens when a worker of BullMQ runs a member, or another tool removes one.  Workers
+        do this by themselves from time to time.
+        """
+        return self._connection.follow(groups.reconcile_all(self.keys))
+
+    def wait_for_group(self, group_id: str, timeout: Duration | None = None) -> GroupInfo:
+        """Wait until a group is over, and return it.
+
+        Raises ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
+        """
+        deadline = math.inf
+        if timeout is not None:
+            deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
+        known = self._known_group(group_id)
+        if known.is_finished:
+            return known
+        listening = self._listen()
+        waiter = listening.add(groups.listening_key(group_id))
+        event: Event | None = None
+        try:
+            while True:
+                info = self.get_group_state(group_id)
+                if info is None:
+                    # Its retention forgot it at once; only the log of events can tell.
+                    event = event or self._connection.follow(groups.find_end(self.keys, group_id))
+                    return groups.after_event(known, event)
+                if info.is_finished:
+                    return info
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise WaitTimeoutError(
+                        f"group {group_id!r} is still {info.state} after {timeout!r} ms;"
+                        f" it goes on, and may end later"
+                    )
+                event = waiter.wait(min(left_s, LOOK_AGAIN_S)) or event
+                listening.refuse_if_closed()
+        finally:
+            listening.remove(waiter)
+
+    def _known_group(self, group_id: str) -> GroupInfo:
+        info = self.get_group_state(group_id)
+        if info is None:
+            raise groups.not_found(group_id)
+        return info

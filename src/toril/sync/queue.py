@@ -25,18 +25,16 @@ from toril.sync.limits import QueueLimits
 from toril.sync.metrics import QueueMetrics
 from toril.sync.reading import QueueReading
 from toril.sync.schedulers import QueueSchedulers
-from toril.sync.waiting import QueueWaiting
 
 
 class Queue(
     QueueReading,
-    QueueWaiting,
+    QueueGroups,
     QueueDeduplication,
     QueueEditing,
     QueueLimits,
     QueueFamilies,
     DeadLetters,
-    QueueGroups,
     QueueSchedulers,
     Lanes,
     QueueMetrics,

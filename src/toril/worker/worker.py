@@ -40,6 +40,7 @@ from toril.worker.child import refuse_in_child
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor, LocalExecutor
 from toril.worker.flight import Flight
+from toril.worker.group_keeper import GroupKeeper, owners_of
 from toril.worker.handlers import Handler, Middleware, Router, wrap
 from toril.worker.lease import Lease
 from toril.worker.processes import ProcessExecutor
@@ -158,6 +159,7 @@ class Worker:
             make_take=self._make_take,
         )
         self._watch = Watch(self._pump, drain_delay_ms=_ms(self.options.drain_delay))
+        self._keeper = GroupKeeper(self._connection, owners_of(self.keys))
         self._sweeper = Sweeper(
             self._connection,
             self.keys,
@@ -220,6 +222,7 @@ class Worker:
             self._watch.run(),
             self._sweeper.run(),
             self._sweeper.run_diversions(),
+            self._keeper.run(),
         ):
             self._services.append(asyncio.create_task(service))
         self._services[0].add_done_callback(self._on_pump_end)

@@ -15,7 +15,7 @@
 ---
 --- Beside the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
 --- `:undo` the numbers of what is to be undone in the order of completion, `:results` their return
---- values, `:compensations` how each undoing ended.
+--- values, `:compensations` how each undoing ended, `:tried` their numbers in the order of trying.
 
 local MOST_AT_ONCE = 250
 
@@ -52,7 +52,7 @@ end
 local function deleteGroup(owner, id)
   local key = owner .. ":groups:" .. id
   redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results",
-    key .. ":compensations")
+    key .. ":compensations", key .. ":tried")
   redis.call("ZREM", owner .. ":groups", id)
   redis.call("ZREM", openGroups(owner), id)
   redis.call("ZREM", endedGroups(owner), id)
@@ -91,6 +91,12 @@ local function compensationResults(group)
   return "[" .. table.concat(results, ",") .. "]"
 end
 
+--- Nothing of the group is left to do: it may be forgotten.
+local function closeGroup(group, now)
+  redis.call("ZADD", endedGroups(group.owner), now, group.id)
+  if group.keep then retainGroups(group.owner, group.keep, now) end
+end
+
 local function endGroup(group, state, now)
   group.state = state
   redis.call("HSET", group.key, "state", state, "updatedAt", now)
@@ -103,10 +109,7 @@ local function endGroup(group, state, now)
       compensationResults(group))
   end
   -- A group whose undoing failed is kept until somebody has looked at it.
-  if state ~= "FAILED_COMPENSATION" then
-    redis.call("ZADD", endedGroups(group.owner), now, group.id)
-    if group.keep then retainGroups(group.owner, group.keep, now) end
-  end
+  if state ~= "FAILED_COMPENSATION" then closeGroup(group, now) end
 end
 
 --- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
@@ -148,6 +151,7 @@ local function undoNext(group, now)
     written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
   end
   redis.call("HSET", group.key .. ":compensations", unpack(written))
+  redis.call("RPUSH", group.key .. ":tried", unpack(numbers))
   group.running = redis.call("HINCRBY", group.key, "x.running", #numbers)
   for _, to in pairs(queues) do
     redis.call("INCRBY", to.queue.id, to.count)
