@@ -39,7 +39,7 @@ class DeadLetterMetadata(msgspec.Struct, frozen=True, rename="camel"):
     fingerprint: str = ""
     """The error's type and its innermost frame."""
     cause: str = ""
-    """``attempts``, ``unrecoverable``, ``stalled``, ``cancelled`` or ``child``."""
+    """``attempts``, ``unrecoverable``, ``stalled``, ``cancelled``, ``child`` or ``diverted``."""
     replays: int = 0
     history: list[Replay] = []
     original_data: Any = msgspec.UNSET

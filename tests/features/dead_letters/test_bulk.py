@@ -220,8 +220,13 @@ async def test_jobs_that_fail_again_meanwhile_do_not_circle(side):
     """A worker fails what comes back at once: one pass replays each letter once."""
     await forge(side.client, side.prefix, DLQ, 500)
 
-    async with side.failing(concurrency=20):
-        assert await side.dlq.replay_all_dead_letters() == 500
+    async with side.failing(concurrency=20) as worker:
+
+        async def until_all_are_back(now):
+            assert now.done <= 500
+            await wait_until(lambda: worker.dead_lettered >= now.done)
+
+        assert await side.dlq.replay_all_dead_letters(progress=until_all_are_back) == 500
         await side.letters(500)
 
     jobs = await side.dlq.get_dead_letter_jobs(0, -1)

@@ -302,6 +302,19 @@ async def test_data_changed_among_the_dead_letters_are_replayed_as_changed(side)
     assert (await side.orders.get_job(new_id)).data == {"n": 1000, "more": [1, {}]}
 
 
+async def test_metadata_changed_among_the_dead_letters_do_not_spoil_the_replay(side):
+    """Somebody wrote a note into them, so the cut would be in the wrong place."""
+    await side.bury("charge")
+    key = f"{side.prefix}:{DLQ}:1"
+    data = await side.client.hget(key, "data")
+    noted = data.replace('"_dlqMeta":{', '"_dlqMeta":{"note":"ask the bank",', 1)
+    await side.client.hset(key, "data", noted)
+
+    new_id = await side.dlq.replay_dead_letter("1")
+
+    assert (await side.orders.get_job(new_id)).data == {"n": 0}
+
+
 async def test_a_letter_that_another_program_wrote_is_replayed(side):
     """The source's layout alone is enough: data with a _dlqMeta."""
     meta = {
