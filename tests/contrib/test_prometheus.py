@@ -68,6 +68,21 @@ async def test_groups_are_counted_by_state(queue, registry, url, prefix):
     collector.close()
 
 
+async def test_lanes_are_counted(queue, registry, url, prefix):
+    for n in range(5):
+        await queue.add("a", n, lane=f"user:{n % 2}")
+    await queue.add("a", lane="user:0", delay=3_600_000)
+    collector = QueueCollector(["q"], connection=url, prefix=prefix, registry=registry)
+
+    def value(metric, /, **labels):
+        return registry.get_sample_value(metric, {"queue": "q", **labels})
+
+    assert value("toril_lanes") == 2
+    assert value("toril_lane_jobs", state="waiting") == 5
+    assert value("toril_lane_jobs", state="delayed") == 1
+    collector.close()
+
+
 def test_a_server_that_does_not_answer_is_told(registry):
     collector = QueueCollector(["q"], connection="redis://127.0.0.1:1", registry=registry)
     collector._connection._patience_s = 0

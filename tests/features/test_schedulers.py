@@ -116,9 +116,11 @@ async def test_after_a_pause_there_is_one_run_and_then_the_grid_again(queue, wor
     async with work(handler):
         await wait_until(lambda: len(runs) == 4)
 
+    caught_up = (await queue.get_job(job.id)).processed_on
     assert runs[0] == first
-    assert runs[1] == first + 800
-    assert runs[1:] == [first + 800, first + 1000, first + 1200]
+    # Whatever the machine was busy with: the slot after the catch-up, and on the same grid.
+    assert caught_up < runs[1] <= caught_up + 400
+    assert {(at - first) % 200 for at in runs} == {0}
 
 
 async def _is_past(client, ms):

@@ -194,4 +194,8 @@ async def test_item_24_one_run_makes_up_for_all_that_was_missed(
     await wait_for_finished(client, prefix, "q", 3)
 
     times = await iterations(client, prefix)
-    assert times[:3] == [first, first + 800, first + 1000]
+    caught_up = int(await client.hget(f"{prefix}:q:{job_id}", "processedOn"))
+    assert times[0] == first
+    # Whatever the machine was busy with: the slot after the catch-up, and on the same grid.
+    assert caught_up < times[1] <= caught_up + 400
+    assert {(at - first) % 200 for at in times} == {0}

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from toril.errors import Signal, TorilError
 from toril.options import whole
+from toril.protocol.command import plain
 from toril.protocol.groups import GroupState
 from toril.protocol.job import StoredJob
 from toril.protocol.measuring import KINDS
@@ -127,13 +128,17 @@ class QueueCollector(Collector):
         return family
 
     def _lanes(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily("toril_lanes", "Lanes that hold jobs", labels=["queue"])
+        lanes = GaugeMetricFamily("toril_lanes", "Lanes that hold jobs", labels=["queue"])
+        depth = GaugeMetricFamily(
+            "toril_lane_jobs", "Jobs that wait in lanes", labels=["queue", "state"]
+        )
         for queue in self._queues:
-            count = getattr(queue, "get_lane_count", None)
-            if count is not None:
-                family.add_metric([queue.name], count())
-        if family.samples:
-            yield family
+            lanes.add_metric([queue.name], queue.get_lane_count())
+            for state in ("waiting", "delayed"):
+                count = plain("ZCARD", f"{queue.keys.base}:lanes:{state}", parse=int)
+                depth.add_metric([queue.name, state], self._connection.run(count))
+        yield lanes
+        yield depth
 
 
 class WorkerMetrics:
