@@ -68,7 +68,7 @@ def main() -> None:
 
 
 async def measure(url: str, jobs: int) -> None:
-    client = redis.Redis.from_url(url)
+    client = redis.Redis.from_url(url, socket_timeout=120)
     async with Queue(DLQ, connection=url) as dlq:
         half = jobs // 2
         steps: list[tuple[str, int, Callable[[], Awaitable[object]]]] = [

@@ -1,6 +1,3 @@
--- Beyond this many from either end, taking out is dear, so fewer are taken at a time.
-local DEEP = 100000
-
 --- Take out of a list what stands at these negative indexes, which fall from the tail on. All are
 --- marked, then removed in one pass from the nearer end.
 local function takeOutAt(list, indexes)
@@ -24,13 +21,9 @@ local function walkLetters(queue, list, a, visit)
   local offset = findPlace(list, a.offset, a.anchor)
   local ids = redis.call("LRANGE", list, -(offset + a.examine), -(offset + 1))
   local taken, asked = {}, {}
-  local limit = a.limit
-  if math.min(offset, redis.call("LLEN", list) - offset) > DEEP then
-    limit = math.max(1, math.floor(limit / 2))
-  end
   local examined, left, anchor = 0, offset, a.anchor
   for i = #ids, 1, -1 do
-    if #taken >= limit then break end
+    if #taken >= a.limit then break end
     examined = examined + 1
     local answer = visit(readLetter(queue, ids[i]))
     if answer == "take" then
