@@ -255,7 +255,7 @@ for i, outcome in ipairs(a.outcomes) do
 end
 releaseBatch(queue, batch)
 
-closeDeadLetters(queue, dead_letters)
+if dead_letters then closeDeadLetters(queue, dead_letters) end
 
 local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
 if a.take > 0 then
@@ -275,7 +275,7 @@ if gate.concurrency and #a.outcomes > 0 and #jobs == 0
     and redis.call("EXISTS", queue.wait, queue.prioritized, queue["lanes:ready"]) > 0 then
   wake(queue, gate)
 end
-if #jobs == 0 then wakeForLanes(queue, gate) end
+if #jobs == 0 and rawget(queue, "lanes") then wakeForLanes(queue, gate) end
 
 local taken = {}
 for i, job in ipairs(jobs) do

@@ -412,6 +412,9 @@ def decode_compensation(data: Any) -> CompensationPayload | None:
 class Unset:
     """The type of ``UNSET``: the job says nothing, the worker's default decides."""
 
+    def __repr__(self) -> str:
+        return "UNSET"
+
 
 UNSET = Unset()
 

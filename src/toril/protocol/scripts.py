@@ -2,11 +2,16 @@
 
 A script's first line of code names its keys, ``local base, wait = unpack(KEYS)``; Python orders the
 keys by that line.  ``--- @include "includes/name"`` is replaced by that file, once per script.
+
+The server runs a whole script at every call, and defining a function costs it time even when
+nobody calls it.  So includes that begin with ``--- @lazily`` (what most jobs do not need: groups,
+lanes, parents …) are wrapped into one function, which defines theirs when one of them is called.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -15,8 +20,16 @@ from importlib.resources.abc import Traversable
 import msgspec
 
 _KEY_LINE = re.compile(r"^local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
-_INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$', re.MULTILINE)
-_COMMENT = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
+_INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$')
+_LAZILY = "--- @lazily\n"
+_HEADER = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
+_COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
+_CONSTANT = re.compile(
+    r"^local \w+(?:, \w+)* = (?:\"[^\"\n]*\"|-?[\d.]+)(?:, (?:\"[^\"\n]*\"|-?[\d.]+))*\n",
+    re.MULTILINE,
+)
+_VARIABLE = re.compile(r"^local (?!function\b)(\w+)", re.MULTILINE)
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -31,7 +44,7 @@ class Script(msgspec.Struct, frozen=True):
 @cache
 def load(name: str) -> Script:
     """The script ``lua/<name>.lua`` with its includes."""
-    source = _resolve(_folder().joinpath(f"{name}.lua").read_text("utf-8"), set())
+    source = put_together(_folder().joinpath(f"{name}.lua").read_text("utf-8"))
     key_line = _KEY_LINE.search(source)
     if key_line is None:
         raise ValueError(f"script {name!r} does not begin with `local … = unpack(KEYS)`")
@@ -49,22 +62,100 @@ def names() -> list[str]:
     )
 
 
+def read_include(name: str) -> str:
+    """The text of ``lua/includes/<name>.lua``."""
+    return _folder().joinpath("includes", f"{name}.lua").read_text("utf-8")
+
+
 def _folder() -> Traversable:
     return files("toril").joinpath("lua")
 
 
-def _resolve(source: str, included: set[str]) -> str:
-    def replace(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name in included:
-            return ""
-        included.add(name)
-        text = _folder().joinpath("includes", f"{name}.lua").read_text("utf-8")
-        return _resolve(text, included)
+class _Part:
+    """A run of lines."""
 
-    return _INCLUDE.sub(replace, _strip_comments(source))
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
 
 
-def _strip_comments(source: str) -> str:
-    """Without the header: it is for readers, and every byte is sent when the server restarts."""
-    return _COMMENT.sub("", source)
+def put_together(source: str, read: Callable[[str], str] | None = None) -> str:
+    """``source`` with its includes, without its comments: they are for readers."""
+    assembly = _Assembly(read or read_include)
+    assembly.assemble(_HEADER.sub("", source))
+    before, lazy, after = (
+        _COMMENT_LINE.sub("", part.text) for part in (assembly.plain, assembly.lazy, assembly.body)
+    )
+    return _defined_late(before, lazy, after) if lazy else f"{before}{after}"
+
+
+class _Assembly:
+    """Sorts the lines of a script: plain includes, lazy ones, and the body after them.
+
+    Each include is put in once.  What a plain one needs is plain, even when a lazy one asks first.
+    """
+
+    def __init__(self, read: Callable[[str], str]) -> None:
+        self._read = read
+        self._seen: set[str] = set()
+        self._needed_at_once: set[str] = set()
+        self.plain = _Part()
+        self.lazy = _Part()
+        self.body = _Part()
+
+    def assemble(self, source: str) -> None:
+        self._find_needed_at_once(source)
+        lines = source.splitlines()
+        last = max((i for i, line in enumerate(lines) if _INCLUDE.match(line)), default=-1)
+        self._add(lines[: last + 1], self.plain)
+        self.body.lines = lines[last + 1 :]
+
+    def _find_needed_at_once(self, text: str) -> None:
+        for name in _included(text):
+            nested = self._read(name)
+            if name not in self._needed_at_once and not nested.startswith(_LAZILY):
+                self._needed_at_once.add(name)
+                self._find_needed_at_once(nested)
+
+    def _add(self, lines: list[str], part: _Part) -> None:
+        for line in lines:
+            match = _INCLUDE.match(line)
+            if match is None:
+                part.lines.append(line)
+            elif match[1] not in self._seen:
+                self._seen.add(match[1])
+                is_plain = match[1] in self._needed_at_once
+                self._add(self._read(match[1]).splitlines(), self.plain if is_plain else self.lazy)
+
+
+def _included(text: str) -> list[str]:
+    return [match[1] for line in text.splitlines() if (match := _INCLUDE.match(line))]
+
+
+def _defined_late(before: str, lazy: str, after: str) -> str:
+    """One function that defines the lazy ones, and a stand-in for each that is called from outside.
+
+    The stand-ins are declared first, so that the plain functions find them.
+    """
+    constants = "".join(match[0] for match in _CONSTANT.finditer(lazy))
+    lazy = _CONSTANT.sub("", lazy)
+    outside = before + after
+    for name in _VARIABLE.findall(lazy):
+        if re.search(rf"\b{name}\b", outside):
+            raise ValueError(f"a lazy include keeps {name!r}, which plain code uses")
+    exported = [name for name in _FUNCTION.findall(lazy) if re.search(rf"\b{name}\b", outside)]
+    if not exported:
+        return f"{before}{after}"
+    for name in exported:
+        lazy = re.sub(rf"^local function {name}\b", f"{name} = function", lazy, flags=re.MULTILINE)
+    stand_ins = "".join(
+        f"{name} = function(...) defineLate() return {name}(...) end\n" for name in exported
+    )
+    first_line, newline, rest = before.partition("\n")
+    return (
+        f"{first_line}{newline}local {', '.join(exported)}\n{constants}{rest}"
+        f"local function defineLate()\n{lazy}end\n{stand_ins}{after}"
+    )

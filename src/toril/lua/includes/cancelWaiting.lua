@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/lanes"
 --- @include "includes/deleteJob"
 --- @include "includes/deduplication"

@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/jsonText"
 --- @include "includes/spliceMeta"
 

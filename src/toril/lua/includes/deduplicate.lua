@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/lanes"
 --- Does another job own the deduplication id of this new one? What follows from that is the mode's
 --- business; returns the owner's id when the new job is not to be added.

@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/lanes"
 --- The end of a job that owns a deduplication id. A key with a time to live outlasts it; else the
 --- id is free again, and the job that came last while this one was active gets its turn.

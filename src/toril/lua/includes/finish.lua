@@ -62,7 +62,7 @@ local function finishJob(queue, gate, ended, known, points, now)
     keep = { count = 0 }
   end
   if keep and keep.count == 0 then
-    unlinkFromParent(job, known.parent_key, known.parent)
+    if known.parent_key then unlinkFromParent(job, known.parent_key, known.parent) end
     deleteJob(job)
   else
     if ended.batch and not keep then

@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/queueAt"
 --- @include "includes/clock"
 --- @include "includes/gate"

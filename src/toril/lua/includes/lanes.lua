@@ -1,3 +1,4 @@
+--- @lazily
 --- Lanes: one job at a time for each key, in order. Whatever puts a job into a lane, takes one out of
 --- it or lets the next one go is written here, once.
 ---

@@ -1,3 +1,4 @@
+--- @lazily
 --- Walking through the dead letters of a queue, the oldest first, slice by slice.
 ---
 --- The list is walked from its tail. `offset` letters there were looked at and left; `anchor` is the

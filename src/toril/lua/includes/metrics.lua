@@ -1,3 +1,4 @@
+--- @lazily
 --- Count a finish for the per-minute metrics, as many points back as the worker keeps.
 local function countFinish(queue, kind, points, now)
   local key = queue.base .. ":metrics:" .. kind

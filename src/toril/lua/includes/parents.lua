@@ -1,3 +1,4 @@
+--- @lazily
 --- What the end of a child does to its parent. Members of a parent's sets are full job keys.
 --- @include "includes/lanes"
 

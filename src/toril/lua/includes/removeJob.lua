@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/groups"
 --- Remove a job that is in no container any more: from its parent, its deduplication id, its
 --- group, its keys.

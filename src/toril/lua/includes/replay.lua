@@ -1,3 +1,4 @@
+--- @lazily
 --- Give a dead letter another life in the queue it came from: a new job with the first data and
 --- options and no attempts made. The letter's place in its list is the caller's to clear.
 ---

@@ -1,3 +1,4 @@
+--- @lazily
 --- Remove old finished jobs as a retention asks, at most a thousand in one call; the next finish
 --- goes on. No event tells of them.
 local function removeFinished(queue, set, ids)

@@ -1,3 +1,4 @@
+--- @lazily
 --- @include "includes/lanes"
 --- The slots of a scheduler that runs every so many ms.
 

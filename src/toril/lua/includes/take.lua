@@ -116,6 +116,11 @@ local function popFairly(queue, count)
   return taken
 end
 
+--- Is there any lane from which a job could be taken now or later?
+local function hasLanes(queue)
+  return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
+end
+
 --- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due.
 local function takeJobs(queue, gate, count, who, limiter, now)
   promoteDue(queue, gate, now)

@@ -1,9 +1,5 @@
+--- @lazily
 --- Taking from lanes: each ready lane gives one job, in the order of their turns.
-
---- Is there any lane from which a job could be taken now or later?
-local function hasLanes(queue)
-  return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
-end
 
 --- Let in the jobs of lanes and the lanes whose time has come, at most a thousand of each.
 local function promoteLanes(queue, gate, now)
