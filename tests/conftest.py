@@ -135,3 +135,10 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     longrepr = report.longrepr
     text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
     return re.sub(r"^Skipped: ", "", text).removeprefix(NOT_RUN)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test must have the same name in every process that runs a part of them."""
+    for item in items:
+        if " at 0x" in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} is named by an address; use ids=name_of")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn, TypeVar
@@ -60,5 +61,4 @@ def wait_until_sync(
 
 def name_of(value: object) -> str:
     """A name for a parameter of a test that is the same in every process."""
-    text = repr(value)
-    return type(value).__name__ if " at 0x" in text else text
+    return re.sub(r"( object)? at 0x\w+", "", ascii(value))

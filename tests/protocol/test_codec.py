@@ -8,6 +8,7 @@ import json
 import msgspec
 import pytest
 
+from tests.helpers import name_of
 from toril.errors import PayloadError, PayloadTooLargeError
 from toril.options import Backoff, Deduplication, Keep, NewJob
 from toril.protocol import codec
@@ -41,7 +42,7 @@ class Model:
         ([], "[]"),
         ({"s": "null"}, '{"s":"null"}'),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_values_are_written_as_strict_json(value, text):
     assert codec.encode(value, "the data") == text.encode()
@@ -54,7 +55,7 @@ NAN, INFINITY = float("nan"), float("inf")
     "value",
     [object(), NAN, [INFINITY], {"a": {"b": -INFINITY}}, Point(NAN), Struct(NAN), {"a": {1, NAN}},
      {(1, 2): 3}, "\ud800", [2**70, NAN], [2**70, object()]],
-    ids=ascii,
+    ids=name_of,
 )  # fmt: skip
 def test_what_json_cannot_say_is_refused(value):
     with pytest.raises(PayloadError, match="the data"):
@@ -130,7 +131,7 @@ def test_raw_texts():
         ({"deduplication": Deduplication("d", keep_last_if_active=True)},
          {"attempts": 0, "de": {"id": "d", "keepLastIfActive": True}}),
     ],
-    ids=repr,
+    ids=name_of,
 )  # fmt: skip
 def test_options_on_the_wire(options, wire):
     assert json.loads(codec.encode_options(NewJob("x", **options))) == wire
@@ -178,7 +179,7 @@ def read(**raw) -> codec.JobOpts:
         ({"removeOnComplete": "x"}, "keep_completed", codec.UNSET),
         ({}, "keep_failed", codec.UNSET),
     ],
-    ids=repr,
+    ids=name_of,
 )
 def test_options_as_others_write_them(raw, name, value):
     assert getattr(read(**raw), name) == value
