@@ -57,7 +57,7 @@ local sent = 0
 for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
   if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
-    redis.call("ZREM", lanes_waiting, member)
+    removeFromWaiting(queue, lane, member)
     divert(field, job_id)
     sent = sent + 1
   end

@@ -43,7 +43,8 @@ for _, member in ipairs(members) do
       emitTrimmed(queue, gate, "removed", "jobId", id,
         "prev", a.place == "delayed" and "delayed" or "wait")
     end
-    redis.call("ZREM", a.place == "delayed" and lanes_delayed or lanes_waiting, member)
+    redis.call("ZREM", lanes_delayed, member)
+    removeFromWaiting(queue, lane, member)
     removed = removed + 1
   end
 end

@@ -38,7 +38,7 @@ local function isHolder(id)
   -- BullMQ puts what stalled to the end from which workers take.
   if redis.call("LPOS", wait, id, "RANK", -1, "MAXLEN", 1000) then
     redis.call("LREM", wait, -1, id)
-    redis.call("ZADD", queue["lanes:waiting"], 0, laneMember(field, id, STARTED))
+    addToWaiting(queue, laneOf(field), laneMember(field, id, STARTED))
   end
   return false
 end

@@ -13,7 +13,7 @@ end
 --- Who holds the locks, whether any of these jobs has children, and how they leave `active`.
 local function readBatch(queue, gate, outcomes)
   local batch = { size = #outcomes, holders = {}, has_children = false, leaves_together = false,
-    locks = {}, ids = {}, completed = {} }
+    locks = {}, ids = {}, completed = {}, lanes = {} }
   if #outcomes == 0 then return batch end
   local locks, children, is_settled = {}, {}, {}
   for i, outcome in ipairs(outcomes) do
@@ -64,4 +64,5 @@ local function releaseBatch(queue, batch)
   end
   redis.call("DEL", unpack(batch.locks))
   redis.call("SREM", queue.stalled, unpack(batch.ids))
+  releaseLanes(queue, batch.lanes)
 end

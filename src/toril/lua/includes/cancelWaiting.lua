@@ -80,6 +80,7 @@ end
 local function cancelJobs(base, job_keys, released)
   local queue = queueAt(base)
   local locks, ids, started, known = {}, {}, {}, {}
+  local has_lanes = false
   for i, job in ipairs(job_keys) do
     locks[i] = job .. ":lock"
   end
@@ -88,6 +89,7 @@ local function cancelJobs(base, job_keys, released)
     if not holders[i] or released[locks[i]] then
       local id = string.sub(job, #base + 2)
       local fields = redis.call("HMGET", job, "ats", "x.group", "deid", "x.lane")
+      has_lanes = has_lanes or fields[4]
       ids[#ids + 1] = id
       started[id] = tonumber(fields[1]) ~= nil
       known[id] = fields
@@ -96,7 +98,7 @@ local function cancelJobs(base, job_keys, released)
 
   local cancelled, undone = {}, {}
   local places = pullOut(queue, ids, started, known)
-  if rawget(queue, "lanes") then wakeForLanes(queue, readGate(queue)) end
+  if has_lanes then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
     local place = places[id]
     if place then

@@ -35,7 +35,11 @@ local function finishJob(queue, gate, ended, known, points, now)
         beginDiversion(queue, known.lane, id, ended.dead_letters.name)
       end
     end
-    releaseLane(queue, known.lane, id)
+    if ended.batch then
+      ended.batch.lanes[#ended.batch.lanes + 1] = { known.lane, id }
+    else
+      releaseLane(queue, known.lane, id)
+    end
   end
   if known.deduplication_id then
     releaseDeduplication(queue, gate, id, known.deduplication_id, now)

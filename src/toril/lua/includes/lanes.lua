@@ -21,8 +21,9 @@
 
 --- What holds for all lanes of the queue, read once per call. `has_ready` tells at the end of a
 --- script whether a worker is to be woken.
+local lanes_by_queue = {}
 local function lanesOf(queue)
-  local lanes = rawget(queue, "lanes")
+  local lanes = lanes_by_queue[queue.base]
   if lanes then return lanes end
   local meta = redis.call("HMGET", queue.meta, "toril.laneConcurrency", "toril.laneMax",
     "toril.laneDuration", "toril.laneTurn")
@@ -34,9 +35,11 @@ local function lanesOf(queue)
     turn = tonumber(meta[4]) or 0,
     has_settings = redis.call("EXISTS", queue["lanes:settings"]) == 1,
     has_ready = false,
+    heads = {}, -- of the lanes that were looked at in this call; false for none
+    indexed = {}, -- the lanes that are in the index for sure
     now = clock()
   }
-  queue.lanes = lanes
+  lanes_by_queue[queue.base] = lanes
   return lanes
 end
 
@@ -69,17 +72,25 @@ local function saveLaneSettings(queue, lane, settings)
   end
 end
 
---- Who holds the lane: its last turn, and the ids.
-local function laneHolders(queue, lane)
-  local value = redis.call("HGET", queue["lanes:held"], lane)
-  if not value then return 0, {} end
-  local turn, rest = string.match(value, "^([^\n]*)\n(.*)$")
+--- The last turn and the ids in a value of `lanes:held`.
+local function readHolders(value)
+  local line = string.find(value, "\n", 1, true)
+  local turn, rest = tonumber(string.sub(value, 1, line - 1)), string.sub(value, line + 1)
+  if not string.find(rest, "\n", 1, true) then return turn, { rest } end
   local ids = {}
   for id in string.gmatch(rest, "[^\n]+") do
     ids[#ids + 1] = id
   end
-  return tonumber(turn), ids
+  return turn, ids
 end
+
+--- Who holds the lane: its last turn, and the ids.
+local function laneHolders(queue, lane)
+  local value = redis.call("HGET", queue["lanes:held"], lane)
+  if not value then return 0, {} end
+  return readHolders(value)
+end
+
 
 local function saveLaneHolders(queue, lane, turn, ids)
   if #ids == 0 then
@@ -113,8 +124,23 @@ local function dropLaneHolder(queue, lane, id)
 end
 
 local function laneHead(queue, lane)
-  return redis.call("ZRANGEBYLEX", queue["lanes:waiting"], "[" .. lane .. " ", "(" .. lane .. "!",
-    "LIMIT", 0, 1)[1]
+  local heads = lanesOf(queue).heads
+  if heads[lane] == nil then
+    heads[lane] = redis.call("ZRANGEBYLEX", queue["lanes:waiting"], "[" .. lane .. " ",
+      "(" .. lane .. "!", "LIMIT", 0, 1)[1] or false
+  end
+  return heads[lane]
+end
+
+--- Write members of `lanes:waiting`: nothing else does, so that the heads that were read stay true.
+local function addToWaiting(queue, lane, member)
+  redis.call("ZADD", queue["lanes:waiting"], "0", member)
+  lanesOf(queue).heads[lane] = nil
+end
+
+local function removeFromWaiting(queue, lane, ...)
+  lanesOf(queue).heads[lane] = nil
+  return redis.call("ZREM", queue["lanes:waiting"], ...)
 end
 
 --- For how long the rate limit holds the lane back.
@@ -156,6 +182,7 @@ local function placeLane(queue, lane, holders, turn)
     if holders == 0 then
       redis.call("ZREM", queue["lanes:index"], lane)
       redis.call("ZREM", queue["lanes:later"], lane)
+      lanes.indexed[lane] = nil
     end
     return false
   end
@@ -179,8 +206,12 @@ end
 local function enterLane(queue, field, id, mark)
   local lanes = lanesOf(queue)
   local lane = laneOf(field)
-  redis.call("ZADD", queue["lanes:waiting"], 0, laneMember(field, id, mark))
-  local is_new = redis.call("ZADD", queue["lanes:index"], "NX", lanes.now, lane) == 1
+  local member = laneMember(field, id, mark)
+  addToWaiting(queue, lane, member)
+  local is_new = not lanes.indexed[lane]
+    and redis.call("ZADD", queue["lanes:index"], "NX", stamp(lanes.now), lane) == 1
+  lanes.indexed[lane] = true
+  if is_new then lanes.heads[lane] = member end
   if is_new or lanes.capacity > 1 or lanes.has_settings or mark == STARTED then
     local turn, ids = 0, {}
     if not is_new then turn, ids = laneHolders(queue, lane) end
@@ -193,6 +224,46 @@ local function releaseLane(queue, field, id)
   local lane = laneOf(field)
   local turn, holders = dropLaneHolder(queue, lane, id)
   placeLane(queue, lane, holders, turn)
+end
+
+--- The same for many jobs at once: `jobs` = { field, id } each. A lane that one job at a time may hold
+--- is ready, or held, or waits for a time, and never two of these.
+local function releaseLanes(queue, jobs)
+  if #jobs == 0 then return end
+  local lanes = lanesOf(queue)
+  if lanes.capacity > 1 or lanes.has_settings or lanes.max then
+    for _, job in ipairs(jobs) do
+      releaseLane(queue, job[1], job[2])
+    end
+    return
+  end
+  local names = {}
+  for i, job in ipairs(jobs) do
+    names[i] = laneOf(job[1])
+  end
+  local values = redis.call("HMGET", queue["lanes:held"], unpack(names))
+  local freed, ready, empty = {}, {}, {}
+  for i, lane in ipairs(names) do
+    local turn, ids = 0, {}
+    if values[i] then turn, ids = readHolders(values[i]) end
+    if ids[1] == jobs[i][2] then freed[#freed + 1] = lane end
+    if #ids > 1 then
+      releaseLane(queue, jobs[i][1], jobs[i][2])
+    elseif #ids == 0 or ids[1] == jobs[i][2] then
+      if laneHead(queue, lane) then
+        ready[#ready + 1], ready[#ready + 2] = math.max(lanes.turn, turn) + 1, lane
+      else
+        empty[#empty + 1] = lane
+        lanes.indexed[lane] = nil
+      end
+    end
+  end
+  if #freed > 0 then redis.call("HDEL", queue["lanes:held"], unpack(freed)) end
+  if #empty > 0 then redis.call("ZREM", queue["lanes:index"], unpack(empty)) end
+  if #ready > 0 then
+    redis.call("ZADD", queue["lanes:ready"], "NX", unpack(ready))
+    lanes.has_ready = true
+  end
 end
 
 --- A job that has started goes back to the front of its lane, and is the next one.
@@ -224,7 +295,7 @@ end
 --- Take a job out of its lane that waits there; returns "wait" or "delayed", or nothing.
 local function pullFromLane(queue, field, id)
   local plain, started = laneMember(field, id, PLAIN), laneMember(field, id, STARTED)
-  if redis.call("ZREM", queue["lanes:waiting"], plain, started) > 0 then
+  if removeFromWaiting(queue, laneOf(field), plain, started) > 0 then
     releaseLane(queue, field, id)
     return "wait"
   end
@@ -300,6 +371,6 @@ end
 
 --- Wake a worker if a lane became ready in this call.
 local function wakeForLanes(queue, gate)
-  local lanes = rawget(queue, "lanes")
+  local lanes = lanes_by_queue[queue.base]
   if lanes and lanes.has_ready then wake(queue, gate) end
 end

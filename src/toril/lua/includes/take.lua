@@ -83,13 +83,16 @@ local function startJob(queue, id, who, now, fence)
   emit(queue, "active", "jobId", id, "prev", "waiting")
   if who.name then
     redis.call("HSET", job, "processedOn", stamp(now), "pb", who.name, "ats", digits(started))
+  elseif fence then
+    redis.call("HSET", job, "processedOn", stamp(now), "ats", digits(started), "x.fence",
+      digits(fence))
   else
     redis.call("HSET", job, "processedOn", stamp(now), "ats", digits(started))
   end
   -- Later words count: these replace what was read above.
   local n = #hash
   if fence then
-    redis.call("HSET", job, "x.fence", fence)
+    if who.name then redis.call("HSET", job, "x.fence", digits(fence)) end
     hash[n + 1], hash[n + 2] = "x.fence", fence
     n = n + 2
   end

@@ -18,26 +18,42 @@ local function promoteLanes(queue, gate, now)
   end
 end
 
---- Take the head of a lane whose turn it is; returns its id and `x.lane`, or nothing.
-local function takeHead(queue, lane, turn)
-  local head = laneHead(queue, lane)
-  if not head then
-    placeLane(queue, lane, 0, turn)
-    return nil
+--- Take the head of a lane that several jobs may hold at once; it may be ready again at once.
+local function takeShared(queue, lane, turn, head, id)
+  removeFromWaiting(queue, lane, head)
+  local _, ids = laneHolders(queue, lane)
+  ids[#ids + 1] = id
+  saveLaneHolders(queue, lane, turn, ids)
+  placeLane(queue, lane, #ids, turn)
+end
+
+--- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects.
+local function takeHeads(queue, popped, taken)
+  local heads, holders = {}, {}
+  local cache = lanesOf(queue).heads
+  for i = 1, #popped, 2 do
+    local lane, turn = popped[i], tonumber(popped[i + 1])
+    local head = laneHead(queue, lane)
+    if not head then
+      local _, ids = laneHolders(queue, lane)
+      placeLane(queue, lane, #ids, turn)
+    else
+      local _, _, field, id = readLaneMember(head)
+      local rules = laneRules(queue, lane)
+      countLaneStart(queue, lane, rules)
+      if rules.capacity > 1 then
+        takeShared(queue, lane, turn, head, id)
+      else
+        heads[#heads + 1], holders[#holders + 1] = head, lane
+        holders[#holders + 1] = popped[i + 1] .. "\n" .. id
+        cache[lane] = nil
+      end
+      taken[#taken + 1] = { id = id, field = field }
+    end
   end
-  local _, _, field, id = readLaneMember(head)
-  local rules = laneRules(queue, lane)
-  redis.call("ZREM", queue["lanes:waiting"], head)
-  countLaneStart(queue, lane, rules)
-  if rules.capacity > 1 then
-    local _, ids = laneHolders(queue, lane)
-    ids[#ids + 1] = id
-    saveLaneHolders(queue, lane, turn, ids)
-    placeLane(queue, lane, #ids, turn)
-  else
-    saveLaneHolders(queue, lane, turn, { id })
-  end
-  return id, field
+  if #heads == 0 then return end
+  redis.call("ZREM", queue["lanes:waiting"], unpack(heads))
+  redis.call("HSET", queue["lanes:held"], unpack(holders))
 end
 
 --- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
@@ -48,16 +64,13 @@ local function popLanes(queue, count)
   while #taken < count do
     local popped = redis.call("ZPOPMIN", queue["lanes:ready"], count - #taken)
     if #popped == 0 then break end
-    for i = 1, #popped, 2 do
-      lanes.turn = math.max(lanes.turn, tonumber(popped[i + 1]))
-      local id, field = takeHead(queue, popped[i], tonumber(popped[i + 1]))
-      if id then
-        taken[#taken + 1] = { id = id, field = field }
-        ids[#ids + 1] = id
-      end
-    end
+    lanes.turn = math.max(lanes.turn, tonumber(popped[#popped]))
+    takeHeads(queue, popped, taken)
   end
-  if #ids == 0 then return taken end
+  if #taken == 0 then return taken end
+  for i, job in ipairs(taken) do
+    ids[i] = job.id
+  end
   redis.call("LPUSH", queue.active, unpack(ids))
   redis.call("HSET", queue.meta, "toril.laneTurn", string.format("%.17g", lanes.turn))
   local fence = redis.call("HINCRBY", queue.meta, "toril.laneFence", #ids) - #ids
