@@ -517,6 +517,8 @@ _SOCKET_OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": REPLY_TIMEOUT_S,
     "socket_keepalive": True,
     "health_check_interval": 0,
+    # A pool counts every socket that it ever made, and would refuse to make the 101st.
+    "max_connections": 2**31 - 1,
 }
 _KEPT_OPTIONS = frozenset(
     {"host", "port", "path", "db", "username", "password", "credential_provider", "ssl_keyfile"}
