@@ -1,0 +1,324 @@
+"""The screen of the monitor: a table of queues, and below it one view of the chosen one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.coordinate import Coordinate
+from textual.widgets import DataTable, Footer, Static, Tab, Tabs
+
+from toril.cli.monitor import rows
+from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
+from toril.cli.monitor.rows import Rows
+from toril.cli.monitor.watcher import QueueWatch, View, Watcher
+from toril.cli.values import counted
+from toril.client.connection import Connection
+from toril.client.queue import Queue
+from toril.errors import TorilError
+
+SHORTEST_INTERVAL_S = 0.2
+LONGEST_INTERVAL_S = 60.0
+
+_TITLES = {
+    View.ACTIVE: ("Active", rows.ACTIVE_COLUMNS),
+    View.LANES: ("Lanes", rows.LANE_COLUMNS),
+    View.GROUPS: ("Groups", rows.GROUP_COLUMNS),
+    View.LETTERS: ("Dead letters", rows.LETTER_COLUMNS),
+    View.EVENTS: ("Events", rows.EVENT_COLUMNS),
+}
+
+
+class MonitorApp(App[None]):
+    """Looks at the server again and again, and shows what it sees."""
+
+    TITLE = "Toril monitor"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #status { height: 1; background: $primary; color: $text; padding: 0 1; }
+    #status.trouble { background: $error; }
+    #queues { height: 35%; min-height: 5; }
+    #summary { height: auto; max-height: 2; padding: 0 1; background: $boost; }
+    #view { height: 1fr; }
+    #note { height: auto; max-height: 3; padding: 0 1; color: $text-muted; }
+    ModalScreen { align: center middle; }
+    #dialog {
+        width: auto; max-width: 78; height: auto; max-height: 22;
+        padding: 1 2; border: round $primary; background: $surface;
+    }
+    #dialog Static { width: auto; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "Quit"),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        *(
+            Binding(str(number), f"view('{view}')", _TITLES[view][0], show=False)
+            for number, view in enumerate(View, 1)
+        ),
+        Binding("p", "pause", "Pause"),
+        Binding("r", "replay", "Replay"),
+        Binding("x", "purge", "Purge"),
+        Binding("space", "freeze", "Freeze"),
+        Binding("plus,equals_sign", "faster", "Faster", show=False),
+        Binding("minus", "slower", "Slower", show=False),
+    ]
+
+    def __init__(
+        self, watcher: Watcher, connection: Connection, *, label: str, interval_s: float
+    ) -> None:
+        super().__init__()
+        self.watcher = watcher
+        self.view = View.ACTIVE
+        self.ticks = 0
+        self._connection = connection
+        self._label = label
+        self._interval_s = interval_s
+        self._is_frozen = False
+        self._looked_at: str | None = None
+        self._updated = "never"
+        self._trouble = ""
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="status")
+        yield DataTable(id="queues", cursor_type="row", zebra_stripes=True)
+        yield Static(id="summary")
+        yield Tabs(
+            *(
+                Tab(f"{number} {title}", id=view.value)
+                for number, (view, (title, _)) in enumerate(_TITLES.items(), 1)
+            ),
+            active=View.ACTIVE.value,
+        )
+        yield DataTable(id="view", cursor_type="row")
+        yield Static(id="note")
+        yield Footer()
+
+    async def on_mount(self) -> None:
+        self._queue_table.add_columns(*rows.QUEUE_COLUMNS)
+        self._show_columns()
+        self.query_one(Tabs).can_focus = False
+        self._queue_table.focus()
+        self._timer = self.set_interval(self._interval_s, self._look)
+        self._look()
+
+    # ------------------------------------------------------------------ looking
+
+    @work(exclusive=True, group="look", exit_on_error=False)
+    async def _look(self) -> None:
+        if self._is_frozen:
+            return
+        try:
+            if self.ticks == 0:
+                await self.watcher.start()
+            self._looked_at = self._chosen_name
+            await self.watcher.tick(self._looked_at, self.view, self._chosen_group)
+        except TorilError as error:
+            self._trouble = f"no answer: {' '.join(str(error).split())}"
+        else:
+            self._trouble = ""
+            self._updated = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
+        self.ticks += 1
+        self._show()
+
+    def _show(self) -> None:
+        every = f"every {self._interval_s:g}s" if not self._is_frozen else "frozen"
+        more = f"  (+{self.watcher.left_out} queues)" if self.watcher.left_out else ""
+        line = f"{self._label}  prefix {self.watcher.prefix}{more}  {every}"
+        status = self.query_one("#status", Static)
+        status.set_class(bool(self._trouble), "trouble")
+        status.update(Text(self._trouble or f"{line}  last update {self._updated}"))
+        fill(
+            self._queue_table, rows.queue_rows(list(self.watcher.queues.values()), self.size.width)
+        )
+        self._show_view()
+
+    def _show_view(self) -> None:
+        watch = self._chosen
+        self.query_one("#summary", Static).update(rows.summary_line(watch))
+        fill(self._view_table, self._view_rows(watch))
+        self.query_one("#note", Static).update(self._note())
+
+    def _view_rows(self, watch: QueueWatch | None) -> Rows:
+        details = self.watcher.details
+        match self.view:
+            case View.ACTIVE:
+                return rows.active_rows(details.active, int(time.time() * 1000))
+            case View.LANES:
+                return rows.lane_rows(details.lanes)
+            case View.GROUPS:
+                return rows.group_rows(details.groups)
+            case View.LETTERS:
+                return rows.letter_rows(self.watcher.letters)
+            case View.EVENTS:
+                return rows.event_rows(watch)
+
+    def _note(self) -> Text:
+        if not self.watcher.queues:
+            return Text(f"There is no queue under the prefix {self.watcher.prefix!r} yet.")
+        if self.view is View.GROUPS:
+            return rows.member_line(self.watcher.details.members)
+        if self.view is View.LETTERS:
+            letters = self.watcher.letters
+            if letters is not None and not letters.is_complete:
+                return Text("counting…")
+            return Text("r replays, x purges the chosen kind; choose a dead letter queue above")
+        if self.view is View.LANES:
+            held = [lane.name for lane in self.watcher.details.lanes if lane.holders]
+            return Text(f"active lanes: {', '.join(held[:20]) or 'none'}")
+        return Text()
+
+    # ------------------------------------------------------------------ choosing
+
+    @property
+    def _queue_table(self) -> DataTable[object]:
+        return self.query_one("#queues", DataTable)
+
+    @property
+    def _view_table(self) -> DataTable[object]:
+        return self.query_one("#view", DataTable)
+
+    @property
+    def _chosen_name(self) -> str | None:
+        return chosen_key(self._queue_table) or next(iter(self.watcher.queues), None)
+
+    @property
+    def _chosen(self) -> QueueWatch | None:
+        return self.watcher.queues.get(self._chosen_name or "")
+
+    @property
+    def _chosen_group(self) -> str | None:
+        return chosen_key(self._view_table) if self.view is View.GROUPS else None
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        # Filling the table moves the cursor too: only another queue is news.
+        if event.data_table.id == "queues" and self._chosen_name != self._looked_at:
+            self._look()
+
+    def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
+        if event.tab.id and event.tab.id != self.view.value:
+            self._open(View(event.tab.id))
+
+    def action_view(self, view: str) -> None:
+        self.query_one(Tabs).active = view
+
+    def _open(self, view: View) -> None:
+        self.view = view
+        self._show_columns()
+        self._look()
+
+    def _show_columns(self) -> None:
+        self._view_table.clear(columns=True)
+        self._view_table.add_columns(*_TITLES[self.view][1])
+
+    # ------------------------------------------------------------------ doing
+
+    async def action_help(self) -> None:
+        await self.push_screen(HelpScreen())
+
+    def action_freeze(self) -> None:
+        self._is_frozen = not self._is_frozen
+        self._show()
+        if not self._is_frozen:
+            self._look()
+
+    def action_faster(self) -> None:
+        self._change_interval(max(self._interval_s / 2, SHORTEST_INTERVAL_S))
+
+    def action_slower(self) -> None:
+        self._change_interval(min(self._interval_s * 2, LONGEST_INTERVAL_S))
+
+    def _change_interval(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._timer.stop()
+        self._timer = self.set_interval(interval_s, self._look)
+        self._show()
+
+    def action_pause(self) -> None:
+        watch = self._chosen
+        if watch is None or watch.glance is None:
+            return
+        is_paused = watch.glance.is_paused
+        question = "Let queue {!r} go on?" if is_paused else "Pause queue {!r}?"
+
+        async def change(queue: Queue) -> str:
+            await (queue.resume() if is_paused else queue.pause())
+            return f"{queue.name} {'goes on' if is_paused else 'is paused'}"
+
+        self._ask(question.format(watch.name), watch.name, change)
+
+    def action_replay(self) -> None:
+        self._act_on_letters("Replay", _replay)
+
+    def action_purge(self) -> None:
+        self._act_on_letters("Purge", _purge)
+
+    def _act_on_letters(self, verb: str, act: Callable[[Queue, str], Awaitable[int]]) -> None:
+        survey = self.watcher.letters
+        kind = chosen_key(self._view_table) if self.view is View.LETTERS else None
+        if survey is None or not kind or kind not in survey.groups:
+            self.notify("Choose a kind of dead letters first: 4, then Tab and ↑ ↓.")
+            return
+        count = survey.groups[kind].count
+
+        async def change(queue: Queue) -> str:
+            return f"{verb}: {counted(await act(queue, kind), 'dead letter')}"
+
+        name = survey.keys.name
+        question = f"{verb} {counted(count, 'dead letter')} of {name!r}?\n\n{kind}"
+        self._ask(question, name, change)
+
+    @work(group="change")
+    async def _ask(
+        self, question: str, queue_name: str, change: Callable[[Queue], Awaitable[str]]
+    ) -> None:
+        if not await self.push_screen_wait(ConfirmScreen(question)):
+            return
+        queue = Queue(queue_name, connection=self._connection, prefix=self.watcher.prefix)
+        try:
+            self.notify(await change(queue), markup=False)
+        except TorilError as error:
+            self.notify(" ".join(str(error).split()), severity="error", markup=False)
+        finally:
+            await queue.close()
+        self._look()
+
+
+async def _replay(queue: Queue, fingerprint: str) -> int:
+    return await queue.replay_all_dead_letters(fingerprint=fingerprint)
+
+
+async def _purge(queue: Queue, fingerprint: str) -> int:
+    return await queue.purge_dead_letters(fingerprint=fingerprint)
+
+
+def fill(table: DataTable[object], wanted: Rows) -> None:
+    """Let the table show these rows; the cursor stays on its row, wherever that moves."""
+    current = [key.value for key in table.rows]
+    if current == list(wanted):
+        for index, cells in enumerate(wanted.values()):
+            for column, cell in enumerate(cells):
+                place = Coordinate(index, column)
+                if table.get_cell_at(place) != cell:
+                    table.update_cell_at(place, cell, update_width=True)
+        return
+    chosen = chosen_key(table)
+    scrolled = table.scroll_y
+    table.clear()
+    for key, cells in wanted.items():
+        table.add_row(*cells, key=key)
+    if chosen in wanted:
+        table.move_cursor(row=list(wanted).index(chosen), scroll=False)
+    table.scroll_to(y=scrolled, animate=False)
+
+
+def chosen_key(table: DataTable[object]) -> str | None:
+    """The key of the row under the cursor."""
+    if not table.row_count or not table.is_valid_coordinate(table.cursor_coordinate):
+        return None
+    return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value

@@ -1,0 +1,83 @@
+"""``toril monitor``: opens the screen, or prints one look as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import click
+
+from toril.cli.printing import print_json
+from toril.cli.server import Server, complete_queue, with_server
+from toril.cli.values import DURATION
+from toril.client.connection import Connection
+from toril.protocol.command import plain
+
+
+@click.command("monitor")
+@click.option(
+    "-q",
+    "--queue",
+    "queue_names",
+    metavar="QUEUE",
+    multiple=True,
+    shell_complete=complete_queue,
+    help="Only this one; may be given several times.  [default: all that are found]",
+)
+@click.option(
+    "-i", "--interval", type=DURATION, default="1s", show_default=True, help="How often to look."
+)
+@with_server
+def monitor(server: Server, queue_names: tuple[str, ...], interval: int) -> None:
+    """Watch queues, full screen and live.
+
+    Counts, throughput and times of every queue; running jobs, lanes, groups, dead letters and
+    events of the chosen one.  '?' shows the keys.  Each look costs the server the same number of
+    commands, however many jobs there are.  With --json one look is printed, for programs.
+
+    \b
+    Examples:
+      toril monitor
+      toril monitor --queue orders --url redis://localhost:6379 --interval 2s
+    """
+    server.connection.run(plain("PING", parse=lambda reply: None, near=f"{server.prefix}:"))
+    if server.as_json:
+        asyncio.run(_print_one_look(server, queue_names))
+        return
+    if not sys.stdout.isatty():
+        raise click.UsageError("the monitor needs a terminal; --json prints one look without")
+    asyncio.run(_open(server, queue_names, max(interval / 1000, 0.05)))
+
+
+async def _open(server: Server, queue_names: tuple[str, ...], interval_s: float) -> None:
+    from toril.cli.monitor.app import MonitorApp
+    from toril.cli.monitor.watcher import Watcher
+
+    connection = Connection(server.url, patience_s=0.0)
+    try:
+        watcher = Watcher(connection, server.prefix, queue_names, time.monotonic)
+        app = MonitorApp(watcher, connection, label=server.label, interval_s=interval_s)
+        await app.run_async()
+    finally:
+        await connection.close()
+
+
+async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
+    from toril.cli.monitor.watcher import Watcher
+
+    connection = Connection(server.url, patience_s=1.0)
+    try:
+        watcher = Watcher(connection, server.prefix, queue_names, time.monotonic)
+        await watcher.start()
+        await watcher.tick()
+    finally:
+        await connection.close()
+    looks: list[dict[str, Any]] = []
+    for watch in watcher.queues.values():
+        assert watch.glance is not None
+        facts = {field: getattr(watch.glance, field) for field in watch.glance.__struct_fields__}
+        facts.pop("events")
+        looks.append({"queue": watch.name, "total": watch.glance.total, **facts})
+    print_json(looks)

@@ -1,0 +1,37 @@
+"""The dead letters of a queue by fingerprint, counted a slice at a time."""
+
+from __future__ import annotations
+
+from toril.protocol import dead_letters
+from toril.protocol.command import Command
+from toril.protocol.dead_letters import LISTS, Filter, Group, Slice, Walk
+from toril.protocol.keys import Keys
+
+
+class LetterSurvey:
+    """Walks round and round through the dead letters, one command at a time.
+
+    ``groups`` is what the last whole walk found, or the first one so far.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.groups: dict[str, Group] = {}
+        self.is_complete = False
+        self._walk = Walk()
+        self._found: dict[str, Group] = {}
+
+    def next_command(self) -> Command[Slice]:
+        return dead_letters.survey_slice(self.keys, self._walk, Filter())
+
+    def note(self, result: Slice) -> None:
+        """Take in the answer to the last command."""
+        for fingerprint, group in result.groups.items():
+            self._found[fingerprint] = group.merged(self._found.get(fingerprint))
+        if not self.is_complete:
+            self.groups = dict(self._found)
+        if result.is_done and self._walk.list == LISTS[-1]:
+            self.groups, self.is_complete = self._found, True
+            self._walk, self._found = Walk(), {}
+            return
+        self._walk = dead_letters.after(self._walk, result)

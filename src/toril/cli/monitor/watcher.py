@@ -1,0 +1,184 @@
+"""What the monitor asks the server: the same number of commands at every tick.
+
+One look at each queue, one or two commands for the open view of the chosen queue, and every few
+ticks one slice of the search for queues.  How many jobs there are makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from toril.cli.monitor.letters import LetterSurvey
+from toril.cli.monitor.pace import Pace
+from toril.client.connection import Connection
+from toril.protocol import discovering, glancing, groups
+from toril.protocol.command import Command
+from toril.protocol.events import Event
+from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
+from toril.protocol.groups import GroupInfo, GroupMember
+from toril.protocol.keys import Keys
+
+MOST_QUEUES = 50
+MOST_ROWS = 100
+EVENTS_PER_LOOK = 200
+SEARCH_EVERY = 5
+"""A slice of the key space is searched at every so manieth tick."""
+SLICES_AT_START = 50
+
+
+class View(StrEnum):
+    """What of the chosen queue is shown."""
+
+    ACTIVE = "active"
+    LANES = "lanes"
+    GROUPS = "groups"
+    LETTERS = "letters"
+    EVENTS = "events"
+
+
+class QueueWatch:
+    """One queue: its last look, its pace, and its last events."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.glance: Glance | None = None
+        self.pace = Pace()
+        self.events: deque[Event] = deque(maxlen=EVENTS_PER_LOOK)
+        self._last_event = glancing.BEGINNING
+
+    @property
+    def name(self) -> str:
+        return self.keys.name
+
+    def look(self) -> Command[Glance]:
+        return glancing.look(self.keys, after=self._last_event, most=EVENTS_PER_LOOK)
+
+    def note(self, glance: Glance, now_s: float) -> None:
+        """Take in the answer to the last look."""
+        self.glance = glance
+        self.pace.note(glance, now_s)
+        self.events.extend(glance.events)
+        if glance.events:
+            self._last_event = glance.events[-1].id
+
+
+class Details(msgspec.Struct):
+    """What the open view shows of the chosen queue."""
+
+    active: list[ActiveJob] = []
+    lanes: list[LaneGlance] = []
+    groups: list[GroupInfo] = []
+    members: list[GroupMember] = []
+
+
+class Watcher:
+    """Looks at the queues that are named, or at all that it finds under the prefix."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        prefix: str,
+        names: Sequence[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._connection = connection
+        self.prefix = prefix
+        self._clock = clock
+        self._is_given = bool(names)
+        self._cursor = discovering.BEGINNING
+        self._found: set[str] = set()
+        self._ticks = 0
+        self.left_out = 0
+        self.queues: dict[str, QueueWatch] = {}
+        self.details = Details()
+        self.letters: LetterSurvey | None = None
+        self._adopt(names)
+
+    async def start(self) -> None:
+        """Search for queues, but not for long: the ticks go on with it."""
+        if self._is_given:
+            return
+        for _ in range(SLICES_AT_START):
+            if self._search(await self._connection.run(self._next_slice())):
+                break
+
+    async def tick(
+        self, chosen: str | None = None, view: View = View.EVENTS, group_id: str | None = None
+    ) -> None:
+        """Look at everything once."""
+        self._ticks += 1
+        watches = list(self.queues.values())
+        watch = self.queues.get(chosen or "")
+        commands: list[Command[Any]] = [each.look() for each in watches]
+        if watch is not None:
+            commands += self._detail_commands(watch.keys, view, group_id)
+        is_searching = not self._is_given and self._ticks % SEARCH_EVERY == 0
+        if is_searching:
+            commands.append(self._next_slice())
+        answers = await self._connection.run_all(commands) if commands else []
+        now_s = self._clock()
+        for each, glance in zip(watches, answers, strict=False):
+            each.note(glance, now_s)
+        rest = answers[len(watches) :]
+        if is_searching:
+            self._search(rest.pop())
+        if watch is not None:
+            self._note_details(view, rest)
+
+    def _detail_commands(self, keys: Keys, view: View, group_id: str | None) -> list[Command[Any]]:
+        match view:
+            case View.ACTIVE:
+                return [glancing.active(keys, most=MOST_ROWS)]
+            case View.LANES:
+                return [glancing.lanes_at_work(keys, most=MOST_ROWS)]
+            case View.GROUPS:
+                newest: Command[Any] = glancing.newest_groups(keys, most=MOST_ROWS)
+                return [newest, groups.members(keys, group_id)] if group_id else [newest]
+            case View.LETTERS:
+                if self.letters is None or self.letters.keys.base != keys.base:
+                    self.letters = LetterSurvey(keys)
+                return [self.letters.next_command()]
+            case View.EVENTS:
+                return []
+
+    def _note_details(self, view: View, answers: list[Any]) -> None:
+        match view:
+            case View.ACTIVE:
+                self.details.active = answers[0]
+            case View.LANES:
+                self.details.lanes = answers[0]
+            case View.GROUPS:
+                self.details.groups = answers[0]
+                self.details.members = answers[1] if len(answers) > 1 else []
+            case View.LETTERS if self.letters is not None:
+                self.letters.note(answers[0])
+            case _:
+                pass
+
+    def _next_slice(self) -> Command[discovering.Found]:
+        return discovering.look(self.prefix, self._cursor)
+
+    def _search(self, found: discovering.Found) -> bool:
+        """Take in a slice; True when the whole key space has been searched."""
+        self._cursor = found.cursor
+        self._found.update(found.names)
+        if found.is_last:
+            for name in set(self.queues) - self._found:
+                del self.queues[name]
+        self._adopt(sorted(self._found))
+        if found.is_last:
+            self._found = set()
+        return found.is_last
+
+    def _adopt(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.queues and len(self.queues) < MOST_QUEUES:
+                self.queues[name] = QueueWatch(Keys(self.prefix, name))
+        if not self._is_given:
+            self.queues = dict(sorted(self.queues.items()))
+        self.left_out = max(self.left_out, len(names) - len(self.queues))

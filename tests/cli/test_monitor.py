@@ -1,0 +1,302 @@
+"""``toril monitor``: through its pilot, by the commands it sends, and once in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from tests.cli.conftest import Toril
+from tests.cli.terminal import Terminal
+from tests.helpers import not_run, wait_until, wait_until_sync
+from tests.servers import Server
+from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
+from toril.cli.monitor.app import MonitorApp
+from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
+from toril.cli.monitor.watcher import SEARCH_EVERY, View, Watcher
+from toril.client.connection import Connection
+from toril.protocol.command import plain
+
+
+@asynccontextmanager
+async def monitor(
+    url: str, prefix: str, *names: str, size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[MonitorApp, Pilot[None]]]:
+    connection = Connection(url, patience_s=0.0)
+    watcher = Watcher(connection, prefix, names, time.monotonic)
+    app = MonitorApp(watcher, connection, label=url, interval_s=0.1)
+    async with app.run_test(size=size) as pilot:
+        yield app, pilot
+    await connection.close()
+
+
+def cells(app: MonitorApp, table: str) -> list[list[str]]:
+    found = app.query_one(f"#{table}", DataTable)
+    return [[str(cell) for cell in found.get_row_at(row)] for row in range(found.row_count)]
+
+
+def text(app: MonitorApp, widget: str) -> str:
+    return str(app.query_one(f"#{widget}", Static).render())
+
+
+async def shows(pilot: Pilot[None], question: Callable[[], Any]) -> None:
+    """Wait until the screen answers yes; the app goes on meanwhile."""
+
+    async def ask() -> Any:
+        await pilot.pause()
+        return question()
+
+    await wait_until(ask, timeout=10, every=0.02)
+
+
+async def test_counts_lanes_and_the_last_update_are_shown_and_follow(url: str, prefix: str):
+    """FIFO-25: counts, unique lanes, the list of active lanes, the last update."""
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        started.set()
+        await go.wait()
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("orders", **options) as queue:
+        await queue.add_bulk([NewJob("sync", lane=f"user:{n % 2}") for n in range(6)])
+        await queue.add("later", delay=3_600_000)
+        async with Worker("orders", handler, concurrency=2, worker_name="anna", **options):
+            await started.wait()
+            async with monitor(url, prefix) as (app, pilot):
+                await shows(pilot, lambda: cells(app, "queues"))
+                await shows(
+                    pilot, lambda: "active 2  waiting 4  delayed 1  total 7" in text(app, "summary")
+                )
+                assert "unique lanes 2" in text(app, "summary")
+                await shows(pilot, lambda: len(cells(app, "view")) == 2)
+                assert {row[5] for row in cells(app, "view")} == {"user:0", "user:1"}
+                assert {row[6] for row in cells(app, "view")} == {"anna"}
+
+                await pilot.press("2")
+                await shows(pilot, lambda: len(cells(app, "view")) == 2)
+                assert {row[1] for row in cells(app, "view")} == {"running"}
+                assert {row[2] for row in cells(app, "view")} == {"2"}
+                await shows(pilot, lambda: "user:0" in text(app, "note"))
+                assert "active lanes: " in text(app, "note")
+                assert re.search(r"last update \d\d:\d\d:\d\d", text(app, "status"))
+
+                go.set()
+                await shows(pilot, lambda: cells(app, "queues")[0][4] == "6")
+                await shows(pilot, lambda: "unique lanes 0" in text(app, "summary"))
+                watch = app.watcher.queues["orders"]
+                assert sum(watch.pace.per_second) > 0
+                assert watch.pace.runs_ms
+                await pilot.press("5")
+                await shows(pilot, lambda: "completed" in [row[1] for row in cells(app, "view")])
+
+
+async def test_groups_show_their_states_and_members(url: str, prefix: str):
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        await flow.add_group(
+            "order",
+            [GroupJob("charge", queue_name="payments"), GroupJob("reserve", queue_name="stock")],
+            {"charge": Compensation("refund")},
+        )
+    async with monitor(url, prefix, "payments") as (app, pilot):
+        await pilot.press("3")
+        await shows(pilot, lambda: cells(app, "view"))
+        (row,) = cells(app, "view")
+        assert row[1:3] == ["order", "ACTIVE"]
+        await shows(pilot, lambda: "charge · pending   reserve · pending" in text(app, "note"))
+
+
+async def test_dead_letters_are_replayed_and_purged_after_a_question(url: str, prefix: str):
+    async def fail(job: Any) -> None:
+        if job.name == "a":
+            raise ValueError("no such card")
+        raise TimeoutError("the bank is away")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("p", **options) as queue, Queue("p-dlq", **options) as dlq:
+        await queue.add_bulk([NewJob(name) for name in "aab"])
+        async with Worker("p", fail, dead_letter_queue="p-dlq", **options):
+            await wait_until(lambda: dlq.get_dead_letter_count())
+            await queue.wait_until_empty(5000)
+
+        async with monitor(url, prefix, "p-dlq") as (app, pilot):
+            await shows(pilot, lambda: cells(app, "queues"))
+            await pilot.press("r")
+            assert not isinstance(app.screen, ConfirmScreen), "nothing is chosen yet"
+            await pilot.press("4")
+            await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["2", "1"])
+            assert "ValueError" in cells(app, "view")[0][1]
+
+            await pilot.press("r")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("n")
+            await shows(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
+            assert await dlq.get_dead_letter_count() == 3
+            await pilot.press("r")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("y")
+            await wait_until(lambda: queue.get_waiting_count())
+            assert await queue.get_waiting_count() == 2
+            await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["1"])
+
+            await pilot.press("x")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("y")
+            await shows(pilot, lambda: cells(app, "view") == [])
+            assert await dlq.get_dead_letter_count() == 0
+
+
+async def test_keys_choose_pause_freeze_and_help_at_any_size(url: str, prefix: str):
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("one", **options) as one, Queue("two [b]", **options) as two:
+        await one.add("n")
+        await two.add("n")
+        for size in ((80, 24), (200, 60)):
+            async with monitor(url, prefix, size=size) as (app, pilot):
+                await shows(
+                    pilot, lambda: [r[0] for r in cells(app, "queues")] == ["one", "two [b]"]
+                )
+                await pilot.press("down")
+                await shows(pilot, lambda: text(app, "summary").startswith("two [b]"))
+                table = app.query_one("#queues", DataTable)
+                assert table.virtual_size.width <= size[0], "no column is cut off"
+                await pilot.press("question_mark")
+                await shows(pilot, lambda: isinstance(app.screen, HelpScreen))
+                await pilot.press("escape")
+                await shows(pilot, lambda: not isinstance(app.screen, HelpScreen))
+
+                await pilot.press("p")
+                await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+                await pilot.press("y")
+                await shows(pilot, lambda: "⏸" in cells(app, "queues")[1][0])
+                assert await two.is_paused()
+                await two.resume()
+                await pilot.press("space")
+                await shows(pilot, lambda: "frozen" in text(app, "status"))
+                await pilot.press("space", "minus")
+                await shows(pilot, lambda: "every 0.2s" in text(app, "status"))
+
+
+async def test_a_queue_that_appears_or_goes_is_noticed_without_keys(url: str, prefix: str):
+    async with (
+        Queue("first", connection=url, prefix=prefix) as first,
+        monitor(url, prefix) as (app, pilot),
+    ):
+        await shows(pilot, lambda: "There is no queue" in text(app, "note"))
+        await first.add("n")
+        await shows(pilot, lambda: [row[0] for row in cells(app, "queues")] == ["first"])
+        await first.obliterate(force=True)
+        await shows(pilot, lambda: cells(app, "queues") == [])
+
+
+async def test_a_server_that_goes_away_is_told_and_found_again(start_server: Callable[..., Server]):
+    server = start_server()
+    async with Queue("q", connection=server.unix_url) as queue:
+        await queue.add("n")
+    async with monitor(server.unix_url, "bull", "q") as (app, pilot):
+        await shows(pilot, lambda: cells(app, "queues"))
+        server.kill()
+        await shows(pilot, lambda: "no answer" in text(app, "status"))
+        server.start()
+        await shows(pilot, lambda: "last update" in text(app, "status"))
+
+
+COSTS = {View.ACTIVE: 1, View.LANES: 1, View.GROUPS: 2, View.LETTERS: 1, View.EVENTS: 0}
+
+
+async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
+    start_server: Callable[..., Server],
+):
+    server = start_server()
+    connection = Connection(server.unix_url, patience_s=0.0)
+    async with Queue("a", connection=server.unix_url) as queue:
+        async with FlowProducer(connection=server.unix_url) as flow:
+            node = await flow.add_group("g", [GroupJob("x", queue_name="a")])
+        await Queue("b", connection=connection).add("n")
+        costs: list[dict[View, Counter[str]]] = []
+        for jobs in (10, 5000):
+            plain_ones = [NewJob("n", {"n": n}) for n in range(jobs)]
+            await queue.add_bulk(plain_ones + [NewJob("l", lane="one") for _ in range(jobs)])
+            watcher = Watcher(connection, "bull", (), time.monotonic)
+            await watcher.start()
+            for view in View:
+                await watcher.tick("a", view, node.group_id)
+            costs.append({})
+            for view in View:
+                await _settle_events(watcher, view, node.group_id)
+                before = await _calls(connection)
+                for _ in range(2 * SEARCH_EVERY):
+                    await watcher.tick("a", view, node.group_id)
+                costs[-1][view] = await _calls(connection) - before
+        for view, expected in COSTS.items():
+            few, many = costs[0][view], costs[1][view]
+            assert many["evalsha"] == 2 * SEARCH_EVERY * (2 + expected), view
+            assert many["scan"] == 2, view
+            assert many["eval"] + many["keys"] == 0, view
+            if view is not View.LETTERS:
+                assert few == many, (view, "what scripts do inside is the same, too")
+    await connection.close()
+
+
+async def _settle_events(watcher: Watcher, view: View, group_id: str) -> None:
+    """Two ticks, so that no event is left to be read."""
+    for _ in range(2):
+        await watcher.tick("a", view, group_id)
+
+
+async def _calls(connection: Connection) -> Counter[str]:
+    """How often the server ran each command, those inside scripts included."""
+    info: bytes = await connection.run(plain("INFO", "commandstats", parse=lambda reply: reply))
+    found: Counter[str] = Counter()
+    for line in info.decode().splitlines():
+        name, colon, facts = line.partition(":")
+        if colon and not name.startswith("cmdstat_info"):
+            found[name.removeprefix("cmdstat_")] = int(facts.split("calls=")[1].split(",")[0])
+    return found
+
+
+async def test_one_look_is_printed_for_programs(toril: Toril, url: str, prefix: str):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.add("n", lane="one")
+
+        (look,) = await asyncio.to_thread(lambda: toril("monitor", "--json").json)
+
+        assert (look["queue"], look["waiting"], look["lanes"], look["total"]) == ("q", 1, 1, 1)
+        refused = await asyncio.to_thread(toril, "monitor")
+        assert (refused.code, "needs a terminal" in refused.err) == (2, True)
+
+
+def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: str):
+    if not Terminal.is_available():
+        not_run("tmux is missing, so no real terminal was driven")
+    from toril.sync import Queue as BlockingQueue
+
+    names = ("TORIL_URL", "TORIL_PREFIX", "PYTHONPATH")
+    env = {name: cli_env[name] for name in names} | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
+        queue.add_bulk([NewJob("charge") for _ in range(1234)])
+        command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
+        with Terminal(command, env) as terminal:
+            wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=15, every=0.1)
+            wait_until_sync(lambda: "Quit" in terminal.screen().splitlines()[-1], timeout=5)
+            lines = terminal.screen().splitlines()
+            assert "prefix" in lines[0]
+            assert "total 1,234" in terminal.screen()
+            assert len(lines) == 24
+            assert all(len(line) <= 80 for line in lines)
+            terminal.press("5")
+            wait_until_sync(lambda: "waiting" in terminal.screen().partition("time")[2], timeout=5)
+            terminal.press("?")
+            wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=5)
+            terminal.press("Escape")
+            wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=5)
+            terminal.press("q")
+            wait_until_sync(lambda: not terminal.is_running, timeout=5)

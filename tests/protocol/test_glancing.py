@@ -1,0 +1,62 @@
+"""Looks at a queue: what is asked, and how the answers are read."""
+
+from __future__ import annotations
+
+from toril.protocol import glancing
+from toril.protocol.keys import Keys
+
+KEYS = Keys("bull", "q")
+
+
+def test_a_look_adds_up_what_waits_wherever_it_waits():
+    command = glancing.look(KEYS, after="5-1", most=7)
+    entries = [
+        [b"9-0", [b"event", b"completed", b"jobId", b"a", b"returnvalue", b"1"]],
+        [b"8-0", [b"event", b"active", b"jobId", b"a"]],
+    ]
+
+    glance = command.parse([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 40, entries])
+
+    assert command.args == {"after": "5-1", "most": 7}
+    assert (glance.waiting, glance.active, glance.delayed) == (1 + 2 + 9, 3, 5 + 10)
+    assert (glance.completed, glance.failed, glance.lanes, glance.groups) == (7, 8, 11, 12)
+    assert glance.total == 12 + 3 + 4 + 15 + 6
+    assert glance.is_paused
+    assert glance.events_added == 40
+    assert [event.name for event in glance.events] == ["active", "completed"]
+
+
+def test_active_jobs_are_read_with_and_without_what_is_optional():
+    full = [b"a", b"charge", b"2", b"1000", b'{"done": 5}', b"w1", b"0" * 32 + b"user%2042"]
+    bare = [b"b", b"", b"", b"", b"", b"", b""]
+
+    jobs = glancing.active(KEYS, most=5).parse([full, bare])
+
+    assert jobs[0] == glancing.ActiveJob("a", "charge", 2, 1000, {"done": 5}, "w1", "user 42")
+    assert jobs[1] == glancing.ActiveJob("b", "", 0, 0, None, "", "")
+
+
+def test_a_lane_says_what_keeps_it():
+    rows = [
+        [b"one", 3, b"h", b"x\ny", b""],
+        [b"two", 3, b"h", b"", b'{"paused": true}'],
+        [b"three", 3, b"h", b"", b'{"halted": "j9"}'],
+        [b"four", 0, b"", b"", b""],
+    ]
+
+    lanes = glancing.lanes_at_work(KEYS, most=5).parse(rows)
+
+    assert [lane.state for lane in lanes] == ["running", "paused", "halted", "waiting"]
+    assert lanes[0].holders == ("x", "y")
+    assert lanes[3].head == ""
+
+
+def test_groups_that_vanish_meanwhile_are_left_out():
+    command = glancing.newest_groups(KEYS, most=2)
+    known = [b"order", b"ACTIVE", b"1", b"2", b"3", b"1", b"0", b"0", None, None, None]
+    gone = [None] * 11
+
+    found = command.parse([[b"g1", known], [b"g2", gone]])
+
+    assert len(command.args["fields"]) == 11
+    assert [(group.id, group.name, group.total_jobs) for group in found] == [("g1", "order", 3)]
