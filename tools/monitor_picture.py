@@ -7,6 +7,7 @@ to ``docs/guides/monitor.svg``.
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import re
@@ -71,7 +72,7 @@ async def draw() -> None:
             await asyncio.sleep(0.5)
         busy.cancel()
         await asyncio.gather(busy, return_exceptions=True)
-    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text.from_ansi(screen), end="")
     picture = console.export_svg(title="toril monitor")
     # Whoever looks at the page has a monospace font of their own; none is fetched.

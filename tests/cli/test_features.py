@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from tests.cli.conftest import Toril
 from tests.helpers import wait_until, wait_until_sync
-from toril import Compensation, FlowProducer, GroupJob, Queue, Worker
+from toril import Compensation, FlowProducer, GroupJob, Queue, UnrecoverableError, Worker
 from toril.sync import Queue as BlockingQueue
 
 
@@ -151,6 +152,43 @@ async def test_groups_are_listed_shown_and_cancelled(toril: Toril, url: str, pre
     assert (again.code, len(again.err.splitlines())) == (1, 1), again
 
 
+async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
+    toril: Toril, url: str, prefix: str
+):
+    """SAGA-40: out of FAILED_COMPENSATION from the command line."""
+
+    async def handle(job: Any) -> None:
+        if job.name != "charge":
+            raise UnrecoverableError("no")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Queue("payments", **options) as queue:
+        node = await flow.add_group(
+            "order",
+            [GroupJob("charge", queue_name="payments"), GroupJob("reserve", queue_name="payments")],
+            {"charge": Compensation("refund", attempts=1)},
+        )
+
+        async def is_in(state: str) -> bool:
+            group = await queue.get_group_state(node.group_id)
+            return group is not None and group.state == state
+
+        async with (
+            Worker("payments", handle, **options),
+            Worker("payments:compensation", handle, **options),
+        ):
+            await wait_until(lambda: is_in("FAILED_COMPENSATION"))
+        retried = toril("groups", "retry-compensation", "payments", node.group_id)
+        assert "1 compensation" in retried.out, retried
+        assert await is_in("COMPENSATING")
+        async with Worker("payments:compensation", handle, **options):
+            await wait_until(lambda: is_in("FAILED_COMPENSATION"))
+        note = ("--note", "refunded by hand")
+        assert toril("groups", "resolve", "payments", node.group_id, *note).code == 1
+        resolved = toril("groups", "resolve", "payments", node.group_id, *note, "-y", "--json")
+        assert (resolved.json["state"], resolved.json["note"]) == ("FAILED", "refunded by hand")
+
+
 def test_schedulers_are_set_listed_and_removed(toril: Toril, payments: BlockingQueue):
     set_one = toril(
         *("schedulers", "set", "payments", "digest", "--cron", "0 9 * * 1-5"),
@@ -197,3 +235,18 @@ def test_relay_carries_jobs_from_an_outbox_until_sigterm(
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     assert payments.get_waiting()[0].data == {"order": 1}
+
+
+def test_doctor_says_what_is_wrong_and_how_bad_it_is(toril: Toril, payments: BlockingQueue):
+    payments.add("charge")
+
+    told = toril("doctor", "--queue", "payments")
+    as_json = toril("doctor", "--queue", "payments", "--no-audit", "--json")
+
+    findings = json.loads(as_json.out)["findings"]
+    worst = {finding["severity"] for finding in findings}
+    assert as_json.code == (2 if "error" in worst else 1 if "warning" in worst else 0)
+    assert any(finding["subject"].endswith("payments") for finding in findings), findings
+    assert "→" in told.out
+    assert told.err == ""
+    assert toril("doctor", "--url", "redis://127.0.0.1:1").code == 3

@@ -129,6 +129,38 @@ def cancel(server: Server, queue_name: str, group_id: str, yes: bool) -> None:
     say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
 
 
+@groups.command("retry-compensation")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@with_server
+def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
+    """Undo once more what could not be undone: a group in FAILED_COMPENSATION."""
+    with server.queue(queue_name) as queue:
+        retried = queue.retry_compensation(group_id)
+    say(
+        server,
+        f"{counted(retried, 'compensation')} of group {group_id} will run again.",
+        id=group_id,
+        retried=retried,
+    )
+
+
+@groups.command("resolve")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@click.option("--note", required=True, help="What was done by hand; it is kept with the group.")
+@yes_option
+@with_server
+def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool) -> None:
+    """Close a group in FAILED_COMPENSATION that was put right by hand."""
+    with server.queue(queue_name) as queue:
+        group = _known(queue, group_id)
+        confirm(f"Close group {group.name!r} ({group.state.value}) as put right?", yes=yes)
+        queue.resolve_group(group_id, note)
+        after = _known(queue, group_id)
+    say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
+
+
 def _known(queue: Queue, group_id: str) -> GroupInfo:
     group = queue.get_group_state(group_id)
     if group is None:

@@ -1,0 +1,101 @@
+"""``toril doctor``: what is wrong with a running system, why it hurts, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from toril.cli.server import Server, complete_queue, with_server
+from toril.cli.worker import load
+from toril.client.connection import Connection
+from toril.doctor import Finding, Report, Severity, examine
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+@click.command("doctor")
+@click.argument("targets", metavar="[MODULE:OBJECT]...", nargs=-1)
+@click.option(
+    "-q",
+    "--queue",
+    "queue_names",
+    metavar="QUEUE",
+    multiple=True,
+    shell_complete=complete_queue,
+    help="Only this one; may be given several times.  [default: all that are found]",
+)
+@click.option("--no-audit", is_flag=True, help="Leave out the audit of the key space.")
+@click.option(
+    "--most-keys",
+    type=click.IntRange(0),
+    default=200_000,
+    show_default=True,
+    help="Leave the audit out where there are more keys.",
+)
+@with_server
+def doctor(
+    server: Server,
+    targets: tuple[str, ...],
+    queue_names: tuple[str, ...],
+    no_audit: bool,
+    most_keys: int,
+) -> int:
+    """Examine a running system and say what will hurt.
+
+    The server, the queues, their workers, and the key space; and the configuration of the workers,
+    consumers, queues and relays that are given as MODULE:OBJECT.  Everything is only read.  Exit
+    code: 0 when nothing is wrong, 1 with warnings, 2 with errors.
+
+    \b
+    Examples:
+      toril doctor
+      toril doctor shop.workers:payments --json
+    """
+    found = [load(target) for target in targets]
+    objects = [
+        one for each in found for one in (each if isinstance(each, (list, tuple, set)) else (each,))
+    ]
+
+    report = asyncio.run(_examine(server, queue_names, objects, no_audit, most_keys))
+    if server.as_json:
+        click.echo(report.to_json())
+    else:
+        _print(report.findings)
+    return report.exit_code
+
+
+async def _examine(
+    server: Server,
+    queue_names: tuple[str, ...],
+    objects: list[Any],
+    no_audit: bool,
+    most_keys: int,
+) -> Report:
+    connection = Connection(server.url, patience_s=1.0)
+    try:
+        return await examine(
+            connection,
+            prefix=server.prefix,
+            queues=queue_names,
+            objects=objects,
+            audit=not no_audit,
+            most_keys=most_keys,
+        )
+    finally:
+        await connection.close()
+
+
+def _print(findings: list[Finding]) -> None:
+    for one in findings:
+        mark = click.style(f"{one.severity.value:<8}", fg=_COLOURS[one.severity], bold=True)
+        click.echo(f"{mark} {one.code}  {one.subject}: {one.problem}")
+        click.echo(f"         {one.harm}")
+        click.echo(f"         → {one.remedy}\n")
+    counts = [
+        f"{number} {severity.value}{'s' if number != 1 else ''}"
+        for severity in Severity
+        if (number := sum(one.severity is severity for one in findings))
+    ]
+    click.echo(", ".join(counts) or "Nothing is wrong.")
