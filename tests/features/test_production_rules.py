@@ -13,9 +13,10 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.servers import free_port
-from toril import Backoff, Queue, RateLimit, UnrecoverableError, Worker
+from toril import Backoff, NewJob, Queue, RateLimit, UnrecoverableError, Worker
 from toril.client.connection import Connection
-from toril.errors import InvalidOptionError, ServerUnavailableError, UnknownOptionError
+from toril.doctor import examine
+from toril.errors import InvalidOptionError, ServerUnavailableError
 from toril.protocol.command import plain
 
 
@@ -96,11 +97,16 @@ async def test_a_producer_without_a_server_fails_within_its_patience(prefix):
 
 
 async def test_recurring_jobs_are_made_by_schedulers_only(queue):
-    """RULES-10: add knows no repeat."""
-    with pytest.raises(UnknownOptionError, match="repeat"):
-        await queue.add("digest", {}, repeat={"pattern": "* * * * *"})
+    """RULES-10: whatever asks for repetition makes a scheduler; jobs carry no deprecated repeat."""
+    await queue.add("digest", {}, repeat={"every": 3_600_000})
+    with pytest.raises(TypeError):
+        NewJob("digest", repeat={"every": 3_600_000})
 
-    assert hasattr(queue, "upsert_job_scheduler")
+    (scheduler,) = await queue.get_job_schedulers()
+    assert scheduler.every == 3_600_000
+    report = await examine(queue._connection, prefix=queue.keys.prefix)
+    assert "D213" not in [finding.code for finding in report.findings]
+    await queue.remove_job_scheduler(scheduler.id)
 
 
 async def test_concurrency_and_rate_are_what_was_asked_for(queue, url, prefix):
