@@ -12,7 +12,8 @@ TorilError
 ├── ServerError (ConnectionError)       the server did not do what was asked
 │   ├── ServerUnavailableError          nobody answered, or not in time
 │   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
-│   └── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
+│   ├── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
+│   └── ServerRefusalError              it answered with an error: rights, a key of another type
 ├── RefusedError                        the server refused, nothing was changed
 │   ├── JobNotFoundError (LookupError)  ├── JobNotInStateError   ├── JobLockedError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
@@ -91,6 +92,10 @@ class AmbiguousResultError(ServerError):
 
 class ServerOutOfMemoryError(ServerError):
     """The server reached ``maxmemory`` and takes no more; draining goes on."""
+
+
+class ServerRefusalError(ServerError):
+    """The server answered with an error of its own: missing rights, a key of the wrong type."""
 
 
 class RefusedError(TorilError):

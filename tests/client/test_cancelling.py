@@ -218,13 +218,13 @@ async def test_a_message_that_overtakes_its_job_stops_it_before_it_runs(queue, u
         ran.append(job.id)
 
     worker = Worker("q", handle, connection=url, prefix=queue.keys.prefix)
-    start_job = worker.start_job
+    start_job = worker._crew.start_job
 
     def start(words, token):
-        worker._on_cancel(words[-1].decode(), token, "cancelled: early")
+        worker._crew.cancel(words[-1].decode(), token, "cancelled: early")
         start_job(words, token)
 
-    worker.start_job = start
+    worker._crew.start_job = start
     async with worker:
         await wait_until(lambda: is_failed(client, queue, job.id))
 

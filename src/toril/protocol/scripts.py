@@ -29,6 +29,7 @@ _CONSTANT = re.compile(
     r"^local \w+(?:, \w+)* = (?:\"[^\"\n]*\"|-?[\d.]+)(?:, (?:\"[^\"\n]*\"|-?[\d.]+))*\n",
     re.MULTILINE,
 )
+_WORD = re.compile(r"[A-Za-z_]\w*")
 _VARIABLE = re.compile(r"^local (?!function\b)(\w+)", re.MULTILINE)
 
 
@@ -142,15 +143,18 @@ def _defined_late(before: str, lazy: str, after: str) -> str:
     """
     constants = "".join(match[0] for match in _CONSTANT.finditer(lazy))
     lazy = _CONSTANT.sub("", lazy)
-    outside = before + after
+    used_outside = set(_WORD.findall(before + after))
     for name in _VARIABLE.findall(lazy):
-        if re.search(rf"\b{name}\b", outside):
+        if name in used_outside:
             raise ValueError(f"a lazy include keeps {name!r}, which plain code uses")
-    exported = [name for name in _FUNCTION.findall(lazy) if re.search(rf"\b{name}\b", outside)]
+    exported = [name for name in _FUNCTION.findall(lazy) if name in used_outside]
     if not exported:
         return f"{before}{after}"
-    for name in exported:
-        lazy = re.sub(rf"^local function {name}\b", f"{name} = function", lazy, flags=re.MULTILINE)
+
+    def assigned(match: re.Match[str]) -> str:
+        return f"{match[1]} = function" if match[1] in exported else match[0]
+
+    lazy = _FUNCTION.sub(assigned, lazy)
     stand_ins = "".join(
         f"{name} = function(...) defineLate() return {name}(...) end\n" for name in exported
     )

@@ -17,6 +17,7 @@ from typing import Any
 from toril.errors import (
     AmbiguousResultError,
     ServerOutOfMemoryError,
+    ServerRefusalError,
     ServerUnavailableError,
     TorilError,
 )
@@ -94,4 +95,7 @@ def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: s
         return ServerUnavailableError(
             f"{server} does not serve ({error}); is the server up and the address right?"
         )
-    return error
+    return ServerRefusalError(
+        f"{server} answered with an error: {error}; if it speaks of permissions, see the commands"
+        f" that a user needs, and if of a wrong kind of value, run the doctor"
+    )

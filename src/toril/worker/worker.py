@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import random
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -13,13 +12,7 @@ from typing import Any, Self
 
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
-from toril.errors import (
-    FailedChildrenError,
-    InvalidOptionError,
-    LockLostError,
-    PendingChildrenError,
-    TorilError,
-)
+from toril.errors import InvalidOptionError, TorilError
 from toril.options import (
     BackoffStrategy,
     Duration,
@@ -29,14 +22,14 @@ from toril.options import (
     milliseconds,
 )
 from toril.protocol import settling
-from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
-from toril.protocol.settling import Policy, Raised, Released, Settled, Take
+from toril.protocol.settling import Attempt, Policy, Take
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker.active_job import ActiveJob
 from toril.worker.attempt import perform
 from toril.worker.burial import Burial, BurialTarget
 from toril.worker.child import refuse_in_child
+from toril.worker.crew import GRACE_S, Crew
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor, LocalExecutor
 from toril.worker.flight import Flight
@@ -51,9 +44,6 @@ from toril.worker.watch import Watch
 from toril.worker.writer import JobWriter
 
 logger = logging.getLogger("toril.worker")
-
-_GRACE_S = 1.0
-_MOST_EARLY = 100
 
 
 class Worker:
@@ -109,7 +99,7 @@ class Worker:
                 "a worker needs connections of its own; pass a URL or a client"
             )
         self._burial = None if dead_letter_queue is None else Burial(dead_letter_queue, self.keys)
-        self._policy = Policy(
+        policy = Policy(
             keep_completed=_keep(self.options.remove_on_complete),
             keep_failed=_keep(self.options.remove_on_fail),
             max_started_attempts=max_started_attempts,
@@ -123,8 +113,9 @@ class Worker:
         self._handle = wrap(self._executor.run, middleware)
         self._writer = JobWriter(self._connection, self.keys, self._on_progress)
         self._emitter = Emitter()
-        self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
-        self._cancelled_early: dict[str, tuple[str, str]] = {}
+        self._crew = Crew(
+            self.keys, self._perform, policy, self._writer, self._emitter, self._burial
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._services: list[asyncio.Task[Any]] = []
         self._is_paused = False
@@ -150,8 +141,8 @@ class Worker:
             self._blocking, self.keys, f"{self.id}-w", on_error=self._on_server_error
         )
         self._flights = [*flights, waiting_flight]
-        self._pump = Pump(
-            self,
+        self._pump = self._crew.pump = Pump(
+            self._crew,
             flights,
             waiting_flight,
             concurrency=concurrency,
@@ -173,7 +164,7 @@ class Worker:
             now_ms=lambda: self._pump.server_ms,
             on_error=self._on_server_error,
         )
-        self._lease = Lease(
+        self._lease = self._crew.lease = Lease(
             lambda: BlockingConnection(
                 connection,
                 patience_s=0.0,
@@ -266,14 +257,14 @@ class Worker:
             pump, *others = self._services
             for service in others:
                 service.cancel()
-            await self._unless_hurried(asyncio.wait(others), grace_s=_GRACE_S)
+            await self._unless_hurried(asyncio.wait(others), grace_s=GRACE_S)
             for service in others:
                 service.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            await self._unless_hurried(self._finish_running())
-            await self._hand_back()
+            await self._unless_hurried(self._crew.finish())
+            await self._crew.release()
             self._pump.close()
-            has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=_GRACE_S)
+            has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=GRACE_S)
             if not has_settled:
                 logger.warning(
                     "the worker of queue %r ends while its server does not answer;"
@@ -303,25 +294,6 @@ class Worker:
             one.cancel()
         await asyncio.gather(task, hurry, return_exceptions=True)
         return is_done
-
-    async def _finish_running(self) -> None:
-        """A call that is away may bring jobs; then let them all end."""
-        await self._pump.land()
-        while self._jobs:
-            await asyncio.wait([task for _, task in self._jobs.values()])
-
-    async def _hand_back(self) -> None:
-        """Stop what still runs and give it to other workers."""
-        left = [(job, task) for job, task in self._jobs.values() if not task.done()]
-        for job, task in left:
-            job.is_released = True
-            self._stop(job, task)
-        if left:
-            await asyncio.wait([task for _, task in left], timeout=_GRACE_S)
-        for job, _ in list(self._jobs.values()):
-            # Deaf to cancellation: its result will be refused, the job goes to another worker.
-            self._jobs.pop(job.id, None)
-            self._settle(job, Released())
 
     async def _say_goodbye(self) -> None:
         try:
@@ -361,17 +333,18 @@ class Worker:
     @property
     def is_processing(self) -> bool:
         """Is a job running right now?"""
-        return bool(self._jobs)
+        return bool(self._crew.jobs)
 
     @property
     def current_jobs(self) -> list[ActiveJob]:
-        return [job for job, _ in self._jobs.values()]
+        return self._crew.jobs
 
     def current_job(self) -> tuple[ActiveJob, int] | None:
         """The job that has been running longest, and for how many ms; None when idle."""
-        if not self._jobs:
+        jobs = self._crew.jobs
+        if not jobs:
             return None
-        job = min(self.current_jobs, key=lambda job: job.processed_on or 0)
+        job = min(jobs, key=lambda job: job.processed_on or 0)
         return job, max(0, round(time.time() * 1000) - (job.processed_on or 0))
 
     @property
@@ -391,111 +364,16 @@ class Worker:
         stalled, lost, error, drained, closed …"""
         self._emitter.on(event, callback)
 
-    # ------------------------------------------------------------------ the pump's owner
+    # ------------------------------------------------------------------ one job
 
-    def start_job(self, words: list[Any], token: str) -> None:
-        job = self._received(words, token)
-        assert self._loop is not None
-        self._jobs[job.id] = (job, self._loop.create_task(self._attempt(job)))
-        if self._emitter.has("active"):
-            self._emitter.emit("active", job)
-        if self._cancelled_early:
-            self._cancel_early(job)
-
-    def hand_back(self, words: list[Any], token: str) -> None:
-        self._settle(self._received(words, token), Released())
-
-    def _received(self, words: list[Any], token: str) -> ActiveJob:
-        job_id = words.pop().decode()
-        fields = fields_of(words)
-        self._lease.hold(job_id, token)
-        return ActiveJob(self.keys.prefix, self.name, job_id, fields, token, self._writer)
-
-    def _cancel_early(self, job: ActiveJob) -> None:
-        token, reason = self._cancelled_early.pop(job.id, ("", ""))
-        if token:
-            self._on_cancel(job.id, token, reason)
-
-    def settled(self, item: Settled, code: int | bytes) -> None:
-        self._lease.let_go(item.job_id, item.token)
-        if isinstance(code, bytes):
-            self._announce_letter(item, code.decode())
-            if item.outcome.details.get("on_exhausted") == "divert":
-                self._sweeper.divert_soon()
-        elif code == 0:
-            self._announce(item)
-        elif code > 0:
-            self._lease.hold(item.job_id, item.token)
-            self._resubmit(item, settling.nothing_to_wait_for(code))
-        else:
-            self._refused(item, code)
-
-    def drained(self) -> None:
-        self._emitter.emit("drained")
-
-    async def _attempt(self, job: ActiveJob) -> None:
-        attempt = None
+    async def _perform(self, job: ActiveJob) -> Attempt:
         if job.scheduler_id is not None:
-            attempt = await self._advancer.advance(job)
-        if attempt is None:
-            attempt = await perform(
-                self._handle, job, max_started_attempts=self.options.max_started_attempts
-            )
-        # A job that was lost may have come back to this very worker, under another token.
-        if self._jobs.get(job.id, (None,))[0] is job:
-            del self._jobs[job.id]
-        self._settle(job, attempt)
-
-    def _settle(self, job: ActiveJob, attempt: settling.Attempt) -> None:
-        if job.is_settled:
-            return
-        job.is_settled = True
-        outcome = settling.decide(job, attempt, self._policy, dice=random.random())
-        self._pump.finish(Settled(job.id, job.token, outcome, job))
-
-    def _announce(self, item: Settled) -> None:
-        outcome, job = item.outcome, item.job
-        if outcome.kind == "completed":
-            if self._emitter.has("completed"):
-                self._emitter.emit("completed", job, outcome.return_value)
-        elif outcome.kind == "failed":
-            self._emitter.emit("failed", job, outcome.error)
-        elif outcome.error is not None:
-            self._emitter.emit("retrying", job, outcome.error)
-
-    def _announce_letter(self, item: Settled, letter_id: str) -> None:
-        assert self._burial is not None
-        self._announce(item)
-        letter = self._burial.bury(item, letter_id)
-        self._emitter.emit("deadLettered", item.job, letter)
-        if self._burial.hook is not None:
-            self._emitter.call("on_dead_letter", self._burial.hook, item.job, letter)
-
-    def _refused(self, item: Settled, code: int) -> None:
-        error = settling.refusal(code, item.job_id)
-        if isinstance(error, (PendingChildrenError, FailedChildrenError)):
-            self._lease.hold(item.job_id, item.token)
-            self._resubmit(item, settling.decide(item.job, Raised(error), self._policy, dice=0.0))
-            return
-        if isinstance(error, LockLostError):
-            self._announce_loss(item.job, error)
-            return
-        logger.warning("%s", error)
-        self._emitter.emit("error", error)
-
-    def _announce_loss(self, job: StoredJob, error: LockLostError) -> None:
-        """Once for each run of a job, whoever notices first: the lease or the refused outcome."""
-        assert isinstance(job, ActiveJob)
-        if job.is_lost:
-            return
-        job.is_lost = True
-        logger.warning("%s", error)
-        self._emitter.emit("lost", job, error)
-        self._emitter.emit("error", error)
-
-    def _resubmit(self, item: Settled, outcome: settling.Outcome) -> None:
-        self._pump.keep(1)
-        self._pump.finish(Settled(item.job_id, item.token, outcome, item.job))
+            failure = await self._advancer.advance(job)
+            if failure is not None:
+                return failure
+        return await perform(
+            self._handle, job, max_started_attempts=self.options.max_started_attempts
+        )
 
     def _make_take(self, count: int, token: str) -> Take:
         return Take(
@@ -515,42 +393,11 @@ class Worker:
 
     def _on_lost_in_thread(self, job_id: str, token: str) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._on_lost, job_id, token)
-
-    def _on_lost(self, job_id: str, token: str) -> None:
-        """Somebody else may be running this job now: stop, and write nothing."""
-        job, task = self._jobs.get(job_id, (None, None))
-        if job is None or task is None or job.token != token:
-            return
-        job.is_cancelled = True
-        job.cancel_reason = f"the lock of job {job_id!r} was lost"
-        self._announce_loss(
-            job, LockLostError(f"{job.cancel_reason}; another worker runs it again")
-        )
-        self._stop(job, task)
+        self._loop.call_soon_threadsafe(self._crew.lose, job_id, token)
 
     def _on_cancel_in_thread(self, job_id: str, token: str, reason: str) -> None:
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._on_cancel, job_id, token, reason)
-
-    def _on_cancel(self, job_id: str, token: str, reason: str) -> None:
-        job, task = self._jobs.get(job_id, (None, None))
-        if job is None or task is None:
-            # The message overtook the reply that brings the job.
-            if len(self._cancelled_early) >= _MOST_EARLY:
-                self._cancelled_early.clear()
-            self._cancelled_early[job_id] = (token, reason)
-            return
-        if job.token != token or job.is_cancelled:
-            return
-        job.is_cancelled = True
-        job.cancel_reason = reason
-        self._stop(job, task)
-
-    def _stop(self, job: ActiveJob, task: asyncio.Task[None]) -> None:
-        """A task that has not begun must not be cancelled: nobody would tell the outcome."""
-        if job.is_running:
-            task.cancel()
+        self._loop.call_soon_threadsafe(self._crew.cancel, job_id, token, reason)
 
     def _on_progress(self, job: ActiveJob, value: Any) -> None:
         if self._emitter.has("progress"):

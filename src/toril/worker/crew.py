@@ -1,0 +1,219 @@
+"""The crew: the jobs that a worker holds, from the moment they come until they are written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from toril.errors import FailedChildrenError, LockLostError, PendingChildrenError
+from toril.protocol import settling
+from toril.protocol.job import StoredJob, fields_of
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Attempt, Outcome, Policy, Raised, Released, Settled
+from toril.worker.active_job import ActiveJob, Writer
+from toril.worker.burial import Burial
+from toril.worker.events import Emitter
+from toril.worker.lease import Lease
+from toril.worker.pump import Pump
+
+logger = logging.getLogger("toril.worker")
+
+GRACE_S = 1.0
+_MOST_EARLY = 100
+
+Perform = Callable[[ActiveJob], Awaitable[Attempt]]
+"""Runs one job's handler and says what came of it."""
+
+
+class Crew:
+    """Starts jobs, stops them, and gives the pump what became of them.
+
+    ``pump`` and ``lease`` are set by whoever puts the worker together: they know the crew too.
+    """
+
+    pump: Pump
+    lease: Lease
+
+    def __init__(
+        self,
+        keys: Keys,
+        perform: Perform,
+        policy: Policy,
+        writer: Writer,
+        emitter: Emitter,
+        burial: Burial | None,
+    ) -> None:
+        self._keys = keys
+        self._perform = perform
+        self._policy = policy
+        self._writer = writer
+        self._emitter = emitter
+        self._burial = burial
+        self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
+        self._cancelled_early: dict[str, tuple[str, str]] = {}
+
+    @property
+    def jobs(self) -> list[ActiveJob]:
+        """The jobs whose handlers run."""
+        return [job for job, _ in self._jobs.values()]
+
+    # ------------------------------------------------------------------ the pump's owner
+
+    def start_job(self, words: list[Any], token: str) -> None:
+        job = self._received(words, token)
+        task = asyncio.get_running_loop().create_task(self._attempt(job))
+        self._jobs[job.id] = (job, task)
+        if self._emitter.has("active"):
+            self._emitter.emit("active", job)
+        if self._cancelled_early:
+            self._cancel_early(job)
+
+    def hand_back(self, words: list[Any], token: str) -> None:
+        self._settle(self._received(words, token), Released())
+
+    def settled(self, item: Settled, code: int | bytes) -> None:
+        self.lease.let_go(item.job_id, item.token)
+        if isinstance(code, bytes):
+            self._announce_letter(item, code.decode())
+        elif code == 0:
+            self._announce(item)
+        elif code > 0:
+            self._resubmit(item, settling.nothing_to_wait_for(code))
+        else:
+            self._refused(item, code)
+
+    def drained(self) -> None:
+        self._emitter.emit("drained")
+
+    # ------------------------------------------------------------------ at the end of a worker
+
+    async def finish(self) -> None:
+        """A call that is away may bring jobs; then let them all end."""
+        await self.pump.land()
+        while self._jobs:
+            await asyncio.wait([task for _, task in self._jobs.values()])
+
+    async def release(self) -> None:
+        """Stop what still runs and give it to other workers."""
+        left = [(job, task) for job, task in self._jobs.values() if not task.done()]
+        for job, task in left:
+            job.is_released = True
+            _stop(job, task)
+        if left:
+            await asyncio.wait([task for _, task in left], timeout=GRACE_S)
+        for job, _ in list(self._jobs.values()):
+            # Deaf to cancellation: its result will be refused, the job goes to another worker.
+            self._jobs.pop(job.id, None)
+            self._settle(job, Released())
+
+    # ------------------------------------------------------------------ what the lease tells
+
+    def lose(self, job_id: str, token: str) -> None:
+        """Somebody else may be running this job now: stop, and write nothing."""
+        job, task = self._jobs.get(job_id, (None, None))
+        if job is None or task is None or job.token != token:
+            return
+        job.is_cancelled = True
+        job.cancel_reason = f"the lock of job {job_id!r} was lost"
+        self._announce_loss(
+            job, LockLostError(f"{job.cancel_reason}; another worker runs it again")
+        )
+        _stop(job, task)
+
+    def cancel(self, job_id: str, token: str, reason: str) -> None:
+        """Somebody asked for this job to be stopped."""
+        job, task = self._jobs.get(job_id, (None, None))
+        if job is None or task is None:
+            # The message overtook the reply that brings the job.
+            if len(self._cancelled_early) >= _MOST_EARLY:
+                self._cancelled_early.clear()
+            self._cancelled_early[job_id] = (token, reason)
+            return
+        if job.token != token or job.is_cancelled:
+            return
+        job.is_cancelled = True
+        job.cancel_reason = reason
+        _stop(job, task)
+
+    def _cancel_early(self, job: ActiveJob) -> None:
+        token, reason = self._cancelled_early.pop(job.id, ("", ""))
+        if token:
+            self.cancel(job.id, token, reason)
+
+    # ------------------------------------------------------------------ one job
+
+    def _received(self, words: list[Any], token: str) -> ActiveJob:
+        job_id = words.pop().decode()
+        fields = fields_of(words)
+        self.lease.hold(job_id, token)
+        return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
+
+    async def _attempt(self, job: ActiveJob) -> None:
+        attempt = await self._perform(job)
+        # A job that was lost may have come back to this very worker, under another token.
+        if self._jobs.get(job.id, (None,))[0] is job:
+            del self._jobs[job.id]
+        self._settle(job, attempt)
+
+    def _settle(self, job: ActiveJob, attempt: Attempt) -> None:
+        if job.is_settled:
+            return
+        job.is_settled = True
+        outcome = settling.decide(job, attempt, self._policy, dice=random.random())
+        self.pump.finish(Settled(job.id, job.token, outcome, job))
+
+    def _refused(self, item: Settled, code: int) -> None:
+        error = settling.refusal(code, item.job_id)
+        if isinstance(error, (PendingChildrenError, FailedChildrenError)):
+            self._resubmit(item, settling.decide(item.job, Raised(error), self._policy, dice=0.0))
+            return
+        if isinstance(error, LockLostError):
+            self._announce_loss(item.job, error)
+            return
+        logger.warning("%s", error)
+        self._emitter.emit("error", error)
+
+    def _resubmit(self, item: Settled, outcome: Outcome) -> None:
+        """The job is still ours: its outcome was not written, another one is to be."""
+        self.lease.hold(item.job_id, item.token)
+        self.pump.keep(1)
+        self.pump.finish(Settled(item.job_id, item.token, outcome, item.job))
+
+    # ------------------------------------------------------------------ what listeners hear
+
+    def _announce(self, item: Settled) -> None:
+        outcome, job = item.outcome, item.job
+        if outcome.kind == "completed":
+            if self._emitter.has("completed"):
+                self._emitter.emit("completed", job, outcome.return_value)
+        elif outcome.kind == "failed":
+            self._emitter.emit("failed", job, outcome.error)
+        elif outcome.error is not None:
+            self._emitter.emit("retrying", job, outcome.error)
+
+    def _announce_letter(self, item: Settled, letter_id: str) -> None:
+        assert self._burial is not None
+        self._announce(item)
+        letter = self._burial.bury(item, letter_id)
+        self._emitter.emit("deadLettered", item.job, letter)
+        if self._burial.hook is not None:
+            self._emitter.call("on_dead_letter", self._burial.hook, item.job, letter)
+
+    def _announce_loss(self, job: StoredJob, error: LockLostError) -> None:
+        """Once for each run of a job, whoever notices first: the lease or the refused outcome."""
+        assert isinstance(job, ActiveJob)
+        if job.is_lost:
+            return
+        job.is_lost = True
+        logger.warning("%s", error)
+        self._emitter.emit("lost", job, error)
+        self._emitter.emit("error", error)
+
+
+def _stop(job: ActiveJob, task: asyncio.Task[None]) -> None:
+    """A task that has not begun must not be cancelled: nobody would tell the outcome."""
+    if job.is_running:
+        task.cancel()
