@@ -10,15 +10,15 @@ PAGE = ROOT / "docs" / "internals" / "invariants.md"
 
 
 def test_every_invariant_that_a_script_keeps_is_written_down():
-    defined = set(re.findall(r"^\| \*\*(I\d+)\*\* \|", PAGE.read_text(), re.MULTILINE))
+    defined = set(re.findall(r"^\| \*\*([IG]\d+)\*\* \|", PAGE.read_text(), re.MULTILINE))
     cited = {}
     for script in (ROOT / "src" / "toril" / "lua").glob("*.lua"):
         keeps = re.search(r"^  Keeps +(.*)$", script.read_text(), re.MULTILINE)
-        cited[script.name] = set(re.findall(r"\bI\d+\b", keeps[1])) if keeps else set()
+        cited[script.name] = set(re.findall(r"\b[IG]\d+\b", keeps[1])) if keeps else set()
 
     assert len(defined) >= 8
     assert {name: numbers - defined for name, numbers in cited.items() if numbers - defined} == {}
-    assert {"I1", "I2", "I3", "I4", "I5", "I6"} <= set().union(*cited.values())
+    assert {"I1", "I2", "I3", "I4", "I5", "I6", "G1", "G2", "G3"} <= set().union(*cited.values())
 
 
 WRITES = re.compile(r'"(?:HSET|HDEL|SET|DEL|[LR]PUSH|[LR]POP|[LR]REM|ZADD|ZREM|SADD|XADD|LTRIM)"')

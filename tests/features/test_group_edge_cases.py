@@ -376,3 +376,78 @@ async def test_members_of_a_queue_that_version_5_paused_are_found(world: World):
 
     assert await world.state(node) == "FAILED"
     assert not await world.client.exists(f"{base}:paused")
+
+
+async def test_members_in_lanes_keep_to_them_and_leave_them(world: World):
+    """SAGA-14, SAGA-22: a member may have a lane; cancelling it lets the next of its lane go."""
+    node = await world.order("ab", a={"lane": "user:1"})
+    await world.complete("ab")
+    assert await world.state(node) == "COMPLETED"
+
+    node = await world.order("ab", a={"lane": "user:1"})
+    await world.queue("a").add("next", lane="user:1")
+    await world.fail("b")
+
+    assert await world.state(node) == "FAILED"
+    assert (await world.hand("a").take_one()).name == "next"
+
+
+@pytest.mark.no_audit("a million ids without a job stand for a long queue")
+async def test_a_group_in_a_queue_of_a_million_is_cancelled_at_once(world: World):
+    """SAGA-22: a thousand members, counted in commands: none reads or walks the list."""
+    for start in range(0, 1_000_000, 50_000):
+        ids = [f"f{n}" for n in range(start, start + 50_000)]
+        await world.client.lpush(f"{world.prefix}:b:wait", *ids)
+    jobs = [GroupJob("a", queue_name="a"), *(GroupJob("x", queue_name="b") for _ in range(999))]
+    node = await world.flow.add_group("order", jobs)
+    await world.client.config_resetstat()
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    stats = await world.client.info("commandstats")
+    walks = {"cmdstat_lrem", "cmdstat_lrange", "cmdstat_lpos", "cmdstat_lset"} & set(stats)
+    assert walks <= {"cmdstat_lrem"}
+    assert stats.get("cmdstat_lrem", {"calls": 0})["calls"] <= 1
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    assert (info.state, info.cancelled_count) == ("FAILED", 1000)
+
+
+async def test_the_largest_group_is_turned_over_with_bounded_work(world: World):
+    """SAGA-24: of a thousand completed members some are undone at a time, all in the end."""
+    jobs = [GroupJob("x", queue_name="a") for _ in range(1000)]
+    node = await world.flow.add_group("order", jobs, {"x": Compensation("undo")})
+    hand, undo = world.hand("a"), world.hand("a:compensation")
+    for _ in range(4):
+        await hand.complete(*await hand.take(200))
+    *most, last = await hand.take(200)
+    await hand.complete(*most)
+    await world.client.config_resetstat()
+
+    await hand.fail(last)
+
+    stats = await world.client.info("commandstats")
+    assert sum(row["calls"] for name, row in stats.items() if name != "cmdstat_info") < 2000
+    assert (await world.queue("a:compensation").get_job_counts("waiting"))["waiting"] == 250
+    undone = 0
+    while taken := await undo.take(200):
+        await undo.complete(*taken)
+        undone += len(taken)
+    assert undone == 999
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_plain_job_pays_nothing_for_groups(world: World):
+    """SAGA-19: the commands that end a plain job are those of a queue without groups."""
+    queue, hand = world.queue("a"), world.hand("a")
+    for _ in range(2):
+        await queue.add("plain")
+        job = await hand.take_one()
+        await world.client.config_resetstat()
+        await hand.complete(job)
+    stats = await world.client.info("commandstats")
+
+    calls = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
+    assert calls["hmget"] == 2  # the queue's settings, and what is known of the job
+    assert "hgetall" not in calls
+    assert calls.get("hget", 0) <= 1

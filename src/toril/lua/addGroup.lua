@@ -8,7 +8,8 @@
 
   Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
-            delay, run_at, priority, lifo, timestamp}, definitions list of {name, opts, data}, targets map,
+            delay, run_at, priority, lifo, timestamp, lane, order_ms,
+            ordering_delay, custom}, definitions list of {name, opts, data}, targets map,
             order str, late bool, keep map?, timeout_ms int?, look_again_ms int
             After the map, raw: the compensations as JSON, then for each job its data and options.
   Returns   now ms; or the id of a job that exists already, with its queue
@@ -58,7 +59,7 @@ for _, target in pairs(a.targets) do
 end
 if foreign then return redis.error_reply(foreign) end
 for _, job in ipairs(a.jobs) do
-  if redis.call("EXISTS", a.queues[job.queue] .. ":" .. job.id) == 1 then
+  if job.custom and redis.call("EXISTS", a.queues[job.queue] .. ":" .. job.id) == 1 then
     return { job.id, a.queues[job.queue] }
   end
 end
@@ -102,5 +103,6 @@ for _, to in ipairs(queues) do
   redis.call("INCRBY", to.queue.id, to.count)
   if to.ready then wake(to.queue, to.gate) end
   if to.delayed then wakeWhenDue(to.queue) end
+  if to.lane then wakeForLanes(to.queue, to.gate) end
 end
 return now

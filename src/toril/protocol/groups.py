@@ -138,7 +138,6 @@ def create(
         prepared.append(msgspec.structs.replace(ready, opts=opts))
         undo = definitions.of(index, job)
         entry = {**ready.entry, "queue": numbers[job.queue_name], "kind": _kind(undo, definitions)}
-        entry.pop("custom", None)
         if undo:
             entry["undo"] = undo
         entries.append(entry)

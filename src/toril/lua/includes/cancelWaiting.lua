@@ -7,7 +7,7 @@
 local SHORT_LIST = 2000
 
 --- Take ids out of a list; returns those that were in it. A few are searched one by one, from the
---- old end; many are marked where they stand and removed in one scan.
+--- old end; for many the list is written anew without them.
 local function removeFromList(list, ids)
   local found = {}
   if #ids <= 3 then
@@ -16,38 +16,52 @@ local function removeFromList(list, ids)
     end
     return found
   end
-  local wanted, marked = {}, 0
+  local wanted, others = {}, {}
   for _, id in ipairs(ids) do
     wanted[id] = true
   end
-  for i, id in ipairs(redis.call("LRANGE", list, 0, SHORT_LIST)) do
+  for _, id in ipairs(redis.call("LRANGE", list, 0, SHORT_LIST)) do
     if wanted[id] then
       found[id] = true
-      marked = marked + 1
-      redis.call("LSET", list, i - 1, "toril:removed")
+    else
+      others[#others + 1] = id
     end
   end
-  if marked > 0 then
-    redis.call("LREM", list, marked, "toril:removed")
-  end
+  redis.call("DEL", list)
+  if #others > 0 then redis.call("RPUSH", list, unpack(others)) end
   return found
+end
+
+--- Take ids out of a sorted set and note the place; returns the others.
+local function removeFromSet(queue, name, ids, places)
+  if #ids == 0 or redis.call("EXISTS", queue[name]) == 0 then return ids end
+  local scores = redis.call("ZMSCORE", queue[name], unpack(ids))
+  local found, others = {}, {}
+  for i, id in ipairs(ids) do
+    local to = scores[i] and found or others
+    to[#to + 1] = id
+    if scores[i] then places[id] = name end
+  end
+  if #found > 0 then redis.call("ZREM", queue[name], unpack(found)) end
+  return others
 end
 
 --- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
 --- long list a job stays, marked so that whoever takes it fails it without running it.
 local function pullOut(queue, ids, started, known)
-  local places, listed = {}, {}
-  local has_delayed = redis.call("EXISTS", queue.delayed) == 1
-  local has_prioritized = redis.call("EXISTS", queue.prioritized) == 1
+  local places, plain, listed = {}, {}, {}
   for _, id in ipairs(ids) do
     local lane = known[id][4]
     if lane then
       places[id] = pullFromLane(queue, lane, id)
-    elseif has_delayed and redis.call("ZREM", queue.delayed, id) == 1 then
-      places[id] = "delayed"
-    elseif has_prioritized and redis.call("ZREM", queue.prioritized, id) == 1 then
-      places[id] = "prioritized"
-    elseif not (started[id] and redis.call("LPOS", queue.active, id)) then
+    else
+      plain[#plain + 1] = id
+    end
+  end
+  plain = removeFromSet(queue, "delayed", plain, places)
+  plain = removeFromSet(queue, "prioritized", plain, places)
+  for _, id in ipairs(plain) do
+    if not (started[id] and redis.call("LPOS", queue.active, id)) then
       listed[#listed + 1] = id
     end
   end
@@ -96,7 +110,7 @@ local function cancelJobs(base, job_keys, released)
     end
   end
 
-  local cancelled, undone = {}, {}
+  local cancelled, undone, removed = {}, {}, {}
   local places = pullOut(queue, ids, started, known)
   if has_lanes then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
@@ -108,10 +122,11 @@ local function cancelJobs(base, job_keys, released)
       if number then undone[#undone + 1] = number end
       if place ~= "marked" then
         if known[id][3] then forgetDeduplication(queue, id, known[id][3]) end
-        deleteJob(job)
+        removed[#removed + 1] = job
         emit(queue, "removed", "jobId", id, "prev", place)
       end
     end
   end
+  deleteJobs(removed)
   return cancelled, undone
 end

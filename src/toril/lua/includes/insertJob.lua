@@ -36,6 +36,10 @@ local function insertJob(queue, gate, job, data, opts, now)
       stamp(timestamp), "delay", digits(delay), "priority", digits(priority), "parentKey", job.parent_key, "parent", job.parent)
     redis.call("SADD", job.parent_key .. ":dependencies", key)
     if lane then redis.call("HSET", key, "x.lane", lane) end
+  elseif job.group then
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp",
+      stamp(timestamp), "delay", digits(delay), "priority", digits(priority), "x.group", job.group)
+    if lane then redis.call("HSET", key, "x.lane", lane) end
   elseif lane then
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp",
       stamp(timestamp), "delay", digits(delay), "priority", digits(priority), "x.lane", lane)
@@ -44,7 +48,6 @@ local function insertJob(queue, gate, job, data, opts, now)
       stamp(timestamp), "delay", digits(delay), "priority", digits(priority))
   end
   if job.de then redis.call("HSET", key, "deid", job.de.id) end
-  if job.group then redis.call("HSET", key, "x.group", job.group) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if job.has_children then
     emitTrimmed(queue, gate, "waiting-children", "jobId", job.id)
