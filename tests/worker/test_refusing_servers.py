@@ -1,4 +1,4 @@
-"""A server that answers with an error of its own: the worker says so and goes on when it is mended."""
+"""A server that answers with an error of its own: the worker says so and goes on once mended."""
 
 from __future__ import annotations
 
