@@ -29,8 +29,8 @@ $(NODE_DIR)/node_modules/.stamp: $(wildcard $(NODE_DIR)/package*.json) | $(PYTHO
 	@echo "Setting up Node in $(NODE_DIR)"
 	@tools/setup.sh node
 
-demo: $(PYTHON_STAMP) ## Start a server, enqueue work and watch it being done
-	@$(BIN)/python -m toril.cli.demo
+demo: $(PYTHON_STAMP) ## Watch a short show of the whole, on a server of its own
+	@$(BIN)/python -m toril demo
 
 test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
 	@$(BIN)/python -m pytest -n 2 $(T)

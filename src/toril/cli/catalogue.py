@@ -50,7 +50,9 @@ CATALOGUE: dict[str, Entry] = {
         _RUN, "Carry jobs from an outbox to their queues, until it is told to stop.", "relay:relay"
     ),
     "dev": Entry(_RUN, "Run a server of your own in the foreground.", "dev:dev"),
-    "demo": Entry(_RUN, "Watch a short show of what Toril does.", "demo:demo"),
+    "demo": Entry(
+        _RUN, "Watch a short show of what Toril does, on a server of its own.", "demo.command:demo"
+    ),
     "bench": Entry(_RUN, "Measure how fast a server does jobs.", "bench:bench"),
     "completion": Entry(_RUN, "Print the completion script of a shell.", "completion:completion"),
 }

@@ -1,0 +1,79 @@
+"""The show: a server of its own, five acts, what happened, and what to try next."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from toril.cli.demo import burst, lanes, letters, saga
+from toril.cli.demo.stage import Stage
+from toril.cli.server import Server, with_server
+
+
+@click.command("demo")
+@with_server
+def demo(server: Server) -> None:
+    """Watch a short show of what Toril does, on a server of its own.
+
+    An order that succeeds, one that fails and undoes itself, lanes in order, dead letters that come
+    back, and how fast it all is.  Nothing is left behind; --url, --prefix and --json are not used.
+    """
+    asyncio.run(show(Console()))
+
+
+async def show(console: Console) -> None:
+    """Run the show, and leave nothing behind."""
+    stage = Stage(console)
+    with tempfile.TemporaryDirectory(prefix="toril-demo-") as directory:
+        url = f"embedded:{directory}"
+        console.print("[bold]Toril[/] starts a Valkey of its own. What you see is really done.")
+        facts = {
+            **await saga.order_that_succeeds(stage, url),
+            **await saga.order_that_fails(stage, url),
+            **await lanes.in_order(stage, url),
+            **await letters.dead_and_back(stage, url),
+            **await burst.as_fast_as_it_goes(stage, url),
+        }
+    console.print(_summary(facts))
+    _say_what_is_next(console)
+
+
+def _summary(facts: dict[str, str]) -> Table:
+    table = Table(title="\nWhat happened", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for what, value in facts.items():
+        table.add_row(what, value)
+    return table
+
+
+def _say_what_is_next(console: Console) -> None:
+    tool = _tool()
+    console.print(
+        f"\n[bold]Try next[/], with a server of your own:\n"
+        f"  export TORIL_URL=embedded:.toril\n"
+        f"  {tool} add payments charge '{{\"order\": 1}}'\n"
+        f"  {tool} queues\n"
+        f"  {tool} monitor\n"
+        f"[bold]examples/[/] has small programs, [bold]README.md[/] the first five minutes,"
+        f" [bold]docs/guides/[/] the rest.\nNothing of this show is left on your machine.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _tool() -> str:
+    """How the person who ran this can call ``toril``."""
+    script = Path(sys.executable).with_name("toril")
+    if not script.exists():
+        return "python -m toril"
+    try:
+        return str(script.relative_to(Path.cwd()))
+    except ValueError:
+        return "toril"
