@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from toril.options import RateLimit
-from toril.protocol import lanes
+from toril.protocol import explaining, lanes, reading
 from toril.protocol.keys import Keys
 from toril.protocol.lanes import Lane
 from toril.sync.connection import Connection
@@ -73,3 +73,11 @@ class Lanes:
     def set_lane_weight(self, lane: str, weight: int) -> None:
         """How many turns this lane gets for one of another, when not all can run at once."""
         self._connection.run(lanes.set_weight(self.keys, lane, weight))
+
+    def explain(self, job_id: str) -> str:
+        """Why a job, of a lane or not, is not running, in a sentence."""
+        facts = self._connection.run(explaining.facts_about(self.keys, job_id))
+        job = self._connection.run(reading.job(self.keys, job_id))
+        workers = self._connection.run(reading.workers(self.keys))
+        lane = None if job is None else job.lane
+        return explaining.sentence(job_id, self.keys.name, lane, facts, len(workers))

@@ -1,0 +1,103 @@
+"""Why is a job not running? The facts from one script, and a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from toril.protocol import codec
+from toril.protocol.command import Command, Resend, script
+from toril.protocol.keys import Keys, check_known_id
+
+Facts = Mapping[str, str]
+"""What the script tells; the first of equal names counts."""
+
+
+def facts_about(keys: Keys, job_id: str) -> Command[Facts]:
+    """Everything that decides why a job is not running; empty when there is no such job."""
+    check_known_id(job_id)
+
+    def parse(reply: list[bytes]) -> Facts:
+        names = [codec.text(item) for item in reply[::2]]
+        values = [codec.text(item) for item in reply[1::2]]
+        return dict(zip(reversed(names), reversed(values), strict=True))
+
+    return script(
+        "explain", keys, {"id": job_id}, parse, extra={"job": keys.job(job_id)}, resend=Resend.SAME
+    )
+
+
+def sentence(job_id: str, queue: str, lane: str | None, facts: Facts, workers: int) -> str:
+    """Why the job is not running, in one sentence."""
+    return f"job {job_id!r} {_why(queue, lane, facts, workers)}"
+
+
+def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
+    match facts.get("state"):
+        case None:
+            return f"does not exist in queue {queue!r}"
+        case "completed":
+            return "has completed"
+        case "failed":
+            return f"has failed: {facts.get('reason', 'for no known reason')}"
+        case "active":
+            by = f" by worker {facts['worker']!r}" if "worker" in facts else ""
+            return f"is being run{by} {_since(facts)}".rstrip()
+        case "stalled":
+            return "was run by a worker that fell silent; the next sweep brings it back"
+        case "waiting_children":
+            return f"waits for {facts['children']} children, among them {facts.get('child')!r}"
+        case "delayed":
+            return _delayed(lane, facts)
+    return _in_lane(lane, facts) or _at_the_gate(queue, facts, workers)
+
+
+def _delayed(lane: str | None, facts: Facts) -> str:
+    until = f"is delayed until {_moment(facts['due'])} ({_wait_ms(facts)} ms from now)"
+    return until if lane is None else f"of lane {lane!r} {until}"
+
+
+def _in_lane(lane: str | None, facts: Facts) -> str | None:
+    """What in its lane holds it up, if anything does."""
+    if lane is None:
+        return None
+    where = f"waits in lane {lane!r}"
+    if "lane_halted" in facts:
+        return f"{where}, which the failure of job {facts['lane_halted']!r} halted; resume_lane"
+    if "lane_paused" in facts:
+        return f"{where}, which is paused; resume_lane"
+    if "holder" in facts:
+        return f"{where}, which is held by job {facts['holder']!r} {_since(facts)}".rstrip()
+    if "limited_until" in facts:
+        return f"{where}, whose rate limit is reached until {_moment(facts['limited_until'])}"
+    if int(facts.get("place", 0)) > 0:
+        return f"{where} behind {facts['place']} others"
+    return None
+
+
+def _at_the_gate(queue: str, facts: Facts, workers: int) -> str:
+    """What holds the whole queue up, or that its turn will come."""
+    if "paused" in facts:
+        return f"waits because queue {queue!r} is paused"
+    if int(facts.get("concurrency", 0)) and int(facts["active"]) >= int(facts["concurrency"]):
+        return f"waits because queue {queue!r} runs {facts['active']} jobs, as many as it may"
+    if "limited_ms" in facts:
+        return f"waits for the rate limit of queue {queue!r}, {facts['limited_ms']} ms at most"
+    if not workers:
+        return f"is ready, and no worker of queue {queue!r} is connected"
+    if facts.get("lane") or not int(facts.get("before", 0)):
+        return "is ready and will be taken in its turn"
+    return f"is ready; about {facts['before']} jobs wait in the same place"
+
+
+def _since(facts: Facts) -> str:
+    since = codec.number((facts.get("since") or "").encode() or None)
+    return f"since {_moment(str(since))}" if since else ""
+
+
+def _wait_ms(facts: Facts) -> int:
+    return max(0, round(float(facts["due"])) - int(facts["now"]))
+
+
+def _moment(ms: str) -> str:
+    return datetime.fromtimestamp(float(ms) / 1000, UTC).isoformat(timespec="milliseconds")

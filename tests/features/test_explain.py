@@ -1,0 +1,106 @@
+"""explain(job_id) says in a sentence why a job is not running."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.features.lanes import Hand, lose_lock
+from tests.helpers import wait_until
+from toril import FlowJob, FlowProducer, NewJob, Queue, RateLimit, Worker
+from toril.client.connection import Connection
+from toril.errors import InvalidNameError
+
+
+@pytest.fixture
+async def queue(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+async def hand(url, queue):
+    connection = Connection(url)
+    yield Hand(connection, queue.keys, "one")
+    await connection.close()
+
+
+async def test_a_lane_that_is_held_paused_or_halted(queue, hand):
+    first, second = await queue.add_bulk(
+        [NewJob("x", n, lane="user:42", attempts=1, on_exhausted="halt") for n in range(2)]
+    )
+    (job,) = await hand.take(1)
+
+    said = await queue.explain(second.id)
+    assert f"waits in lane 'user:42', which is held by job {first.id!r} since 20" in said
+    assert (await queue.explain(first.id)).startswith(f"job {first.id!r} is being run since 20")
+    await hand.fail(job)
+    assert "has failed: ValueError: no" in await queue.explain(first.id)
+    assert f"the failure of job {first.id!r} halted" in await queue.explain(second.id)
+    await queue.resume_lane("user:42")
+    await queue.pause_lane("user:42")
+    assert "which is paused; resume_lane" in await queue.explain(second.id)
+    await queue.resume_lane("user:42")
+
+
+async def test_a_job_behind_others_or_behind_a_rate_limit(queue, hand):
+    jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(3)])
+    assert "waits in lane 'a' behind 2 others" in await queue.explain(jobs[2].id)
+
+    await queue.set_lane_rate_limit(RateLimit(1, 60_000), "a")
+    (job,) = await hand.take(1)
+    await hand.complete(job)
+
+    assert "whose rate limit is reached until 20" in await queue.explain(jobs[1].id)
+    await queue.obliterate(force=True)
+
+
+async def test_delayed_jobs_and_parents(queue, url, prefix):
+    later = await queue.add("x", delay=60_000)
+    in_lane = await queue.add("x", delay=60_000, lane="a")
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        child = FlowJob("child", queue_name="q", job_id="the-child", delay=1000)
+        parent = await flow.add(FlowJob("parent", queue_name="q", children=[child]))
+
+    assert "is delayed until 20" in await queue.explain(later.id)
+    assert "of lane 'a' is delayed until 20" in await queue.explain(in_lane.id)
+    said = await queue.explain(parent.job.id)
+    assert f"waits for 1 children, among them '{prefix}:q:the-child'" in said
+
+
+async def test_the_queue_holds_it_up(queue, hand):
+    plain, _ = await queue.add_bulk([NewJob("x"), NewJob("x")])
+    assert "no worker of queue 'q' is connected" in await queue.explain(plain.id)
+
+    await queue.pause()
+    assert "queue 'q' is paused" in await queue.explain(plain.id)
+    await queue.resume()
+    await queue.set_global_concurrency(1)
+    (job,) = await hand.take(5)
+    other = next(item.id for item in await queue.get_waiting())
+    assert "runs 1 jobs, as many as it may" in await queue.explain(other)
+    await queue.remove_global_concurrency()
+    await queue.rate_limit(60_000)
+    assert "waits for the rate limit of queue 'q'" in await queue.explain(other)
+    await queue.remove_rate_limit()
+    await hand.complete(job)
+    assert "has completed" in await queue.explain(job.id)
+
+
+async def test_ready_jobs_silent_workers_and_no_job(queue, hand, client, url, prefix):
+    async with Worker("q", asyncio.sleep, connection=url, prefix=prefix) as worker:
+        await wait_until(queue.get_workers)
+        worker.pause()
+        job = await queue.add("x", lane="a")
+        plain = await queue.add("x")
+        assert "is ready and will be taken in its turn" in await queue.explain(job.id)
+        assert "is ready; about 1 jobs wait" in await queue.explain(plain.id)
+    taken = await hand.take(2)
+    await lose_lock(client, queue.keys, taken[0].id)
+
+    assert "fell silent" in await queue.explain(taken[0].id)
+    assert await queue.explain("nobody") == "job 'nobody' does not exist in queue 'q'"
+    assert job.id in {item.id for item in taken}
+    with pytest.raises(InvalidNameError):
+        await queue.explain("meta")
