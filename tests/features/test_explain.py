@@ -89,13 +89,19 @@ async def test_the_queue_holds_it_up(queue, hand):
 
 
 async def test_ready_jobs_silent_workers_and_no_job(queue, hand, client, url, prefix):
-    async with Worker("q", asyncio.sleep, connection=url, prefix=prefix) as worker:
+    done = asyncio.Event()
+    worker = Worker("q", lambda job: done.wait(), connection=url, prefix=prefix)
+    async with worker:
         await wait_until(queue.get_workers)
-        worker.pause()
+        await queue.add("busy")
+        await wait_until(lambda: worker.is_processing)
         job = await queue.add("x", lane="a")
         plain = await queue.add("x")
         assert "is ready and will be taken in its turn" in await queue.explain(job.id)
         assert "is ready; about 1 jobs wait" in await queue.explain(plain.id)
+        await queue.pause()
+        done.set()
+    await queue.resume()
     taken = await hand.take(2)
     await lose_lock(client, queue.keys, taken[0].id)
 
