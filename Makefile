@@ -13,7 +13,7 @@ export PYTHON
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove check bench docs format clean
+.PHONY: help setup demo test prove chaos check bench docs format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test: setup ## Run the tests against a real Valkey (T="-k lanes" passes argument
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
 	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model $(T)
+
+chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
+	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)
 
 check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/ruff check .

@@ -1,0 +1,51 @@
+"""A worker process of the storm: ``python -m tests.chaos.program '{"url": …, "ledger": …}'``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import toril
+from tests.chaos.ledger import Ledger
+
+LOCK_MS = 3000
+SWEEP_MS = 500
+QUEUE, LETTERS, UNDOING = "work", "work-dlq", "work:compensation"
+
+
+def main(config: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.ERROR)
+    ledger = Ledger(Path(config["ledger"]) / f"{os.getpid()}.db", os.getpid())
+
+    async def handle(job: Any) -> str:
+        data = job.data
+        label = data.get("n") or f"undo-{data['originalJobId']}"
+        row = ledger.begin(label, job.name, job.lane, job.fence)
+        await asyncio.sleep(config["work_s"])
+        ledger.end(row)
+        if job.name == "fails" or (job.name == "flaky" and job.attempts_made == 0):
+            raise ValueError("on purpose")
+        return label
+
+    options = {
+        "connection": config["url"],
+        "prefix": config["prefix"],
+        "concurrency": config["concurrency"],
+        "lock_duration": LOCK_MS,
+        "stalled_interval": SWEEP_MS,
+        "drain_delay": 1000,
+        "max_stalled_count": 1000,
+    }
+    toril.run(
+        toril.Worker(QUEUE, handle, dead_letter_queue=LETTERS, **options),
+        toril.Worker(UNDOING, handle, **options),
+    )
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

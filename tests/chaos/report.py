@@ -1,0 +1,149 @@
+"""What came of a storm: the checks over the ledger and the keyspace, and a table of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from tests.chaos.ledger import Run, read_all
+from tests.chaos.program import LETTERS, LOCK_MS, QUEUE, SWEEP_MS
+from tests.chaos.storm import PREFIX, Storm
+from tests.keyspace import audit
+
+WINDOW_S = (LOCK_MS + 4 * SWEEP_MS) / 1000 + 5.0
+HAS_TO_HAPPEN = (
+    "kill",
+    "stop",
+    "restart",
+    "forget",
+    "disconnect",
+    "cut",
+    "lose",
+    "silence",
+    "squeeze",
+    "extra runs",
+    "groups",
+    "groups undone",
+    "lane runs",
+    "dead letters",
+)
+
+
+async def problems_of(storm: Storm, client: Any) -> list[str]:
+    """Everything that must not be, as sentences."""
+    runs = sorted(read_all(storm.directory), key=lambda run: run.started)
+    by_label: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_label[run.label].append(run)
+    storm.seen["runs"] = len(runs)
+    problems = [
+        *_lost(storm, by_label),
+        *_extra(storm, by_label),
+        *_lanes(storm, by_label),
+        *[problem async for problem in _letters(storm, client)],
+        *[problem async for problem in _groups(storm, client)],
+        *(await audit(client, PREFIX)),
+    ]
+    problems += [
+        f"{what!r} never happened: the storm has proved nothing about it"
+        for what in HAS_TO_HAPPEN
+        if not storm.seen[what]
+    ]
+    return problems
+
+
+def _lost(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
+    for label, kind in storm.added.items():
+        finished = [run for run in by_label.get(label, ()) if run.ended is not None]
+        if not finished:
+            yield f"lost: {label} ({kind}) was added and never ran to its end"
+
+
+def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
+    """Every run beyond the first, or the second of one that fails once, has its fault."""
+    for label, runs in by_label.items():
+        allowed = 2 if runs[0].kind == "flaky" else 1
+        for earlier, later in itertools.pairwise(runs):
+            if allowed > 1 and earlier.ended is not None:
+                allowed -= 1
+                continue
+            storm.seen["extra runs"] += 1
+            if not _explains(storm, earlier, later):
+                yield f"unexplained: {label} ran at {earlier} and again at {later}"
+
+
+def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
+    for fault in storm.faults:
+        touches = fault.until >= earlier.started - 0.5 and fault.at <= later.started
+        if not touches:
+            continue
+        if fault.kind in ("kill", "stop") and fault.pid == earlier.pid:
+            return True
+        # Nobody could renew a lock while the server was away or the line was silent.
+        if fault.kind in ("restart", "silence") and later.started - fault.at < WINDOW_S:
+            return True
+    return False
+
+
+def _lanes(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
+    """By their fencing numbers the runs of a lane are in its order, retries in between included."""
+    for lane, labels in storm.lane_order.items():
+        place = {label: index for index, label in enumerate(labels)}
+        runs = sorted(
+            (run for label in labels for run in by_label.get(label, ())), key=lambda run: run.fence
+        )
+        storm.seen["lane runs"] += len(runs)
+        fences = Counter(run.fence for run in runs)
+        for fence, times in fences.items():
+            if times > 1:
+                yield f"lane {lane}: the fencing number {fence} was given {times} times"
+        for earlier, later in itertools.pairwise(runs):
+            if place[earlier.label] > place[later.label]:
+                yield f"lane {lane}: {later.label} ran after {earlier.label} by its number"
+
+
+async def _letters(storm: Storm, client: Any) -> Any:
+    """Dead letters are conserved: each job that failed for good is one, once."""
+    base = f"{PREFIX}:{LETTERS}"
+    ids = await client.lrange(f"{base}:wait", 0, -1)
+    sources = Counter()
+    for letter in ids:
+        sources[await client.hget(f"{base}:{letter}", "x.job")] += 1
+    storm.seen["dead letters"] = len(ids)
+    wanted = {label for label, kind in storm.added.items() if kind == "fails"}
+    for label in wanted - sources.keys():
+        yield f"{label} failed for good and is no dead letter"
+    for label, times in sources.items():
+        if times > 1:
+            yield f"{label} is {times} dead letters"
+
+
+async def _groups(storm: Storm, client: Any) -> Any:
+    base = f"{PREFIX}:{QUEUE}:groups"
+    for group_id, expected in storm.groups.items():
+        record = await client.hgetall(f"{base}:{group_id}")
+        members = await client.hgetall(f"{base}:{group_id}:jobs")
+        ends = await client.hgetall(f"{base}:{group_id}:compensations")
+        state = record.get("state")
+        if state != ("FAILED" if expected == "fails" else "COMPLETED"):
+            yield f"group {group_id} is {state}: {members} {ends}"
+        done = sum(status == "completed" for status in members.values())
+        if state == "FAILED":
+            storm.seen["groups undone"] += 1
+            if len(ends) != done or set(ends.values()) - {"completed"}:
+                yield f"group {group_id}: {done} jobs completed and were undone so: {ends}"
+        elif ends:
+            yield f"group {group_id} is {state} and was undone: {ends}"
+
+
+def table_of(storm: Storm) -> str:
+    """What happened, for people."""
+    rows = [
+        ("jobs added", len(storm.added) + 3 * storm.seen["groups"]),
+        *sorted(storm.seen.items()),
+        ("seconds", round(storm.seconds)),
+        ("seed", storm.seed),
+    ]
+    return "\n".join(f"| {name} | {value:,} |" for name, value in rows)

@@ -1,0 +1,323 @@
+"""A storm: mixed work by real processes, and everything that can go wrong going wrong.
+
+Jobs are added while workers are killed and stopped, the server is killed and restarted, lines are
+cut and fall silent, scripts are forgotten and memory runs out. When all is calm again the work is
+finished, and `report.py` looks at what came of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis.asyncio
+
+from tests.chaos.program import QUEUE, UNDOING
+from tests.proxy import Proxy
+from tests.servers import SAFE_ON_DISK, Server
+from toril import Compensation, FlowJob, FlowProducer, GroupJob, NewJob, Queue
+from toril.client.connection import Connection
+from toril.errors import ServerError, ServerOutOfMemoryError
+
+PREFIX = "storm"
+KINDS = ("plain", "delayed", "prioritized", "lane", "group", "flow", "fails", "flaky")
+SHARES = (58, 10, 5, 15, 4, 2, 2, 4)
+BATCH = 50
+
+
+class Fault(NamedTuple):
+    kind: str
+    at: float
+    until: float
+    pid: int = 0
+
+
+@dataclass
+class Storm:
+    """What is asked of a storm, and what happened in it."""
+
+    jobs: int
+    kills: int
+    processes: int = 3
+    concurrency: int = 8
+    lanes: int = 40
+    work_s: float = 0.002
+    seed: int = 0
+    calm_s: float = 60.0
+    every_s: tuple[float, float] = (0.3, 1.0)
+
+    faults: list[Fault] = field(default_factory=list)
+    added: dict[str, str] = field(default_factory=dict)
+    """Label -> kind, of all jobs whose add was acknowledged."""
+    lane_order: dict[str, list[str]] = field(default_factory=dict)
+    groups: dict[str, str] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    directory: Path = Path()
+
+
+class _Crew:
+    """The worker processes; whoever dies is replaced."""
+
+    def __init__(self, storm: Storm, urls: list[str]) -> None:
+        self._storm = storm
+        self._urls = urls
+        self.members: list[subprocess.Popen[bytes]] = []
+
+    def start_all(self) -> None:
+        for index in range(self._storm.processes):
+            self.members.append(self._start(index))
+
+    def _start(self, index: int) -> subprocess.Popen[bytes]:
+        config = {
+            "url": self._urls[index % len(self._urls)],
+            "prefix": PREFIX,
+            "ledger": str(self._storm.directory),
+            "concurrency": self._storm.concurrency,
+            "work_s": self._storm.work_s,
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.program", json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    async def kill(self, index: int) -> None:
+        victim = self.members[index]
+        victim.kill()
+        await asyncio.to_thread(victim.wait)
+        self._storm.faults.append(Fault("kill", time.time(), time.time(), victim.pid))
+        self.members[index] = self._start(index)
+
+    async def stop(self, index: int, seconds: float) -> None:
+        victim, began = self.members[index], time.time()
+        victim.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        victim.send_signal(signal.SIGCONT)
+        self._storm.faults.append(Fault("stop", began, time.time(), victim.pid))
+
+    async def end(self) -> None:
+        for member in self.members:
+            member.send_signal(signal.SIGTERM)
+        for member in self.members:
+            try:
+                await asyncio.to_thread(member.wait, 30)
+            except subprocess.TimeoutExpired:
+                member.kill()
+                await asyncio.to_thread(member.wait)
+
+
+async def rage(storm: Storm) -> tuple[Server, Any]:
+    """Let the storm pass; returns the server, with everything done, and a client to look at it."""
+    storm.directory = Path(tempfile.mkdtemp(prefix="toril-storm-"))
+    began = time.monotonic()
+    server = Server(SAFE_ON_DISK, tcp=True).start()
+    client = redis.asyncio.Redis.from_url(
+        server.unix_url, decode_responses=True, encoding_errors="backslashreplace"
+    )
+    async with Proxy(server.port) as proxy:
+        crew = _Crew(storm, [server.url, proxy.url])
+        crew.start_all()
+        try:
+            adding = asyncio.create_task(_add_all(storm, server.url))
+            await _disturb(storm, server, client, proxy, crew, adding)
+            await adding
+            proxy.rule = lambda words: None
+            await _until_calm(storm, client)
+        finally:
+            await crew.end()
+    storm.seconds = time.monotonic() - began
+    return server, client
+
+
+# ---------------------------------------------------------------------------- work
+
+
+async def _add_all(storm: Storm, url: str) -> None:
+    dice = random.Random(storm.seed)
+    connection = Connection(url)
+    queue = Queue(QUEUE, connection=connection, prefix=PREFIX)
+    flow = FlowProducer(connection=connection, prefix=PREFIX)
+    try:
+        number = 0
+        while number < storm.jobs:
+            count = min(BATCH, storm.jobs - number)
+            batch = [
+                (f"j{number + n}", kind)
+                for n, kind in enumerate(dice.choices(KINDS, SHARES, k=count))
+            ]
+            number += count
+            await _add_batch(storm, queue, flow, batch, dice)
+    finally:
+        await connection.close()
+
+
+async def _add_batch(
+    storm: Storm,
+    queue: Queue,
+    flow: FlowProducer,
+    batch: list[tuple[str, str]],
+    dice: random.Random,
+) -> None:
+    jobs = [
+        _job(storm, label, kind, dice) for label, kind in batch if kind not in ("group", "flow")
+    ]
+    await _surely(storm, lambda: queue.add_bulk(jobs))
+    for job in jobs:
+        assert job.job_id is not None
+        if job.lane:
+            storm.lane_order.setdefault(job.lane, []).append(job.job_id)
+        storm.added[job.job_id] = job.name
+    for label, kind in batch:
+        if kind == "flow":
+            tree = FlowJob(
+                "plain",
+                {"n": label},
+                queue_name=QUEUE,
+                job_id=label,
+                children=[
+                    FlowJob("plain", {"n": f"{label}-{n}"}, queue_name=QUEUE, job_id=f"{label}-{n}")
+                    for n in range(2)
+                ],
+            )
+            await _surely(storm, lambda tree=tree: flow.add(tree))
+            storm.added |= {label: "plain", f"{label}-0": "plain", f"{label}-1": "plain"}
+        if kind == "group":
+            await _add_group(storm, flow, label, is_doomed=dice.random() < 0.4)
+
+
+async def _add_group(storm: Storm, flow: FlowProducer, label: str, *, is_doomed: bool) -> None:
+    names = ("plain", "plain", "fails" if is_doomed else "plain")
+    members = [
+        GroupJob(name, {"n": f"{label}-{n}"}, queue_name=QUEUE, job_id=f"{label}-{n}")
+        for n, name in enumerate(names)
+    ]
+    undoing = {"plain": Compensation("undo", {"of": label}, attempts=5, backoff=None)}
+    node = await _surely(storm, lambda: flow.add_group("order", members, undoing))
+    if node is not None:
+        storm.groups[node.group_id] = "fails" if is_doomed else "completes"
+        storm.seen["groups"] += 1
+
+
+def _job(storm: Storm, label: str, kind: str, dice: random.Random) -> NewJob:
+    options: dict[str, Any] = {}
+    if kind == "delayed":
+        options["delay"] = dice.randrange(20, 500)
+    if kind == "prioritized":
+        options["priority"] = dice.randint(1, 5)
+    if kind == "lane":
+        options["lane"] = f"lane-{dice.randrange(storm.lanes)}"
+        options["attempts"] = 2
+        kind = "flaky" if dice.random() < 0.1 else kind
+    if kind == "flaky":
+        options["attempts"] = 2
+    return NewJob(kind, {"n": label}, job_id=label, **options)
+
+
+async def _surely(storm: Storm, add: Any) -> Any:
+    """Add until it is acknowledged; the ids are ours, so doing it twice is doing it once."""
+    while True:
+        try:
+            return await add()
+        except ServerOutOfMemoryError:
+            storm.seen["adds refused for want of memory"] += 1
+            await asyncio.sleep(0.1)
+        except ServerError:
+            storm.seen["adds tried again"] += 1
+            await asyncio.sleep(0.1)
+        except Exception as error:
+            if type(error).__name__ != "InvalidGroupError" and "exist" not in str(error):
+                raise
+            return None
+
+
+# ---------------------------------------------------------------------------- weather
+
+
+async def _disturb(
+    storm: Storm, server: Server, client: Any, proxy: Proxy, crew: _Crew, adding: asyncio.Task[None]
+) -> None:
+    """Kills between all other faults, until there were enough of them and all jobs are added."""
+    dice = random.Random(storm.seed + 1)
+    others = ["stop", "restart", "forget", "disconnect", "cut", "silence", "squeeze", "lose"]
+    planned = others * 2
+    dice.shuffle(planned)
+    kills = 0
+    while kills < storm.kills or planned or not adding.done():
+        if adding.done() and adding.exception() is not None:
+            return
+        await asyncio.sleep(dice.uniform(*storm.every_s))
+        if kills < storm.kills:
+            # In turn, so that everybody has lived long enough to hold jobs.
+            await crew.kill(kills % storm.processes)
+            kills += 1
+        kind = planned.pop() if planned else dice.choice(others)
+        storm.seen[kind] += 1
+        await _fault(kind, storm, server, client, proxy, crew, dice)
+    storm.seen["kill"] = kills
+
+
+async def _fault(
+    kind: str,
+    storm: Storm,
+    server: Server,
+    client: Any,
+    proxy: Proxy,
+    crew: _Crew,
+    dice: random.Random,
+) -> None:
+    began = time.time()
+    match kind:
+        case "stop":
+            await crew.stop(dice.randrange(storm.processes), 4.5)
+            return
+        case "restart":
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(dice.uniform(0.05, 0.5))
+            await asyncio.to_thread(server.start)
+        case "forget":
+            await client.script_flush()
+        case "disconnect":
+            await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        case "cut" | "lose":
+            left = dice.randrange(3, 30)
+
+            def rule(words: list[bytes]) -> str | None:
+                nonlocal left
+                left -= 1
+                return kind if left >= 0 and left % 3 == 0 else None
+
+            proxy.rule = rule
+        case "silence":
+            proxy.rule = lambda words: "swallow"
+            await asyncio.sleep(0.7)
+            proxy.rule = lambda words: None
+        case "squeeze":
+            used = (await client.info("memory"))["used_memory"]
+            await client.config_set("maxmemory", max(1, int(used * 0.9)))
+            await asyncio.sleep(0.5)
+            await client.config_set("maxmemory", 0)
+    storm.faults.append(Fault(kind, began, time.time()))
+
+
+async def _until_calm(storm: Storm, client: Any) -> None:
+    """Wait until nothing is left to do."""
+    base, undoing = f"{PREFIX}:{QUEUE}", f"{PREFIX}:{UNDOING}"
+    places = ("wait", "active", "prioritized", "delayed", "waiting-children")
+    lanes = ("lanes:waiting", "lanes:delayed", "lanes:held", "toril:groups-open")
+    keys = [f"{one}:{place}" for one in (base, undoing) for place in (*places, *lanes)]
+    deadline = time.monotonic() + storm.calm_s
+    while await client.exists(*keys):
+        left = [key for key in keys if await client.exists(key)]
+        assert time.monotonic() < deadline, f"work is left after {storm.calm_s} s: {left}"
+        await asyncio.sleep(0.1)

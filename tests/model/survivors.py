@@ -1,0 +1,1 @@
+SURVIVORS: dict[str, str] = {}
