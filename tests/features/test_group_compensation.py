@@ -77,7 +77,7 @@ async def test_unrecoverable_errors_turn_the_group_at_once(world: World):
 
 
 async def test_with_nothing_done_there_is_nothing_to_undo(world: World):
-    """SAGA-15, SAGA-28: VAL-07, straight to FAILED, one event, and no compensating before it."""
+    """SAGA-15, SAGA-28, C-05: VAL-07, straight to FAILED; one event, no compensating before it."""
     node = await world.order(b={"delay": 60_000}, c={"priority": 3})
 
     await world.fail("a")
@@ -313,7 +313,7 @@ async def test_the_options_of_a_compensation_are_those_of_the_map(world: World):
 
 
 async def test_when_all_is_undone_the_group_has_failed(world: World):
-    """SAGA-30: VAL-08, one compensation needs a second try."""
+    """SAGA-30, C-04: VAL-08, one compensation needs a second try."""
     compensation = {name: Compensation(f"undo-{name}", attempts=2, backoff=None) for name in "ab"}
     node = await world.order(compensation=compensation)
     await world.complete("ab")

@@ -25,7 +25,7 @@ async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
 
 
 async def test_killed_workers_leave_no_group_unsettled(world: World):
-    """SAGA-42: kill -9 again and again while groups complete, fail and are undone."""
+    """SAGA-42, C-08: kill -9 again and again while groups complete, fail and are undone."""
     side = TorilSide(world.url, world.prefix)
     nodes = await asyncio.gather(*(_order(world, fails=n % 2 == 1) for n in range(GROUPS)))
     slowly = ["sleep", 20]

@@ -88,7 +88,7 @@ def test_the_short_name_of_the_option_is_understood():
 
 
 async def test_the_record_has_the_documented_fields(world: World):
-    """SAGA-05, SAGA-07, SAGA-09: the hash, first seen as ACTIVE."""
+    """SAGA-05, SAGA-07, SAGA-09, C-02, C-03: the hash, first seen as ACTIVE."""
     node = await world.order()
 
     record = await world.record(node)

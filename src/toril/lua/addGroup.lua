@@ -64,8 +64,8 @@ for _, job in ipairs(a.jobs) do
   end
 end
 
-local record = { "name", a.name, "state", "ACTIVE", "createdAt", now, "updatedAt", now,
-  "totalJobs", #a.jobs, "completedCount", 0, "failedCount", 0, "cancelledCount", 0,
+local record = { "name", a.name, "state", "ACTIVE", "createdAt", stamp(now), "updatedAt", stamp(now),
+  "totalJobs", digits(#a.jobs), "completedCount", "0", "failedCount", "0", "cancelledCount", "0",
   "compensation", compensation }
 local function also(field, value)
   record[#record + 1], record[#record + 2] = field, value
@@ -75,7 +75,7 @@ if not a.late then also("x.late", "0") end
 if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
 if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
 redis.call("HSET", group, unpack(record))
-redis.call("ZADD", groups, now, a.id)
+redis.call("ZADD", groups, stamp(now), a.id)
 redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
 
 local statuses, planned = {}, {}
@@ -95,7 +95,7 @@ for i, job in ipairs(a.jobs) do
   payload = payload + 2
   local key = to.queue.base .. ":" .. job.id
   statuses[2 * i - 1], statuses[2 * i] = key, "pending"
-  planned[#planned + 1], planned[#planned + 2] = i - 1, cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
+  planned[#planned + 1], planned[#planned + 2] = digits(i - 1), cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
 end
 redis.call("HSET", members, unpack(statuses))
 redis.call("HSET", plan, unpack(planned))

@@ -94,13 +94,13 @@ end
 
 --- Nothing of the group is left to do: it may be forgotten.
 local function closeGroup(group, now)
-  redis.call("ZADD", endedGroups(group.owner), now, group.id)
+  redis.call("ZADD", endedGroups(group.owner), stamp(now), group.id)
   if group.keep then retainGroups(group.owner, group.keep, now) end
 end
 
 local function endGroup(group, state, now)
   group.state = state
-  redis.call("HSET", group.key, "state", state, "updatedAt", now)
+  redis.call("HSET", group.key, "state", state, "updatedAt", stamp(now))
   redis.call("ZREM", openGroups(group.owner), group.id)
   if state == "COMPLETED" then
     redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
@@ -222,7 +222,7 @@ local function memberEnded(key, kind, number, job, state, ended, now)
   local group = readGroup(key)
   if not group then return end
   redis.call("HSET", key .. ":jobs", job, state)
-  group[state] = redis.call("HINCRBY", key, state .. "Count", 1)
+  group[state] = redis.call("HINCRBY", key, state .. "Count", "1")
 
   local is_undone = false
   if state == "completed" then
@@ -254,15 +254,15 @@ local function compensationEnded(key, job, state, now)
   if not group then return end
   redis.call("HSET", key .. ":compensations", job, state)
   if before == "pending" then
-    group.running = redis.call("HINCRBY", key, "x.running", -1)
+    group.running = redis.call("HINCRBY", key, "x.running", "-1")
   end
   if is_repaired then
-    group.broken = redis.call("HINCRBY", key, "x.broken", -1)
+    group.broken = redis.call("HINCRBY", key, "x.broken", "-1")
     if group.state == "FAILED_COMPENSATION" and group.broken == 0 then
       endGroup(group, "FAILED", now)
     end
   elseif state ~= "completed" then
-    group.broken = redis.call("HINCRBY", key, "x.broken", 1)
+    group.broken = redis.call("HINCRBY", key, "x.broken", "1")
   end
   settleGroup(group, now)
 end
