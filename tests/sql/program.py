@@ -72,8 +72,8 @@ class MortalRelay(Relay):
             die()
         return sent
 
-    async def _write_down(self, ask: Any, sent: Any) -> None:
-        await super()._write_down(ask, sent)
+    def _write_down(self, connection: Any, sent: Any) -> None:
+        super()._write_down(connection, sent)
         if sent and self.dies_at == "marked":
             die()
 

@@ -475,6 +475,24 @@ async def test_a_failed_job_is_finished_too(engine, outbox, make_relay, url, pre
         await wait_until(lambda: _are_done(relay, 1))
 
 
+async def test_a_dead_letter_is_finished_too(engine, outbox, make_relay, url, prefix):
+    """RULES-07: what failed for good is among the dead letters, and not dispatched again."""
+    relay = make_relay(confirm=True, confirm_interval=1)
+    write(engine, outbox)
+    await relay.drain()
+
+    async def handler(job):
+        raise ValueError("no")
+
+    async with (
+        Queue("dead", connection=url, prefix=prefix) as dead,
+        Worker(*("payments", handler), connection=url, prefix=prefix, dead_letter_queue="dead"),
+    ):
+        await wait_until(dead.get_dead_letter_count)
+        await wait_until(lambda: _are_done(relay, 1))
+    assert relay.metrics.dispatched_again == 0
+
+
 def test_a_memory_shorter_than_the_confirmation_is_refused(engine, outbox, url):
     with pytest.raises(InvalidOptionError, match="remember"):
         Relay(engine, outbox, connection=url, confirm=True, remember=1000)

@@ -4,6 +4,13 @@
 Needs SQLAlchemy 2: ``pip install 'toril[outbox]'``.
 """
 
+try:
+    import sqlalchemy  # noqa: F401 (only to say what is missing)
+except ImportError as error:
+    raise ImportError(
+        "toril.outbox needs SQLAlchemy; install it with: pip install 'toril[outbox]'"
+    ) from error
+
 from toril.outbox.outbox import Outbox
 from toril.outbox.relay import Relay, RelayMetrics
 from toril.outbox.rows import OutboxRow

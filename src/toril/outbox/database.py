@@ -27,6 +27,9 @@ class Database(Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Ask]:
         """A transaction: committed at the end, rolled back on an error."""
 
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call ``function`` in a transaction of its own, which the loop cannot hold open."""
+
     async def close(self) -> None: ...
 
 
@@ -67,6 +70,13 @@ class ThreadDatabase:
         finally:
             await self._call(connection.close)
 
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._call(self._run, function, arguments)
+
+    def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        with self._connect() as connection, connection.begin():
+            return function(connection, *arguments)
+
     async def close(self) -> None:
         self._thread.shutdown(wait=False)
 
@@ -99,6 +109,10 @@ class AsyncDatabase:
             except BaseException:
                 await _rollback(connection)
                 raise
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        async with self.transaction() as ask:
+            return await ask(function, *arguments)
 
     async def close(self) -> None:
         """The engine is its owner's to dispose of."""

@@ -27,7 +27,7 @@ from toril.client.ids import new_job_id
 from toril.errors import InvalidInputError, InvalidOptionError, ServerError
 from toril.options import Backoff, Duration, milliseconds, whole
 from toril.outbox import storing
-from toril.outbox.database import Ask, open_database
+from toril.outbox.database import open_database
 from toril.outbox.listening import listen
 from toril.outbox.outbox import Outbox
 from toril.outbox.rows import OutboxRow, prepare
@@ -235,13 +235,12 @@ class Relay:
             async with self._database.transaction() as ask:
                 rows = await ask(storing.claim_pending, self.table, self._claim)
                 sent = await self._send(rows)
-                await self._write_down(ask, sent)
+                await ask(self._write_down, sent)
         else:
-            async with self._database.transaction() as ask:
-                rows = await ask(storing.claim_pending, self.table, self._claim)
+            # Its one write lock must not be held while this loop does something else.
+            rows = await self._database.run(storing.claim_pending, self.table, self._claim)
             sent = await self._send(rows)
-            async with self._database.transaction() as ask:
-                await self._write_down(ask, sent)
+            await self._database.run(self._write_down, sent)
         self._count(sent)
         trouble = next((item.error for item in sent if isinstance(item.error, ServerError)), None)
         if trouble is not None:
@@ -303,14 +302,14 @@ class Relay:
             results.append(sent)
         return results
 
-    async def _write_down(self, ask: Ask, sent: Sequence[Sent]) -> None:
+    def _write_down(self, connection: Any, sent: Sequence[Sent]) -> None:
         seqs = [item.row.seq for item in sent if item.is_in]
-        await ask(storing.mark_dispatched, self.table, seqs, self._confirm_ms)
+        storing.mark_dispatched(connection, self.table, seqs, self._confirm_ms)
         untouched = [item.row.seq for item in sent if item.is_untouched]
-        await ask(storing.let_go, self.table, untouched)
+        storing.let_go(connection, self.table, untouched)
         for item in sent:
             if item.error is not None and not item.is_untouched:
-                await ask(self._put_off, item.row, item.error)
+                self._put_off(connection, item.row, item.error)
 
     def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
         made = row.attempts + 1
@@ -364,13 +363,13 @@ class Relay:
         if storing.has_row_locks(self._database.dialect.name):
             async with self._database.transaction() as ask:
                 rows = await ask(storing.claim_dispatched, self.table, self._claim)
-                await self._write_fates(ask, await self._fates(rows))
+                fates = await self._fates(rows)
+                await ask(self._write_fates, fates)
         else:
-            async with self._database.transaction() as ask:
-                rows = await ask(storing.claim_dispatched, self.table, self._claim)
+            rows = await self._database.run(storing.claim_dispatched, self.table, self._claim)
             fates = await self._fates(rows)
-            async with self._database.transaction() as ask:
-                await self._write_fates(ask, fates)
+            await self._database.run(self._write_fates, fates)
+        self._count_fates(fates)
         return len(rows)
 
     async def _fates(self, rows: Sequence[OutboxRow]) -> dict[Fate, list[int]]:
@@ -386,12 +385,14 @@ class Relay:
                 fates[fate].append(row.seq)
         return fates
 
-    async def _write_fates(self, ask: Ask, fates: dict[Fate, list[int]]) -> None:
+    def _write_fates(self, connection: Any, fates: dict[Fate, list[int]]) -> None:
         finished = [*fates[Fate.FINISHED], *fates[Fate.GONE]]
-        await ask(storing.mark_done, self.table, finished)
-        await ask(storing.look_again, self.table, fates[Fate.TO_RUN], self._confirm_ms)
-        await ask(storing.dispatch_again, self.table, fates[Fate.LOST])
-        self.metrics.confirmed += len(finished)
+        storing.mark_done(connection, self.table, finished)
+        storing.look_again(connection, self.table, fates[Fate.TO_RUN], self._confirm_ms)
+        storing.dispatch_again(connection, self.table, fates[Fate.LOST])
+
+    def _count_fates(self, fates: dict[Fate, list[int]]) -> None:
+        self.metrics.confirmed += len(fates[Fate.FINISHED]) + len(fates[Fate.GONE])
         if lost := fates[Fate.LOST]:
             self.metrics.dispatched_again += len(lost)
             logger.error("the server lost %d jobs; they are dispatched again", len(lost))
@@ -400,8 +401,7 @@ class Relay:
     async def prune_once(self) -> int:
         """Delete old rows that are done with; returns how many."""
         statuses = (DONE,) if self.confirm else (DISPATCHED, DONE)
-        async with self._database.transaction() as ask:
-            count: int = await ask(self._prune, statuses)
+        count: int = await self._database.run(self._prune, statuses)
         self.metrics.pruned += count
         return count
 
@@ -412,26 +412,22 @@ class Relay:
 
     async def stats(self) -> OutboxStats:
         """How many rows are in each status, and how long the oldest pending one has waited."""
-        async with self._database.transaction() as ask:
-            stats: OutboxStats = await ask(storing.stats, self.table)
+        stats: OutboxStats = await self._database.run(storing.stats, self.table)
         self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
         return stats
 
     async def _measure(self) -> None:
         """Depth and lag alone: counting all that was ever dispatched would be work."""
-        async with self._database.transaction() as ask:
-            stats: OutboxStats = await ask(storing.stats, self.table, (PENDING,))
+        stats: OutboxStats = await self._database.run(storing.stats, self.table, (PENDING,))
         self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
 
     async def get_parked(self, limit: int = 100) -> list[OutboxRow]:
         """The rows that could not be dispatched, with their errors."""
-        async with self._database.transaction() as ask:
-            rows: list[OutboxRow] = await ask(storing.get_parked, self.table, limit)
+        rows: list[OutboxRow] = await self._database.run(storing.get_parked, self.table, limit)
         return rows
 
     async def unpark(self, *job_ids: str) -> int:
         """Give parked rows another chance: those with these ids, or all; returns how many."""
-        async with self._database.transaction() as ask:
-            count: int = await ask(storing.unpark, self.table, list(job_ids))
+        count: int = await self._database.run(storing.unpark, self.table, list(job_ids))
         self._news.set()
         return count
