@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.helpers import wait_until
 from toril import NewJob, Queue, Worker
-from toril.errors import InvalidOptionError, ServerUnavailableError
+from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailableError
 from toril.outbox import Outbox, Relay
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table
@@ -356,6 +356,21 @@ async def test_when_the_server_is_away_rows_wait_and_no_attempt_is_counted(
     await wait_until(lambda: relay.metrics.dispatched == 3, 15)
     await relay.close(timeout=5000)
     await running
+
+
+async def test_missing_rights_are_no_fault_of_the_rows(engine, outbox, start_server, make_relay):
+    """An ACL that is wrong for an hour must not park every row that is written meanwhile."""
+    server = start_server(tcp=True)
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "small", "on", ">secret", "~*", "+ping")
+    relay = make_relay(connection=server.url.replace("redis://", "redis://small:secret@"))
+    write(engine, outbox, 2)
+
+    with pytest.raises(ServerRefusalError):
+        await relay.run_once()
+
+    assert statuses(engine, outbox) == ["pending"] * 2
+    assert (relay.metrics.put_off, relay.metrics.parked) == (0, 0)
 
 
 async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toril.client.connection import Connection
-from toril.errors import ServerError
+from toril.errors import ServerRefusalError
 from toril.protocol.command import Command, plain
 
 _KEYS_PER_SCAN = 1000
@@ -37,9 +37,7 @@ class ConnectionReader:
         """The answer, or None when it is refused, as by an ACL."""
         try:
             return (await self.ask([words]))[0]
-        except ServerError:
-            raise
-        except Exception:  # noqa: BLE001 (a refusal of the server is no error of the doctor)
+        except ServerRefusalError:
             return None
 
 

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
-from toril.errors import InvalidInputError, InvalidOptionError, ServerError
+from toril.errors import InvalidInputError, InvalidOptionError, ServerError, ServerRefusalError
 from toril.options import Backoff, Duration, milliseconds, whole
 from toril.outbox import storing
 from toril.outbox.database import open_database
@@ -77,7 +77,17 @@ class Sent(msgspec.Struct, frozen=True):
     @property
     def is_untouched(self) -> bool:
         """Was it through no fault of its own that nothing came of it?"""
-        return self.is_held or isinstance(self.error, ServerError)
+        return self.is_held or _is_the_servers(self.error)
+
+
+def _is_the_servers(error: Exception | None) -> bool:
+    """Is it trouble with the server, and not with the row or its queue?
+
+    A key of the wrong type is a matter of that queue; missing rights concern them all.
+    """
+    if isinstance(error, ServerRefusalError):
+        return "permission" in str(error.__cause__ or error)
+    return isinstance(error, ServerError)
 
 
 class Relay:
@@ -242,9 +252,9 @@ class Relay:
             sent = await self._send(rows)
             await self._database.run(self._write_down, sent)
         self._count(sent)
-        trouble = next((item.error for item in sent if isinstance(item.error, ServerError)), None)
-        if trouble is not None:
-            raise trouble
+        for item in sent:
+            if item.error is not None and _is_the_servers(item.error):
+                raise item.error
         return len(rows)
 
     async def drain(self) -> int:
@@ -273,9 +283,9 @@ class Relay:
         try:
             command = adding.add(keys, [job for _, job in jobs])
             answers = await self._connection.run(command)
-        except ServerError as error:
-            return [Sent(row, error) for row, _ in jobs]
         except Exception as error:  # noqa: BLE001 (one row must not stop the others)
+            if _is_the_servers(error):
+                return [Sent(row, error) for row, _ in jobs]
             if len(jobs) == 1:
                 return [Sent(jobs[0][0], error)]
             return await self._send_one_by_one(keys, jobs)
