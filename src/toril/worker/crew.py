@@ -18,6 +18,7 @@ from toril.worker.burial import Burial
 from toril.worker.events import Emitter
 from toril.worker.lease import Lease
 from toril.worker.pump import Pump
+from toril.worker.recover import Sweeper
 
 logger = logging.getLogger("toril.worker")
 
@@ -31,11 +32,13 @@ Perform = Callable[[ActiveJob], Awaitable[Attempt]]
 class Crew:
     """Starts jobs, stops them, and gives the pump what became of them.
 
-    ``pump`` and ``lease`` are set by whoever puts the worker together: they know the crew too.
+    ``pump``, ``lease`` and ``sweeper`` are set by whoever puts the worker together: the first two
+    know the crew too.
     """
 
     pump: Pump
     lease: Lease
+    sweeper: Sweeper
 
     def __init__(
         self,
@@ -198,6 +201,8 @@ class Crew:
         assert self._burial is not None
         self._announce(item)
         letter = self._burial.bury(item, letter_id)
+        if item.outcome.details.get("on_exhausted") == "divert":
+            self.sweeper.divert_soon()
         self._emitter.emit("deadLettered", item.job, letter)
         if self._burial.hook is not None:
             self._emitter.call("on_dead_letter", self._burial.hook, item.job, letter)

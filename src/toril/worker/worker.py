@@ -151,7 +151,7 @@ class Worker:
         )
         self._watch = Watch(self._pump, drain_delay_ms=_ms(self.options.drain_delay))
         self._keeper = GroupKeeper(self._connection, owners_of(self.keys))
-        self._sweeper = Sweeper(
+        self._sweeper = self._crew.sweeper = Sweeper(
             self._connection,
             self.keys,
             interval_ms=_ms(self.options.stalled_interval),
