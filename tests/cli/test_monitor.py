@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Static
 from tests.cli.conftest import Toril
 from tests.cli.terminal import Terminal
 from tests.helpers import not_run, wait_until, wait_until_sync
-from tests.servers import Server
+from tests.servers import Cluster, Server
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.cli.monitor.app import MonitorApp
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
@@ -300,3 +300,47 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
             wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=5)
             terminal.press("q")
             wait_until_sync(lambda: not terminal.is_running, timeout=5)
+
+
+async def test_the_queues_of_a_cluster_are_found_on_all_of_its_nodes(
+    cluster: Cluster, toril: Toril
+):
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    names = [f"{{{tag}}}" for tag in ("a", "b", "c", "d", "e", "f")]
+    assert len({cluster.owner(cluster.slot_of(name)) for name in names}) == 3
+    for name in names:
+        async with Queue(name, connection=url) as queue:
+            await queue.add("n")
+    connection = Connection(url, patience_s=1.0)
+    watcher = Watcher(connection, "bull", (), time.monotonic)
+    await watcher.start()
+    await watcher.tick()
+    await connection.close()
+
+    listed = await asyncio.to_thread(
+        lambda: toril("queues", "--url", url, "--prefix", "bull", "--json")
+    )
+    assert [row["queue"] for row in listed.json] == names
+    assert list(watcher.queues) == names
+    assert all(watch.glance and watch.glance.waiting == 1 for watch in watcher.queues.values())
+    for name in names:
+        async with Queue(name, connection=url) as queue:
+            await queue.obliterate(force=True)
+
+
+async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Cluster):
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    connection = Connection(url, patience_s=1.0)
+    async with Queue("q", connection=url, prefix="{shop}") as queue:
+        await queue.add("n", lane="one")
+        watcher = Watcher(connection, "{shop}", (), time.monotonic)
+        await watcher.start()
+        for view in View:
+            await watcher.tick("q", view)
+
+        glance = watcher.queues["q"].glance
+        assert glance is not None
+        assert (glance.waiting, glance.lanes) == (1, 1)
+        assert [lane.name for lane in watcher.details.lanes] == ["one"]
+        await queue.obliterate(force=True)
+    await connection.close()

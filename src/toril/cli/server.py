@@ -68,7 +68,8 @@ class Server:
         """All queues under the prefix; walks through the whole key space."""
         from toril.protocol import discovering
 
-        return self.connection.follow(discovering.queue_names(self.prefix))
+        plan = discovering.queue_names(self.prefix, is_cluster=self.connection.is_cluster)
+        return self.connection.follow(plan)
 
 
 def server_options(command: F) -> F:

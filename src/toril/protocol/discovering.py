@@ -7,6 +7,7 @@ find those, a slice at a time; whoever knows the names should not search.
 from __future__ import annotations
 
 import re
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from toril.errors import InvalidNameError
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, plain
-from toril.protocol.keys import check_prefix, check_queue_name
+from toril.protocol.keys import check_prefix, check_queue_name, slot
 
 KEYS_PER_SCAN = 1000
 BEGINNING = "0"
@@ -34,10 +35,13 @@ class Found(msgspec.Struct, frozen=True):
         return self.cursor == BEGINNING
 
 
-def look(prefix: str, cursor: str = BEGINNING, *, keys: int = KEYS_PER_SCAN) -> Command[Found]:
+def look(
+    prefix: str, cursor: str = BEGINNING, *, near: str | None = None, keys: int = KEYS_PER_SCAN
+) -> Command[Found]:
     """The queues in the next slice of about ``keys`` keys.
 
-    On a cluster this sees one node: all queues if the prefix has a hash tag, else some of them.
+    On a cluster this sees the node that has the key ``near``; without it, the one that has all
+    queues if the prefix has a hash tag.
     """
     check_prefix(prefix)
 
@@ -47,19 +51,38 @@ def look(prefix: str, cursor: str = BEGINNING, *, keys: int = KEYS_PER_SCAN) -> 
 
     literal = _GLOB.sub(r"\\\1", prefix)
     pattern = f"{literal}:*{_META}"
-    return plain("SCAN", cursor, "MATCH", pattern, "COUNT", keys, parse=parse, near=f"{prefix}:")
+    return plain(
+        "SCAN", cursor, "MATCH", pattern, "COUNT", keys, parse=parse, near=near or f"{prefix}:"
+    )
 
 
-def queue_names(prefix: str) -> Plan[list[str]]:
+def queue_names(prefix: str, *, is_cluster: bool = False) -> Plan[list[str]]:
     """The names of all queues under ``prefix``, in order."""
+    nodes: list[str] = (yield nodes_of_cluster()) if is_cluster else [f"{prefix}:"]
     names: set[str] = set()
-    cursor = BEGINNING
-    while True:
-        found: Found = yield look(prefix, cursor)
-        names.update(found.names)
-        if found.is_last:
-            return sorted(names)
-        cursor = found.cursor
+    for near in nodes:
+        cursor = BEGINNING
+        while True:
+            found: Found = yield look(prefix, cursor, near=near)
+            names.update(found.names)
+            if found.is_last:
+                break
+            cursor = found.cursor
+    return sorted(names)
+
+
+def nodes_of_cluster() -> Command[list[str]]:
+    """A key near which each node of a cluster that has slots answers."""
+
+    def parse(reply: list[Any]) -> list[str]:
+        ranges = {bytes(master[2]): (low, high) for low, high, master, *_ in reply}
+        return [_key_between(low, high) for low, high in ranges.values()]
+
+    return plain("CLUSTER", "SLOTS", parse=parse, near="any")
+
+
+def _key_between(low: int, high: int) -> str:
+    return next(key for number in count() if low <= slot(key := f"near-{number}") <= high)
 
 
 def _queue_of(prefix: str, key: str) -> str | None:

@@ -90,6 +90,8 @@ class Watcher:
         self.prefix = prefix
         self._clock = clock
         self._is_given = bool(names)
+        self._nodes = [f"{prefix}:"]
+        self._node = 0
         self._cursor = discovering.BEGINNING
         self._found: set[str] = set()
         self._ticks = 0
@@ -103,6 +105,8 @@ class Watcher:
         """Search for queues, but not for long: the ticks go on with it."""
         if self._is_given:
             return
+        if self._connection.is_cluster:
+            self._nodes = await self._connection.run(discovering.nodes_of_cluster())
         for _ in range(SLICES_AT_START):
             if self._search(await self._connection.run(self._next_slice())):
                 break
@@ -161,19 +165,21 @@ class Watcher:
                 pass
 
     def _next_slice(self) -> Command[discovering.Found]:
-        return discovering.look(self.prefix, self._cursor)
+        return discovering.look(self.prefix, self._cursor, near=self._nodes[self._node])
 
     def _search(self, found: discovering.Found) -> bool:
         """Take in a slice; True when the whole key space has been searched."""
         self._cursor = found.cursor
         self._found.update(found.names)
-        if found.is_last:
-            for name in set(self.queues) - self._found:
-                del self.queues[name]
         self._adopt(sorted(self._found))
         if found.is_last:
+            self._node = (self._node + 1) % len(self._nodes)
+        is_whole = found.is_last and self._node == 0
+        if is_whole:
+            for name in set(self.queues) - self._found:
+                del self.queues[name]
             self._found = set()
-        return found.is_last
+        return is_whole
 
     def _adopt(self, names: Sequence[str]) -> None:
         for name in names:
