@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.forks import Forks
 
 SRC = Path(__file__).parent.parent.parent / "src"
 
@@ -48,21 +49,19 @@ def cli_env(url: str, prefix: str) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """The process from which those of `toril` are forked."""
+    with Forks() as forks:
+        yield forks
+
+
 @pytest.fixture
-def toril(cli_env: dict[str, str], tmp_path: Path) -> Toril:
+def toril(forks: Forks, cli_env: dict[str, str], tmp_path: Path) -> Toril:
     """Runs ``toril`` with arguments; ``typed`` is what a person types, nothing by default."""
 
     def run(*arguments: str, typed: str = "", env: dict[str, str] | None = None) -> Done:
-        return Done(
-            subprocess.run(
-                [sys.executable, "-m", "toril", *arguments],
-                input=typed,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                cwd=tmp_path,
-                env={**cli_env, **(env or {})},
-            )
-        )
+        whole = {**cli_env, **(env or {})}
+        return Done(forks.run(list(arguments), typed=typed, env=whole, directory=tmp_path))
 
     return run

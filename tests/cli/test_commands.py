@@ -190,12 +190,17 @@ def test_a_mistake_is_one_line_and_an_exit_code(
     assert printed.out == ""
 
 
-def test_the_program_itself_ends_with_that_code_and_no_traceback(toril: Toril):
-    done = toril("queues", "--url", NOBODY)
+def test_the_program_itself_ends_with_that_code_and_no_traceback(cli_env):
+    done = subprocess.run(
+        [sys.executable, "-m", "toril", "queues", "--url", NOBODY],
+        capture_output=True,
+        text=True,
+        env=cli_env,
+    )
 
-    assert done.code == 3
-    assert done.err.startswith("toril: ")
-    assert len(done.err.splitlines()) == 1, done
+    assert done.returncode == 3
+    assert done.stderr.startswith("toril: ")
+    assert len(done.stderr.splitlines()) == 1, done
 
 
 def test_events_are_tailed_as_they_happen(cli_env, queue, tmp_path):

@@ -13,7 +13,6 @@ from toril.cli.printing import heading, print_facts, print_json, span, when
 from toril.cli.server import Server, queue_option, with_server
 from toril.errors import JobNotFoundError
 from toril.protocol.job import Job
-from toril.sync.queue import Queue
 
 
 @click.command("job")
@@ -40,57 +39,11 @@ def job(server: Server, job_id: str, queue_name: str | None, log_rows: int) -> N
         if found is None or state is None:
             raise JobNotFoundError(f"queue {queue.name!r} has no job {job_id!r}")
         logs = queue.get_job_logs(job_id, -log_rows, -1) if log_rows > 0 else []
-        explained = why(queue, found, state)
+        explained = queue.explain(job_id)
     if server.as_json:
         print_json(_everything(found, state, explained, logs))
         return
     _print(found, state, explained, logs)
-
-
-def why(queue: Queue, found: Job, state: str) -> str:
-    """In a sentence, why the job is where it is."""
-    explain = getattr(queue, "explain", None)
-    if explain is not None:
-        return str(explain(found.id))
-    match state:
-        case "waiting" | "prioritized":
-            return _why_in_lane(queue, found) or _why_waiting(queue)
-        case "delayed":
-            return f"it is put off for {span(found.delay)} from its last move"
-        case "waiting_children":
-            counts = queue.get_dependencies_count(found.id)
-            return f"it waits for {counts.unprocessed} of its children"
-        case "active":
-            return f"a worker is running it, since {when(found.processed_on)}"
-        case _:
-            return f"it is {state}"
-
-
-def _why_in_lane(queue: Queue, found: Job) -> str | None:
-    lane = None if found.lane is None else queue.get_lane(found.lane)
-    if lane is None:
-        return None
-    if lane.is_paused:
-        return f"its lane {lane.name!r} is paused"
-    if lane.halted_by is not None:
-        return f"its lane {lane.name!r} was halted by the failure of job {lane.halted_by}"
-    if lane.holder is not None:
-        return f"job {lane.holder} holds its lane {lane.name!r}, since {when(lane.held_since)}"
-    if lane.head != found.id:
-        return f"it comes after job {lane.head} in its lane {lane.name!r}"
-    return None
-
-
-def _why_waiting(queue: Queue) -> str:
-    if queue.is_paused():
-        return "the queue is paused"
-    if queue.is_maxed():
-        return f"as many jobs run as may: {queue.get_global_concurrency()}"
-    if held := queue.get_rate_limit_ttl():
-        return f"the queue is rate limited for another {span(held)}"
-    if not queue.get_workers():
-        return "no worker of this queue is connected"
-    return "its turn has not come: the workers are busy with others"
 
 
 def _everything(found: Job, state: str, explained: str, logs: list[str]) -> dict[str, Any]:
