@@ -474,3 +474,15 @@ async def test_reconciling_many_groups_goes_in_slices(world: World):
     states = [info.state for info in await world.queue("a").get_groups()]
     assert (states.count("COMPLETED"), states.count("ACTIVE")) == (120, 130)
     assert len(nodes) == 250
+
+
+async def test_an_index_that_another_tool_deleted_is_written_again(world: World):
+    """SAGA-06, C-06: BullMQ's search for orphans takes it for one."""
+    node = await world.order("ab")
+    created_at = (await world.queue("a").get_groups())[0].created_at
+    await world.client.delete(f"{world.prefix}:a:groups")
+
+    await world.queue("a").reconcile_groups()
+
+    (info,) = await world.queue("a").get_groups()
+    assert (info.id, info.created_at) == (node.group_id, created_at)

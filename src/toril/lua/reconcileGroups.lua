@@ -124,7 +124,9 @@ for _, id in ipairs(ids) do
   done = done + 1
   local key = base .. ":groups:" .. id
   reconcile(key)
-  local state = redis.call("HMGET", key, "state", "x.deadline")
+  local state = redis.call("HMGET", key, "state", "x.deadline", "createdAt")
+  -- A tool of BullMQ that looks for orphans deletes the index: it knows no such key.
+  if state[1] then redis.call("ZADD", base .. ":groups", "NX", state[3], id) end
   local deadline = state[1] == "ACTIVE" and tonumber(state[2])
   if deadline and deadline <= now then
     turnGroup(readGroup(key), { id = "", reason = "timeout" }, now)
