@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -281,3 +285,28 @@ def test_the_shell_completes_commands_and_queues(toril: Toril, queue):
     assert toril(env=words).out == "plain,pause\n"
     words |= {"COMP_WORDS": "toril pause pay", "COMP_CWORD": "2"}
     assert toril(env=words).out == "plain,payments\n"
+
+
+def test_long_work_moves_a_bar_on_a_terminal_and_prints_none_elsewhere(cli_env, queue, tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("{}\n" * 5000)
+    command = [sys.executable, "-m", "toril", "add", "payments", "n", "--from", str(lines)]
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command,
+        env=cli_env | {"TERM": "xterm-256color"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    ) as process:
+        os.close(theirs)
+        drawn = ""
+        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+            while piece := os.read(ours, 65536).decode():
+                drawn += piece
+        out, _ = process.communicate(timeout=10)
+    os.close(ours)
+
+    assert out == "Added 5,000 jobs.\n"
+    assert "adding" in drawn
+    assert re.search(r"\b\d000/", drawn), drawn

@@ -178,6 +178,8 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
             Worker("payments:compensation", handle, **options),
         ):
             await wait_until(lambda: is_in("FAILED_COMPENSATION"))
+        listed = {row["queue"]: row for row in toril("queues", "--json").json}
+        assert listed["payments:compensation"]["failed"] == 1, "SAGA-32: it is an ordinary queue"
         retried = toril("groups", "retry-compensation", "payments", node.group_id)
         assert "1 compensation" in retried.out, retried
         assert await is_in("COMPENSATING")

@@ -42,12 +42,12 @@ def toril(**options: object) -> None:
 
     \b
     Examples:
-      toril demo                            a short show, on a server of its own
-      toril queues                          what queues there are, and how they are
+      toril demo                      # a short show, on a server of its own
+      toril queues                    # what queues there are, and how they are
       toril add payments charge '{"order": 123}'
       toril worker shop.jobs:router --queue payments
-      toril job 01J8…                       all about one job, and why it does not run
-      toril monitor                         watch it all, full screen
+      toril job order-123             # all about one job, and why it does not run
+      toril monitor                   # watch it all, full screen
 
     The server is --url, or TORIL_URL, or redis://127.0.0.1:6379; 'embedded:./directory' starts
     one.  Every command has --json for programs and -h for people.

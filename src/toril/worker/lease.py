@@ -80,10 +80,11 @@ class Lease:
                 wait_s = next_renewal - time.monotonic()
                 if wait_s <= 0:
                     self._renew()
-                    self._is_in_trouble = False
                     next_renewal = time.monotonic() + self._interval_s
                     continue
                 self._read_mail(wait_s)
+                # Here and not above: where nothing is held, renewing asks nobody.
+                self._is_in_trouble = False
             except Exception as error:  # noqa: BLE001 (a lease that ends loses every lock)
                 if not self._goes_on():
                     break
