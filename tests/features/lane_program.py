@@ -27,19 +27,18 @@ def main(url: str, prefix: str, ledger: str, lock_ms: str) -> None:
         if random.random() < 0.05 and job.attempts_made == 0:
             raise ValueError("now and then")
 
-    run(
-        Worker(
-            "q",
-            handle,
-            connection=url,
-            prefix=prefix,
-            concurrency=10,
-            lock_duration=int(lock_ms),
-            stalled_interval=300,
-            max_stalled_count=1000,
-        ),
-        timeout=2000,
+    worker = Worker(
+        "q",
+        handle,
+        connection=url,
+        prefix=prefix,
+        concurrency=10,
+        lock_duration=int(lock_ms),
+        stalled_interval=300,
+        max_stalled_count=1000,
     )
+    worker.on("lost", lambda job, error: db.execute("INSERT INTO lost VALUES (?)", (job.fence,)))
+    run(worker, timeout=2000)
 
 
 if __name__ == "__main__":
