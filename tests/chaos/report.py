@@ -63,7 +63,9 @@ def _lost(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
 
 def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
     """Every run beyond the first, or the second of one that fails once, has its fault."""
-    for label, runs in by_label.items():
+    for label, unsorted in by_label.items():
+        # By number, not by time: whoever was stopped may begin after those who took over.
+        runs = sorted(unsorted, key=lambda run: run.fence)
         allowed = 2 if runs[0].kind == "flaky" else 1
         for earlier, later in itertools.pairwise(runs):
             if allowed > 1 and earlier.ended is not None:
@@ -75,14 +77,14 @@ def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
 
 
 def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
+    began, end = min(earlier.started, later.started), max(earlier.started, later.started)
     for fault in storm.faults:
-        touches = fault.until >= earlier.started - 0.5 and fault.at <= later.started
-        if not touches:
+        if fault.until < began - 0.5 or fault.at > end:
             continue
         if fault.kind in ("kill", "stop") and fault.pid == earlier.pid:
             return True
         # Nobody could renew a lock while the server was away or the line was silent.
-        if fault.kind in ("restart", "silence") and later.started - fault.at < WINDOW_S:
+        if fault.kind in ("restart", "silence") and end - fault.until < WINDOW_S:
             return True
     return False
 

@@ -441,6 +441,23 @@ async def work_on_a_family(world: World) -> None:
     await world.work(concurrency=2)
 
 
+async def jobs_of_lanes(world: World) -> None:
+    for label in ("a1", "b1", "a2", "b2", "a3"):
+        name = "flaky" if label == "a2" else "work"
+        await world.clean().add(name, {"n": label}, job_id=label, lane=label[0], attempts=2)
+
+
+@scenario(given=jobs_of_lanes, most_extra=2)
+async def work_on_lanes(world: World) -> None:
+    await world.work(concurrency=2)
+
+
+@scenario()
+async def add_to_a_lane(world: World) -> None:
+    for label in "ab":
+        await world.queue().add("work", {"n": label}, job_id=label, lane="l")
+
+
 @scenario(given=a_group, queues=GROUP_QUEUES, most_extra=2)
 async def work_on_a_group(world: World) -> None:
     await world.work(*GROUP_QUEUES, concurrency=2)

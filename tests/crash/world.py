@@ -19,6 +19,7 @@ from toril import FlowProducer, Queue, Worker
 QUIET_TIMEOUT_S = 15.0
 _BUSY_LISTS = ("wait", "paused", "active")
 _BUSY_SETS = ("prioritized", "delayed", "waiting-children")
+_LANES = ("lanes:waiting", "lanes:delayed", "lanes:held")
 _OUTCOME_FIELDS = ("returnvalue", "failedReason", "priority", "delay", "progress")
 
 
@@ -112,7 +113,9 @@ class World:
             for name in self.queues:
                 base = f"{self.prefix}:{name}"
                 if not name.endswith("-dlq"):
-                    ask.exists(*(f"{base}:{place}" for place in (*_BUSY_LISTS, *_BUSY_SETS)))
+                    ask.exists(
+                        *(f"{base}:{place}" for place in (*_BUSY_LISTS, *_BUSY_SETS, *_LANES))
+                    )
                 ask.zcard(f"{base}:toril:groups-open")
             return not any(await ask.execute())
 

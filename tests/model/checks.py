@@ -36,6 +36,12 @@ PLACE_EVENTS = {
     b"removed": (None,),
 }
 FINISHED = ("completed", "failed")
+_GROUP_EVENTS = {
+    "COMPENSATING": b"group:compensating",
+    "COMPLETED": b"group:completed",
+    "FAILED": b"group:failed",
+    "FAILED_COMPENSATION": b"group:failed",
+}
 
 
 def state_problems(view: View, workers: tuple[Worker, ...], *, is_calm: bool) -> Iterator[str]:
@@ -229,8 +235,43 @@ def step_problems(
     yield from _counters(before, after, told)
     for name in after.queues:
         yield from _order(name, before.queues[name], after.queues[name], told, step)
+    yield from _done(before, after, events, step, reply)
     if step.call is not None:
         yield from _settled(step, before, after, reply)
+
+
+def _done(
+    before: View, after: View, events: list[list[bytes]], step: Any, reply: Any
+) -> Iterator[str]:
+    names = {event[2] for event in events}
+    script = step.request.script
+    for name, queue in after.queues.items():
+        was_paused, is_paused = "paused" in before.queues[name].meta, "paused" in queue.meta
+        if is_paused and "0" in queue.marker:
+            yield f"T7: {name}: it is paused and the marker calls"
+        if is_paused != was_paused and (b"paused" if is_paused else b"resumed") not in names:
+            yield f"T7: {name}: paused is {is_paused} and nobody was told"
+        if script == "renew" and not reply[0] and step.held in queue.stalled:
+            yield f"T7: {name}: {step.held} was renewed and is in stalled"
+        found_nothing = step.call is not None and not step.is_repeated and reply and not reply[1]
+        has_counter = f"{queue.base}:pc" in after.keys and not queue.order.get("prioritized")
+        is_own = step.worker is not None and step.worker.queue == name and not is_paused
+        if found_nothing and is_own and step.call.take and has_counter:
+            yield f"T7: {name}: nothing has a priority and the counter stays"
+        due = queue.scores.get("delayed", {})
+        if due and b"delayed" in names and not queue.marker:
+            yield f"T7: {name}: {due} are delayed and no marker tells when"
+        for group_id, group in queue.groups.items():
+            old = before.queues[name].groups.get(group_id, group)
+            if script == "cancelGroup" and reply == 0 and group["state"] == "ACTIVE":
+                yield f"T7: {name}: the group was cancelled and is ACTIVE"
+            told = _GROUP_EVENTS.get(group["state"])
+            if old["state"] != group["state"] and told not in names:
+                yield f"T7: {name}: the group is {group['state']} and {names} was told"
+    if script in ("pause", "resume") and ("paused" in after.queues["q"].meta) != (
+        script == "pause"
+    ):
+        yield f"T7: {script} was not done"
 
 
 def _order(
@@ -341,6 +382,8 @@ def _taken(name: str, job_id: str, step: Any, before: View, after: View) -> Iter
     if lane is None:
         return
     own = before.queues[name]
+    if own.lanes_ready and lane[32:] in own.lanes_ready[1:] and len(step.call.ended) == 0:
+        yield f"T5: {name}: lane {lane[32:]} was served before {own.lanes_ready[0]}"
     for other, job in own.jobs.items():
         place = own.jobs[other].get("x.lane", "")
         if place[32:] != lane[32:] or other == job_id or place >= lane:

@@ -101,6 +101,7 @@ class Step:
     may_remove: bool = False
     is_silent: bool = False
     is_repeated: bool = False
+    held: str = ""
     is_front: bool = False
     """Does what comes back stand before the others?"""
     is_many: bool = False
@@ -389,7 +390,8 @@ def _renewing(
         rest = tuple(one for one in worker.held if one != held)
         return put(worker._replace(held=rest), budget=spend("renewal"))
 
-    return Step(f"{worker.name} renews {held.job_id}", request_of(command), then)
+    name = f"{worker.name} renews {held.job_id}"
+    return Step(name, request_of(command), then, held=held.job_id)
 
 
 def _server_steps(

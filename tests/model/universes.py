@@ -43,6 +43,51 @@ def _remove(job_id: str) -> Client:
 BUDGET = (("lost", 1), ("ghost", 1), ("death", 1), ("expiry", 1))
 
 
+ONE = Universe(
+    "one job and many faults",
+    ("q",),
+    (Worker("a", "q"), Worker("b", "q")),
+    (add("x", "retries", attempts=2, backoff=Backoff.fixed(1000)),),
+    (_remove("x"),),
+    failing=("retries",),
+    budget=(
+        ("lost", 1),
+        ("ghost", 1),
+        ("death", 1),
+        ("expiry", 2),
+        ("give back", 1),
+        ("renewal", 1),
+    ),
+)
+
+IDLE = Universe(
+    "idle workers are woken",
+    ("q",),
+    (Worker("a", "q"), Worker("b", "q")),
+    (),
+    (
+        Client("add x", lambda view: add("x", "retries", attempts=2)),
+        Client("add y", lambda view: add("y", delay=1000)),
+        Client("add z", lambda view: add("z", lane="l")),
+    ),
+    failing=("retries",),
+    budget=(("lost", 0), ("death", 0), ("expiry", 1), ("give back", 1)),
+)
+
+LETTER = Universe(
+    "one letter",
+    ("q", "q-dlq"),
+    (Worker("a", "q", "q-dlq"),),
+    (add("x", "fails"),),
+    (
+        Client("replay", lambda view: _replay(view), may_remove=True, is_silent=True),
+        Client("drain the letters", lambda view: _purge(view), may_remove=True, is_silent=True),
+    ),
+    failing=("fails",),
+    budget=(("lost", 2), ("ghost", 1), ("death", 1), ("expiry", 1)),
+    may_remove=True,
+)
+
 WORKERS = Universe(
     "two workers",
     ("q",),
@@ -52,6 +97,7 @@ WORKERS = Universe(
         add("y", "retries", attempts=2, backoff=Backoff.fixed(1000)),
         add("z", priority=2),
         add("v", priority=1),
+        add("u"),
     ),
     (_remove("y"),),
     failing=("retries",),
@@ -243,6 +289,9 @@ FLOW = Universe(
 UNIVERSES = {
     universe.name: universe
     for universe in (
+        ONE,
+        IDLE,
+        LETTER,
         WORKERS,
         PAUSE,
         DEAD_LETTERS,
