@@ -165,8 +165,11 @@ def what_may_run(everything: str) -> str:
     """The code without the functions that nothing in the script calls."""
     functions = {match[1]: match[0] for match in WHOLE_FUNCTION.finditer(everything)}
     code = WHOLE_FUNCTION.sub("", everything)
-    while called := [name for name in functions if re.search(rf"\b{name}\b", code)]:
-        code += "\n" + "\n".join(functions.pop(name) for name in called)
+    words = set(re.findall(r"\w+", code))
+    while called := [name for name in functions if name in words]:
+        bodies = "\n".join(functions.pop(name) for name in called)
+        words |= set(re.findall(r"\w+", bodies))
+        code += "\n" + bodies
     return code
 
 
@@ -175,11 +178,19 @@ def check_definitions(where: str, everything: str, includes: dict[str, str]) -> 
     homes = {
         function: name for name, text in includes.items() for function in FUNCTION.findall(text)
     }
+    used = _first_places(r"(?<![\w.:])(?<!function )(\w+)\(", everything)
+    defined = _first_places(r"\blocal (?:function )?(\w+)", everything)
     for function, home in homes.items():
-        use = re.search(rf"(?<![\w.:])(?<!function ){function}\(", everything)
-        definition = re.search(rf"\blocal function {function}\b|\blocal {function}\b", everything)
-        if use and (definition is None or definition.start() > use.start()):
+        if function in used and defined.get(function, len(everything)) > used[function]:
             yield f"{where}: calls {function}() before includes/{home} is included"
+
+
+def _first_places(pattern: str, text: str) -> dict[str, int]:
+    """Where each name stands first, by name."""
+    places: dict[str, int] = {}
+    for match in re.finditer(pattern, text):
+        places.setdefault(match[1], match.start())
+    return places
 
 
 def check_body(where: str, body: str, *, first_line: int) -> Iterator[str]:
