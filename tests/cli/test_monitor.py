@@ -209,6 +209,26 @@ async def test_a_server_that_goes_away_is_told_and_found_again(start_server: Cal
         await shows(pilot, lambda: "last update" in text(app, "status"))
 
 
+async def test_a_server_slower_than_the_interval_is_waited_for(url: str, prefix: str):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.add("n")
+    async with monitor(url, prefix, "q") as (app, pilot):
+        tick, most, under_way = app.watcher.tick, 0, 0
+
+        async def slow_tick(*args: Any) -> None:
+            nonlocal most, under_way
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0.35)
+            under_way -= 1
+            await tick(*args)
+
+        app.watcher.tick = slow_tick  # type: ignore[method-assign]
+        before = app.ticks
+        await shows(pilot, lambda: app.ticks >= before + 3)
+        assert most == 1
+
+
 COSTS = {View.ACTIVE: 1, View.LANES: 1, View.GROUPS: 2, View.LETTERS: 1, View.EVENTS: 0}
 
 

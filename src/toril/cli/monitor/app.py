@@ -80,6 +80,8 @@ class MonitorApp(App[None]):
         self._label = label
         self._interval_s = interval_s
         self._is_frozen = False
+        self._is_looking = False
+        self._looks_again = False
         self._looked_at: str | None = None
         self._updated = "never"
         self._trouble = ""
@@ -104,13 +106,33 @@ class MonitorApp(App[None]):
         self._show_columns()
         self.query_one(Tabs).can_focus = False
         self._queue_table.focus()
-        self._timer = self.set_interval(self._interval_s, self._look)
-        self._look()
+        self._timer = self.set_interval(self._interval_s, self._look_in_time)
+        self._look_now()
 
     # ------------------------------------------------------------------ looking
 
-    @work(exclusive=True, group="look", exit_on_error=False)
+    def _look_in_time(self) -> None:
+        """One more look, unless the server has not answered the last one yet."""
+        if not self._is_looking:
+            self._look()
+
+    def _look_now(self) -> None:
+        """Something else is to be seen: look at once, or as soon as the look under way is over."""
+        self._looks_again = self._is_looking
+        self._look_in_time()
+
+    @work(group="look")
     async def _look(self) -> None:
+        self._is_looking = True
+        try:
+            await self._look_once()
+            while self._looks_again:
+                self._looks_again = False
+                await self._look_once()
+        finally:
+            self._is_looking = False
+
+    async def _look_once(self) -> None:
         if self._is_frozen:
             return
         try:
@@ -120,10 +142,12 @@ class MonitorApp(App[None]):
             await self.watcher.tick(self._looked_at, self.view, self._chosen_group)
         except TorilError as error:
             self._trouble = f"no answer: {' '.join(str(error).split())}"
+        except Exception as error:  # noqa: BLE001 (what a strange server says belongs on the screen)
+            self._trouble = f"{type(error).__name__}: {' '.join(str(error).split())}"
         else:
             self._trouble = ""
             self._updated = f"{datetime.now(UTC).astimezone():%H:%M:%S}"
-        self.ticks += 1
+            self.ticks += 1
         self._show()
 
     def _show(self) -> None:
@@ -198,7 +222,7 @@ class MonitorApp(App[None]):
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         # Filling the table moves the cursor too: only another queue is news.
         if event.data_table.id == "queues" and self._chosen_name != self._looked_at:
-            self._look()
+            self._look_now()
 
     def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
         if event.tab.id and event.tab.id != self.view.value:
@@ -210,7 +234,7 @@ class MonitorApp(App[None]):
     def _open(self, view: View) -> None:
         self.view = view
         self._show_columns()
-        self._look()
+        self._look_now()
 
     def _show_columns(self) -> None:
         self._view_table.clear(columns=True)
@@ -225,7 +249,7 @@ class MonitorApp(App[None]):
         self._is_frozen = not self._is_frozen
         self._show()
         if not self._is_frozen:
-            self._look()
+            self._look_now()
 
     def action_faster(self) -> None:
         self._change_interval(max(self._interval_s / 2, SHORTEST_INTERVAL_S))
@@ -236,7 +260,7 @@ class MonitorApp(App[None]):
     def _change_interval(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._timer.stop()
-        self._timer = self.set_interval(interval_s, self._look)
+        self._timer = self.set_interval(interval_s, self._look_in_time)
         self._show()
 
     def action_pause(self) -> None:
@@ -286,7 +310,7 @@ class MonitorApp(App[None]):
             self.notify(" ".join(str(error).split()), severity="error", markup=False)
         finally:
             await queue.close()
-        self._look()
+        self._look_now()
 
 
 async def _replay(queue: Queue, fingerprint: str) -> int:
