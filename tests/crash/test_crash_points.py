@@ -40,7 +40,7 @@ async def test_the_outcome_does_not_depend_on_what_breaks(name, crash_server):
     report = await sweep(chosen, {name: reference}, url)
 
     assert not report.failures, "\n".join(report.failures[:5])
-    assert sum(report.hits.values()) >= len(chosen) // 2, "hardly anything was broken"
+    assert sum(report.hits.values()) >= max(1, len(chosen) // 4), "hardly anything was broken"
 
 
 def part_of(points: list[Point]) -> list[Point]:

@@ -137,13 +137,13 @@ async def test_a_process_that_dies_fails_that_attempt_and_is_replaced(
 
 
 async def test_a_timeout_kills_for_real(queue, start_worker, inside):
-    job = await queue.add("hold", timeout=700)
+    job = await queue.add("hold", timeout=4000)
     await start_worker(jobs.router, executor="process")
     pid = await pid_of(inside, job.id)
     assert is_alive(pid)
-    await inside.until_finished(1, 10)
+    await inside.until_finished(1, 20)
 
-    assert "ran longer than its timeout of 700 ms" in (await inside.job(job.id))["failedReason"]
+    assert "ran longer than its timeout of 4000 ms" in (await inside.job(job.id))["failedReason"]
     assert not is_alive(pid)
 
 
