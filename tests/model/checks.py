@@ -19,12 +19,13 @@ T6   who is first is taken first, and whoever comes stands at the end that is hi
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 from tests.model.actors import POPPED, Call, Worker
-from tests.model.view import Queue, View
+from tests.model.view import Queue, View, pairs
 
 PLACE_EVENTS = {
     b"waiting": ("wait", "prioritized"),
@@ -69,8 +70,26 @@ def state_problems(view: View, workers: tuple[Worker, ...], *, is_calm: bool) ->
         yield from _groups(name, queue, view)
         yield from _schedulers(name, queue)
         for key, owner in queue.deduplication.items():
-            if owner not in queue.jobs and not queue.meta.get("x.ttl"):
-                yield f"S8: {name}: {key} belongs to {owner}, which does not exist"
+            place = queue.places.get(owner)
+            if place is None or place in FINISHED:
+                yield f"S8: {name}: {key} belongs to {owner}, which is in {place}"
+        for job_id, job in queue.jobs.items():
+            owned = job.get("deid")
+            is_over = queue.places.get(job_id) in FINISHED
+            if owned and not is_over and queue.deduplication.get(owned) != job_id:
+                yield f"S8: {name}: {job_id} does not own {owned}"
+        yield from _families(name, queue)
+
+
+def _families(name: str, queue: Queue) -> Iterator[str]:
+    """S9: who fails with its child knows it."""
+    for job_id, job in queue.jobs.items():
+        if queue.places.get(job_id) != "failed" or '"fpof":true' not in job.get("parent", ""):
+            continue
+        parent_id = job["parentKey"].rpartition(":")[2]
+        parent = queue.jobs.get(parent_id)
+        if parent and "defa" not in parent and queue.places.get(parent_id) not in FINISHED:
+            yield f"S9: {name}: {job_id} failed and its parent does not know"
 
 
 def _marker(name: str, queue: Queue, workers: tuple[Worker, ...]) -> Iterator[str]:
@@ -157,6 +176,14 @@ def _groups(name: str, queue: Queue, view: View) -> Iterator[str]:
             is_broken = "failed" in ends.values() or "cancelled" in ends.values()
             if is_broken != (state == "FAILED_COMPENSATION"):
                 yield f"S6: {name}: group is {state} with {ends}"
+        open_groups = view.keys.get(f"{queue.base}:toril:groups-open", ("", []))[1]
+        ended = view.keys.get(f"{queue.base}:toril:groups-ended", ("", []))[1]
+        if state in ("COMPLETED", "FAILED", "FAILED_COMPENSATION") and group_id in open_groups:
+            yield f"S6: {name}: group is {state} and counts as open"
+        if state in ("COMPLETED", "FAILED") and group_id not in ended:
+            yield f"S6: {name}: group is {state} and does not count as ended"
+        if state not in ("ACTIVE", "COMPLETED") and "x.reason" not in group:
+            yield f"S6: {name}: group is {state} and nobody knows why"
         if state == "COMPENSATING" and not live and not pending:
             yield f"S6: {name}: group is COMPENSATING and nothing of it is left"
         for key, status in ends.items():
@@ -216,10 +243,14 @@ def step_problems(
         new = after.places.get((name, job_id))
         names = told.get((name, job_id), [])
         said = [event for event in names if event in PLACE_EVENTS]
+        yield from _told_in_order(name, job_id, old, said)
         if said and new not in PLACE_EVENTS[said[-1]]:
             yield f"T1: {name}: {job_id} is in {new} and the events say {said}"
         if not said and old != new and not step.is_silent:
             yield f"T1: {name}: {job_id} went from {old} to {new} and nobody was told"
+        is_exhausted = b"failed" in said and old == "active" and _is_last(before, name, job_id)
+        if is_exhausted and b"retries-exhausted" not in names:
+            yield f"T1: {name}: {job_id} has no attempt left and nobody was told"
         for event in (b"completed", b"failed"):
             if said.count(event) > 1:
                 yield f"T1: {name}: {job_id}: {said}"
@@ -238,6 +269,22 @@ def step_problems(
     yield from _done(before, after, events, step, reply)
     if step.call is not None:
         yield from _settled(step, before, after, reply)
+
+
+def _is_last(before: View, name: str, job_id: str) -> bool:
+    job = before.queues[name].jobs[job_id]
+    found = re.search(r'"attempts":(\d+)', job.get("opts", ""))
+    attempts = int(found.group(1)) if found else 1
+    return int(job.get("atm", 0)) + 1 >= max(attempts, 1)
+
+
+def _told_in_order(name: str, job_id: str, old: str | None, said: list[bytes]) -> Iterator[str]:
+    """A job that is taken was waiting before, and the events say when it began to."""
+    is_waiting = old in ("wait", "prioritized")
+    for event in said:
+        if event == b"active" and not is_waiting:
+            yield f"T1: {name}: {job_id} was in {old} and the events say {said}"
+        is_waiting = event == b"waiting"
 
 
 def _done(
@@ -263,22 +310,57 @@ def _done(
             yield f"T7: {name}: {due} are delayed and no marker tells when"
         for group_id, group in queue.groups.items():
             old = before.queues[name].groups.get(group_id, group)
-            if script == "cancelGroup" and reply == 0 and group["state"] == "ACTIVE":
+            if script == "cancelGroup" and reply == b"ACTIVE" and group["state"] == "ACTIVE":
                 yield f"T7: {name}: the group was cancelled and is ACTIVE"
             told = _GROUP_EVENTS.get(group["state"])
             if old["state"] != group["state"] and told not in names:
                 yield f"T7: {name}: the group is {group['state']} and {names} was told"
+    changed = after.queues["q"].jobs.get("y", {}) if script == "changePriority" else {}
+    if changed and changed.get("priority") != "1":
+        yield "T7: y has another priority than the one that it was given"
+    if b"deduplicated" not in names and script == "add" and isinstance(reply[1], bytes):
+        yield "T7: a job was deduplicated and nobody was told"
+    if script == "cancelGroup" and step.name.endswith("again") and reply != b"ACTIVE":
+        yield f"T7: the cancel that was sent again was answered with {reply}"
+    if script == "advanceScheduler" and isinstance(reply, bytes):
+        count = [pairs(view.keys["p:q:repeat:tick"][1]).get("ic") for view in (before, after)]
+        if count[0] == count[1]:
+            yield "T7: an iteration was made and not counted"
+    yield from _buried(before, after, names)
+    yield from _kept_for_later(before, after, step, reply)
     if script in ("pause", "resume") and ("paused" in after.queues["q"].meta) != (
         script == "pause"
     ):
         yield f"T7: {script} was not done"
 
 
+def _buried(before: View, after: View, names: set[bytes]) -> Iterator[str]:
+    if "q-dlq" not in after.queues:
+        return
+    letters = after.queues["q-dlq"].places.keys() - before.queues["q-dlq"].places.keys()
+    counts = [int(view.queues["q"].meta.get("x.deadLettered", 0)) for view in (before, after)]
+    if letters and b"deadLettered" not in names:
+        yield f"T7: {letters} are dead letters and nobody was told"
+    if counts[1] - counts[0] != len(letters):
+        yield f"T7: {letters} are dead letters and {counts} were counted"
+
+
+def _kept_for_later(before: View, after: View, step: Any, reply: Any) -> Iterator[str]:
+    if step.request.script != "add" or not isinstance(reply[1], bytes):
+        return
+    keeps_last = any(b"keepLastIfActive" in word for word in step.request.words[1:])
+    is_active = before.queues["q"].places.get(reply[1].decode()) == "active"
+    if keeps_last and is_active and not after.queues["q"].next_jobs:
+        yield "T7: the last one was to be kept and is not"
+
+
 def _order(
     name: str, before: Queue, after: Queue, told: dict[tuple[str, str], list[bytes]], step: Any
 ) -> Iterator[str]:
     taken = [job for job in before.places if b"active" in told.get((name, job), ())]
-    plain = [job for job in before.order.get("wait", ()) if "x.lane" not in before.jobs[job]]
+    plain = [
+        job for job in before.order.get("wait", ()) if "x.lane" not in before.jobs.get(job, ())
+    ]
     ranked = before.order.get("prioritized", [])
     for job in taken:
         if told[name, job] != [b"active"]:
@@ -305,7 +387,7 @@ def _counters(before: View, after: View, told: dict[Any, list[bytes]]) -> Iterat
     for name, queue in after.queues.items():
         added = sum(b"added" in names for (where, _), names in told.items() if where == name)
         grown = queue.counter - before.queues[name].counter
-        if queue.counter and grown < added:
+        if grown < added:
             yield f"T2: {name}: {added} jobs were added and the counter grew by {grown}"
 
 
@@ -410,6 +492,13 @@ def _settled(step: Any, before: View, after: View, reply: Any) -> Iterator[str]:
             held.job_id, {}
         ).get("returnvalue"):
             yield f"T3: {step.name}: {held.job_id} was refused and changed"
+        old_job, new_job = queue.jobs.get(held.job_id, {}), later.jobs.get(held.job_id, {})
+        made = int(new_job.get("atm", 0)) - int(old_job.get("atm", 0))
+        if was_done and how == "fail" and new_job:
+            if made != 1:
+                yield f"T2: {step.name}: {held.job_id} failed and {made} attempts were counted"
+            if "failedReason" not in new_job or "stacktrace" not in new_job:
+                yield f"T2: {step.name}: {held.job_id} failed and nobody knows why"
         is_completed = was_done and how == "done" and later.places.get(held.job_id) == "completed"
         value = later.jobs.get(held.job_id, {}).get("returnvalue")
         if is_completed and value != f'"result of {held.job_id}"':

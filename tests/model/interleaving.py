@@ -146,7 +146,10 @@ def explore(
     """
     dice = random.Random(seed)
     findings = Findings()
-    start = _beginning(universe, machine)
+    try:
+        start = _beginning(universe, machine)
+    except ScriptError as error:
+        raise Violation(f"{universe.name}: it cannot even begin: {error}") from error
     seen = {hash(start)}
     origin: dict[int, tuple[int, str]] = {}
     waiting: deque[Node] = deque([start])

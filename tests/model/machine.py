@@ -23,6 +23,7 @@ from toril.protocol import scripts
 from toril.protocol.command import Command
 
 EMPTY = b"\x90"
+ENDLESS_S = 20.0
 START_MS = 1_800_000_000_000
 Mutate = Callable[[str, str], str]
 
@@ -112,6 +113,12 @@ local function snapshot()
   return cmsgpack.pack(state), events
 end
 
+local covered = {}
+local function COVER(number, verb)
+  covered[#covered + 1] = number
+  return verb
+end
+
 restore(ARGV[1])
 local CLOCK = ARGV[2]
 local function run(KEYS, ARGV)
@@ -119,7 +126,7 @@ local function run(KEYS, ARGV)
 end
 local reply = run(KEYS, { unpack(ARGV, 3) })
 local state, events = snapshot()
-return { state, events, reply == nil and false or reply }
+return { state, events, reply == nil and false or reply, covered }
 """
 
 # Steps that no script of ours takes.
@@ -144,6 +151,8 @@ class Result(NamedTuple):
     state: bytes
     events: list[list[bytes]]
     reply: Any
+    covered: list[int]
+    """The numbers of the marked lines that were run, if a mutation marks lines with COVER."""
 
 
 def request_of(command: Command[Any], *, resent: bool = False) -> Request:
@@ -160,10 +169,12 @@ class Machine:
     def __init__(self, server: Server, mutate: Mutate | None = None) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(server.directory / "valkey.sock"))
+        self._socket.settimeout(ENDLESS_S)
         self._reader = hiredis.Reader()
         self._mutate = mutate
         self._shas: dict[str, str] = {}
         self.expansions = 0
+        self.covered: set[int] = set()
 
     def close(self) -> None:
         self._socket.close()
@@ -188,7 +199,11 @@ class Machine:
             )
         self._socket.sendall(b"".join(packed))
         self.expansions += len(packed)
-        return [Result(*self._read()) for _ in packed]
+        results = [Result(*self._read()) for _ in packed]
+        for result in results:
+            if result.covered:
+                self.covered.update(result.covered)
+        return results
 
     def call(self, *words: Any) -> Any:
         self._socket.sendall(hiredis.pack_command(words))
@@ -196,7 +211,10 @@ class Machine:
 
     def _read(self) -> Any:
         while (reply := self._reader.gets()) is False:
-            self._reader.feed(self._socket.recv(1 << 18))
+            try:
+                self._reader.feed(self._socket.recv(1 << 18))
+            except TimeoutError as error:
+                raise EndlessScriptError(f"no reply within {ENDLESS_S} s") from error
         if isinstance(reply, Exception):
             raise ScriptError(str(reply))
         return reply
@@ -214,6 +232,10 @@ class Machine:
 
 class ScriptError(Exception):
     """The script itself failed: always a bug."""
+
+
+class EndlessScriptError(ScriptError):
+    """The script does not end; the server has to be started anew."""
 
 
 @cache

@@ -8,111 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
-# script or include -> the universes in which it matters, the likeliest first
-WHERE: dict[str, tuple[str, ...]] = {
-    "settle": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a group of three",
-        "a lane of three",
-        "dead letters",
-        "a parent and two children",
-    ),
-    "sweep": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a lane of three",
-        "a group of three",
-    ),
-    "renew": ("one job and many faults", "pause, promote and retry"),
-    "remove": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a parent and two children",
-        "a lane of three",
-    ),
-    "promote": ("pause, promote and retry",),
-    "retry": ("pause, promote and retry",),
-    "pause": ("pause, promote and retry",),
-    "resume": ("pause, promote and retry",),
-    "changePriority": ("pause, promote and retry",),
-    "replayDeadLetter": ("one letter", "dead letters"),
-    "cancelGroup": ("a group of three",),
-    "advanceScheduler": ("a scheduler and two workers",),
-    "add": ("idle workers are woken", "deduplication", "keep the last one"),
-    "includes/finish": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a group of three",
-        "a lane of three",
-        "dead letters",
-    ),
-    "includes/take": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a lane of three",
-    ),
-    "includes/takeLanes": (
-        "idle workers are woken",
-        "a lane of three",
-    ),
-    "includes/lanes": (
-        "idle workers are woken",
-        "a lane of three",
-    ),
-    "includes/batch": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-    ),
-    "includes/place": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "pause, promote and retry",
-        "a lane of three",
-    ),
-    "includes/promoteDue": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-    ),
-    "includes/promoteJob": ("pause, promote and retry",),
-    "includes/removeJob": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-        "a parent and two children",
-        "deduplication",
-    ),
-    "includes/takeOut": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-    ),
-    "includes/deleteJob": (
-        "one job and many faults",
-        "idle workers are woken",
-        "two workers",
-    ),
-    "includes/insertJob": ("idle workers are woken", "deduplication", "a group of three"),
-    "includes/deduplicate": ("deduplication", "keep the last one"),
-    "includes/deduplication": ("deduplication", "keep the last one"),
-    "includes/deadLetter": ("one letter", "dead letters"),
-    "includes/replay": ("one letter", "dead letters"),
-    "includes/retryJob": ("pause, promote and retry",),
-    "includes/parents": ("a parent and two children",),
-    "includes/groups": ("a group of three",),
-    "includes/cancelWaiting": ("a group of three",),
-    "includes/schedule": ("a scheduler and two workers",),
-}
+FILES = (
+    *("settle", "sweep", "renew", "remove", "promote", "retry", "pause", "resume", "add"),
+    *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler"),
+    *("includes/finish", "includes/take", "includes/takeLanes", "includes/lanes"),
+    *("includes/batch", "includes/place", "includes/promoteDue", "includes/promoteJob"),
+    *("includes/removeJob", "includes/takeOut", "includes/deleteJob", "includes/insertJob"),
+    *("includes/deduplicate", "includes/deduplication", "includes/deadLetter"),
+    *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
+    *("includes/cancelWaiting", "includes/schedule"),
+)
 
 _WRITERS = (
     r"redis\.call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|deleteJob|"
@@ -149,32 +57,32 @@ class Mutant:
         verb = "without" if not self.after.strip("; \n") else f"{self.after.strip()} for"
         return f"{self.file}:{self.line} {verb} {' '.join(self.before.split())}"
 
-    @property
-    def universes(self) -> tuple[str, ...]:
-        return WHERE[self.file]
-
     def __call__(self, name: str, source: str) -> str:
         """The text of a script with this change; unchanged when it does not use the file."""
-        changed, text = _texts(self)
-        if text in source:
-            return source.replace(text, changed, 1)
-        return source
+        place = self.place_in(name, source)
+        if place is None:
+            return source
+        return source[:place] + self.after + source[place + len(self.before) :]
+
+    def place_in(self, name: str, source: str) -> int | None:
+        """Where the line is in a script that was put together: found by the lines around it."""
+        if not self.file.startswith("includes/") and name != self.file:
+            return None
+        text = _code(self.file)
+        end = self.offset + len(self.before)
+        begin = text.rfind("\n", 0, text.rfind("\n", 0, self.offset)) + 1
+        place = source.find(text[begin:end])
+        if place >= 0:
+            return place + self.offset - begin
+        after = text.find("\n", text.find("\n", end) + 1)
+        place = source.find(text[self.offset : after])
+        return place if place >= 0 else None
 
 
-def _texts(mutant: Mutant) -> tuple[str, str]:
-    """The file with and without the change, as scripts contain it: a window around the line."""
-    text = _code(mutant.file)
-    start = max(0, mutant.offset - 200)
-    end = mutant.offset + len(mutant.before) + 60
-    changed = (
-        text[start : mutant.offset] + mutant.after + text[mutant.offset + len(mutant.before) : end]
-    )
-    return changed, text[start:end]
-
-
-def all_mutants() -> list[Mutant]:
+@cache
+def all_mutants() -> tuple[Mutant, ...]:
     found = []
-    for file in WHERE:
+    for file in FILES:
         text = _code(file)
         for match in _STATEMENT.finditer(text):
             start = match.start("call")
@@ -187,14 +95,33 @@ def all_mutants() -> list[Mutant]:
             found.append(
                 Mutant(file, _line(text, match.start()), match.group(), after, match.start())
             )
-    return found
+    return tuple(sorted(found, key=lambda mutant: (mutant.file, mutant.offset)))
 
 
+def marked(name: str, source: str) -> str:
+    """The text of a script in which every line that a mutant changes says that it was run."""
+    places: dict[tuple[int, str], list[int]] = {}
+    for number, mutant in enumerate(all_mutants()):
+        place = mutant.place_in(name, source)
+        if place is not None:
+            places.setdefault((place, mutant.before), []).append(number)
+    for (place, before), numbers in sorted(places.items(), reverse=True):
+        marks = " ".join(f"COVER({number})" for number in numbers)
+        if before.startswith('"'):
+            text = before
+            for number in numbers:
+                text = f"COVER({number}, {text})"
+            source = source[:place] + text + source[place + len(before) :]
+        else:
+            source = f"{source[:place]}{marks} {source[place:]}"
+    return source
+
+
+@cache
 def _code(file: str) -> str:
     text = files("toril").joinpath("lua", f"{file}.lua").read_text("utf-8")
     text = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
-    # Where includes are put in, the text of a script is another one.
-    return max(re.split(r'^--- @include ".*"$', text, flags=re.MULTILINE), key=len)
+    return re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)
 
 
 def _whole_call(text: str, start: int) -> str | None:

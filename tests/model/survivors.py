@@ -1,1 +1,0 @@
-SURVIVORS: dict[str, str] = {}
