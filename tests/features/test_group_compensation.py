@@ -418,6 +418,52 @@ async def test_two_members_failing_at_once_turn_the_group_once(world: World):
     assert all(info.unfinished_count == 0 and info.completed_count == 1 for info in infos)
 
 
+async def test_late_completers_are_undone_once_each(world: World):
+    """SAGA-44, VAL-20: in 1,100 groups a is running while b fails. Every other a ends only when
+    its group is being undone, the rest race with the failure."""
+    count = 1100
+    nodes = await asyncio.gather(*(world.order("ab") for _ in range(count)))
+    group_of = {job.id: node.group_id for node in nodes for job in node.jobs}
+    is_turned = {node.group_id: asyncio.Event() for node in nodes}
+    is_failing = {node.group_id: asyncio.Event() for node in nodes}
+    late = {node.group_id for node in nodes[::2]}
+    running: set[str] = set()
+
+    async def complete_late(job: Any) -> str:
+        group_id = group_of[job.id]
+        running.add(group_id)
+        await (is_turned if group_id in late else is_failing)[group_id].wait()
+        return job.id
+
+    async def fail(job: Any) -> None:
+        is_failing[group_of[job.id]].set()
+        raise UnrecoverableError("no")
+
+    def work(name: str, handler: Any, concurrency: int = 50) -> Worker:
+        return Worker(
+            name, handler, connection=world.url, prefix=world.prefix, concurrency=concurrency
+        )
+
+    async def all_ended() -> bool:
+        return await world.client.zcard(f"{world.prefix}:a:toril:groups-ended") == count
+
+    async with QueueEvents("a", connection=world.url, prefix=world.prefix) as events:
+        events.on("group:compensating", lambda event: is_turned[event.data["group_id"]].set())
+        async with work("a", complete_late, count):
+            await wait_until(lambda: len(running) == count, 60, every=0.02)
+            async with work("b", fail), work("a:compensation", _return_at_once):
+                await wait_until(all_ended, 60, every=0.05)
+
+    told = Counter(row["event"] for row in await world.events())
+    assert told == {"group:compensating": count, "group:failed": count}
+    undone = await world.queue("a:compensation").get_jobs(["completed"])
+    originals = Counter(job.data["originalReturnValue"] for job in undone)
+    assert originals == {node.jobs[0].id: 1 for node in nodes}
+    infos = await world.queue("a").get_groups()
+    assert {info.state for info in infos} == {"FAILED"}
+    assert all(info.completed_count == 1 and info.failed_count == 1 for info in infos)
+
+
 async def _return_at_once(job: Any) -> str:
     return job.id
 
