@@ -88,6 +88,8 @@ for _, id in ipairs(gone) do
   removeJob(queue, id, { is_hard = true })
 end
 
+if rawget(queue, "lanes") then wakeForLanes(queue, readGate(queue)) end
+
 local removed = a.removed + #gone
 if looked < a.slice and a.is_last or a.limit > 0 and removed >= a.limit then
   emit(queue, "cleaned", "count", removed)

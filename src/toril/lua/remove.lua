@@ -100,6 +100,8 @@ for _, leaf in ipairs(leaves) do
   if existed then
     emitTrimmed(leaf.queue, gateOf(leaf.queue), "removed", "jobId", leaf.id, "prev", previous)
   end
+  -- The next of its lane may run now, and nobody else would call for a worker.
+  if rawget(leaf.queue, "lanes") then wakeForLanes(leaf.queue, gateOf(leaf.queue)) end
 end
 if not is_whole then return { 1, 1 } end
 return { 0, (existed or a.resend) and 1 or 0 }

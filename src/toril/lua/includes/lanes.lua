@@ -20,11 +20,14 @@
 --- @include "includes/laneNames"
 
 --- What holds for all lanes of the queue, read once per call. `has_ready` tells at the end of a
---- script whether a worker is to be woken.
+--- script whether a worker is to be woken; a script that finds no `queue.lanes` has met no lane.
 local lanes_by_queue = {}
 local function lanesOf(queue)
   local lanes = lanes_by_queue[queue.base]
-  if lanes then return lanes end
+  if lanes then
+    queue.lanes = lanes
+    return lanes
+  end
   local meta = redis.call("HMGET", queue.meta, "toril.laneConcurrency", "toril.laneMax",
     "toril.laneDuration", "toril.laneTurn")
   lanes = {
@@ -40,6 +43,7 @@ local function lanesOf(queue)
     now = clock()
   }
   lanes_by_queue[queue.base] = lanes
+  queue.lanes = lanes
   return lanes
 end
 
