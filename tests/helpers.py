@@ -60,5 +60,8 @@ def wait_until_sync(
 
 
 def name_of(value: object) -> str:
-    """A name for a parameter of a test that is the same in every process."""
+    """A name for a parameter of a test that is the same in every process.
+
+    A set of several members has no such name: its order differs from process to process.
+    """
     return re.sub(r"( object)? at 0x\w+", "", ascii(value))
