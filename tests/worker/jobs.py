@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from toril import Router, UnrecoverableError
@@ -89,10 +90,18 @@ def hold(job: Any) -> None:
             continue
 
 
-@router.on("nap")
-def nap(job: Any) -> list[float]:
+@router.on("meet")
+def meet(job: Any) -> list[float]:
+    """Wait in the folder that the data name until a second job has come there."""
     began = time.time()
-    time.sleep(0.3)
+    folder = Path(job.data)
+    (folder / job.id).touch()
+    deadline = time.monotonic() + 20
+    while len(list(folder.iterdir())) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("nobody came")
+        time.sleep(0.005)
+    time.sleep(0.05)
     return [began, time.time()]
 
 
