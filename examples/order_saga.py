@@ -101,7 +101,8 @@ def undo(shop: Shop) -> Router:
     @router.on("refund-payment")
     async def refund(job: Any) -> None:
         order = job.data["compensationData"]["order"]
-        transaction = job.compensation.original_return_value["transaction"]
+        receipt = job.compensation.original_return_value  # None when the process died half-way
+        transaction = receipt["transaction"] if receipt else shop.charged.get(order)
         if order in shop.bank_refuses_refunds_of:
             say(order, "payments", f"[red]the bank refuses to refund {transaction}[/red]")
             raise ConnectionError("the bank is closed")

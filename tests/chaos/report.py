@@ -43,7 +43,7 @@ async def problems_of(storm: Storm, client: Any) -> list[str]:
         *_extra(storm, by_label),
         *_lanes(storm, by_label),
         *[problem async for problem in _letters(storm, client)],
-        *[problem async for problem in _groups(storm, client)],
+        *[problem async for problem in _groups(storm, client, by_label)],
         *(await audit(client, PREFIX)),
     ]
     problems += [
@@ -122,7 +122,9 @@ async def _letters(storm: Storm, client: Any) -> Any:
             yield f"{label} is {times} dead letters"
 
 
-async def _groups(storm: Storm, client: Any) -> Any:
+async def _groups(storm: Storm, client: Any, by_label: dict[str, list[Run]]) -> Any:
+    """What was done in a group that failed is undone, and that is what the ledger says was done:
+    a handler whose process was killed before it could tell is undone as well."""
     base = f"{PREFIX}:{QUEUE}:groups"
     for group_id, expected in storm.groups.items():
         record = await client.hgetall(f"{base}:{group_id}")
@@ -131,11 +133,25 @@ async def _groups(storm: Storm, client: Any) -> Any:
         state = record.get("state")
         if state != ("FAILED" if expected == "fails" else "COMPLETED"):
             yield f"group {group_id} is {state}: {members} {ends}"
-        done = sum(status == "completed" for status in members.values())
         if state == "FAILED":
             storm.seen["groups undone"] += 1
-            if len(ends) != done or set(ends.values()) - {"completed"}:
-                yield f"group {group_id}: {done} jobs completed and were undone so: {ends}"
+            undone = {int(key.rpartition("-c")[2]) for key in ends}
+            done, begun = set(), set()
+            for key, status in members.items():
+                label = key.rpartition(":")[2]
+                number = int(label.rpartition("-")[2])
+                runs = [run for run in by_label.get(label, ()) if run.kind == "plain"]
+                if status == "completed" or any(run.ended is not None for run in runs):
+                    done.add(number)
+                if status == "completed" or runs:
+                    begun.add(number)
+            storm.seen["undone without a word"] += len(undone) - sum(
+                status == "completed" for status in members.values()
+            )
+            if not done <= undone or set(ends.values()) - {"completed"}:
+                yield f"group {group_id}: {done} were done and were undone so: {ends}"
+            # What was handed out and never arrived may be undone too; nobody can tell it apart.
+            storm.seen["undone without a run"] += len(undone - begun)
         elif ends:
             yield f"group {group_id} is {state} and was undone: {ends}"
 

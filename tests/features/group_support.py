@@ -51,8 +51,8 @@ class Hand:
     async def fail(self, *jobs: StoredJob, reason: str = "no") -> list[int]:
         return await self.settle([(job, Raised(ValueError(reason))) for job in jobs])
 
-    async def give_back(self, *jobs: StoredJob) -> list[int]:
-        return await self.settle([(job, Released()) for job in jobs])
+    async def give_back(self, *jobs: StoredJob, is_begun: bool = False) -> list[int]:
+        return await self.settle([(job, Released(is_begun)) for job in jobs])
 
     async def settle(self, endings: list[tuple[StoredJob, Any]]) -> list[int]:
         """End jobs in one call; the answer for each is 0 or a refusal."""

@@ -412,7 +412,8 @@ async def test_members_that_ended_unnoticed_are_settled(world: World):
 
 
 async def test_a_member_that_is_gone_is_looked_up_in_the_events(world: World):
-    """SAGA-43: remove_on_complete of another worker; without an event it has failed."""
+    """SAGA-43: remove_on_complete of another worker; without an event it has failed, and since
+    nobody knows it is undone."""
     node = await world.order()
     for name, event in (("a", {"event": "completed", "returnvalue": "7"}), ("b", None)):
         base = f"{world.prefix}:{name}"
@@ -431,6 +432,19 @@ async def test_a_member_that_is_gone_is_looked_up_in_the_events(world: World):
     assert info.reason == "it is gone, and nobody knows how it ended"
     (undo,) = await world.queue("a:compensation").get_waiting()
     assert undo.data["originalReturnValue"] == 7
+    (undo,) = await world.queue("b:compensation").get_waiting()
+    assert undo.data["originalReturnValue"] is None
+
+
+async def test_a_member_that_stalled_to_death_elsewhere_is_undone(world: World):
+    """SAGA-43, SAGA-24: BullMQ fails it with these words; one that raised is not undone."""
+    for reason, is_undone in (("job stalled more than allowable limit", True), ("no", False)):
+        node = await world.order("ab")
+        await end_elsewhere(world, "a", "failed", reason)
+
+        await world.queue("a").reconcile_groups()
+
+        assert await world.state(node) == ("COMPENSATING" if is_undone else "FAILED")
 
 
 async def test_a_member_that_another_tool_removed_is_cancelled(world: World):

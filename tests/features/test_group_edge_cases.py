@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,7 +133,6 @@ async def test_obliterating_a_queue_of_members_settles_their_groups(world: World
     """SAGA-40: the owner is elsewhere and undoes the rest."""
     node = await world.order()
     await world.complete("a")
-    await world.hand("b").take_one()
 
     await world.queue("b").obliterate(force=True)
 
@@ -181,7 +181,8 @@ async def test_a_member_that_stalls_too_often_fails_its_group(world: World):
     await world.hand("a").settle([(doomed, _raised(doomed.deferred_failure))])
 
     assert await world.state(node) == "COMPENSATING"
-    await world.undo_all("b")
+    assert (await world.statuses(node))["a"] == "failed"
+    await world.undo_all("ba")
     assert await world.state(node) == "FAILED"
 
 
@@ -198,7 +199,164 @@ async def test_a_stalled_member_of_a_group_that_is_undone_is_not_run_again(world
     doomed = await world.hand("a").take_one()
     assert doomed.deferred_failure == "its group is being undone"
     await world.hand("a").fail(doomed)
+    assert await world.state(node) == "COMPENSATING"
+    await world.undo_all("a")
     assert await world.state(node) == "FAILED"
+
+
+# ------------------------------------------------------------- ends that nobody knows
+
+
+async def lose_and_sweep(world: World, name: str = "a") -> None:
+    """The worker of this member dies in the middle of it, and the job comes back to `wait`."""
+    lost = await world.hand(name).take_one()
+    await world.hand(name).lose(lost)
+    await sweep(world, name, max_stalled=5)
+
+
+async def the_undoing(world: World, name: str = "a") -> Any:
+    (undo,) = await world.queue(f"{name}:compensation").get_waiting()
+    return undo
+
+
+async def test_a_member_whose_process_died_is_undone(world: World):
+    """SAGA-24, SAGA-44: the payment may have been made, and nobody can say so any more."""
+    node = await world.order("ab")
+    await lose_and_sweep(world)
+
+    await world.fail("b")
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "failed"}
+    undo = await the_undoing(world)
+    assert undo.compensation.original_return_value is None
+    assert undo.compensation.original_job_id == node.jobs[0].id
+    assert await world.state(node) == "COMPENSATING"
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("ends", ["completed", "failed"])
+async def test_what_the_next_run_tells_is_what_counts(world: World, ends: str):
+    """SAGA-24: it died, ran again and told how it ended: undone when it completed, once."""
+    await world.order("ab", a={"attempts": 2})
+    await lose_and_sweep(world)
+    again = await world.hand("a").take_one()
+    if ends == "completed":
+        await world.hand("a").complete(again, value="paid")
+    else:
+        await world.hand("a").fail(again)
+
+    await world.fail("b")
+
+    waiting = await world.queue("a:compensation").get_waiting()
+    values = [undo.data["originalReturnValue"] for undo in waiting]
+    assert values == (["paid"] if ends == "completed" else [])
+
+
+async def test_a_member_that_was_stopped_half_way_is_undone(world: World):
+    """SAGA-24: a worker shuts down and gives it back; the handler was in the middle of it."""
+    for is_begun in (False, True):
+        node = await world.order("ab")
+        job = await world.hand("a").take_one()
+        await world.hand("a").give_back(job, is_begun=is_begun)
+
+        await world.fail("b")
+
+        assert await world.state(node) == ("COMPENSATING" if is_begun else "FAILED")
+    assert (await the_undoing(world)).data["originalReturnValue"] is None
+
+
+async def test_a_worker_tells_whether_it_stopped_a_handler_half_way(world: World):
+    """SAGA-24: the same through a real worker that is closed while its handler runs."""
+    node = await world.order("ab")
+    is_running = asyncio.Event()
+
+    async def charge(job: Any) -> None:
+        is_running.set()
+        await asyncio.Event().wait()
+
+    worker = Worker("a", charge, connection=world.url, prefix=world.prefix)
+    async with worker:
+        await is_running.wait()
+        await worker.close(timeout=0)
+    assert await world.place_of("a", node.jobs[0].id) == "waiting"
+
+    await world.queue("a").cancel_group(node.group_id)
+
+    assert (await the_undoing(world)).name == "undo-a"
+
+
+async def test_a_late_member_that_was_stopped_half_way_is_undone(world: World):
+    """SAGA-44: as if it had completed late."""
+    node = await world.order("ab")
+    late = await world.hand("a").take_one()
+    await world.fail("b")
+    await world.hand("a").give_back(late, is_begun=True)
+
+    doomed = await world.hand("a").take_one()
+    await world.hand("a").settle([(doomed, _raised("its group is being undone"))])
+
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_member_that_is_removed_under_its_worker_is_undone(world: World):
+    """SAGA-24, SAGA-40: its report is refused, so nobody will know how it ended."""
+    node = await world.order("ab")
+    running = await world.hand("b").take_one()
+
+    await world.queue("b").obliterate(force=True)
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "cancelled"}
+    assert (await world.hand("b").complete(running))[0] < 0
+    await world.undo_all("b")
+    assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("how", ["remove", "clean", "drain"])
+async def test_a_removed_member_whose_process_died_is_undone(world: World, how: str):
+    """SAGA-24, SAGA-40: before the sweep has found it, and after."""
+    node = await world.order("ab")
+    lost = await world.hand("a").take_one()
+    await world.hand("a").lose(lost)
+    queue = world.queue("a")
+    if how == "remove":
+        await queue.remove(lost.id)
+    elif how == "clean":
+        await queue.clean("active")
+    else:
+        await sweep(world, "a")
+        await queue.drain()
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "cancelled"}
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_what_cannot_be_undone_is_not(world: World):
+    """SAGA-24: no mapping, no compensation, however it ended."""
+    node = await world.order("ab", mapped="b")
+    await lose_and_sweep(world)
+
+    await world.fail("b")
+
+    assert await world.state(node) == "FAILED"
+
+
+async def test_the_literal_behaviour_ignores_late_members_that_died(world: World):
+    """SAGA-23, C-07: compensate_late=False; it was still running when the group turned."""
+    node = await world.order("ab", compensate_late=False)
+    lost = await world.hand("a").take_one()
+    await world.fail("b")
+    assert await world.state(node) == "FAILED"
+    await world.hand("a").lose(lost)
+    await sweep(world, "a")
+
+    await world.hand("a").fail(await world.hand("a").take_one())
+
+    assert await world.state(node) == "FAILED"
+    assert (await world.statuses(node))["a"] == "failed"
+    assert await world.queue("a:compensation").get_waiting() == []
 
 
 def _raised(reason: str) -> Any:

@@ -58,6 +58,11 @@ MUTANTS = {
         'is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)',
         'is_undone = kind ~= "u" and group.state == "ACTIVE"',
     ),
+    "who died half-way is not undone": (
+        {"crashes": 1},
+        'if state == "completed" or ended.is_open then',
+        'if state == "completed" then',
+    ),
     "a group ends while a member runs": (
         {},
         "  if group.undoes_late and liveMembers(group) > 0 then return end\n  endGroup",

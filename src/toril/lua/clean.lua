@@ -85,7 +85,7 @@ else
   end
 end
 for _, id in ipairs(gone) do
-  removeJob(queue, id, { is_hard = true })
+  removeJob(queue, id, { is_hard = true, was_active = place == active })
 end
 
 if rawget(queue, "lanes") then wakeForLanes(queue, readGate(queue)) end

@@ -34,13 +34,16 @@ for _, group_id in ipairs(forgotten) do
 end
 if #forgotten > 0 then return { 0, 1 } end
 
-local ids = {}
+local ids, was_active = {}, {}
 for _, place in ipairs({ active, wait, paused }) do
   local room = a.slice - #ids
   local popped = room > 0 and redis.call("RPOP", place, room) or {}
   for _, id in ipairs(popped) do
     ids[#ids + 1] = id
-    if place == active then redis.call("DEL", base .. ":" .. id .. ":lock") end
+    if place == active then
+      was_active[id] = true
+      redis.call("DEL", base .. ":" .. id .. ":lock")
+    end
   end
 end
 local is_lanes = { [lanes_waiting] = true, [lanes_delayed] = true }
@@ -55,6 +58,6 @@ for _, place in ipairs({ waiting_children, delayed, prioritized, completed, fail
   end
 end
 for _, id in ipairs(ids) do
-  removeJob(queue, id, { is_hard = true })
+  removeJob(queue, id, { is_hard = true, was_active = was_active[id] })
 end
 return { #ids, #ids < a.slice and 0 or 1 }

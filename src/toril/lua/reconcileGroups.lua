@@ -5,7 +5,8 @@
 
   A worker of another make ends a job without knowing of groups, and other tools remove jobs. So every
   open group is looked at from time to time: what the finished sets say of its jobs is what counts.
-  Of a job that is gone only the events can tell how it ended; if they do not, it has failed.
+  Of a job that is gone only the events can tell how it ended; if they do not, it has failed, and is
+  undone all the same: it may have done its work.
 
   Keys      base (of the queue that owns the groups), open
   Args      most int (jobs to look at), everything bool (not only what is due), skip int,
@@ -19,6 +20,7 @@
 local base, open = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/groups"
+--- @include "includes/openEnd"
 
 local now = clock()
 local looked, settled, stayed = 0, 0, 0
@@ -51,14 +53,18 @@ local function lastEvents(queue_base)
   return ends
 end
 
---- How a job ended, if it did: { state, value, at, started }.
+local STALLED = "job stalled more than allowable limit"
+
+--- How a job ended, if it did: { state, value, at, started, is_open }.
 local function endOf(job)
   looked = looked + 1
   local queue_base, id = string.match(job, "^(.+):([^:]+)$")
-  local hash = redis.call("HMGET", job, "name", "finishedOn", "returnvalue", "failedReason")
+  local hash = redis.call("HMGET", job, "name", "finishedOn", "returnvalue", "failedReason", "ats",
+    "x.lost", "defa")
   if not hash[1] then
     local known = lastEvents(queue_base)[id] or { started = true }
     return { id = id, state = known.state or "failed", at = 0, started = known.started,
+      is_open = not known.state or known.value == STALLED,
       value = known.value or "it is gone, and nobody knows how it ended" }
   end
   if not hash[2] then return nil end
@@ -66,7 +72,9 @@ local function endOf(job)
     return { id = id, state = "completed", value = hash[3] or "null", at = tonumber(hash[2]) }
   end
   if redis.call("ZSCORE", queue_base .. ":failed", id) then
-    return { id = id, state = "failed", value = hash[4] or "", at = tonumber(hash[2]), started = true }
+    local is_open = hash[4] == STALLED or isOpenEnd(hash[5], hash[6], hash[7])
+    return { id = id, state = "failed", value = hash[4] or "", at = tonumber(hash[2]), started = true,
+      is_open = is_open }
   end
 end
 

@@ -96,7 +96,7 @@ for _, leaf in ipairs(leaves) do
     redis.call("HDEL", parent_key .. ":failed", child)
     redis.call("ZREM", parent_key .. ":unsuccessful", child)
   end
-  existed = removeJob(leaf.queue, leaf.id)
+  existed = removeJob(leaf.queue, leaf.id, { was_active = previous == "active" })
   if existed then
     emitTrimmed(leaf.queue, gateOf(leaf.queue), "removed", "jobId", leaf.id, "prev", previous)
   end

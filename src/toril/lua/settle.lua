@@ -11,7 +11,7 @@
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, dead, skip,
-            on_exhausted},
+            on_exhausted, begun},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
@@ -212,8 +212,11 @@ function settle.returned(outcome, i, job)
   if not known[1] then return -1 end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
-  if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
-    redis.call("HSET", job, "defa", "its group is being undone")
+  if known[3] then
+    if outcome.begun then noteOpenEnd(job) end
+    if groupStateOf(known[3]) ~= "ACTIVE" then
+      redis.call("HSET", job, "defa", "its group is being undone")
+    end
   end
   if known[4] then
     returnToLane(queue, known[4], outcome.id)

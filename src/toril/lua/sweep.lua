@@ -24,6 +24,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/emit"
 --- @include "includes/place"
 --- @include "includes/groups"
+--- @include "includes/openEnd"
 --- @include "includes/lanes"
 
 local queue = queueAt(base)
@@ -84,8 +85,11 @@ if a.cursor <= 0 then
           end
         end
         local membership = redis.call("HGET", job, "x.group")
-        if membership and groupStateOf(membership) ~= "ACTIVE" then
-          redis.call("HSET", job, "defa", "its group is being undone")
+        if membership then
+          noteOpenEnd(job)
+          if groupStateOf(membership) ~= "ACTIVE" then
+            redis.call("HSET", job, "defa", "its group is being undone")
+          end
         end
         if known[2] then
           returnToLane(queue, known[2], id)

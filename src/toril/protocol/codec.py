@@ -390,6 +390,7 @@ class CompensationPayload(msgspec.Struct, frozen=True):
     original_job_name: str
     original_job_id: str
     original_return_value: Any
+    """None also when nobody knows how the member ended: its process died."""
     compensation_data: Any
 
 

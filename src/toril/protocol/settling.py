@@ -54,7 +54,12 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Released(msgspec.Struct, frozen=True):
-    """The worker gives the job back unfinished, for another worker to take."""
+    """The worker gives the job back unfinished, for another worker to take.
+
+    ``is_begun`` when its handler was stopped in the middle: nobody knows how far it got.
+    """
+
+    is_begun: bool = False
 
 
 Attempt = Returned | Raised | Released
@@ -82,6 +87,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
+_STOPPED_HALF_WAY = Outcome(kind="returned", details={"begun": True})
 _PATIENCE = 3
 
 
@@ -90,8 +96,8 @@ def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> 
     match attempt:
         case Returned(value):
             return _completed(job, value, policy)
-        case Released():
-            return _RETURNED_TO_QUEUE
+        case Released(is_begun):
+            return _STOPPED_HALF_WAY if is_begun else _RETURNED_TO_QUEUE
         case Raised(error):
             return _after_error(job, error, policy, dice)
 

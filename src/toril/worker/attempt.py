@@ -58,7 +58,7 @@ def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:
     What a handler raises while it is being stopped is no failure of its own.
     """
     if job.is_released and not isinstance(error, Signal):
-        return Released()
+        return Released(is_begun=error is not None)
     if job.is_cancelled:
         cancelled = JobCancelledError(job.cancel_reason)
         cancelled.__cause__ = error

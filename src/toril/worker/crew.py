@@ -110,7 +110,7 @@ class Crew:
         for job, _ in list(self._jobs.values()):
             # Deaf to cancellation: its result will be refused, the job goes to another worker.
             self._jobs.pop(job.id, None)
-            self._settle(job, Released())
+            self._settle(job, Released(is_begun=True))
 
     # ------------------------------------------------------------------ what the lease tells
 

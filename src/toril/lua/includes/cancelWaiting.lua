@@ -2,6 +2,7 @@
 --- @include "includes/lanes"
 --- @include "includes/deleteJob"
 --- @include "includes/deduplication"
+--- @include "includes/openEnd"
 --- Take the members of a group out of their queues that are not running.
 
 local SHORT_LIST = 2000
@@ -90,7 +91,8 @@ end
 
 --- Cancel the jobs with these keys, all of the queue named by `base`, unless somebody runs them.
 --- `released` names the locks that this call is about to give back. Returns the keys of those
---- cancelled, and the numbers of those that had been started and want to be undone all the same.
+--- cancelled, and the numbers of those that are undone all the same: what had been started and wants
+--- it, and what may have done its work before its process died.
 local function cancelJobs(base, job_keys, released)
   local queue = queueAt(base)
   local locks, ids, started, known = {}, {}, {}, {}
@@ -102,7 +104,8 @@ local function cancelJobs(base, job_keys, released)
   for i, job in ipairs(job_keys) do
     if not holders[i] or released[locks[i]] then
       local id = string.sub(job, #base + 2)
-      local fields = redis.call("HMGET", job, "ats", "x.group", "deid", "x.lane")
+      local fields = redis.call("HMGET", job, "ats", "x.group", "deid", "x.lane", "x.lost",
+        "defa")
       has_lanes = has_lanes or fields[4]
       ids[#ids + 1] = id
       started[id] = tonumber(fields[1]) ~= nil
@@ -118,8 +121,11 @@ local function cancelJobs(base, job_keys, released)
     if place then
       local job = base .. ":" .. id
       cancelled[#cancelled + 1] = job
-      local number = started[id] and string.match(known[id][2] or "", ":f(%d+)$")
-      if number then undone[#undone + 1] = number end
+      local kind, number = string.match(known[id][2] or "", ":(%a)(%d+)$")
+      local is_open = isOpenEnd(known[id][1], known[id][5], known[id][6])
+      if started[id] and (kind == "f" or kind == "m" and is_open) then
+        undone[#undone + 1] = number
+      end
       if place ~= "marked" then
         if known[id][3] then forgetDeduplication(queue, id, known[id][3]) end
         removed[#removed + 1] = job

@@ -1,5 +1,6 @@
 --- @include "includes/deadLetter"
 --- @include "includes/groups"
+--- @include "includes/openEnd"
 
 --- What has to be known of a job to end it, or nothing when it does not exist.
 local function readEnding(job)
@@ -54,9 +55,11 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
 
   local keep = ended.keep
-  local started, dead = not ended.previous, ended.dead
+  local started, dead, is_open = not ended.previous, ended.dead, false
   if known.group and state == "failed" then
-    started = started or redis.call("HEXISTS", job, "ats") == 1
+    local run = redis.call("HMGET", job, "ats", "x.lost", "defa")
+    started = started or run[1] ~= false
+    is_open = isOpenEnd(run[1], run[2], run[3])
     if wasCancelled(known.group, job) then
       keep, dead = { count = 0 }, nil
     end
@@ -108,7 +111,7 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
   if known.group then
     groupOnSettled(known.group, job, state,
-      { id = id, value = value, started = started, released = ended.released }, now)
+      { id = id, value = value, started = started, is_open = is_open, released = ended.released }, now)
   end
   return letter_id
 end

@@ -215,8 +215,9 @@ local function turnGroup(group, cause, now, released)
   settleGroup(group, now)
 end
 
---- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started,
---- released }; the value is the return value or the reason.
+--- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
+--- released }; the value is the return value or the reason. A member whose end is open may have done
+--- its work, so it is undone as if it had completed, without a return value.
 local function memberEnded(key, kind, number, job, state, ended, now)
   if redis.call("HGET", key .. ":jobs", job) ~= "pending" then return end
   local group = readGroup(key)
@@ -225,12 +226,13 @@ local function memberEnded(key, kind, number, job, state, ended, now)
   group[state] = redis.call("HINCRBY", key, state .. "Count", "1")
 
   local is_undone = false
-  if state == "completed" then
+  if state == "completed" or ended.is_open then
     is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)
-    if is_undone then redis.call("HSET", key .. ":results", number, ended.value) end
-  else
-    is_undone = kind == "f" and ended.started
   end
+  if is_undone and state == "completed" then
+    redis.call("HSET", key .. ":results", number, ended.value)
+  end
+  is_undone = is_undone or state ~= "completed" and kind == "f" and ended.started
   if is_undone and (group.state == "ACTIVE" or group.state == "COMPENSATING") then
     redis.call("RPUSH", key .. ":undo", number)
   end
