@@ -83,7 +83,7 @@ class ServerError(TorilError, ConnectionError):
 
 
 class ServerUnavailableError(ServerError):
-    """Nobody answered, or not in time; the command had no effect or may be sent again."""
+    """Nobody answered, or not in time; the command had no effect."""
 
 
 class AmbiguousResultError(ServerError):

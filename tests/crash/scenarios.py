@@ -28,7 +28,6 @@ class Scenario:
     queues: tuple[str, ...] = ("q",)
     runs: bool = True
     either: bool = False
-    is_open: bool = False
     """A lost reply leaves the result open (the caller is told so)."""
     is_alike: Callable[[dict[str, Any], dict[str, Any]], bool] | None = None
     """After a death, or when a lock was lost, this need hold instead of equality."""
@@ -253,7 +252,7 @@ async def add_with_blocking_code(world: World) -> None:
 # ---------------------------------------------------------------------------- changing
 
 
-@scenario(given=a_failed_job, is_open=True)
+@scenario(given=a_failed_job)
 async def retry_a_failed_job(world: World) -> None:
     await world.queue().retry("a", reset_attempts=False)
 
@@ -263,7 +262,7 @@ async def retry_all_failed_jobs(world: World) -> None:
     await world.queue().retry_all("failed")
 
 
-@scenario(given=delayed_jobs, runs=False, is_open=True)
+@scenario(given=delayed_jobs, runs=False)
 async def promote_a_job(world: World) -> None:
     await world.queue().promote("b")
 

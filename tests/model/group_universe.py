@@ -261,7 +261,7 @@ class GroupUniverse:
         return clients._replace(cancels=clients.cancels - 1, lost_cancel=is_lost, losses=losses)
 
     def _retry(self, clients: Clients, job: str, tape: Tape) -> Clients:
-        tape.run(moving.retry(QUEUE, job, force=True))
+        tape.run(moving.retry(QUEUE, job, call=f"{job} {clients.retries}", force=True))
         return clients._replace(retries=clients.retries - 1)
 
     # ------------------------------------------------------------------ what matters

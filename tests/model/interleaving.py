@@ -48,7 +48,6 @@ class Client(NamedTuple):
     make: Callable[[View], Command[Any] | None]
     may_remove: bool = False
     is_silent: bool = False
-    may_be_lost: bool = True
 
 
 @dataclass(frozen=True)
@@ -452,7 +451,7 @@ def _client_steps(
             may_remove=client.may_remove,
             is_silent=client.is_silent,
         )
-        if left.get("lost") and client.may_be_lost and node.open is None:
+        if left.get("lost") and node.open is None:
             again = (index, request_of(command, resent=True))
             yield Step(
                 f"{client.name}, reply lost",

@@ -112,14 +112,15 @@ PAUSE = Universe(
     (
         Client("pause", lambda view: first(pausing.pause(keys_of("q"))), is_silent=True),
         Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True),
-        Client("promote y", lambda view: moving.promote(keys_of("q"), "y"), may_be_lost=False),
+        Client("promote y", lambda view: moving.promote(keys_of("q"), "y", call="promote y")),
         Client(
             "retry x",
-            lambda view: first(_as_plan(moving.retry(keys_of("q"), "x"))),
-            may_be_lost=False,
+            lambda view: first(_as_plan(moving.retry(keys_of("q"), "x", call="retry x"))),
         ),
         Client(
-            "change y", lambda view: moving.change_priority(keys_of("q"), "y", 1), is_silent=True
+            "change y",
+            lambda view: moving.change_priority(keys_of("q"), "y", 1, call="change y"),
+            is_silent=True,
         ),
     ),
     failing=("fails",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,10 +179,10 @@ def test_cancelling_says_why_not(code, error):
 @pytest.mark.parametrize(
     "command",
     [
-        moving.retry(KEYS, "a"),
-        moving.promote(KEYS, "a"),
-        moving.change_delay(KEYS, "a", 1),
-        moving.change_priority(KEYS, "a", 1),
+        moving.retry(KEYS, "a", call="c"),
+        moving.promote(KEYS, "a", call="c"),
+        moving.change_delay(KEYS, "a", 1, call="c"),
+        moving.change_priority(KEYS, "a", 1, call="c"),
         editing.clear_logs(KEYS, "a"),
     ],
 )
@@ -193,10 +194,14 @@ def test_a_missing_job_is_named(command):
 
 def test_a_job_in_the_wrong_state_is_named():
     with pytest.raises(JobNotInStateError, match="job 'a' is not delayed"):
-        moving.promote(KEYS, "a").parse(-3)
+        moving.promote(KEYS, "a", call="c").parse(-3)
 
 
-@pytest.mark.parametrize("change", [moving.retry, moving.promote, editing.clear_logs])
+@pytest.mark.parametrize(
+    "change",
+    [partial(moving.retry, call="c"), partial(moving.promote, call="c"), editing.clear_logs],
+    ids=["retry", "promote", "clear logs"],
+)
 def test_what_cannot_be_an_id_is_refused_before_anything_is_sent(change):
     for wrong in ("", "wait", "a:b"):
         with pytest.raises(InvalidNameError):
@@ -209,4 +214,4 @@ def test_unknown_states_are_refused():
     with pytest.raises(InvalidOptionError):
         next(moving.retry_all(KEYS, "active"))
     with pytest.raises(InvalidOptionError):
-        moving.change_priority(KEYS, "a", 2**21)
+        moving.change_priority(KEYS, "a", 2**21, call="c")

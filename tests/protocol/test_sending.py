@@ -15,8 +15,8 @@ LOADING = redis.BusyLoadingError("LOADING the dataset")
 UNKNOWN = redis.exceptions.NoScriptError("NOSCRIPT No matching script.")
 
 
-def sending(resend: Resend, *, was_sent: bool = False) -> Sending:
-    script = Script("test", "return 1", "sha", ())
+def sending(resend: Resend, *, was_sent: bool = False, source: str = "return 1") -> Sending:
+    script = Script("test", source, "sha", ())
     result = Sending(Command(int, script=script, args={}, resend=resend))
     result.was_sent = was_sent
     return result
@@ -75,10 +75,27 @@ def test_a_lost_reply_stays_open_when_nobody_answers_afterwards():
     assert isinstance(end, AmbiguousResultError)
 
 
-def test_a_lost_reply_of_a_harmless_command_is_no_riddle():
-    read = sending(Resend.SAME, was_sent=True)
+def test_a_lost_reply_of_a_reading_command_is_no_riddle():
+    read = sending(Resend.SAME, was_sent=True, source="#!lua flags=no-writes\nreturn 1")
 
     assert isinstance(read.end_after(LOST, "server", is_last=True), ServerUnavailableError)
+
+
+@pytest.mark.parametrize("resend", [Resend.SAME, Resend.MARKED])
+def test_what_may_have_written_is_never_said_to_have_had_no_effect(resend):
+    """Not even when writing twice were the same, or when the last answer was a refusal."""
+    for last in (LOST, LOADING, redis.exceptions.OutOfMemoryError("OOM command not allowed")):
+        write = sending(resend, was_sent=True)
+        write.end_after(LOST, "server")
+
+        assert isinstance(write.end_after(last, "server", is_last=True), AmbiguousResultError)
+
+
+def test_what_never_left_had_no_effect():
+    for last in (LOST, LOADING):
+        end = sending(Resend.SAME).end_after(last, "server", is_last=True)
+
+        assert isinstance(end, ServerUnavailableError)
 
 
 def test_a_refusal_after_an_earlier_try_does_not_count_as_sent():

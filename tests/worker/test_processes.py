@@ -137,14 +137,57 @@ async def test_a_process_that_dies_fails_that_attempt_and_is_replaced(
 
 
 async def test_a_timeout_kills_for_real(queue, start_worker, inside):
-    job = await queue.add("hold", timeout=4000)
+    job = await queue.add("hold", timeout=1500)
     await start_worker(jobs.router, executor="process")
     pid = await pid_of(inside, job.id)
     assert is_alive(pid)
     await inside.until_finished(1, 20)
 
-    assert "ran longer than its timeout of 4000 ms" in (await inside.job(job.id))["failedReason"]
+    assert "ran longer than its timeout of 1500 ms" in (await inside.job(job.id))["failedReason"]
     assert not is_alive(pid)
+
+
+async def test_the_start_of_a_process_does_not_count_towards_a_timeout(
+    queue, start_worker, inside, tmp_path, monkeypatch
+):
+    """The clock of a job starts with its handler: imports may take longer than it may."""
+    (tmp_path / "slow_module.py").write_text(
+        "import time\n"
+        "from toril.worker import child\n"
+        "if child._is_child:\n"
+        "    time.sleep(1.5)\n"
+        "def handler(job): time.sleep(job.data)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    quick = await queue.add("quick", 0, timeout=1000)
+    slow = await queue.add("slow", 30, timeout=1000)
+    await start_worker("slow_module:handler", executor="process", concurrency=2)
+    await inside.until_finished(2, 20)
+
+    assert await inside.ids("completed") == [quick.id]
+    stored = await inside.job(slow.id)
+    assert "ran longer than its timeout of 1000 ms" in stored["failedReason"]
+    assert int(stored["finishedOn"]) - int(stored["processedOn"]) >= 2500
+
+
+async def test_a_process_that_does_not_come_up_fails_the_attempt(
+    queue, start_worker, inside, tmp_path, monkeypatch
+):
+    (tmp_path / "stuck_module.py").write_text(
+        "import time\n"
+        "from toril.worker import child\n"
+        "if child._is_child:\n"
+        "    time.sleep(600)\n"
+        "def handler(job): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("toril.worker.processes._START_TIMEOUT_S", 0.5)
+    job = await queue.add("job", timeout=100)
+    await start_worker("stuck_module:handler", executor="process")
+    await inside.until_finished(1, 10)
+
+    reason = (await inside.job(job.id))["failedReason"]
+    assert "did not import 'stuck_module:handler' within" in reason
 
 
 async def test_a_cancelled_job_is_killed(queue, start_worker, inside):

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from toril.client.connection import Connection
+from toril.client.ids import new_job_id
 from toril.options import Duration, epoch_ms, milliseconds, whole
 from toril.protocol import cancelling, editing, leasing, moving, pausing, removing
 from toril.protocol.cancelling import Cancelled
@@ -95,7 +96,13 @@ class QueueEditing:
         with ``InvalidGroupStateError``, unless ``force`` is given.
         """
         await self._connection.run(
-            moving.retry(self.keys, job_id, resets_attempts=reset_attempts, force=force)
+            moving.retry(
+                self.keys,
+                job_id,
+                call=new_job_id(),
+                resets_attempts=reset_attempts,
+                force=force,
+            )
         )
 
     async def retry_all(
@@ -124,7 +131,7 @@ class QueueEditing:
 
     async def promote(self, job_id: str) -> None:
         """Let a delayed job run now."""
-        await self._connection.run(moving.promote(self.keys, job_id))
+        await self._connection.run(moving.promote(self.keys, job_id, call=new_job_id()))
 
     async def promote_all(self, *, on_progress: OnProgress | None = None) -> int:
         """Let all delayed jobs run now; returns how many."""
@@ -143,12 +150,15 @@ class QueueEditing:
 
     async def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
         """Give a job another priority; with ``lifo`` it comes before others of the same."""
-        await self._connection.run(moving.change_priority(self.keys, job_id, priority, lifo=lifo))
+        command = moving.change_priority(self.keys, job_id, priority, call=new_job_id(), lifo=lifo)
+        await self._connection.run(command)
 
     async def change_delay(self, job_id: str, delay: Duration) -> None:
         """Put a delayed job off until ``delay`` from now."""
         delay_ms = milliseconds(delay, "delay")
-        await self._connection.run(moving.change_delay(self.keys, job_id, delay_ms))
+        await self._connection.run(
+            moving.change_delay(self.keys, job_id, delay_ms, call=new_job_id())
+        )
 
     async def update_data(self, job_id: str, data: Any) -> None:
         """Replace a job's data."""

@@ -3,7 +3,7 @@
   changeDelay: put a delayed job off until another time, counted from now.
 
   Keys      base, delayed, marker, meta, paused, events, job
-  Args      id str, delay_ms int
+  Args      id str, call str, delay_ms int
   Returns   0
   Refuses   -1  the job does not exist                                    JobNotFoundError
             -3  it is not delayed                                         JobNotInStateError
@@ -14,6 +14,7 @@
 local base, delayed, marker, meta, paused, events, job = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
+--- @include "includes/calls"
 --- @include "includes/clock"
 --- @include "includes/gate"
 --- @include "includes/emit"
@@ -21,6 +22,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/lanes"
 
 local queue = queueAt(base)
+if wasMade(queue, a.call) then return 0 end
 if redis.call("EXISTS", job) == 0 then return -1 end
 local due = clock() + a.delay_ms
 if redis.call("ZREM", delayed, a.id) == 1 then
@@ -32,6 +34,7 @@ else
   redis.call("ZADD", queue["lanes:delayed"], due, laneMember(lane, a.id, mark))
   wakeLanesWhenDue(queue)
 end
+rememberCall(queue, a.call)
 redis.call("HSET", job, "delay", a.delay_ms)
 emitTrimmed(queue, readGate(queue), "delayed", "jobId", a.id, "delay", due)
 return 0

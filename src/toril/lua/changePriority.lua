@@ -4,7 +4,7 @@
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, meta, job
-  Args      id str, priority int, is_lifo bool
+  Args      id str, call str, priority int, is_lifo bool
   Returns   0
   Refuses   -1  the job does not exist                                    JobNotFoundError
   Keeps     I1
@@ -13,9 +13,12 @@
 local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, meta, job = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
+--- @include "includes/calls"
 --- @include "includes/gate"
 --- @include "includes/place"
 
+local queue = queueAt(base)
+if wasMade(queue, a.call) then return 0 end
 if redis.call("EXISTS", job) == 0 then return -1 end
 
 local function isElsewhere()
@@ -31,7 +34,7 @@ local function leaveWaiting()
   return redis.call("LREM", wait, 1, a.id) == 1 or redis.call("LREM", paused, 1, a.id) == 1
 end
 
-local queue = queueAt(base)
+rememberCall(queue, a.call)
 if leaveWaiting() then
   local gate = readGate(queue)
   if a.is_lifo then

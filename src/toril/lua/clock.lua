@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=no-writes
 --[[
   clock: the time of the server, which decides what is due.
 

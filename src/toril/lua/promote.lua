@@ -3,7 +3,7 @@
   promote: let one delayed job run now.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, events
-  Args      id str
+  Args      id str, call str
   Returns   0
   Refuses   -1  the job does not exist                                    JobNotFoundError
             -3  it is not delayed                                         JobNotInStateError
@@ -14,6 +14,7 @@
 local base, wait, paused, active, prioritized, pc, delayed, marker, meta, events = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
+--- @include "includes/calls"
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
@@ -21,6 +22,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/promoteJob"
 
 local queue = queueAt(base)
+if wasMade(queue, a.call) then return 0 end
 if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return -1 end
 local gate = readGate(queue)
 if redis.call("ZREM", delayed, a.id) == 1 then
@@ -30,5 +32,6 @@ else
   if not lane then return -3 end
   promoteInLane(queue, gate, lane, a.id, mark)
 end
+rememberCall(queue, a.call)
 wake(queue, gate)
 return 0

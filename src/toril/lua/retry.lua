@@ -3,7 +3,7 @@
   retry: let one finished job run again.
 
   Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
-  Args      id str, resets_attempts bool, force bool?
+  Args      id str, call str, resets_attempts bool, force bool?
   Returns   0
   Refuses   -1  the job does not exist                                    JobNotFoundError
             -3  it is not finished                                        JobNotInStateError
@@ -15,6 +15,7 @@
 local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
+--- @include "includes/calls"
 --- @include "includes/gate"
 --- @include "includes/emit"
 --- @include "includes/place"
@@ -23,6 +24,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/groups"
 
 local queue = queueAt(base)
+if wasMade(queue, a.call) then return 0 end
 if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return -1 end
 local membership = redis.call("HGET", base .. ":" .. a.id, "x.group")
 if membership and not a.force and groupStateOf(membership) ~= "ACTIVE" then return -132 end
@@ -31,6 +33,7 @@ if redis.call("ZREM", failed, a.id) == 0 then
   state = "completed"
   if redis.call("ZREM", completed, a.id) == 0 then return -3 end
 end
+rememberCall(queue, a.call)
 local gate = readGate(queue)
 retryJob(queue, gate, a.id, state, a.resets_attempts)
 wake(queue, gate)

@@ -49,6 +49,13 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     block_ms: int = 0
     near: str | None = None
 
+    @property
+    def writes(self) -> bool:
+        """May it change anything?"""
+        if self.script is not None:
+            return not self.script.is_reading
+        return self.resend is not Resend.SAME or self.words[0] == "DEL"
+
     def request(self, *, resent: bool = False, by_source: bool = False) -> tuple[Word, ...]:
         """The words to send; ``by_source`` when the server does not know the script."""
         script = self.script

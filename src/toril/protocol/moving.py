@@ -1,4 +1,8 @@
-"""Moving jobs by hand: again, now, earlier, later."""
+"""Moving jobs by hand: again, now, earlier, later.
+
+What changes one job has a ``call``, an id of this very call: the server remembers it for a while,
+so that a copy of it does nothing, whatever has become of the job meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from toril.protocol.removing import SLICE, OnProgress
 
 
 def retry(
-    keys: Keys, job_id: str, *, resets_attempts: bool = False, force: bool = False
+    keys: Keys, job_id: str, *, call: str, resets_attempts: bool = False, force: bool = False
 ) -> Command[None]:
     """Let a failed or completed job run again."""
     check_known_id(job_id)
@@ -34,8 +38,9 @@ def retry(
     return script(
         "retry",
         keys,
-        {"id": job_id, "resets_attempts": resets_attempts, "force": force},
+        {"id": job_id, "call": call, "resets_attempts": resets_attempts, "force": force},
         parse,
+        resend=Resend.SAME,
     )
 
 
@@ -74,10 +79,16 @@ def retry_all(
             return count
 
 
-def promote(keys: Keys, job_id: str) -> Command[None]:
+def promote(keys: Keys, job_id: str, *, call: str) -> Command[None]:
     """Let a delayed job run now."""
     check_known_id(job_id)
-    return script("promote", keys, {"id": job_id}, _refuser(job_id, "is not delayed (any more)"))
+    return script(
+        "promote",
+        keys,
+        {"id": job_id, "call": call},
+        _refuser(job_id, "is not delayed (any more)"),
+        resend=Resend.SAME,
+    )
 
 
 def promote_all(keys: Keys, *, on_progress: OnProgress | None = None) -> Plan[int]:
@@ -95,27 +106,29 @@ def promote_all(keys: Keys, *, on_progress: OnProgress | None = None) -> Plan[in
             return count
 
 
-def change_priority(keys: Keys, job_id: str, priority: int, *, lifo: bool = False) -> Command[None]:
+def change_priority(
+    keys: Keys, job_id: str, priority: int, *, call: str, lifo: bool = False
+) -> Command[None]:
     """Give a job another priority; with ``lifo`` it comes before others of the same."""
     check_known_id(job_id)
     whole(priority, "priority", most=MAX_PRIORITY)
     return script(
         "changePriority",
         keys,
-        {"id": job_id, "priority": priority, "is_lifo": lifo},
+        {"id": job_id, "call": call, "priority": priority, "is_lifo": lifo},
         _refuser(job_id),
         extra={"job": keys.job(job_id)},
         resend=Resend.SAME,
     )
 
 
-def change_delay(keys: Keys, job_id: str, delay_ms: int) -> Command[None]:
+def change_delay(keys: Keys, job_id: str, delay_ms: int, *, call: str) -> Command[None]:
     """Put a delayed job off until ``delay_ms`` from now."""
     check_known_id(job_id)
     return script(
         "changeDelay",
         keys,
-        {"id": job_id, "delay_ms": delay_ms},
+        {"id": job_id, "call": call, "delay_ms": delay_ms},
         _refuser(job_id, "is not delayed (any more)"),
         extra={"job": keys.job(job_id)},
         resend=Resend.SAME,

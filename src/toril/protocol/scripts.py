@@ -41,6 +41,11 @@ class Script(msgspec.Struct, frozen=True):
     sha: str
     key_names: tuple[str, ...]
 
+    @property
+    def is_reading(self) -> bool:
+        """Does the server see to it that this script writes nothing?"""
+        return "no-writes" in self.source.partition("\n")[0]
+
 
 @cache
 def load(name: str) -> Script:

@@ -68,7 +68,7 @@ class Sending:
         may_have_run = self.was_sent and trouble is Trouble.LOST
         is_forbidden = may_have_run and self.command.resend is Resend.NEVER
         if is_last or is_forbidden or trouble not in (Trouble.LOST, Trouble.NOT_NOW):
-            is_open = (may_have_run or self._resent) and self.command.resend is not Resend.SAME
+            is_open = (may_have_run or self._resent) and self.command.writes
             return _explained(error, trouble, is_open, server)
         self._resent = self._resent or may_have_run
         self.was_sent = False
@@ -82,14 +82,14 @@ def longest_block_ms(commands: Iterable[Command[Any]]) -> int:
 
 def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: str) -> Exception:
     """The error for the user: what happened, to what, and what to do."""
+    if may_have_run and trouble is not Trouble.WRONG:
+        return AmbiguousResultError(
+            f"the reply of {server} was lost ({error}); the command may have been done"
+        )
     if trouble is Trouble.OUT_OF_MEMORY:
         return ServerOutOfMemoryError(
             f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
             f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
-        )
-    if trouble is Trouble.LOST and may_have_run:
-        return AmbiguousResultError(
-            f"the reply of {server} was lost ({error}); the command may have been done"
         )
     if trouble in (Trouble.LOST, Trouble.NOT_NOW):
         return ServerUnavailableError(

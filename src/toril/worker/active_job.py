@@ -5,6 +5,9 @@ Every write carries the lock's token, so a worker that lost its job can write no
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from toril.protocol import codec
@@ -38,6 +41,7 @@ class ActiveJob(StoredJob):
         "is_running",
         "is_settled",
         "is_stopping",
+        "limit",
         "token",
     )
 
@@ -60,6 +64,23 @@ class ActiveJob(StoredJob):
         self.is_settled = False
         self.is_stopping = False
         self.cancel_reason = ""
+        self.limit: asyncio.Timeout | None = None
+
+    @contextlib.contextmanager
+    def stopped_clock(self) -> Iterator[None]:
+        """What happens meanwhile does not count towards the job's ``timeout``."""
+        limit = self.limit
+        if limit is None or limit.expired():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        left_s = (limit.when() or 0.0) - loop.time()
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            if self.limit is limit:
+                limit.reschedule(loop.time() + left_s)
 
     @property
     def fence(self) -> int:

@@ -41,6 +41,7 @@ async def _perform_in_time(handler: AsyncHandler, job: ActiveJob, timeout_ms: in
     limit = asyncio.timeout(timeout_ms / 1000)
     try:
         async with limit:
+            job.limit = limit
             return Returned(await handler(job))
     except Exception as error:
         if not limit.expired():
@@ -50,6 +51,8 @@ async def _perform_in_time(handler: AsyncHandler, job: ActiveJob, timeout_ms: in
         )
         failure.__cause__ = error if not isinstance(error, TimeoutError) else error.__cause__
         return Raised(failure)
+    finally:
+        job.limit = None
 
 
 def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:

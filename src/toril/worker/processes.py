@@ -25,6 +25,7 @@ from toril.worker.child import LENGTH, describe, pack, resolve, revive, unpack
 from toril.worker.handlers import Handler, Router
 
 _KILL_TIMEOUT_S = 5.0
+_START_TIMEOUT_S = 120.0
 _BOOT = "import sys; sys.path[:] = {!r}; from toril.worker.child import main; main({})"
 
 
@@ -37,7 +38,7 @@ class ProcessExecutor:
         self._processes = processes
 
     async def run(self, job: ActiveJob) -> Any:
-        process = self._free.pop() if self._free else await Process.start(self._reference)
+        process = self._free.pop() if self._free else await self._start(job)
         try:
             result = await process.run(job)
         finally:
@@ -46,6 +47,18 @@ class ProcessExecutor:
             else:
                 await process.kill()
         return result
+
+    async def _start(self, job: ActiveJob) -> Process:
+        """The job's ``timeout`` is for its handler, not for the imports of a new process."""
+        with job.stopped_clock():
+            try:
+                async with asyncio.timeout(_START_TIMEOUT_S):
+                    return await Process.start(self._reference)
+            except TimeoutError as error:
+                raise HandlerProcessError(
+                    f"a process for handlers did not import {self._reference!r}"
+                    f" within {_START_TIMEOUT_S:.0f} s"
+                ) from error
 
     async def close(self) -> None:
         processes, self._free = self._free, []

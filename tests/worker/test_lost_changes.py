@@ -1,0 +1,150 @@
+"""Changes of one job whose reply is lost: done once, and told apart from what was never done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.proxy import Proxy, runs
+from toril import Queue
+from toril.errors import JobNotFoundError, JobNotInStateError
+
+
+@pytest.fixture
+async def proxy(server):
+    async with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def far(proxy, prefix):
+    """The queue as seen over the line that breaks."""
+    async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
+        yield queue
+
+
+def once(name: str, fault: str) -> Callable[[list[bytes]], str | None]:
+    """A rule: break the first call of a script."""
+    is_over = False
+
+    def rule(words: list[bytes]) -> str | None:
+        nonlocal is_over
+        if is_over or not runs(words, name):
+            return None
+        is_over = True
+        return fault
+
+    return rule
+
+
+CHANGES = {
+    "retry": lambda queue, job_id: queue.retry(job_id),
+    "promote": lambda queue, job_id: queue.promote(job_id),
+    "changeDelay": lambda queue, job_id: queue.change_delay(job_id, 1),
+    "changePriority": lambda queue, job_id: queue.change_priority(job_id, 3),
+}
+
+
+async def a_job_for(name: str, queue: Queue, start_worker, inside, **options) -> str:
+    if name != "retry":
+        return (await queue.add("job", delay=3_600_000, **options)).id
+    job = await queue.add("job", **options)
+
+    def fail(job):
+        raise ValueError("the first time")
+
+    worker = await start_worker(fail)
+    await inside.until_finished(1)
+    await worker.close()
+    return job.id
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_over_a_broken_line_is_made_once(
+    name, fault, proxy, far, queue, start_worker, inside
+):
+    job_id = await a_job_for(name, queue, start_worker, inside)
+    before = len(await inside.events())
+    proxy.rule = once(name, fault)
+
+    await CHANGES[name](far, job_id)
+
+    assert proxy.broken == [(fault, b"EVALSHA")] or proxy.broken == [(fault, b"EVAL")]
+    told = [event for event, _ in (await inside.events())[before:]]
+    wanted = {"retry": ["waiting"], "promote": ["waiting"], "changeDelay": ["delayed"]}
+    assert told == wanted.get(name, [])
+    await queue.drain(delayed=True)
+
+
+@pytest.mark.parametrize("name", ["retry", "promote", "changeDelay"])
+async def test_it_is_not_made_again_when_the_job_has_run_meanwhile(
+    name, proxy, far, queue, start_worker, inside
+):
+    """A state alone could not tell: a job that failed once more looks like one to be retried."""
+    job_id = await a_job_for(name, queue, start_worker, inside)
+    ran: list[str] = []
+
+    def fail_again(job):
+        ran.append(job.id)
+        raise ValueError("once more")
+
+    proxy.rule = once(name, "lose")
+    proxy.may_lose.clear()
+    changing = asyncio.create_task(CHANGES[name](far, job_id))
+    await wait_until(lambda: proxy.broken)
+    await start_worker(fail_again)
+    await wait_until(lambda: ran)
+    await inside.until_finished(1)
+    proxy.may_lose.set()
+    await changing
+
+    await asyncio.sleep(0.05)  # a second run would begin at once
+    assert ran == [job_id]
+    assert await inside.ids("failed") == [job_id]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_it_succeeds_although_the_job_is_gone_meanwhile(
+    name, proxy, far, queue, start_worker, inside
+):
+    job_id = await a_job_for(name, queue, start_worker, inside)
+    proxy.rule = once(name, "lose")
+    proxy.may_lose.clear()
+    changing = asyncio.create_task(CHANGES[name](far, job_id))
+    await wait_until(lambda: proxy.broken)
+    await asyncio.sleep(0)
+    await wait_until(lambda: _remove(queue, job_id))
+    proxy.may_lose.set()
+
+    await changing
+
+
+async def _remove(queue: Queue, job_id: str) -> bool:
+    return await queue.remove(job_id)
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut"])
+@pytest.mark.parametrize("name", ["retry", "promote", "changeDelay"])
+async def test_what_was_refused_is_refused_when_it_is_sent_again(name, fault, proxy, far, queue):
+    job = await queue.add("waiting")
+    proxy.rule = once(name, fault)
+
+    with pytest.raises(JobNotInStateError):
+        await CHANGES[name](far, job.id)
+
+    proxy.rule = once(name, fault)
+    with pytest.raises(JobNotFoundError):
+        await CHANGES[name](far, "never-was")
+
+
+async def test_a_change_is_remembered_for_a_minute_only(queue, inside):
+    job = await queue.add("job", delay=3_600_000)
+
+    await queue.promote(job.id)
+
+    (key,) = [key async for key in inside.client.scan_iter(match=f"{inside.base}:toril:*")]
+    assert 0 < await inside.client.pttl(key) <= 60_000
