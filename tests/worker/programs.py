@@ -55,6 +55,11 @@ async def stubborn(job: Any) -> None:
         time.sleep(0.05)
 
 
+async def die_at_once(job: Any) -> None:
+    say("holding", job.id)
+    os._exit(9)
+
+
 async def block_for_a_second(job: Any) -> str:
     say("holding", job.id)
     time.sleep(1.0)
@@ -94,6 +99,7 @@ HANDLERS = (
     hold_in_thread,
     briefly,
     stubborn,
+    die_at_once,
     block_for_a_second,
     write_when_told,
     deaf_and_writing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 
@@ -208,6 +209,62 @@ async def test_close_ends_although_the_server_does_not_answer(concurrency, start
         left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
         assert not [name for name in left if name.startswith(("Worker", "Pump", "Watch", "Sweep"))]
         server.thaw()
+
+
+SILENT = ["refuses", "accepts and is silent", "fell silent"]
+
+
+@pytest.mark.parametrize("how", SILENT)
+async def test_without_a_job_a_silent_server_is_not_waited_for(how, start_server):
+    """The limit is for jobs: a deployment is not to hang because Redis is away."""
+    server = start_server(tcp=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = {
+        "refuses": "redis://127.0.0.1:1",
+        "accepts and is silent": f"redis://127.0.0.1:{listener.getsockname()[1]}",
+        "fell silent": server.url,
+    }[how]
+    worker = Worker("q", on_loop, connection=url)
+    errors: list[Exception] = []
+    worker.on("error", errors.append)
+    await worker.start()
+    if how == "fell silent":
+        await wait_until(lambda: worker.last_reply_age is not None)
+        server.freeze()
+    elif how == "refuses":
+        await wait_until(lambda: errors)
+
+    began = time.monotonic()
+    await worker.close(timeout=60_000)
+
+    assert time.monotonic() - began < 8
+    server.thaw()
+    listener.close()
+
+
+async def test_with_a_job_a_silent_server_is_waited_for(start_server):
+    """It has a result to write, so it uses its time."""
+    server = start_server()
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        await go_on.wait()
+
+    async with Queue("q", connection=server.unix_url) as own:
+        job = await own.add("job")
+        worker = Worker("q", handler, connection=server.unix_url)
+        await worker.start()
+        await wait_until(lambda: worker.is_processing)
+        server.freeze()
+        go_on.set()
+        closing = asyncio.create_task(worker.close(timeout=60_000))
+        await asyncio.sleep(3)
+        assert not closing.done()
+
+        server.thaw()
+        await asyncio.wait_for(closing, 10)
+
+        assert await own.get_state(job.id) == "completed"
 
 
 async def test_cancelling_run_hands_jobs_back(queue, url, prefix, inside):

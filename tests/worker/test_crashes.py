@@ -73,6 +73,71 @@ async def test_a_job_that_kills_its_workers_fails_at_the_limit(
     assert (await inside.ids("failed"), ran) == ([job.id], [])
 
 
+async def test_a_job_that_kills_at_once_runs_at_most_once_more(queue, start_program, inside):
+    """It may die before anybody can say that it arrived: that is forgiven once, and not again."""
+    job = await queue.add("poison")
+    runs = 0
+    is_over = False
+    while not is_over:
+        program = start_program(handler="die_at_once", options={**FAST, "max_stalled_count": 1})
+
+        async def over(program=program) -> bool:
+            return program.process.poll() is not None or job.id in await inside.ids("failed")
+
+        await wait_until(over, 15)
+        is_over = program.process.poll() is None
+        runs += not is_over
+        assert runs <= 3
+    program.signal(signal.SIGTERM)
+    assert await program.wait() == 0
+
+    stored = await inside.job(job.id)
+    assert stored["failedReason"] == "job stalled more than allowable limit"
+    assert stored["stc"] == "2"
+    assert runs in (2, 3)
+    assert not any(line.startswith("holding") for line in program.said)
+
+
+async def test_a_suspect_is_confirmed_before_it_runs(queue, start_worker, inside, url):
+    """And a job that was never lost is not: its handler is called without another round trip."""
+    suspect = await queue.add("suspect")
+    await inside.client.hset(f"{inside.base}:{suspect.id}", "x.unheard", 1)
+    told: list[tuple[str, int]] = []
+    is_confirmed: list[bool] = []
+
+    async def handler(job):
+        if job.id == suspect.id:
+            replies = await raw.hvals(f"{inside.base}:toril:replies")
+            is_confirmed.append(all(job.id.encode() not in reply for reply in replies))
+
+    async with redis.asyncio.Redis.from_url(url) as raw:
+        worker = await start_worker(handler, concurrency=2)
+        confirm = worker._pump.confirm
+
+        async def listening(received):
+            told.append(received)
+            await confirm(received)
+
+        worker._pump.confirm = listening
+        await inside.until_finished(1)
+        await queue.add("plain")
+        await inside.until_finished(2)
+
+    assert (is_confirmed, len(told)) == ([True], 1)
+
+
+async def test_a_suspect_is_handed_back_when_its_worker_closes(queue, start_worker, inside):
+    job = await queue.add("suspect")
+    await inside.client.hset(f"{inside.base}:{job.id}", "x.unheard", 1)
+    worker = await start_worker(asyncio.sleep)
+    worker._pump.confirm = lambda received: asyncio.sleep(0.3)
+    await wait_until(lambda: worker.is_processing)
+
+    await worker.close(timeout=0)
+
+    assert await inside.ids("wait") == [job.id]
+
+
 @pytest.mark.parametrize("handler", ["write_when_told", "deaf_and_writing"])
 async def test_a_stopped_process_that_goes_on_writes_nothing(
     handler, queue, start_program, start_worker, inside

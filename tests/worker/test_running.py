@@ -81,6 +81,16 @@ async def test_several_workers_in_one_process_on_uvloop(queue, start_program, in
     assert len(await inside.ids("completed")) == 3
 
 
+async def test_a_worker_whose_server_never_answered_ends_at_a_signal(start_program):
+    """With its default limit of 25 seconds."""
+    program = start_program(handler="hold", url="redis://127.0.0.1:1")
+    await program.hear("ready")
+
+    program.signal(signal.SIGTERM)
+
+    assert await program.wait(10) == 0
+
+
 def test_run_needs_a_worker():
     with pytest.raises(InvalidOptionError, match="needs a worker"):
         toril.run()

@@ -5,8 +5,10 @@
   A job is stalled when it was active at the last sweep and holds no lock now. The sweep works in
   slices: `more` says that there is more to do, and the next call goes on with `cursor`.
   A job that was handed out by a flight's last reply may never have arrived: its handler probably
-  never ran, so that is not held against it, up to a few times. Replies of flights that have been
-  silent for longer than `forget_ms` are forgotten.
+  never ran, so that is not held against it. It is marked (`x.unheard`), and whoever takes it then
+  says that it arrived before running it: what happens after that counts. That the arrival itself
+  kills is forgiven a few times only. Replies of flights that have been silent for longer than
+  `forget_ms` are forgotten.
 
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,

@@ -66,6 +66,14 @@ class ActiveJob(StoredJob):
         self.cancel_reason = ""
         self.limit: asyncio.Timeout | None = None
 
+    @property
+    def is_suspect(self) -> bool:
+        """Did an earlier worker die before it was known to have received this job?
+
+        It may have been the job that killed it, so the next one tells the server before it runs it.
+        """
+        return b"x.unheard" in self._fields
+
     @contextlib.contextmanager
     def stopped_clock(self) -> Iterator[None]:
         """What happens meanwhile does not count towards the job's ``timeout``."""

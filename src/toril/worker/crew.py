@@ -12,7 +12,15 @@ from toril.errors import FailedChildrenError, LockLostError, PendingChildrenErro
 from toril.protocol import settling
 from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
-from toril.protocol.settling import Attempt, Outcome, Policy, Raised, Released, Settled
+from toril.protocol.settling import (
+    Attempt,
+    Confirmation,
+    Outcome,
+    Policy,
+    Raised,
+    Released,
+    Settled,
+)
 from toril.worker.active_job import ActiveJob, Writer
 from toril.worker.burial import Burial
 from toril.worker.events import Emitter
@@ -65,16 +73,16 @@ class Crew:
 
     # ------------------------------------------------------------------ the pump's owner
 
-    def start_job(self, words: list[Any], token: str) -> None:
+    def start_job(self, words: list[Any], token: str, received: Confirmation) -> None:
         job = self._received(words, token)
-        task = asyncio.get_running_loop().create_task(self._attempt(job))
+        task = asyncio.get_running_loop().create_task(self._attempt(job, received))
         self._jobs[job.id] = (job, task)
         if self._emitter.has("active"):
             self._emitter.emit("active", job)
         if self._cancelled_early:
             self._cancel_early(job)
 
-    def hand_back(self, words: list[Any], token: str) -> None:
+    def hand_back(self, words: list[Any], token: str, received: Confirmation) -> None:
         self._settle(self._received(words, token), Released())
 
     def settled(self, item: Settled, code: int | bytes) -> None:
@@ -154,7 +162,9 @@ class Crew:
         self.lease.hold(job_id, token)
         return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
 
-    async def _attempt(self, job: ActiveJob) -> None:
+    async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
+        if job.is_suspect:
+            await self.pump.confirm(received)
         attempt = await self._perform(job)
         # A job that was lost may have come back to this very worker, under another token.
         if self._jobs.get(job.id, (None,))[0] is job:

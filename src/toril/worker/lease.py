@@ -19,6 +19,7 @@ from toril.sync.connection import Connection
 logger = logging.getLogger("toril.worker")
 
 _SLICE = 500
+_LONGEST_GOODBYE_S = 3.0
 
 
 class Lease:
@@ -65,12 +66,14 @@ class Lease:
             self._held.pop(job_id, None)
 
     def close(self) -> None:
-        """Stop renewing; returns when the thread has ended."""
+        """Stop renewing; returns when the thread has ended, or sends nothing any more."""
         self._closing.set()
-        if self._connection is not None:
-            self._connection.interrupt()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
+        deadline = time.monotonic() + _LONGEST_GOODBYE_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            # More than once: a socket that is being opened cannot be interrupted yet.
+            if self._connection is not None:
+                self._connection.interrupt()
+            self._thread.join(timeout=0.1)
 
     def _run(self) -> None:
         self._connection = self._make_connection()

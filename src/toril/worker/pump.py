@@ -27,10 +27,10 @@ LONGEST_HOLD_MS = 30_000
 class Owner(Protocol):
     """Whoever runs the jobs that the pump brings."""
 
-    def start_job(self, words: list[Any], token: str) -> None:
+    def start_job(self, words: list[Any], token: str, received: Confirmation) -> None:
         """Run a job that was just taken; ``finish`` is called when it is done."""
 
-    def hand_back(self, words: list[Any], token: str) -> None:
+    def hand_back(self, words: list[Any], token: str, received: Confirmation) -> None:
         """Give a job back that came too late to be run."""
 
     def settled(self, item: Settled, code: int | bytes) -> None:
@@ -60,7 +60,7 @@ class Pump:
         self._worker_id = worker_id
         self._make_take = make_take
         self._finished: list[Settled] = []
-        self._to_confirm: list[Confirmation] = []
+        self._to_confirm: dict[Confirmation, asyncio.Future[None] | None] = {}
         self._running = 0
         self._asked_for = 0
         self._request = 0
@@ -177,7 +177,7 @@ class Pump:
     async def _go(self, flight: Flight) -> None:
         batch = self._finished[:MOST_PER_CALL]
         del self._finished[:MOST_PER_CALL]
-        confirmations, self._to_confirm = self._to_confirm, []
+        confirmations, self._to_confirm = self._to_confirm, {}
         # What is settled now is free when the reply comes: ask for it in the same call.
         wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
         request, token = self._number(flight)
@@ -185,10 +185,13 @@ class Pump:
         self._away += 1
         try:
             take = self._make_take(wanted, token)
-            reply = await flight.call(batch, take, request, confirmations)
+            reply = await flight.call(batch, take, request, list(confirmations))
         finally:
             self._away -= 1
             self._asked_for -= wanted
+            for known in confirmations.values():
+                if known is not None and not known.done():
+                    known.set_result(None)
         self._digest(flight, request, reply, batch, wanted, token)
 
     def _number(self, flight: Flight) -> tuple[int, str]:
@@ -214,9 +217,9 @@ class Pump:
             self._owner.settled(item, code)
         begin = self._owner.start_job if self._takes else self._owner.hand_back
         for words in reply.jobs:
-            begin(words, token)
+            begin(words, token, (flight.name, request))
         if reply.jobs and not batch and not self._free():
-            self._to_confirm.append((flight.name, request))
+            self._to_confirm.setdefault((flight.name, request), None)
         elif reply.jobs:
             loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
         if wanted:
@@ -240,8 +243,16 @@ class Pump:
         """
         is_silent = flight.last_request == request or flight is self._waiting_flight
         if is_silent and self._running:
-            self._to_confirm.append((flight.name, request))
+            self._to_confirm.setdefault((flight.name, request), None)
             self._wake()
+
+    async def confirm(self, received: Confirmation) -> None:
+        """Return when the server knows that the jobs of a reply arrived."""
+        known = self._to_confirm.get(received)
+        if known is None:
+            known = self._to_confirm[received] = asyncio.get_running_loop().create_future()
+            self._wake()
+        await asyncio.shield(known)
 
     def hold(self, duration_ms: int) -> None:
         """Ask for nothing until a rate limit has passed."""

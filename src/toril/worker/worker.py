@@ -45,6 +45,8 @@ from toril.worker.writer import JobWriter
 
 logger = logging.getLogger("toril.worker")
 
+SILENCE_S = 2.0
+
 
 class Worker:
     """Runs the jobs of queue ``name`` with ``handler``, up to ``concurrency`` at a time.
@@ -254,6 +256,7 @@ class Worker:
         self._emitter.emit("closing")
         self._pump.stop_taking()
         if self._has_started:
+            doubting = asyncio.create_task(self._hurry_when_nobody_answers())
             pump, *others = self._services
             for service in others:
                 service.cancel()
@@ -267,20 +270,34 @@ class Worker:
             has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=GRACE_S)
             if not has_settled:
                 logger.warning(
-                    "the worker of queue %r ends while its server does not answer;"
-                    " the jobs it holds are taken over when their locks expire",
+                    "the worker of queue %r ends while its server does not answer; it holds %d"
+                    " jobs, which others take over when their locks expire",
                     self.name,
+                    self._pump.running,
                 )
                 pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             if has_settled:
-                await self._say_goodbye()
+                await self._unless_hurried(self._say_goodbye(), grace_s=GRACE_S)
+            doubting.cancel()
             await asyncio.to_thread(self._lease.close)
         await self._executor.close()
         await self._connection.close()
         await self._blocking.close()
         self._emitter.emit("closed")
         await self._emitter.drain()
+
+    async def _hurry_when_nobody_answers(self) -> None:
+        """The time limit of ``close`` is for jobs: without any, a silent server gets little of it.
+
+        A call that is away may have taken jobs which nobody will run; a sweep brings them back.
+        """
+        while not self._hurry.is_set():
+            heard_at = self._pump.last_reply_at
+            await asyncio.sleep(SILENCE_S if heard_at else 0)
+            if not self._pump.running and self._pump.last_reply_at == heard_at:
+                self._hurry.set()
+            await asyncio.sleep(0.05)
 
     async def _unless_hurried(self, work: Coroutine[Any, Any, Any], grace_s: float = 0) -> bool:
         """Wait for ``work``, at most until ``grace_s`` after the time limit of ``close``."""
