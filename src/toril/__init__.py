@@ -1,74 +1,84 @@
-"""Toril: a job queue on Redis or Valkey that speaks BullMQ's data layout."""
+"""Toril: a job queue on Redis or Valkey that speaks BullMQ's data layout.
 
-from toril.client.connection import Connection
-from toril.client.flow_producer import FlowProducer
-from toril.client.queue import Queue
-from toril.client.queue_events import QueueEvents
-from toril.errors import (
-    AmbiguousResultError,
-    DeadLetterNotFoundError,
-    DeadLetterSourceError,
-    DelayedError,
-    FailedChildrenError,
-    GroupNotFoundError,
-    GroupValidationError,
-    HandlerTimeoutError,
-    InvalidGroupStateError,
-    InvalidInputError,
-    JobCancelledError,
-    JobFailedError,
-    JobLockedError,
-    JobNotFoundError,
-    JobNotInStateError,
-    JobRemovedError,
-    LaneFullError,
-    LockLostError,
-    NoHandlerError,
-    NotPausedError,
-    ParentConflictError,
-    ParentNotFoundError,
-    PayloadError,
-    PendingChildrenError,
-    RateLimitError,
-    RefusedError,
-    SchedulerConflictError,
-    SchedulerOwnsJobError,
-    ServerError,
-    ServerOutOfMemoryError,
-    ServerRefusalError,
-    ServerUnavailableError,
-    TooManyReplaysError,
-    TorilError,
-    UnrecoverableError,
-    WaitingChildrenError,
-    WaitTimeoutError,
-)
-from toril.options import (
-    Backoff,
-    DeadLetterOptions,
-    Deduplication,
-    FlowJob,
-    Keep,
-    NewJob,
-    Parent,
-    RateLimit,
-)
-from toril.protocol.cancelling import Cancelled
-from toril.protocol.codec import CompensationPayload
-from toril.protocol.dead_letter import DeadLetterMetadata
-from toril.protocol.events import Event
-from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.flows import FlowNode
-from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
-from toril.protocol.job import Job
-from toril.protocol.lanes import Lane
-from toril.protocol.measuring import Metrics
-from toril.protocol.new_group import Compensation, GroupJob
-from toril.protocol.scheduling import JobScheduler
-from toril.worker.compensating import compensation_worker
-from toril.worker.handlers import Router
-from toril.worker.running import run
-from toril.worker.worker import Worker
+Each name is imported when it is first used: a program that asks for one error, or the command line
+for its help, does not wait for what opens sockets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toril.client.connection import Connection
+    from toril.client.flow_producer import FlowProducer
+    from toril.client.queue import Queue
+    from toril.client.queue_events import QueueEvents
+    from toril.errors import (
+        AmbiguousResultError,
+        DeadLetterNotFoundError,
+        DeadLetterSourceError,
+        DelayedError,
+        FailedChildrenError,
+        GroupNotFoundError,
+        GroupValidationError,
+        HandlerTimeoutError,
+        InvalidGroupStateError,
+        InvalidInputError,
+        JobCancelledError,
+        JobFailedError,
+        JobLockedError,
+        JobNotFoundError,
+        JobNotInStateError,
+        JobRemovedError,
+        LaneFullError,
+        LockLostError,
+        NoHandlerError,
+        NotPausedError,
+        ParentConflictError,
+        ParentNotFoundError,
+        PayloadError,
+        PendingChildrenError,
+        RateLimitError,
+        RefusedError,
+        SchedulerConflictError,
+        SchedulerOwnsJobError,
+        ServerError,
+        ServerOutOfMemoryError,
+        ServerRefusalError,
+        ServerUnavailableError,
+        TooManyReplaysError,
+        TorilError,
+        UnrecoverableError,
+        WaitingChildrenError,
+        WaitTimeoutError,
+    )
+    from toril.options import (
+        Backoff,
+        DeadLetterOptions,
+        Deduplication,
+        FlowJob,
+        Keep,
+        NewJob,
+        Parent,
+        RateLimit,
+    )
+    from toril.protocol.cancelling import Cancelled
+    from toril.protocol.codec import CompensationPayload
+    from toril.protocol.dead_letter import DeadLetterMetadata
+    from toril.protocol.events import Event
+    from toril.protocol.families import Dependencies, DependenciesCount
+    from toril.protocol.flows import FlowNode
+    from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
+    from toril.protocol.job import Job
+    from toril.protocol.lanes import Lane
+    from toril.protocol.measuring import Metrics
+    from toril.protocol.new_group import Compensation, GroupJob
+    from toril.protocol.scheduling import JobScheduler
+    from toril.worker.compensating import compensation_worker
+    from toril.worker.handlers import Router
+    from toril.worker.running import run
+    from toril.worker.worker import Worker
 
 __all__ = [
     "AmbiguousResultError",
@@ -143,3 +153,103 @@ __all__ = [
     "compensation_worker",
     "run",
 ]
+
+_HOMES = {
+    "toril.client.connection": ("Connection",),
+    "toril.client.flow_producer": ("FlowProducer",),
+    "toril.client.queue": ("Queue",),
+    "toril.client.queue_events": ("QueueEvents",),
+    "toril.errors": (
+        "AmbiguousResultError",
+        "DeadLetterNotFoundError",
+        "DeadLetterSourceError",
+        "DelayedError",
+        "FailedChildrenError",
+        "GroupNotFoundError",
+        "GroupValidationError",
+        "HandlerTimeoutError",
+        "InvalidGroupStateError",
+        "InvalidInputError",
+        "JobCancelledError",
+        "JobFailedError",
+        "JobLockedError",
+        "JobNotFoundError",
+        "JobNotInStateError",
+        "JobRemovedError",
+        "LaneFullError",
+        "LockLostError",
+        "NoHandlerError",
+        "NotPausedError",
+        "ParentConflictError",
+        "ParentNotFoundError",
+        "PayloadError",
+        "PendingChildrenError",
+        "RateLimitError",
+        "RefusedError",
+        "SchedulerConflictError",
+        "SchedulerOwnsJobError",
+        "ServerError",
+        "ServerOutOfMemoryError",
+        "ServerRefusalError",
+        "ServerUnavailableError",
+        "TooManyReplaysError",
+        "TorilError",
+        "UnrecoverableError",
+        "WaitingChildrenError",
+        "WaitTimeoutError",
+    ),
+    "toril.options": (
+        "Backoff",
+        "DeadLetterOptions",
+        "Deduplication",
+        "FlowJob",
+        "Keep",
+        "NewJob",
+        "Parent",
+        "RateLimit",
+    ),
+    "toril.protocol.cancelling": ("Cancelled",),
+    "toril.protocol.codec": ("CompensationPayload",),
+    "toril.protocol.dead_letter": ("DeadLetterMetadata",),
+    "toril.protocol.events": ("Event",),
+    "toril.protocol.families": (
+        "Dependencies",
+        "DependenciesCount",
+    ),
+    "toril.protocol.flows": ("FlowNode",),
+    "toril.protocol.groups": (
+        "GroupEvent",
+        "GroupInfo",
+        "GroupMember",
+        "GroupNode",
+        "GroupState",
+    ),
+    "toril.protocol.job": ("Job",),
+    "toril.protocol.lanes": ("Lane",),
+    "toril.protocol.measuring": ("Metrics",),
+    "toril.protocol.new_group": (
+        "Compensation",
+        "GroupJob",
+    ),
+    "toril.protocol.scheduling": ("JobScheduler",),
+    "toril.worker.compensating": ("compensation_worker",),
+    "toril.worker.handlers": ("Router",),
+    "toril.worker.running": ("run",),
+    "toril.worker.worker": ("Worker",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = frozenset({"client", "errors", "options", "protocol", "sync", "worker"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"toril.{name}")
+    raise AttributeError(f"module 'toril' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
