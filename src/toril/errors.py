@@ -151,7 +151,7 @@ class NotPausedError(RefusedError):
 
 
 class LaneFullError(RefusedError):
-    """The lane holds as many waiting jobs as ``max_lane_size`` allows."""
+    """As many jobs of the lane wait, for their turn or a time, as ``max_lane_size`` allows."""
 
 
 class DeadLetterNotFoundError(JobNotFoundError):

@@ -634,7 +634,7 @@ async def test_a_full_lane_refuses_with_its_own_error(queue):
     """max_lane_size: a typed refusal, and nothing is written."""
     await queue.add_bulk([NewJob("x", n, lane="a", max_lane_size=2) for n in range(2)])
 
-    with pytest.raises(LaneFullError, match="'a' has 2 waiting jobs"):
+    with pytest.raises(LaneFullError, match="'a' would have more than 2 waiting"):
         await queue.add("x", lane="a", max_lane_size=2)
 
     assert (await queue.get_lane("a")).depth == 2

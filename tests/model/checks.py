@@ -139,10 +139,12 @@ def _lanes(name: str, queue: Queue) -> Iterator[str]:
             yield f"S5: {name}: lane {lane} is ready and has no job"
     for lane, jobs in waiting.items():
         is_waiting = any(place == "wait" for _, place in jobs)
-        if is_waiting and lane not in queue.lanes_index:
+        if lane not in queue.lanes_index:
             yield f"S5: {name}: lane {lane} has jobs and is not indexed"
         if is_waiting and lane not in queue.lanes_ready and lane not in queue.lanes_held:
             yield f"S5: {name}: lane {lane} has jobs, is not held and not ready"
+    if queue.lanes_aside != queue.lanes_delayed:
+        yield f"S5: {name}: {queue.lanes_aside} are aside and {queue.lanes_delayed} delayed"
     for lane in queue.lanes_index:
         if lane not in waiting and lane not in queue.lanes_held:
             yield f"S5: {name}: lane {lane} is indexed and empty"

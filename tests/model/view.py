@@ -38,6 +38,8 @@ class Queue:
     lanes_held: dict[str, list[str]] = field(default_factory=dict)
     lanes_ready: list[str] = field(default_factory=list)
     lanes_index: list[str] = field(default_factory=list)
+    lanes_delayed: set[str] = field(default_factory=set)
+    lanes_aside: set[str] = field(default_factory=set)
     schedulers: dict[str, float] = field(default_factory=dict)
     deduplication: dict[str, str] = field(default_factory=dict)
     next_jobs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -92,6 +94,7 @@ def _read(queue: Queue, rest: str, kind: str, content: list[str]) -> None:
             job_id = member[member.index(" ") + 34 :]
             queue.put(job_id, LANE_PLACES[rest])
             if rest == "lanes:delayed":
+                queue.lanes_delayed.add(member)
                 queue.scores.setdefault("delayed", {})[job_id] = float(score) * 4096
     elif rest == "marker":
         queue.marker = {m: float(s) for s, m in zip(content[::2], content[1::2], strict=True)}
@@ -110,6 +113,8 @@ def _read(queue: Queue, rest: str, kind: str, content: list[str]) -> None:
         }
     elif rest == "lanes:ready":
         queue.lanes_ready = content[1::2]
+    elif rest == "lanes:aside":
+        queue.lanes_aside = set(content[1::2])
     elif rest == "lanes:index":
         queue.lanes_index = content[1::2]
     elif rest.startswith("de:"):

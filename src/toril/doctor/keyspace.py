@@ -63,7 +63,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"groups:[^:]+", "hash", "group"),
     (r"groups:[^:]+:.+", "*", "group part"),
     (r"lanes:(waiting|delayed)", "zset", "lane container"),
-    (r"lanes:(ready|later|index)", "zset", "lane"),
+    (r"lanes:(aside|ready|later|index)", "zset", "lane"),
     (r"lanes:(held|settings|diverting)", "hash", "lane"),
     (r"lanes:rate:.+", "string", "expiring"),
     (r"toril:.+", "*", "own"),

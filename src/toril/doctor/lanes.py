@@ -60,9 +60,13 @@ def _places(values: Values) -> Iterator[str]:
     waiting = {lane_in(member) for member in values.get("lanes:waiting", ())}
     holders = holders_by_lane(values)
     ready, later = set(values.get("lanes:ready", ())), set(values.get("lanes:later", ()))
+    delayed, aside = set(values.get("lanes:delayed", ())), set(values.get("lanes:aside", ()))
+    if aside != delayed:
+        yield f"lanes:aside is {sorted(aside)} instead of {sorted(delayed)}"
     index = set(values.get("lanes:index", ()))
-    if index != waiting | set(holders):
-        yield f"lanes:index is {sorted(index)} instead of {sorted(waiting | set(holders))}"
+    known = waiting | set(holders) | {lane_in(member) for member in delayed}
+    if index != known:
+        yield f"lanes:index is {sorted(index)} instead of {sorted(known)}"
     for lane in (ready | later) - waiting:
         yield f"lane {lane!r} is ready or limited and has nothing to run"
     for lane in ready & later:

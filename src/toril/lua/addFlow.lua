@@ -9,7 +9,7 @@
   Keys      base
   Args      queues list of str (the qualified names), nodes list of {queue, above, id, name, custom,
             delay, run_at, priority, lifo, timestamp, parent_key, parent, de, lane, order_ms, ordering_delay,
-            has_children},
+            max_lane_size, has_children},
             resend bool?
             Both `queue` and `above`, which is the place of the parent, count from 1.
             After the map, raw, for each node: its data, its options as JSON.
@@ -18,6 +18,7 @@
             the code and the place of the node
   Refuses   -5  the parent of a root does not exist                       ParentNotFoundError
             -7  a job that exists has another parent                      ParentConflictError
+            -121  a lane would hold more than max_lane_size jobs          LaneFullError
   Emits     added, waiting, delayed, waiting-children, duplicated, deduplicated
   Keeps     I1, I4
   Cost      O(nodes)
@@ -54,7 +55,12 @@ if a.resend and wasAdded(keysOf(a.nodes[1]), a.nodes[1], first_data) then
   return results
 end
 
+local isLaneFullFor
 local function refuseNode(node, is_there)
+  if node.lane and not is_there then
+    isLaneFullFor = isLaneFullFor or laneGuard()
+    if isLaneFullFor(keysOf(node), node) then return -121 end
+  end
   if not node.parent_key then return nil end
   if not node.above and redis.call("EXISTS", node.parent_key) == 0 then return -5 end
   if is_there and belongsElsewhere(keysOf(node), node) then return -7 end

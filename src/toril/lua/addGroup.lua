@@ -9,10 +9,12 @@
   Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
             delay, run_at, priority, lifo, timestamp, lane, order_ms,
-            ordering_delay, custom}, definitions list of {name, opts, data}, targets map,
+            ordering_delay, max_lane_size, custom}, definitions list of {name, opts, data}, targets map,
             order str, late bool, keep map?, timeout_ms int?, look_again_ms int
             After the map, raw: the compensations as JSON, then for each job its data and options.
-  Returns   now ms; or the id of a job that exists already, with its queue
+  Returns   now ms; or the id of a job that exists already, with its queue; or one refusal for all: the
+            code and the place of the job
+  Refuses   -121  a lane would hold more than max_lane_size jobs          LaneFullError
   Emits     added, waiting, delayed
   Keeps     I1, G1, G2
   Cost      O(jobs)
@@ -58,10 +60,19 @@ for _, target in pairs(a.targets) do
   foreign = foreign or foreignKey(queueAt(target))
 end
 if foreign then return redis.error_reply(foreign) end
-for _, job in ipairs(a.jobs) do
+local isLaneFullFor
+local function refuseJob(job)
+  if not job.lane then return nil end
+  isLaneFullFor = isLaneFullFor or laneGuard()
+  if isLaneFullFor(queues[job.queue].queue, job) then return -121 end
+  return nil
+end
+for i, job in ipairs(a.jobs) do
   if job.custom and redis.call("EXISTS", a.queues[job.queue] .. ":" .. job.id) == 1 then
     return { job.id, a.queues[job.queue] }
   end
+  local refusal = refuseJob(job)
+  if refusal then return { refusal, i } end
 end
 
 local record = { "name", a.name, "state", "ACTIVE", "createdAt", stamp(now), "updatedAt", stamp(now),

@@ -31,7 +31,7 @@ if redis.call("ZREM", delayed, a.id) == 1 then
 else
   local lane, mark = takeDelayedInLane(queue, a.id)
   if not lane then return -3 end
-  redis.call("ZADD", queue["lanes:delayed"], due, laneMember(lane, a.id, mark))
+  putAside(queue, laneOf(lane), laneMember(lane, a.id, mark), due)
   wakeLanesWhenDue(queue)
 end
 rememberCall(queue, a.call)

@@ -46,5 +46,8 @@ if is_list and #kept > 0 then redis.call("LPUSH", place, unpack(kept)) end
 for _, member in ipairs(gone) do
   removeJob(queue, is_lanes and idInLane(member) or member, { is_hard = true })
 end
-if not is_list and #gone > 0 then redis.call("ZREM", place, unpack(gone)) end
+if not is_list and #gone > 0 then
+  redis.call("ZREM", place, unpack(gone))
+  if place == lanes_delayed then takeFromAside(queue, unpack(gone)) end -- ids without a job
+end
 return { #gone, #kept, redis.call(is_list and "LLEN" or "ZCARD", place) }

@@ -2,18 +2,17 @@
 --[[
   drainLane: remove the jobs that wait in one lane, a slice at a time, the first ones first.
 
-  A job that runs stays, and so do the pending iterations of schedulers. The jobs of all lanes that
-  wait for a time are in one set: `place` "delayed" looks for those of this lane there.
+  A job that runs stays, and so do the pending iterations of schedulers.
 
   Keys      base, waiting_children, meta, marker, paused, events, repeat, lanes_waiting,
-            lanes_delayed
+            lanes_aside
   Args      lane str, place str ("waiting" or "delayed"), slice int, skip int (how many were kept by the calls before)
   Returns   how many were looked at, how many were removed
   Emits     removed
   Keeps     I1
   Cost      O(slice + skip)
 ]]
-local base, waiting_children, meta, marker, paused, events, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
+local base, waiting_children, meta, marker, paused, events, repeat_, lanes_waiting, lanes_aside = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
@@ -28,22 +27,17 @@ local a = cmsgpack.unpack(ARGV[1])
 local queue = queueAt(base)
 local gate = readGate(queue)
 local lane = laneName(a.lane)
-local members
-if a.place == "delayed" then
-  members = redis.call("ZRANGE", lanes_delayed, a.skip, a.skip + a.slice - 1)
-else
-  members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
-    "LIMIT", a.skip, a.slice)
-end
+local members = redis.call("ZRANGEBYLEX", a.place == "delayed" and lanes_aside or lanes_waiting,
+  "[" .. lane .. " ", "(" .. lane .. "!", "LIMIT", a.skip, a.slice)
 local removed = 0
 for _, member in ipairs(members) do
   local id = idInLane(member)
-  if readLaneMember(member) == lane and not isNextIteration(queue, id) then
+  if not isNextIteration(queue, id) then
     if removeJob(queue, id) then
       emitTrimmed(queue, gate, "removed", "jobId", id,
         "prev", a.place == "delayed" and "delayed" or "wait")
     end
-    redis.call("ZREM", lanes_delayed, member)
+    takeFromAside(queue, member)
     removeFromWaiting(queue, lane, member)
     removed = removed + 1
   end

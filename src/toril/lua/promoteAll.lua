@@ -28,7 +28,7 @@ end
 if #ids > 0 then redis.call("ZREM", delayed, unpack(ids)) end
 local room = a.slice - #ids
 local members = room > 0 and redis.call("ZRANGE", queue["lanes:delayed"], 0, room - 1) or {}
-if #members > 0 then redis.call("ZREM", queue["lanes:delayed"], unpack(members)) end
+if #members > 0 then takeFromAside(queue, unpack(members)) end
 for _, member in ipairs(members) do
   local _, mark, lane, id = readLaneMember(member)
   promoteInLane(queue, gate, lane, id, mark)

@@ -2,14 +2,16 @@
 --[[
   readLane: what can be said about one lane.
 
-  Keys      base, meta, lanes_waiting, lanes_held, lanes_ready, lanes_later, lanes_settings
+  Keys      base, meta, lanes_waiting, lanes_aside, lanes_held, lanes_ready, lanes_later,
+            lanes_settings
   Args      lane str
   Returns   how many jobs wait, the first of them ("" for none), the holders and since when, one after
             the other, whether it is ready (0 or 1), until when a rate limit holds it back (0 for not),
-            its settings as JSON ("" for none), how many may run at once by default
+            its settings as JSON ("" for none), how many may run at once by default, how many wait for
+            a time
   Cost      O(log waiting jobs + holders)
 ]]
-local base, meta, lanes_waiting, lanes_held, lanes_ready, lanes_later, lanes_settings = unpack(KEYS)
+local base, meta, lanes_waiting, lanes_aside, lanes_held, lanes_ready, lanes_later, lanes_settings = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
@@ -33,5 +35,6 @@ return {
   redis.call("ZSCORE", lanes_ready, lane) and 1 or 0,
   redis.call("ZSCORE", lanes_later, lane) or "0",
   redis.call("HGET", lanes_settings, lane) or "",
-  redis.call("HGET", meta, "toril.laneConcurrency") or "1"
+  redis.call("HGET", meta, "toril.laneConcurrency") or "1",
+  redis.call("ZLEXCOUNT", lanes_aside, "[" .. lane .. " ", "(" .. lane .. "!")
 }

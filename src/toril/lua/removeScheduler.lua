@@ -16,10 +16,18 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deleteJob"
 
 local queue = queueAt(base)
+
+local function takeOutPending(pending)
+  if redis.call("ZREM", delayed, pending) == 1 then return true end
+  local lane = takeDelayedInLane(queue, pending)
+  if lane then releaseLane(queue, lane, pending) end
+  return lane ~= nil
+end
+
 local at = redis.call("ZSCORE", repeat_, a.scheduler_id)
 if at then
   local pending = "repeat:" .. a.scheduler_id .. ":" .. at
-  if redis.call("ZREM", delayed, pending) == 1 or takeDelayedInLane(queue, pending) then
+  if takeOutPending(pending) then
     deleteJob(base .. ":" .. pending)
     emit(queue, "removed", "jobId", pending, "prev", "delayed")
   end

@@ -178,7 +178,7 @@ def refusal(job: Prepared, code: int) -> RefusedError:
         )
     if code == -121:
         return LaneFullError(
-            f"job {job.id!r} was not added: lane {job.entry['lane']!r} has"
+            f"job {job.id!r} was not added: lane {job.entry['lane']!r} would have more than"
             f" {job.entry['max_lane_size']} waiting jobs, its max_lane_size; add it later"
         )
     return ParentConflictError(

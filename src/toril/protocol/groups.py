@@ -29,6 +29,7 @@ GROUPS_PER_READ = 200
 GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
 _CANCELLED = "cancelled"
+_LANE_FULL = -121
 
 
 class GroupState(StrEnum):
@@ -165,6 +166,8 @@ def create(
         payloads += [ready.data, ready.opts]
 
     def parse(reply: Any) -> GroupNode:
+        if isinstance(reply, list) and reply[0] == _LANE_FULL:
+            raise adding.refusal(prepared[reply[1] - 1], reply[0])
         if not isinstance(reply, int):
             raise GroupValidationError(
                 f"group {group.name!r} was not created: job id {codec.text(reply[0])!r} exists"

@@ -36,7 +36,7 @@ QUEUE_KEYS = frozenset(
 """The fixed keys of a queue, by the last part of their names."""
 
 LANE_KEYS = frozenset(
-    {"waiting", "delayed", "held", "ready", "later", "index", "settings", "diverting"},
+    {"waiting", "delayed", "aside", "held", "ready", "later", "index", "settings", "diverting"},
 )
 """The fixed keys of a queue's lanes; ``keys.lanes_waiting`` is ``prefix:queue:lanes:waiting``."""
 

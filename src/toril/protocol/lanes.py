@@ -25,7 +25,9 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     depth: int
-    """How many jobs wait in it, those not counted that wait for a time."""
+    """How many jobs wait in it for their turn."""
+    delayed: int
+    """How many jobs of it wait for a time, one that is to be tried again included."""
     head: str | None
     """The id of the job that is next."""
     holders: tuple[str, ...]
@@ -54,7 +56,7 @@ def lane_name(written: bytes) -> str:
 
 
 def names(keys: Keys, start: int, end: int) -> Command[list[str]]:
-    """The lanes that have a job waiting or running, those longest at work first."""
+    """The lanes that have jobs, those longest at work first, then those whose jobs are delayed."""
 
     def parse(reply: list[bytes]) -> list[str]:
         return [lane_name(item) for item in reply]
@@ -63,7 +65,7 @@ def names(keys: Keys, start: int, end: int) -> Command[list[str]]:
 
 
 def count(keys: Keys) -> Command[int]:
-    """How many lanes have a job waiting or running."""
+    """How many lanes have a job that waits, for its turn or for a time, or runs."""
     return plain("ZCARD", keys.lanes_index, parse=int)
 
 
@@ -72,13 +74,14 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
     check_lane(lane)
 
     def parse(reply: Any) -> Lane | None:
-        depth, head, holders, is_ready, limited_until, settings, concurrency = reply
+        depth, head, holders, is_ready, limited_until, settings, concurrency, delayed = reply
         own: dict[str, Any] = codec.decode(settings or None, {})
-        if not (depth or holders or own):
+        if not (depth or delayed or holders or own):
             return None
         return Lane(
             name=lane,
             depth=depth,
+            delayed=delayed,
             head=codec.text(head) or None,
             holders=tuple(codec.text(item) for item in holders[::2]),
             held_since=min((int(item) for item in holders[1::2]), default=None),

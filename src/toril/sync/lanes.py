@@ -17,20 +17,20 @@ class Lanes:
     _connection: Connection
 
     def get_lanes(self, start: int = 0, end: int = -1) -> list[str]:
-        """The lanes that have a job waiting or running, those longest at work first.
+        """The lanes that have jobs: those longest at work first, then those with delayed ones only.
 
         Both ends are included, -1 is the last.
         """
         return self._connection.run(lanes.names(self.keys, start, end))
 
     def get_lane_count(self) -> int:
-        """How many lanes have a job waiting or running."""
+        """How many lanes have a job that waits, for its turn or for a time, or runs."""
         return self._connection.run(lanes.count(self.keys))
 
     def get_lane(self, lane: str) -> Lane | None:
         """How many jobs wait in a lane, which is next, who holds it and since when.
 
-        None for a lane that has no job waiting or running and no settings.
+        None for a lane that has no job and no settings.
         """
         return self._connection.run(lanes.read(self.keys, lane))
 

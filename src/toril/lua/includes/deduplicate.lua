@@ -47,7 +47,7 @@ local function putOff(queue, gate, owner, new)
   else
     local lane, mark = takeDelayedInLane(queue, owner)
     if not lane then return end
-    redis.call("ZADD", queue["lanes:delayed"], new.due, laneMember(lane, owner, mark))
+    putAside(queue, laneOf(lane), laneMember(lane, owner, mark), new.due)
     wakeLanesWhenDue(queue)
   end
   redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay)

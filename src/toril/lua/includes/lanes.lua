@@ -4,10 +4,12 @@
 ---
 ---   lanes:waiting   zset   the jobs that wait, of all lanes, by lane and place (all scores are 0)
 ---   lanes:delayed   zset   the jobs that wait for a time, by that time in ms
+---   lanes:aside     zset   the same jobs by lane and place (all scores are 0): each lane finds its own
 ---   lanes:held      hash   lane -> the turn it had last, and below it the jobs that hold the lane
 ---   lanes:ready     zset   the lanes of which a job may be taken now, by their next turn
 ---   lanes:later     zset   the lanes that a rate limit holds back, by the time at which it ends
----   lanes:index     zset   the lanes that have a job waiting or a holder, by since when
+---   lanes:index     zset   the lanes that have a job waiting or a holder, by since when; behind them
+---                          those that only have jobs aside
 ---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited
 ---   lanes:diverting hash   lane -> what is to go to the dead letters, as JSON
 ---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
@@ -18,6 +20,9 @@
 --- @include "includes/place"
 --- @include "includes/clock"
 --- @include "includes/laneNames"
+
+--- Added to the time in the index of a lane all of whose jobs are aside.
+local DORMANT = 1000000000000000
 
 --- What holds for all lanes of the queue, read once per call. `has_ready` tells at the end of a
 --- script whether a worker is to be woken; a script that finds no `queue.lanes` has met no lane.
@@ -37,9 +42,10 @@ local function lanesOf(queue)
     weight = 1,
     turn = tonumber(meta[4]) or 0,
     has_settings = redis.call("EXISTS", queue["lanes:settings"]) == 1,
+    has_aside = redis.call("EXISTS", queue["lanes:aside"]) == 1,
     has_ready = false,
     heads = {}, -- of the lanes that were looked at in this call; false for none
-    indexed = {}, -- the lanes that are in the index for sure
+    indexed = {}, -- the lanes that are in the index for sure, and not as dormant ones
     now = clock()
   }
   lanes_by_queue[queue.base] = lanes
@@ -147,6 +153,52 @@ local function removeFromWaiting(queue, lane, ...)
   return redis.call("ZREM", queue["lanes:waiting"], ...)
 end
 
+--- Write members of `lanes:delayed`: nothing else does, so that a lane finds its own in `lanes:aside`.
+local function putAside(queue, lane, member, due_ms)
+  local lanes = lanesOf(queue)
+  lanes.has_aside = true
+  redis.call("ZADD", queue["lanes:delayed"], due_ms, member)
+  redis.call("ZADD", queue["lanes:aside"], "0", member)
+  redis.call("ZADD", queue["lanes:index"], "NX", stamp(lanes.now + DORMANT), lane)
+end
+
+local function takeFromAside(queue, ...)
+  lanesOf(queue).has_aside = true -- there is a lane that may be dormant, though nothing may be left
+  redis.call("ZREM", queue["lanes:aside"], ...)
+  return redis.call("ZREM", queue["lanes:delayed"], ...)
+end
+
+local function hasAside(queue, lane)
+  return lanesOf(queue).has_aside and redis.call("ZRANGEBYLEX", queue["lanes:aside"],
+    "[" .. lane .. " ", "(" .. lane .. "!", "LIMIT", 0, 1)[1] ~= nil
+end
+
+--- A lane without a job that waits and without a holder: forgotten, or dormant.
+local function retireLane(queue, lane)
+  local index = queue["lanes:index"]
+  lanesOf(queue).indexed[lane] = nil
+  if not hasAside(queue, lane) then
+    redis.call("ZREM", index, lane)
+  elseif (tonumber(redis.call("ZSCORE", index, lane) or nil) or 0) < DORMANT then
+    redis.call("ZADD", index, stamp(lanesOf(queue).now + DORMANT), lane)
+  end
+end
+
+--- Note in the index that a job of the lane waits. Returns whether the lane was not there before,
+--- and whether it was dormant.
+local function indexLane(queue, lane)
+  local lanes = lanesOf(queue)
+  if lanes.indexed[lane] then return false, false end
+  lanes.indexed[lane] = true
+  local index = queue["lanes:index"]
+  if redis.call("ZADD", index, "NX", stamp(lanes.now), lane) == 1 then return true, false end
+  if not lanes.has_aside or tonumber(redis.call("ZSCORE", index, lane)) < DORMANT then
+    return false, false
+  end
+  redis.call("ZADD", index, stamp(lanes.now), lane)
+  return false, true
+end
+
 --- For how long the rate limit holds the lane back.
 local function laneLimitedFor(queue, lane, rules)
   if not rules.max then return 0 end
@@ -184,9 +236,8 @@ local function placeLane(queue, lane, holders, turn)
   if not laneHead(queue, lane) then
     redis.call("ZREM", ready, lane)
     if holders == 0 then
-      redis.call("ZREM", queue["lanes:index"], lane)
       redis.call("ZREM", queue["lanes:later"], lane)
-      lanes.indexed[lane] = nil
+      retireLane(queue, lane)
     end
     return false
   end
@@ -212,11 +263,9 @@ local function enterLane(queue, field, id, mark)
   local lane = laneOf(field)
   local member = laneMember(field, id, mark)
   addToWaiting(queue, lane, member)
-  local is_new = not lanes.indexed[lane]
-    and redis.call("ZADD", queue["lanes:index"], "NX", stamp(lanes.now), lane) == 1
-  lanes.indexed[lane] = true
+  local is_new, was_dormant = indexLane(queue, lane)
   if is_new then lanes.heads[lane] = member end
-  if is_new or lanes.capacity > 1 or lanes.has_settings or mark == STARTED then
+  if is_new or was_dormant or lanes.capacity > 1 or lanes.has_settings or mark == STARTED then
     local turn, ids = 0, {}
     if not is_new then turn, ids = laneHolders(queue, lane) end
     placeLane(queue, lane, #ids, turn)
@@ -256,6 +305,8 @@ local function releaseLanes(queue, jobs)
     elseif #ids == 0 or ids[1] == jobs[i][2] then
       if laneHead(queue, lane) then
         ready[#ready + 1], ready[#ready + 2] = math.max(lanes.turn, turn) + 1, lane
+      elseif lanes.has_aside then
+        retireLane(queue, lane)
       else
         empty[#empty + 1] = lane
         lanes.indexed[lane] = nil
@@ -278,8 +329,7 @@ end
 
 --- Put a job of a lane off. With `keeps_lane` it holds its lane meanwhile: nobody overtakes it.
 local function putOffInLane(queue, field, id, due_ms, keeps_lane)
-  redis.call("ZADD", queue["lanes:delayed"], due_ms,
-    laneMember(field, id, keeps_lane and STARTED or PLAIN))
+  putAside(queue, laneOf(field), laneMember(field, id, keeps_lane and STARTED or PLAIN), due_ms)
   if not keeps_lane then releaseLane(queue, field, id) end
   wakeLanesWhenDue(queue)
 end
@@ -303,7 +353,7 @@ local function pullFromLane(queue, field, id)
     releaseLane(queue, field, id)
     return "wait"
   end
-  if redis.call("ZREM", queue["lanes:delayed"], plain, started) > 0 then
+  if takeFromAside(queue, plain, started) > 0 then
     releaseLane(queue, field, id)
     return "delayed"
   end
@@ -317,7 +367,7 @@ local function leaveLane(queue, field, id)
   return place
 end
 
---- Let a job of a lane wait for its turn that is out of `lanes:delayed` already.
+--- Let a job of a lane wait for its turn that is not aside any more.
 local function promoteInLane(queue, gate, field, id, mark)
   if mark == STARTED then dropLaneHolder(queue, laneOf(field), id) end
   enterLane(queue, field, id, mark)
@@ -325,12 +375,13 @@ local function promoteInLane(queue, gate, field, id, mark)
   redis.call("HSET", queue.base .. ":" .. id, "delay", 0)
 end
 
---- Take a delayed job out of `lanes:delayed`; returns its `x.lane` and its mark, or nothing.
+--- Take a job of a lane that waits for a time; returns its `x.lane` and its mark, or nothing. The
+--- caller puts it elsewhere or releases the lane.
 local function takeDelayedInLane(queue, id)
   local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
   if not field then return nil end
   for _, mark in ipairs({ PLAIN, STARTED }) do
-    if redis.call("ZREM", queue["lanes:delayed"], laneMember(field, id, mark)) == 1 then
+    if takeFromAside(queue, laneMember(field, id, mark)) == 1 then
       return field, mark
     end
   end
@@ -360,17 +411,39 @@ end
 --- Let a new job into its lane; with `due_ms` at that time.
 local function addToLane(queue, id, field, due_ms)
   if due_ms then
-    redis.call("ZADD", queue["lanes:delayed"], due_ms, laneMember(field, id, PLAIN))
+    putAside(queue, laneOf(field), laneMember(field, id, PLAIN), due_ms)
     wakeLanesWhenDue(queue)
   else
     enterLane(queue, field, id, PLAIN)
   end
 end
 
---- Does the lane hold as many jobs as it may?
-local function isLaneFull(queue, lane, most)
-  local name = laneName(lane)
-  return redis.call("ZLEXCOUNT", queue["lanes:waiting"], "[" .. name .. " ", "(" .. name .. "!") >= most
+--- How many jobs of the lane wait, for their turn or for a time.
+local function laneSize(queue, lane)
+  local first, last = "[" .. lane .. " ", "(" .. lane .. "!"
+  return redis.call("ZLEXCOUNT", queue["lanes:waiting"], first, last)
+    + redis.call("ZLEXCOUNT", queue["lanes:aside"], first, last)
+end
+
+--- Does the lane hold as many jobs as it may? `coming` are those that the same call lets in before.
+local function isLaneFull(queue, lane, most, coming)
+  return laneSize(queue, laneName(lane)) + (coming or 0) >= most
+end
+
+--- Asks of one new job after the other, before any of them is written, whether its lane is full.
+--- Parents come into their lane when their children are done, so nobody has to wait behind them now.
+local function laneGuard()
+  local coming = {}
+  return function(queue, job)
+    if not job.lane then return false end
+    local lane = queue.base .. " " .. job.lane
+    local before = coming[lane] or 0
+    if job.max_lane_size and isLaneFull(queue, job.lane, job.max_lane_size, before) then
+      return true
+    end
+    coming[lane] = before + (job.has_children and 0 or 1)
+    return false
+  end
 end
 
 --- Wake a worker if a lane became ready in this call.

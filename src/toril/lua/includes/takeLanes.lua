@@ -5,7 +5,7 @@
 local function promoteLanes(queue, gate, now)
   local delayed, later = queue["lanes:delayed"], queue["lanes:later"]
   local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, 1000)
-  if #due > 0 then redis.call("ZREM", delayed, unpack(due)) end
+  if #due > 0 then takeFromAside(queue, unpack(due)) end
   for _, member in ipairs(due) do
     local _, mark, field, id = readLaneMember(member)
     promoteInLane(queue, gate, field, id, mark)
