@@ -24,6 +24,7 @@ HEADINGS = {
 UNITS = {
     "rate": "/s",
     "wall_rate": "/s",
+    "whole_groups": "/s",
     "add_wall_rate": "/s",
     "bytes": " bytes",
     "p99": " ms",

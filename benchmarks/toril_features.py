@@ -44,7 +44,8 @@ async def groups(given: Namespace) -> dict[str, float]:
 
     await asyncio.gather(*(producer() for _ in range(TASKS)))
     jobs = given.jobs // MEMBERS * MEMBERS
-    return {"rate": jobs / await all_completed(given.url, jobs, given.concurrency)}
+    seconds = await all_completed(given.url, jobs, given.concurrency)
+    return {"rate": jobs / seconds, "whole_groups": jobs / MEMBERS / seconds}
 
 
 async def dead_letters(given: Namespace) -> dict[str, float]:

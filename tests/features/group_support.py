@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
@@ -83,6 +85,23 @@ def _delete(key: str) -> Any:
     from toril.protocol.command import plain
 
     return plain("DEL", key, parse=int)
+
+
+class Meeting:
+    """Lets the handlers of a group go on when all of those expected are running."""
+
+    def __init__(self, nodes: list[Any], names: str) -> None:
+        self._group = {job.id: node.group_id for node in nodes for job in node.jobs}
+        self._expected = len(names)
+        self._present = Counter[str]()
+        self._is_full = {node.group_id: asyncio.Event() for node in nodes}
+
+    async def wait(self, job: Any) -> None:
+        group_id = self._group[job.id]
+        self._present[group_id] += 1
+        if self._present[group_id] == self._expected:
+            self._is_full[group_id].set()
+        await self._is_full[group_id].wait()
 
 
 class World:

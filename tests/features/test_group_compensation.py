@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import Meeting, World, open_world
 from tests.helpers import wait_until
 from toril import Compensation, GroupJob, QueueEvents, UnrecoverableError, Worker
 from toril.protocol.settling import Raised, Returned
@@ -380,10 +380,17 @@ async def _return_data(job: Any) -> Any:
 
 
 async def test_two_members_failing_at_once_turn_the_group_once(world: World):
-    """SAGA-29: 1,100 groups whose b and c fail at the same time after a completed."""
+    """SAGA-29: 1,100 groups whose b and c are held until both run, and fail at once after a has
+    completed."""
     count = 1100
-    nodes = await asyncio.gather(*(world.order() for _ in range(count)))
-    by_name = {"a": _return_at_once, "b": _raise_at_once, "c": _raise_at_once}
+    nodes = [await world.order() for _ in range(count)]
+    meeting = Meeting(nodes, "bc")
+
+    async def raise_together(job: Any) -> None:
+        await meeting.wait(job)
+        raise UnrecoverableError("no")
+
+    by_name = {"a": _return_at_once, "b": raise_together, "c": raise_together}
     workers = {
         name: Worker(name, handler, connection=world.url, prefix=world.prefix, concurrency=50)
         for name, handler in by_name.items()
@@ -415,7 +422,7 @@ async def test_two_members_failing_at_once_turn_the_group_once(world: World):
     assert len(undone["completed"]) == count == len(nodes)
     infos = await world.queue("a").get_groups()
     assert {info.state for info in infos} == {"FAILED"}
-    assert all(info.unfinished_count == 0 and info.completed_count == 1 for info in infos)
+    assert {(info.completed_count, info.failed_count) for info in infos} == {(1, 2)}
 
 
 async def test_late_completers_are_undone_once_each(world: World):
@@ -466,10 +473,6 @@ async def test_late_completers_are_undone_once_each(world: World):
 
 async def _return_at_once(job: Any) -> str:
     return job.id
-
-
-async def _raise_at_once(job: Any) -> None:
-    raise UnrecoverableError("no")
 
 
 async def test_failing_and_completing_in_one_call(world: World):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,9 @@ from toril import (
     Worker,
 )
 from toril.protocol import leasing
+from toril.protocol.settling import Raised, Returned
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -360,8 +365,6 @@ async def test_the_literal_behaviour_ignores_late_members_that_died(world: World
 
 
 def _raised(reason: str) -> Any:
-    from toril.protocol.settling import Raised
-
     return Raised(UnrecoverableError(reason))
 
 
@@ -563,6 +566,7 @@ async def test_a_group_in_a_queue_of_a_million_is_cancelled_at_once(world: World
     await world.queue("a").cancel_group(node.group_id)
 
     stats = await world.client.info("commandstats")
+    assert sum(row["calls"] for row in stats.values()) < 2100
     walks = {"cmdstat_lrem", "cmdstat_lrange", "cmdstat_lpos", "cmdstat_lset"} & set(stats)
     assert walks <= {"cmdstat_lrem"}
     assert stats.get("cmdstat_lrem", {"calls": 0})["calls"] <= 1
@@ -595,17 +599,32 @@ async def test_the_largest_group_is_turned_over_with_bounded_work(world: World):
     assert await world.state(node) == "FAILED"
 
 
-async def test_a_plain_job_pays_nothing_for_groups(world: World):
-    """SAGA-19: the commands that end a plain job are those of a queue without groups."""
-    queue, hand = world.queue("a"), world.hand("a")
-    for _ in range(2):
-        await queue.add("plain")
-        job = await hand.take_one()
-        await world.client.config_resetstat()
-        await hand.complete(job)
-    stats = await world.client.info("commandstats")
+async def test_a_plain_job_pays_nothing_for_groups(world: World, monkeypatch: Any):
+    """SAGA-19: adding, completing, retrying and failing plain jobs takes the same commands with the
+    scripts as they are and with scripts from which groups were cut out."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from groups import scripts_without_groups
 
-    calls = {name.removeprefix("cmdstat_"): row["calls"] for name, row in stats.items()}
-    assert calls["hmget"] == 2  # the queue's settings, and what is known of the job
-    assert "hgetall" not in calls
-    assert calls.get("hget", 0) <= 1
+    counted = []
+    for is_cut in (False, True):
+        with scripts_without_groups() if is_cut else nullcontext():
+            queue, hand = world.queue(f"cut-{is_cut}"), world.hand(f"cut-{is_cut}")
+            for _ in range(2):  # the first time the server learns the scripts
+                await world.client.config_resetstat()
+                for attempts in (1, 1, 2):
+                    await queue.add("plain", attempts=attempts)
+                done, failing, retried = await hand.take(3)
+                await hand.settle(
+                    [
+                        (done, Returned(1)),
+                        (failing, Raised(ValueError("no"))),
+                        (retried, Raised(ValueError("again"))),
+                    ]
+                )
+                await hand.complete(await hand.take_one())
+        stats = await world.client.info("commandstats")
+        counted.append({name: row["calls"] for name, row in stats.items()})
+    with_groups, without = counted
+
+    assert with_groups == without
+    assert with_groups["cmdstat_xadd"] > 10  # something was counted
