@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sqlalchemy import create_engine
+from sqlalchemy import String, create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from toril.idempotency import idempotency_table
@@ -25,8 +25,8 @@ class Order(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     amount: Mapped[int]
-    status: Mapped[str] = mapped_column(default="new")
-    receipt: Mapped[str | None]
+    status: Mapped[str] = mapped_column(String(20), default="new")
+    receipt: Mapped[str | None] = mapped_column(String(100))
 
 
 class Charge(Base):
@@ -36,7 +36,7 @@ class Charge(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     order_id: Mapped[int]
-    key: Mapped[str]
+    key: Mapped[str] = mapped_column(String(255))
 
 
 outbox = Outbox(Base.metadata)

@@ -1,4 +1,4 @@
-"""The order service runs as its README says: an API and a worker as processes, two databases."""
+"""The order service runs as its README says: an API and a worker as processes, on each database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from sqlalchemy import create_engine, text
 
 from tests.helpers import wait_until
 from tests.servers import free_port
-from tests.sql.conftest import database_url, postgres  # noqa: F401 (fixtures)
+from tests.sql.conftest import (  # noqa: F401 (fixtures)
+    database_url,
+    mariadb,
+    mariadb_server,
+    postgres,
+)
 from toril import Queue
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,7 @@
-"""Real databases: SQLite in a file, PostgreSQL from a wheel, with blocking and async drivers."""
+"""Real databases, with blocking and async drivers.
+
+SQLite in a file, PostgreSQL from a wheel, MariaDB from the system's packages.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from tests.helpers import not_run
+from tests.sql.mariadb import MariaDb, find_binary
 from toril.outbox import Outbox, Relay
 
-KINDS = ("sqlite", "postgresql")
-ASYNC_KINDS = ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg")
+# A MariaDB may be called by its own name or by that of MySQL; both are tried.
+SERVERS = ("postgresql+psycopg", "mariadb+pymysql")
+ASYNC_SERVERS = ("postgresql+asyncpg", "postgresql+psycopg_async", "mysql+aiomysql")
+KINDS = ("sqlite", *SERVERS)
+ASYNC_KINDS = ("sqlite+aiosqlite", *ASYNC_SERVERS)
 
 
 @pytest.fixture(scope="session")
@@ -34,12 +41,39 @@ def postgres() -> Iterator[str]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariaDb]:
+    """The MariaDB that this run started."""
+    binary = find_binary()
+    if binary is None:
+        not_run("there is no mariadbd; on Debian: apt install mariadb-server-core")
+    with MariaDb(binary) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb(mariadb_server: MariaDb) -> str:
+    """What follows the driver in the URL of the MariaDB."""
+    return mariadb_server.url
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, directory: Path) -> str:
+    if kind.startswith("sqlite"):
+        return f"{kind}:///{directory}/test.db"
+    server = "postgres" if kind.startswith("postgresql") else "mariadb"
+    return f"{kind}://{request.getfixturevalue(server)}"
+
+
 @pytest.fixture(params=KINDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL for a blocking engine, once per kind of database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/test.db"
-    return f"postgresql+psycopg://{request.getfixturevalue('postgres')}"
+    return url_of(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=SERVERS)
+def server_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The same for what needs a server, with row locks and several writers."""
+    return url_of(request.param, request, tmp_path)
 
 
 @pytest.fixture
@@ -51,9 +85,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 @pytest.fixture(params=ASYNC_KINDS)
 def async_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param.startswith("sqlite"):
-        return f"{request.param}:///{tmp_path}/test.db"
-    return f"{request.param}://{request.getfixturevalue('postgres')}"
+    return url_of(request.param, request, tmp_path)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import signal
 import time
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import create_engine, func, select
 
 from tests.helpers import wait_until
 from tests.sql import program
 from tests.sql.program import QUEUE, RELAY_STEPS, WORKER_STEPS, Tables, make_relay, make_worker
 from toril import NewJob, Queue
 
-ROWS = int(os.environ.get("TORIL_CHAOS_ROWS", "400"))
+ROWS = int(os.environ.get("TORIL_CHAOS_ROWS", "300"))
 SEED = int(os.environ.get("TORIL_CHAOS_SEED", str(random.randrange(10**6))))
 
 
@@ -116,17 +116,14 @@ async def _have_completed(queue, count):
 
 @pytest.mark.timeout(1800)
 async def test_random_kills_of_relays_and_workers_leave_one_effect_per_row(
-    postgres, table_name, url, prefix, queue, client
+    server_url, table_name, url, prefix, queue, client
 ):
     """Two relays and three workers, killed at random while rows are written."""
-    from sqlalchemy import create_engine
-
     dice = random.Random(SEED)
-    database = f"postgresql+psycopg://{postgres}"
-    engine = create_engine(database)
+    engine = create_engine(server_url)
     tables = Tables(table_name)
     tables.metadata.create_all(engine)
-    arguments = (database, url, prefix, table_name)
+    arguments = (server_url, url, prefix, table_name)
     kinds = ["relay"] * 2 + ["worker"] * 3
     children = [await program.start(kind, *arguments, "slow") for kind in kinds]
     options = {"attempts": 50, "backoff": 50, "remove_on_complete": True}

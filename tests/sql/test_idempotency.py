@@ -7,7 +7,18 @@ import threading
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, func, insert, select, update
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -141,6 +152,84 @@ def test_the_same_key_in_another_scope_is_other_work(engine, tables):
             assert not run.is_repeat
         with once(session, FakeJob(), key="x" * 1000, table=records) as run:
             assert run.is_repeat
+
+
+KEYS = ("a", "A", "a ", "a  ", "ä", "Ä", "a\u0308", "ß", "ss", "x" * 255, "x" * 256, "👩‍🔧")
+
+
+def test_keys_that_look_alike_are_different_work(engine, tables):
+    """Case, accents and spaces at the end count, whatever the database takes for equal."""
+    records, _ = tables
+    for is_repeat in (False, True):
+        with Session(engine) as session, session.begin():
+            for key in KEYS:
+                with once(session, FakeJob(key), table=records) as run:
+                    assert run.is_repeat is is_repeat, key
+                    run.result = key
+                assert run.result == key
+    assert count(engine, records) == len(KEYS)
+
+
+def test_a_result_may_be_longer_than_64_kilobytes(engine, tables):
+    records, _ = tables
+    handler = idempotent(SqlStore(engine, table=records))(lambda job, session: "ü" * 100_000)
+
+    assert handler(FakeJob()) == handler(FakeJob()) == "ü" * 100_000
+
+
+def test_when_the_first_of_many_fails_one_of_the_others_does_the_work(engine, tables):
+    """RULES-02: they all wait for it; none loses its attempt because they woke together."""
+    records, charges = tables
+    is_inside, results, failures = threading.Event(), [], []
+    has_failed = threading.Event()
+
+    @idempotent(SqlStore(engine, table=records))
+    def charge(job, session):
+        session.execute(insert(charges).values(key=job.id))
+        if job.id == "first":
+            is_inside.set()
+            # Long enough for the others to be waiting for this transaction.
+            has_failed.wait(0.5)
+            raise ConnectionError("the bank does not answer")
+        return job.id
+
+    def run(job_id):
+        try:
+            results.append(charge(FakeJob(job_id=job_id)))
+        except Exception as error:
+            failures.append((job_id, type(error)))
+
+    threads = [threading.Thread(target=run, args=("first",))]
+    threads[0].start()
+    assert is_inside.wait(10)
+    threads += [threading.Thread(target=run, args=(f"other-{n}",)) for n in range(6)]
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert failures == [("first", ConnectionError)]
+    assert len(results) == 6
+    assert len(set(results)) == 1
+    assert count(engine, charges) == 1
+
+
+async def test_pruning_waits_for_nobody_who_is_at_work(server_url, metadata, table_name):
+    """A prune that locked the whole table would stop every worker."""
+    engine = create_engine(server_url)
+    records = idempotency_table(metadata, table_name)
+    metadata.create_all(engine)
+    store = SqlStore(engine, table=records)
+    for key in ("a", "k", "z"):
+        idempotent(store)(lambda job, session: None)(FakeJob(key))
+    with engine.begin() as connection:
+        connection.execute(update(records).values(expires_at=1))
+    with Session(engine) as session, session.begin(), once(session, FakeJob("j"), table=records):
+        assert await asyncio.wait_for(store.prune(), 5) == 3
+
+    assert count(engine, records) == 1
+    metadata.drop_all(engine)
+    engine.dispose()
 
 
 async def test_once_with_async_sessions(async_engine, table_name):

@@ -30,7 +30,7 @@ def orders(metadata, table_name):
         f"{table_name}_orders",
         metadata,
         Column("id", Integer, primary_key=True),
-        Column("n", String),
+        Column("n", String(100)),
     )
 
 
@@ -142,6 +142,40 @@ async def test_a_job_id_of_ones_own_is_one_row(engine, outbox, relay, queue):
     assert (job.id, job.data) == ("order-1", {"n": 1})
 
 
+async def test_ids_queues_and_lanes_are_told_apart_by_case(
+    engine, outbox, relay, queue, url, prefix
+):
+    """RULES-12: some databases would take 'Order-1' for 'order-1', and drop the second job."""
+    with engine.begin() as connection:
+        for job_id in ("order-1", "Order-1", "örder-1", "Örder-1"):
+            outbox.add(connection, "payments", "charge", {"id": job_id}, job_id=job_id)
+        outbox.add(connection, "Payments", "charge", job_id="order-1")
+        first = outbox.add(connection, "payments", "charge", lane="user-a")
+        outbox.add(connection, "payments", "charge", lane="user-A", job_id="other-lane")
+        is_first = outbox.table.c.id == first
+        connection.execute(update(outbox.table).where(is_first).values(due_at=2**52))
+
+    await relay.drain()
+
+    ids = {job.id for job in await queue.get_waiting()}
+    assert {"order-1", "Order-1", "örder-1", "Örder-1"} <= ids
+    assert await queue.get_job("other-lane") is not None, "another lane's head held it up"
+    async with Queue("Payments", connection=url, prefix=prefix) as other:
+        assert [job.id for job in await other.get_waiting()] == ["order-1"]
+
+
+async def test_data_may_be_longer_than_64_kilobytes(engine, outbox, relay, queue):
+    """A text that the database cut off would be no job any more."""
+    data = {"text": "ü☃" * 100_000}
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, "payments", "charge", data, job_id="large")
+
+    await relay.drain()
+
+    assert (await queue.get_job(job_id)).data == data
+    assert (await relay.stats()).parked == 0
+
+
 async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
     data = {"big": 12345678901234567890123, "empty": [], "text": "ключ \u2028 ☃", "n": 0.1}
     with engine.begin() as connection:
@@ -163,6 +197,8 @@ async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
         (("q", "n"), {"job_id": "12"}, InvalidNameError),
         (("q", "n"), {"lane": ""}, InvalidOptionError),
         (("q", "n"), {"lane": "x" * 256}, InvalidOptionError),
+        (("q" * 256, "n"), {}, InvalidOptionError),
+        (("q", "n" * 1025), {}, InvalidNameError),
         (("q", "n"), {"parent": Parent("p", "q")}, InvalidOptionError),
         (("q", "n"), {"idempotency_key": "x" * 256}, InvalidOptionError),
     ],

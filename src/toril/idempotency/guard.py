@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Self
 
-from sqlalchemy import Connection, Table, select, update
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy import Connection, Table, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -16,6 +17,7 @@ from toril.idempotency.record import KeyedJob, fitting, scope_of
 from toril.idempotency.table import DEFAULT_TABLE
 from toril.options import Duration, milliseconds
 from toril.protocol import codec
+from toril.sql import MYSQL, is_duplicate_key
 
 DEFAULT_TTL_MS = 30 * 24 * 3600 * 1000
 
@@ -40,6 +42,7 @@ class Once:
         self._job_id = job_id
         self._ttl_ms = ttl_ms
         self.is_repeat = False
+        self.has_begun = False
         self.result: Any = None
 
     def __enter__(self) -> Self:
@@ -74,12 +77,17 @@ class Once:
             "created_at": now_ms,
             "expires_at": now_ms + self._ttl_ms,
         }
-        if _insert_unless_there(target, self._table, values):
-            return
-        self.is_repeat = True
+        self.is_repeat = not _insert_unless_there(target, self._table, values)
+        if self.is_repeat:
+            text = target.execute(self._recorded(_dialect(target))).scalar()
+            self.result = None if text is None else codec.decode(text.encode())
+        self.has_begun = True
+
+    def _recorded(self, dialect: Dialect) -> Any:
+        """The result of the first run, also when it committed after this transaction began."""
         query = select(self._table.c.result).where(self._is_it())
-        text = target.execute(query).scalar()
-        self.result = None if text is None else codec.decode(text.encode())
+        # REPEATABLE READ, the default there, shows the past to all but a locking read.
+        return query.with_for_update(read=True) if dialect.name in MYSQL else query
 
     def _end(self, target: Blocking) -> None:
         text = codec.encode(self.result, f"the result of job {self._job_id!r}").decode()
@@ -130,12 +138,24 @@ def _insert_unless_there(target: Blocking, table: Table, values: dict[str, Any])
             on_sqlite = sqlite.insert(table).values(values).on_conflict_do_nothing()
             return target.execute(on_sqlite.returning(table.c.key)).first() is not None
         case "mysql" | "mariadb":
-            on_mysql = mysql.insert(table).values(values).prefix_with("IGNORE")
-            result: Any = target.execute(on_mysql)
-            return bool(result.rowcount == 1)
+            return _insert_on_mysql(target, table, values)
     raise InvalidOptionError(
         f"idempotency knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
     )
+
+
+def _insert_on_mysql(target: Blocking, table: Table, values: dict[str, Any]) -> bool:
+    """It undoes only the statement that it refuses, so the transaction goes on.
+
+    IGNORE would pass over other errors as well, and how many rows an upsert touched does not tell.
+    """
+    try:
+        target.execute(insert(table).values(values))
+    except IntegrityError as error:
+        if not is_duplicate_key(error):
+            raise
+        return False
+    return True
 
 
 def _dialect(target: Blocking) -> Dialect:

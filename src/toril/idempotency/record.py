@@ -30,7 +30,10 @@ def scope_of(job: Any, scope: str | None) -> str:
 
 
 def fitting(text: str) -> str:
-    """``text``, or when it is too long for a column a hash of it."""
-    if len(text) <= LONGEST:
+    """``text``, or a hash of it when a column cannot hold it as it is.
+
+    Some databases take a text with spaces at its end for the same as without them.
+    """
+    if len(text) <= LONGEST and not text.endswith(" "):
         return text
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Engine, Table, delete, select, tuple_
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Engine, Table, bindparam, delete, select
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from toril.errors import InvalidOptionError
-from toril.idempotency.guard import DEFAULT_TTL_MS, once
+from toril.idempotency.guard import DEFAULT_TTL_MS, Once, once
 from toril.idempotency.table import DEFAULT_TABLE
 from toril.options import Duration, milliseconds
+from toril.sql import MOST_TRIES, is_passing
 
 logger = logging.getLogger("toril.idempotency")
 
@@ -33,6 +34,10 @@ class SqlStore:
 
     ``engine`` is an engine or a sessionmaker; ``async def`` handlers need an async one.  Records
     are kept for ``ttl`` and deleted afterwards, a thousand at a time, about once an hour.
+
+    When the record cannot be written because others are in the way, or because the connection has
+    died since it was last used, nothing was done yet and the transaction is begun anew: no attempt
+    of the job is lost by that.
     """
 
     def __init__(
@@ -64,32 +69,48 @@ class SqlStore:
     def _wrap_async(self, function: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(function)
         async def handler(job: Any) -> Any:
-            async with self._open() as session, session.begin():
-                async with self._once(session, job) as run:
-                    if not run.is_repeat:
-                        run.result = await function(job, session)
-                result = run.result
+            tries = 0
+            while True:
+                tries += 1
+                async with self._open() as session:
+                    run = self._once(session, job)
+                    try:
+                        async with session.begin(), run:
+                            if not run.is_repeat:
+                                run.result = await function(job, session)
+                        break
+                    except DBAPIError as error:
+                        if _is_final(run, error, tries):
+                            raise
             if self._should_prune():
                 await self._prune_quietly()
-            return result
+            return run.result
 
         return handler
 
     def _wrap_blocking(self, function: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(function)
         def handler(job: Any) -> Any:
-            with self._open() as session, session.begin():
-                with self._once(session, job) as run:
-                    if not run.is_repeat:
-                        run.result = function(job, session)
-                result = run.result
+            tries = 0
+            while True:
+                tries += 1
+                with self._open() as session:
+                    run = self._once(session, job)
+                    try:
+                        with session.begin(), run:
+                            if not run.is_repeat:
+                                run.result = function(job, session)
+                        break
+                    except DBAPIError as error:
+                        if _is_final(run, error, tries):
+                            raise
             if self._should_prune():
                 self._prune_blocking_quietly()
-            return result
+            return run.result
 
         return handler
 
-    def _once(self, session: Any, job: Any) -> Any:
+    def _once(self, session: Any, job: Any) -> Once:
         return once(session, job, scope=self._scope, ttl=self.ttl_ms, table=self.table)
 
     async def prune(self) -> int:
@@ -111,9 +132,13 @@ class SqlStore:
             .where(table.c.expires_at < time.time_ns() // 1_000_000)
             .limit(_ROWS_PER_PRUNE)
         )
-        old = [tuple(row) for row in session.execute(query)]
+        old = [{"old_scope": row[0], "old_key": row[1]} for row in session.execute(query)]
         if old:
-            session.execute(delete(table).where(tuple_(table.c.scope, table.c.key).in_(old)))
+            # One by one: MariaDB reads, and locks, the whole table for a list of pairs.
+            is_it = (table.c.scope == bindparam("old_scope")) & (
+                table.c.key == bindparam("old_key")
+            )
+            session.connection().execute(delete(table).where(is_it), old)
         return len(old)
 
     def _should_prune(self) -> bool:
@@ -133,6 +158,10 @@ class SqlStore:
             self._prune_blocking()
         except SQLAlchemyError as error:
             logger.warning("old idempotency records could not be deleted: %s", error)
+
+
+def _is_final(run: Once, error: DBAPIError, tries: int) -> bool:
+    return run.has_begun or tries >= MOST_TRIES or not is_passing(error)
 
 
 def _opener(engine: Sessions) -> Callable[[], Any]:

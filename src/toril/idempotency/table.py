@@ -10,7 +10,10 @@ expires_at  until when the record is kept at least
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Index, MetaData, Table
+
+from toril.idempotency.record import LONGEST
+from toril.sql import key_text, long_text
 
 DEFAULT_NAME = "toril_idempotency"
 
@@ -22,10 +25,10 @@ def idempotency_table(
     return Table(
         name,
         metadata,
-        Column("scope", String(255), primary_key=True),
-        Column("key", String(255), primary_key=True),
-        Column("job_id", String(255), nullable=False),
-        Column("result", Text),
+        Column("scope", key_text(LONGEST), primary_key=True),
+        Column("key", key_text(LONGEST), primary_key=True),
+        Column("job_id", key_text(LONGEST), nullable=False),
+        Column("result", long_text()),
         Column("created_at", BigInteger, nullable=False),
         Column("expires_at", BigInteger, nullable=False),
         Index(f"ix_{name}_expires_at", "expires_at"),

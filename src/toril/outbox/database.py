@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from toril.errors import InvalidOptionError
 from toril.outbox.storing import has_row_locks
+from toril.sql import MOST_TRIES
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a blocking function of a connection, with more arguments after it."""
@@ -44,6 +46,11 @@ def open_database(engine: Engine | AsyncEngine) -> Database:
 def _isolation(dialect: Dialect) -> dict[str, Any]:
     """Row locks mean nothing under autocommit, which an engine may have as its default."""
     return {"isolation_level": "READ COMMITTED"} if has_row_locks(dialect.name) else {}
+
+
+def _cut_off(error: Exception) -> OperationalError:
+    """SQLAlchemy passes on what drivers raise when the isolation of a dead connection is set."""
+    return OperationalError("SET TRANSACTION ISOLATION LEVEL", None, error)
 
 
 class ThreadDatabase:
@@ -81,7 +88,18 @@ class ThreadDatabase:
         self._thread.shutdown(wait=False)
 
     def _connect(self) -> Connection:
-        return self._engine.connect().execution_options(**_isolation(self.dialect))
+        """A connection that is alive: those that died since they were last used are put aside."""
+        tries = 0
+        while True:
+            tries += 1
+            connection = self._engine.connect()
+            try:
+                return connection.execution_options(**_isolation(self.dialect))
+            except self.dialect.loaded_dbapi.Error as error:
+                connection.invalidate(error)
+                connection.close()
+                if tries == MOST_TRIES:
+                    raise _cut_off(error) from error
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -97,18 +115,19 @@ class AsyncDatabase:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Ask]:
-        async with self._engine.connect() as connection:
-            await connection.execution_options(**_isolation(self.dialect))
+        connection = await self._connect()
 
-            def ask(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-                return connection.run_sync(function, *arguments)
+        def ask(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+            return connection.run_sync(function, *arguments)
 
-            try:
-                yield ask
-                await connection.commit()
-            except BaseException:
-                await _rollback(connection)
-                raise
+        try:
+            yield ask
+            await connection.commit()
+        except BaseException:
+            await _rollback(connection)
+            raise
+        finally:
+            await connection.close()
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         async with self.transaction() as ask:
@@ -116,6 +135,19 @@ class AsyncDatabase:
 
     async def close(self) -> None:
         """The engine is its owner's to dispose of."""
+
+    async def _connect(self) -> AsyncConnection:
+        tries = 0
+        while True:
+            tries += 1
+            connection = await self._engine.connect()
+            try:
+                return await connection.execution_options(**_isolation(self.dialect))
+            except self.dialect.loaded_dbapi.Error as error:
+                await connection.invalidate(error)
+                await connection.close()
+                if tries == MOST_TRIES:
+                    raise _cut_off(error) from error
 
 
 async def _rollback(connection: AsyncConnection) -> None:

@@ -128,7 +128,9 @@ class Outbox:
             case "sqlite":
                 return sqlite.insert(self.table).values(values).on_conflict_do_nothing()
             case "mysql" | "mariadb":
-                return mysql.insert(self.table).values(values).prefix_with("IGNORE")
+                # Not IGNORE, which also cuts off what is too long and replaces what is not text.
+                on_mysql = mysql.insert(self.table).values(values)
+                return on_mysql.on_duplicate_key_update(id=self.table.c.id)
         return insert(self.table).values(values)
 
 

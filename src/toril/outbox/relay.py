@@ -13,9 +13,9 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from sqlalchemy import Engine
@@ -37,8 +37,11 @@ from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Prepared
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
+from toril.sql import MOST_TRIES, lost_out
 
 logger = logging.getLogger("toril.outbox")
+
+T = TypeVar("T")
 
 _ROWS_PER_PRUNE = 1000
 _STATS_EVERY_S = 5.0
@@ -241,6 +244,9 @@ class Relay:
 
     async def run_once(self) -> int:
         """Relay one batch; returns how many rows it had."""
+        return await _again_when_it_lost_out(self._run_once)
+
+    async def _run_once(self) -> int:
         if storing.has_row_locks(self._database.dialect.name):
             async with self._database.transaction() as ask:
                 rows = await ask(storing.claim_pending, self.table, self._claim)
@@ -370,6 +376,9 @@ class Relay:
 
     async def confirm_once(self) -> int:
         """Ask what became of dispatched jobs that are due; returns how many there were."""
+        return await _again_when_it_lost_out(self._confirm_once)
+
+    async def _confirm_once(self) -> int:
         if storing.has_row_locks(self._database.dialect.name):
             async with self._database.transaction() as ask:
                 rows = await ask(storing.claim_dispatched, self.table, self._claim)
@@ -441,3 +450,17 @@ class Relay:
         count: int = await self._database.run(storing.unpark, self.table, list(job_ids))
         self._news.set()
         return count
+
+
+async def _again_when_it_lost_out(step: Callable[[], Awaitable[T]]) -> T:
+    """Do a step anew when the database preferred another transaction to its own.
+
+    Jobs that it added before that are known to the server and not added a second time.
+    """
+    for _ in range(MOST_TRIES - 1):
+        try:
+            return await step()
+        except SQLAlchemyError as error:
+            if not lost_out(error):
+                raise
+    return await step()

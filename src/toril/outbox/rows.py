@@ -9,11 +9,10 @@ import msgspec
 
 from toril.errors import InvalidOptionError, PayloadError
 from toril.options import OPTION_NAMES, Backoff, Deduplication, Keep, NewJob, new_job
+from toril.outbox.table import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
 from toril.protocol.keys import check_queue_name
-
-LONGEST_KEY = 255
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +47,9 @@ def values_of(
             f"job {name!r} cannot go through the outbox: it has a parent, which may be gone when"
             f" the row is relayed; let the parent's handler add it"
         )
-    if job.lane is not None and len(job.lane) > LONGEST_KEY:
-        raise InvalidOptionError(f"lane={job.lane!r} is longer than {LONGEST_KEY} characters")
+    _check_length("queue", queue, LONGEST_KEY)
+    _check_length("name", name, LONGEST_NAME)
+    _check_length("lane", job.lane or "", LONGEST_KEY)
     # A row whose id was made up is its own key. An id that was given may be used again for other
     # work once the job is gone, so it alone does not make two rows the same.
     job_id = job.job_id or generated_id
@@ -68,6 +68,14 @@ def values_of(
         "lane": job.lane,
         "key": key,
     }
+
+
+def _check_length(what: str, text: str, longest: int) -> None:
+    """Some databases would cut it off without a word."""
+    if len(text) > longest:
+        raise InvalidOptionError(
+            f"{what}={text!r} is longer than the {longest} characters that an outbox has room for"
+        )
 
 
 def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:

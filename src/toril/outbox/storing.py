@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Select, Table, and_, delete, exists, func, or_, select, update
+from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
 from toril.outbox.rows import OutboxRow
 from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING, STATUSES, now_ms
+from toril.sql import MYSQL
 
 LONGEST_ERROR = 4000
 
@@ -56,13 +58,38 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
     known = {row.seq for row in heads}
     is_new = table.c.seq.not_in(known)
     rows = _claim(connection, table, more, _is_due(table, now), in_lanes, is_reachable, is_new)
+    if rows and has_row_locks(connection.dialect.name):
+        rows = _without_gaps(connection, table, in_lanes, known, rows)
     return sorted([*heads, *rows], key=lambda row: row.seq)
+
+
+def _without_gaps(
+    connection: Connection,
+    table: Table,
+    in_lanes: ColumnElement[bool],
+    known: set[int],
+    rows: list[OutboxRow],
+) -> list[OutboxRow]:
+    """Of each lane only what follows on what was claimed.
+
+    A row in the middle may have been passed over: MySQL locks what it looks at for a moment, and
+    somebody may be mending a row by hand.
+    """
+    claimed = known | {row.seq for row in rows}
+    is_before_last = table.c.seq < rows[-1].seq
+    query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
+        in_lanes, table.c.status == PENDING, is_before_last, table.c.seq.not_in(claimed)
+    )
+    passed_over = connection.execute(query.group_by(table.c.queue, table.c.lane))
+    gaps: dict[tuple[str, str], int] = {(queue, lane): seq for queue, lane, seq in passed_over}
+    return [row for row in rows if row.seq < gaps.get((row.queue, row.lane or ""), row.seq + 1)]
 
 
 def claim_dispatched(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """Rows whose jobs are to be looked at again."""
     is_due = table.c.due_at <= now_ms(connection.dialect)
-    return _claim(connection, table, claim, table.c.status == DISPATCHED, is_due)
+    is_dispatched = table.c.status == DISPATCHED
+    return _claim(connection, table, claim, is_dispatched, is_due, order="due_at")
 
 
 def mark_dispatched(
@@ -139,10 +166,12 @@ def prune(
     """Delete rows with one of ``statuses`` whose jobs were dispatched long ago."""
     is_old = table.c.dispatched_at <= now_ms(connection.dialect) - keep_ms
     query = select(table.c.seq).where(table.c.status.in_(statuses), is_old).limit(limit)
+    if has_row_locks(connection.dialect.name):
+        query = query.with_for_update(skip_locked=True, of=table)
     seqs = list(connection.execute(query).scalars())
-    if seqs:
-        connection.execute(delete(table).where(table.c.seq.in_(seqs)))
-    return len(seqs)
+    if not seqs:
+        return 0
+    return connection.execute(delete(table).where(table.c.seq.in_(seqs))).rowcount
 
 
 def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUSES) -> OutboxStats:
@@ -158,21 +187,42 @@ def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUS
 
 
 def _claim(
-    connection: Connection, table: Table, claim: Claim, *conditions: ColumnElement[bool]
+    connection: Connection,
+    table: Table,
+    claim: Claim,
+    *conditions: ColumnElement[bool],
+    order: str = "seq",
 ) -> list[OutboxRow]:
     if has_row_locks(connection.dialect.name):
-        query = _rows(table).where(*conditions).order_by(table.c.seq).limit(claim.limit)
+        query = _rows(table).where(*conditions).order_by(table.c[order]).limit(claim.limit)
+        query = _in_order_of_index(query, table, order, connection.dialect)
         query = query.with_for_update(skip_locked=True, of=table)
         return _read(connection.execute(query).mappings())
     now = now_ms(connection.dialect)
     free = select(table.c.seq).where(*conditions, table.c.claimed_until <= now)
     statement = (
         update(table)
-        .where(table.c.seq.in_(free.order_by(table.c.seq).limit(claim.limit)))
+        .where(table.c.seq.in_(free.order_by(table.c[order]).limit(claim.limit)))
         .values(claimed_by=claim.relay, claimed_until=now + claim.lease_ms)
         .returning(*_columns(table))
     )
     return sorted(_read(connection.execute(statement).mappings()), key=lambda row: row.seq)
+
+
+def _in_order_of_index(
+    query: Select[Any], table: Table, order: str, dialect: Dialect
+) -> Select[Any]:
+    """MySQL locks what it reads, so it must not read everything in order to sort it.
+
+    It would for a small table, and one relay would hold all rows.
+    """
+    if dialect.name not in MYSQL:
+        return query
+    for index in table.indexes:
+        if index.name and [column.name for column in index.columns] == ["status", order]:
+            name = dialect.identifier_preparer.quote(index.name)
+            return query.with_hint(table, f"FORCE INDEX ({name})")
+    return query
 
 
 def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:

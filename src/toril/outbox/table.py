@@ -30,7 +30,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
     UniqueConstraint,
     cast,
     func,
@@ -41,8 +40,11 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
 from toril.errors import InvalidOptionError
+from toril.sql import key_text, long_text
 
 DEFAULT_NAME = "toril_outbox"
+LONGEST_KEY = 255
+LONGEST_NAME = 1024
 
 PENDING = "pending"
 DISPATCHED = "dispatched"
@@ -79,16 +81,17 @@ def outbox_table(
         name,
         metadata,
         Column("seq", number, primary_key=True, autoincrement=True),
-        Column("id", String(255), nullable=False),
-        Column("queue", String(255), nullable=False),
-        Column("name", String(1024), nullable=False),
-        Column("data", Text, nullable=False),
-        Column("options", Text, nullable=False, server_default=text("'{}'")),
-        Column("lane", String(255)),
-        Column("key", String(255), nullable=False),
+        Column("id", key_text(LONGEST_KEY), nullable=False),
+        Column("queue", key_text(LONGEST_KEY), nullable=False),
+        Column("name", key_text(LONGEST_NAME), nullable=False),
+        Column("data", long_text(), nullable=False),
+        # MySQL takes the default of a long text only in parentheses.
+        Column("options", long_text(), nullable=False, server_default=text("('{}')")),
+        Column("lane", key_text(LONGEST_KEY)),
+        Column("key", key_text(LONGEST_KEY), nullable=False),
         Column("status", String(16), nullable=False, server_default=text("'pending'")),
         Column("attempts", Integer, nullable=False, server_default=text("0")),
-        Column("error", Text),
+        Column("error", long_text()),
         Column("due_at", BigInteger, nullable=False, server_default=text("0")),
         Column("claimed_by", String(64)),
         Column("claimed_until", BigInteger, nullable=False, server_default=text("0")),
@@ -122,7 +125,9 @@ def now_ms(dialect: Dialect) -> ColumnElement[int]:
         case "sqlite":
             return literal_column("CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)")
         case "mysql" | "mariadb":
-            return literal_column("CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)")
+            # Not UNIX_TIMESTAMP(NOW(3)): local time repeats an hour when summer ends.
+            since_epoch = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3))"
+            return literal_column(f"({since_epoch} DIV 1000)")
     raise InvalidOptionError(
         f"the outbox knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
     )

@@ -1,0 +1,68 @@
+"""What the tables of the outbox and of idempotency share: the columns, and errors that pass.
+
+A key must mean the same in every database.  MySQL and MariaDB compare text without regard to case
+and cut long texts off at 64 KB unless they are told otherwise, so the columns tell them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import String, Text
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+
+MYSQL = ("mysql", "mariadb")
+"""One family; which name an engine has depends on its URL."""
+
+MOST_TRIES = 10
+"""How often a transaction is begun that others keep out."""
+
+_DUPLICATE_ENTRY = 1062
+_LOST_OUT_MYSQL = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, changed since read
+_LOST_OUT_SQLSTATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_SQLITE_BUSY = 5
+
+
+def key_text(length: int) -> Any:
+    """Text that is compared character by character, and may be part of an index."""
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(length).with_variant(exact, *MYSQL)
+
+
+def long_text() -> Any:
+    """Text without a limit of its own."""
+    exact = mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
+    return Text().with_variant(exact, *MYSQL)
+
+
+def is_duplicate_key(error: DBAPIError) -> bool:
+    """Did MySQL refuse a row because one with its key is there?"""
+    return bool(_number(error) == _DUPLICATE_ENTRY)
+
+
+def lost_out(error: BaseException) -> bool:
+    """Did another transaction win (a deadlock, a lock that was waited for too long)?
+
+    The transaction is over and had no effect: it may be begun anew at once.
+    """
+    if not isinstance(error, DBAPIError):
+        return False
+    if _number(error) in _LOST_OUT_MYSQL:
+        return True
+    if getattr(error.orig, "sqlite_errorcode", None) == _SQLITE_BUSY:
+        return True
+    return getattr(error.orig, "sqlstate", None) in _LOST_OUT_SQLSTATES
+
+
+def is_passing(error: DBAPIError) -> bool:
+    """Would a transaction in which nothing has been done yet be better off if begun anew?
+
+    Also one whose connection had died since it was last used.
+    """
+    return error.connection_invalidated or lost_out(error)
+
+
+def _number(error: DBAPIError) -> Any:
+    arguments = getattr(error.orig, "args", ())
+    return arguments[0] if arguments else None
