@@ -26,6 +26,9 @@ TARGET = ROOT / "src" / "toril" / "sync"
 # The modules of the client that have a blocking twin; those that do not exist yet are passed over.
 # `embedded.py` and `ids.py` have nothing to await: the blocking client uses them where they are.
 FILES = (
+    "sockets.py",
+    "cluster.py",
+    "connection.py",
     "queue.py",
     "reading.py",
     "deduplication.py",
@@ -46,7 +49,7 @@ FILES = (
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what
 # arrives at once have other means in threads than on a loop.
-BY_HAND = ("__init__.py", "background.py", "batching.py", "connection.py")
+BY_HAND = ("__init__.py", "background.py", "batching.py", "transport.py")
 
 # The longest one that fits is replaced.
 NAMES = {

@@ -115,7 +115,7 @@ def test_queues_that_share_a_slot():
         ("redis+cluster://a,b:7", "cluster", (("a", 6379), ("b", 7)), "", {}),
         ("redis+sentinel://a,b:7/main/2", "sentinel", (("a", 26379), ("b", 7)), "main", {"db": 2}),
         ("rediss+cluster://u:p%40@[::1]:5", "cluster", (("::1", 5),), "",
-         {"username": "u", "password": "p@", "ssl": 1}),
+         {"username": "u", "password": "p@"}),
         ("redis+cluster://h?x=1", "cluster", (("h", 6379),), "", {"x": "1"}),
     ],
 )  # fmt: skip
@@ -128,6 +128,20 @@ def test_addresses(url, kind, hosts, service, options):
         service,
         options,
     )
+
+
+def test_tls_goes_for_sentinels_too():
+    """Whoever names the master can hand out any server: it is spoken to as safely."""
+    where = address.parse(
+        "rediss+sentinel://:p@a/main?ssl_ca_certs=ca.pem&ssl_check_hostname=false"
+        "&sentinel_password=s"
+    )
+
+    assert where.is_tls
+    certificates = {"ssl_ca_certs": "ca.pem", "ssl_check_hostname": False}
+    assert where.options == {"password": "p", **certificates}
+    assert where.sentinel_options == {"ssl": True, "password": "s", **certificates}
+    assert address.parse("redis+sentinel://a/main").sentinel_options == {}
 
 
 def test_embedded_addresses():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections import Counter
 
 import pytest
 import redis
+import redis.asyncio
 
 from tests.helpers import wait_until, wait_until_sync
 from tests.servers import Server, free_port
@@ -20,6 +22,7 @@ dir {directory}
 sentinel monitor main 127.0.0.1 {master} 1
 sentinel down-after-milliseconds main 500
 sentinel failover-timeout main 2000
+requirepass secret
 """
 
 
@@ -43,7 +46,7 @@ def sentinel(pair, tmp_path):
         command = [str(server_binary()), str(config), "--sentinel"]
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        with redis.Redis(port=port, decode_responses=True) as client:
+        with redis.Redis(port=port, password="secret", decode_responses=True) as client:
             wait_until_sync(lambda: _replicas(client) == 1, 20, message="the sentinel is ready")
         yield port
     finally:
@@ -64,11 +67,13 @@ async def test_a_worker_follows_its_master(pair: tuple[Server, Server], sentinel
     async def handler(job):
         ran[job.id] += 1
 
-    options = {"connection": f"redis+sentinel://127.0.0.1:{sentinel}/main/0"}
+    options = {
+        "connection": f"redis+sentinel://127.0.0.1:{sentinel}/main/0?sentinel_password=secret"
+    }
     async with Queue("q", **options) as queue, Worker("q", handler, **options):
         first = await queue.add("first")
         await wait_until(lambda: ran[first.id] == 1)
-        with redis.Redis(port=sentinel, decode_responses=True) as client:
+        with redis.Redis(port=sentinel, password="secret", decode_responses=True) as client:
             await wait_until(lambda: _fails_over(client), 20)
             await wait_until(lambda: _master(client) == pair[1].port, 20)
         # Until the old master knows of it, what it is told is lost: Sentinel promises no more.
@@ -81,6 +86,24 @@ async def test_a_worker_follows_its_master(pair: tuple[Server, Server], sentinel
     with pair[1].client() as client:
         assert client.info("replication")["role"] == "master"
         assert client.zscore("bull:q:completed", second.id)
+
+
+async def test_a_client_made_by_sentinel_does_as_well(pair: tuple[Server, Server], sentinel: int):
+    """The queue, the worker and its lease, which keeps a job for three lock durations."""
+    sentinels = redis.asyncio.Sentinel(
+        [("127.0.0.1", sentinel)], sentinel_kwargs={"password": "secret"}
+    )
+    client = sentinels.master_for("main")
+
+    async def handler(job):
+        await asyncio.sleep(1)
+        return job.fence
+
+    options = {"connection": client}
+    async with Queue("q", **options) as queue, Worker("q", handler, lock_duration=300, **options):
+        job = await queue.add("long")
+        assert await queue.wait_for(job.id, timeout=10_000) == 1
+    await client.aclose()
 
 
 def _fails_over(client: redis.Redis) -> bool:

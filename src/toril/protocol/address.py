@@ -1,7 +1,13 @@
-"""Where the server is: the forms that ``connection=`` takes, read into one value."""
+"""Where the server is: the forms that ``connection=`` takes, read into one value.
+
+Of a redis-py client only its settings are read, so that an async one serves blocking code as well:
+no module of the client library is needed for that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 import msgspec
@@ -10,20 +16,36 @@ from toril.errors import InvalidOptionError
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
 _PLAIN_SCHEMES = ("redis", "rediss", "unix")
+_SWITCH = {"true": True, "yes": True, "false": False, "no": False}
+_SENTINEL_OPTION = "sentinel_"
+_KEPT_OPTIONS = frozenset(
+    {"host", "port", "path", "db", "username", "password", "credential_provider"}
+    | {"socket_type", "socket_keepalive_options"}
+)
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """What to connect to: a ``server``, ``embedded``, ``sentinel`` or ``cluster``."""
+    """What to connect to: a ``server``, ``embedded``, ``sentinel`` or ``cluster``.
+
+    ``options`` are those of a socket, in redis-py's names; a ``server`` has them or a ``url``.
+    ``socket_class`` is that of the client that it was read from.
+    """
 
     kind: str
     url: str = ""
+    label: str = ""
     directory: str | None = None
     hosts: tuple[tuple[str, int], ...] = ()
     service: str = ""
-    options: dict[str, str | int] = {}
+    options: dict[str, Any] = {}
+    sentinel_options: dict[str, Any] = {}
+    is_tls: bool = False
+    socket_class: Any = None
 
     def __str__(self) -> str:
         """For messages: without the password."""
+        if self.label:
+            return self.label
         return redacted(self.url) if self.url else f"{self.kind}:{self.directory or ''}"
 
 
@@ -52,14 +74,24 @@ def _many(url: str, netloc: str, path: str, query: str, flavour: str, tls: bool)
     hosts = tuple(_host(item, default_port) for item in host_list.split(",") if item)
     if not hosts:
         raise InvalidOptionError(f"connection {redacted(url)!r} names no host")
-    options: dict[str, str | int] = dict(parse_qsl(query))
+    given = {name: _SWITCH.get(value.lower(), value) for name, value in parse_qsl(query)}
+    sentinel_options: dict[str, Any] = {
+        name.removeprefix(_SENTINEL_OPTION): value
+        for name, value in given.items()
+        if name.startswith(_SENTINEL_OPTION)
+    }
+    options: dict[str, Any] = {
+        name: value for name, value in given.items() if not name.startswith(_SENTINEL_OPTION)
+    }
     username, _, password = credentials.partition(":")
     if username:
         options["username"] = unquote(username)
     if password:
         options["password"] = unquote(password)
     if tls:
-        options["ssl"] = 1
+        # Who can be told another master can be told everything: sentinels are spoken to as safely.
+        certificates = {name: value for name, value in options.items() if name.startswith("ssl_")}
+        sentinel_options = {"ssl": True, **certificates, **sentinel_options}
     segments = [segment for segment in path.split("/") if segment]
     service = ""
     if flavour == "sentinel":
@@ -71,7 +103,15 @@ def _many(url: str, netloc: str, path: str, query: str, flavour: str, tls: bool)
         service = segments[0]
         if len(segments) > 1:
             options["db"] = int(segments[1])
-    return Address(kind=flavour, url=url, hosts=hosts, service=service, options=options)
+    return Address(
+        kind=flavour,
+        url=url,
+        hosts=hosts,
+        service=service,
+        options=options,
+        sentinel_options=sentinel_options if flavour == "sentinel" else {},
+        is_tls=tls,
+    )
 
 
 def _host(item: str, default_port: int) -> tuple[str, int]:
@@ -79,6 +119,76 @@ def _host(item: str, default_port: int) -> tuple[str, int]:
     if not colon or not port.isdigit():
         return item.strip("[]"), default_port
     return host.strip("[]"), int(port)
+
+
+def of_client(client: Any) -> Address | None:
+    """Where a redis-py client leads, async or not; None if it is no such client."""
+    if hasattr(client, "nodes_manager"):
+        return _of_cluster(client)
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        return None
+    if hasattr(pool, "sentinel_manager"):
+        return _of_sentinel(pool)
+    options = dict(pool.connection_kwargs)
+    where = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+    return Address(
+        kind="server",
+        label=str(where),
+        options={name: value for name, value in options.items() if not name.startswith("maint_")},
+        is_tls=_is_tls(pool.connection_class),
+        socket_class=pool.connection_class,
+    )
+
+
+def _of_sentinel(pool: Any) -> Address:
+    sentinels = [one.connection_pool for one in pool.sentinel_manager.sentinels]
+    hosts = [(one.connection_kwargs["host"], one.connection_kwargs["port"]) for one in sentinels]
+    sentinel_options = kept(sentinels[0].connection_kwargs)
+    if _is_tls(sentinels[0].connection_class):
+        sentinel_options["ssl"] = True
+    return Address(
+        kind="sentinel",
+        label=repr(pool.service_name),
+        hosts=tuple(hosts),
+        service=pool.service_name,
+        options=kept(pool.connection_kwargs),
+        sentinel_options={
+            name: value
+            for name, value in sentinel_options.items()
+            if name not in ("host", "port", "db")
+        },
+        is_tls=_is_tls(pool.connection_class),
+    )
+
+
+def _of_cluster(client: Any) -> Address:
+    nodes = client.nodes_manager.startup_nodes.values()
+    hosts = tuple((node.host, int(node.port)) for node in nodes)
+    options = getattr(client, "connection_kwargs", None) or client.get_connection_kwargs()
+    return Address(
+        kind="cluster",
+        label=f"cluster at {hosts[0][0]}:{hosts[0][1]}",
+        hosts=hosts,
+        options=kept(options),
+        is_tls=bool(options.get("ssl")) or _is_tls(options.get("connection_class")),
+    )
+
+
+def kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that mean the same to async and to blocking sockets.
+
+    Only blocking ones check a certificate's OCSP status; where nobody asks for it, it is left out.
+    """
+    return {
+        name: value
+        for name, value in options.items()
+        if name in _KEPT_OPTIONS or (name.startswith("ssl_") and (value or "ocsp" not in name))
+    }
+
+
+def _is_tls(socket_class: Any) -> bool:
+    return "SSL" in getattr(socket_class, "__name__", "")
 
 
 def redacted(url: str) -> str:

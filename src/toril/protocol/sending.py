@@ -24,6 +24,9 @@ from toril.errors import (
 from toril.protocol.command import Command, Resend, Word
 from toril.protocol.replies import Trouble, classify
 
+ASKING = b"*1\r\n$6\r\nASKING\r\n"
+"""Before a request to a node that is just being given its slot."""
+
 
 class Sending:
     """A command and what its tries have taught.

@@ -1,0 +1,192 @@
+"""Requests and replies over a few sockets of one loop, without a timer for each.
+
+Written by hand, and so is its blocking twin: deadlines and the sharing of sockets have other means
+in threads than on a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from hiredis import pack_command
+
+from toril.client import embedded
+from toril.client.sockets import (
+    REPLY_TIMEOUT_S,
+    TROUBLES,
+    MakeSocket,
+    ReadOnlyError,
+    ResponseError,
+)
+from toril.errors import ServerUnavailableError
+from toril.protocol.command import Word
+from toril.protocol.sending import ASKING, Sending
+
+MOST_SOCKETS = 16
+SOCKET_TIMEOUT_S: float | None = None
+"""Nothing that redis-py should mind: a watch cuts the sockets whose replies are overdue."""
+_WATCH_EVERY_S = 0.5
+_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+
+
+class ServerTransport:
+    """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed.
+
+    A socket whose reply is overdue is cut by a watch that looks twice a second: a timer for every
+    command would cost more than the command.
+    """
+
+    is_cluster = False
+
+    def __init__(
+        self,
+        make_socket: MakeSocket,
+        label: str,
+        server: embedded.EmbeddedServer | None = None,
+    ) -> None:
+        self._make_socket = make_socket
+        self._label = label
+        self._server = server
+        self._free: list[Any] = []
+        self._deadlines: dict[Any, float] = {}
+        self._watch: asyncio.TimerHandle | None = None
+        self._room = asyncio.Semaphore(MOST_SOCKETS)
+        self.is_closed = False
+
+    def __str__(self) -> str:
+        return self._label
+
+    async def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
+        async with self._room:
+            socket = self._borrow()
+            try:
+                if not socket.is_connected:
+                    await _connect(socket)
+                packed = _pack(sending.request())
+                self._expect_reply(socket, timeout_s)
+                sending.was_sent = True
+                if is_asking:
+                    packed = ASKING + packed
+                await socket.send_packed_command(packed, check_health=False)
+                if is_asking:
+                    await socket.read_response(disconnect_on_error=False)
+                reply = await socket.read_response(disconnect_on_error=False)
+            except ReadOnlyError:
+                # A master no more: whoever looks again may find another one.
+                await self._drop(socket)
+                raise
+            except ResponseError:
+                self._give_back(socket)
+                raise
+            except BaseException:
+                await self._drop(socket)
+                raise
+            self._give_back(socket)
+            return reply
+
+    async def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """Send on one socket, without waiting for one reply before the next request."""
+        answers: list[Any] = []
+        async with self._room:
+            socket = self._borrow()
+            try:
+                await self._pipeline(socket, sendings, timeout_s, at_once, answers)
+            except TROUBLES as error:
+                await self._drop(socket)
+                return answers + [error] * (len(sendings) - len(answers))
+            except BaseException:
+                await self._drop(socket)
+                raise
+            self._give_back(socket)
+            return answers
+
+    async def _pipeline(
+        self,
+        socket: Any,
+        sendings: Sequence[Sending],
+        timeout_s: float,
+        at_once: int,
+        answers: list[Any],
+    ) -> None:
+        if not socket.is_connected:
+            await _connect(socket)
+        sent = 0
+        while len(answers) < len(sendings):
+            self._expect_reply(socket, timeout_s)
+            if sent < len(sendings) and sent - len(answers) <= at_once // 2:
+                part = sendings[sent : len(answers) + at_once]
+                packed = b"".join([_pack(sending.request()) for sending in part])
+                for sending in part:
+                    sending.was_sent = True
+                sent += len(part)
+                await socket.send_packed_command(packed, check_health=False)
+            try:
+                reply = await socket.read_response(disconnect_on_error=False)
+            except ResponseError as error:
+                answers.append(error)
+                continue
+            answers.append(sendings[len(answers)].answer(reply))
+
+    def _borrow(self) -> Any:
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+        socket = self._free.pop() if self._free else self._make_socket()
+        self._deadlines[socket] = math.inf
+        return socket
+
+    def _give_back(self, socket: Any) -> None:
+        del self._deadlines[socket]
+        self._free.append(socket)
+
+    async def _drop(self, socket: Any) -> None:
+        """A socket that was left in the middle is never used again."""
+        del self._deadlines[socket]
+        await socket.disconnect(nowait=True)
+
+    def _expect_reply(self, socket: Any, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines[socket] = loop.time() + timeout_s
+        if self._watch is None:
+            self._watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+
+    def _cut_overdue(self) -> None:
+        loop = asyncio.get_running_loop()
+        for socket, deadline in self._deadlines.items():
+            if deadline < loop.time():
+                _abort(socket)
+        self._watch = None
+        if self._deadlines:
+            self._watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+
+    def interrupt(self) -> None:
+        """Send nothing any more, and end the waits."""
+        self.is_closed = True
+        for socket in self._deadlines:
+            _abort(socket)
+
+    async def close(self) -> None:
+        self.is_closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        sockets = [*self._free, *self._deadlines]
+        self._free.clear()
+        for socket in sockets:
+            await socket.disconnect(nowait=True)
+        if self._server is not None:
+            self._server.close()
+
+
+async def _connect(socket: Any) -> None:
+    """Connecting ends with a question and an answer, which a server that hangs never gives."""
+    async with asyncio.timeout(REPLY_TIMEOUT_S):
+        await socket.connect()
+
+
+def _abort(socket: Any) -> None:
+    if socket._writer is not None:
+        socket._writer.transport.abort()

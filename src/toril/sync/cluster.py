@@ -1,0 +1,126 @@
+# Written by tools/unasync.py from src/toril/client/cluster.py: change that file instead.
+"""Requests and replies of a cluster: each goes to the node that serves its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toril.errors import ServerUnavailableError
+from toril.protocol.sending import Sending
+from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
+from toril.sync.sockets import (
+    LINE_TROUBLES,
+    REPLY_TIMEOUT_S,
+    TROUBLES,
+    AskError,
+    LineError,
+    MovedError,
+)
+from toril.sync.transport import ServerTransport
+
+
+class ClusterTransport:
+    """A cluster: a few sockets to the node that serves a command's slot.
+
+    A node that does not serve it any more says who does (MOVED), or who will in a moment (ASK); the
+    command has not been done then, and is sent there.  While a slot moves, a script is refused
+    (TRYAGAIN) until all its keys are in one place.
+    """
+
+    is_cluster = True
+
+    def __init__(
+        self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str
+    ) -> None:
+        self._make_node = make_node
+        self._label = label
+        self._slots = SlotMap(seeds)
+        self._nodes: dict[Node, ServerTransport] = {}
+        self.is_closed = False
+
+    def __str__(self) -> str:
+        return self._label
+
+    def exchange(self, sending: Sending, timeout_s: float) -> Any:
+        slot = slot_of(sending.command)
+        node = self._owner(slot)
+        is_asking = False
+        for _ in range(MOST_REDIRECTIONS):
+            try:
+                return self._node(node).exchange(sending, timeout_s, is_asking=is_asking)
+            except MovedError as error:
+                node = self._slots.move(slot, error.host, error.port, node)
+                is_asking = False
+            except AskError as error:
+                node = (error.host or node[0], error.port)
+                is_asking = True
+            except LINE_TROUBLES:
+                self._slots.forget()
+                raise
+            sending.was_sent = False
+        raise LineError(f"{self._label} sends slot {slot} in circles")
+
+    def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """On one socket when one node serves them all; what it sends elsewhere goes in order."""
+        try:
+            nodes = {self._owner(slot_of(sending.command)) for sending in sendings}
+        except TROUBLES as error:
+            return [error] * len(sendings)
+        if len(nodes) > 1:
+            return [self._answer(sending, timeout_s) for sending in sendings]
+        answers = self._node(nodes.pop()).exchange_all(sendings, timeout_s, at_once)
+        for index, answer in enumerate(answers):
+            if isinstance(answer, AskError):
+                sendings[index].was_sent = False
+                answers[index] = self._answer(sendings[index], timeout_s)
+            elif isinstance(answer, LINE_TROUBLES):
+                self._slots.forget()
+        return answers
+
+    def _answer(self, sending: Sending, timeout_s: float) -> Any:
+        try:
+            return sending.answer(self.exchange(sending, timeout_s))
+        except TROUBLES as error:
+            return error
+
+    def _owner(self, slot: int) -> Node:
+        """The node that serves ``slot``; asks the nodes it knows when nobody has said so."""
+        owner = self._slots.owner(slot)
+        if owner is not None:
+            return owner
+        trouble: Exception = LineError(f"no node of {self._label} serves slot {slot}")
+        for node in self._slots.nodes():
+            try:
+                reply = self._node(node).exchange(Sending(SLOTS), REPLY_TIMEOUT_S)
+            except TROUBLES as error:
+                trouble = error
+                continue
+            self._slots.learn(reply, node)
+            owner = self._slots.owner(slot)
+            if owner is not None:
+                return owner
+        raise trouble
+
+    def _node(self, node: Node) -> ServerTransport:
+        transport = self._nodes.get(node)
+        if transport is None:
+            # Another thread may have been quicker: then its transport is the one.
+            transport = self._nodes.setdefault(node, self._make_node(node))
+        # Asked after whoever closes can see the transport: it is closed there, or refused here.
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+        return transport
+
+    def interrupt(self) -> None:
+        """Send nothing any more, and end the waits."""
+        self.is_closed = True
+        for transport in list(self._nodes.values()):
+            transport.interrupt()
+
+    def close(self) -> None:
+        self.is_closed = True
+        for transport in list(self._nodes.values()):
+            transport.close()

@@ -1,0 +1,124 @@
+# Written by tools/unasync.py from src/toril/client/sockets.py: change that file instead.
+"""Sockets, made by redis-py: it speaks TLS, greets the server and asks sentinels for the master.
+
+This is the only module that imports it. Its own retries are off: a write that may have happened
+must not be sent again blindly. Of what a user sets, nothing may change how replies are read or for
+how long they are waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from redis.backoff import NoBackoff
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.exceptions import (
+    AskError,
+    MovedError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as LineError
+from redis.exceptions import TimeoutError as LateError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from toril.protocol.address import Address, kept
+from toril.protocol.slots import Node
+from toril.version import VERSION
+
+TROUBLES = (RedisError, OSError)
+LINE_TROUBLES = (LineError, LateError, OSError)
+REPLY_TIMEOUT_S = 5.0
+
+try:
+    from redis.driver_info import DriverInfo
+
+    _WHO: dict[str, Any] = {"driver_info": DriverInfo().add_upstream_driver("toril", VERSION)}
+except ImportError:  # redis-py before 7.2
+    _WHO = {"lib_name": f"redis-py(toril_v{VERSION})"}
+
+_OPTIONS: dict[str, Any] = {
+    **_WHO,
+    "decode_responses": False,
+    "protocol": 2,
+    "retry": Retry(NoBackoff(), 0),
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+    "socket_connect_timeout": REPLY_TIMEOUT_S,
+    "socket_keepalive": True,
+    "health_check_interval": 0,
+    # A pool counts every socket that it ever made, and would refuse to make the 101st.
+    "max_connections": 2**31 - 1,
+}
+
+MakeSocket = Callable[[], Any]
+
+
+def maker(
+    where: Address,
+    *,
+    client_name: str | None,
+    socket_timeout_s: float | None,
+    node: Node | None = None,
+) -> MakeSocket:
+    """What makes sockets to a server, or to a ``node`` of a cluster; nothing is opened yet."""
+    own = {**_OPTIONS, "socket_timeout": socket_timeout_s, "client_name": client_name}
+    if where.kind == "sentinel":
+        return _through_sentinel(where, own)
+    given, socket_class = _settings(where)
+    options = {**given, **own}
+    if node is not None:
+        options["host"], options["port"] = node
+    if "path" in options:
+        del options["socket_keepalive"]
+    pool: Any = ConnectionPool(connection_class=socket_class, **options)
+    return pool.make_connection  # type: ignore[no-any-return]
+
+
+def _settings(where: Address) -> tuple[dict[str, Any], Any]:
+    """The options of a socket as the user gave them, and its class."""
+    if where.url and where.kind == "server":
+        given: dict[str, Any] = dict(cast(Any, parse_url)(where.url))
+        return given, given.pop("connection_class", Connection)
+    if isinstance(where.socket_class, type) and issubclass(where.socket_class, AbstractConnection):
+        return where.options, where.socket_class
+    given = kept(where.options)
+    if "path" in given:
+        return given, UnixDomainSocketConnection
+    return given, SSLConnection if where.is_tls else Connection
+
+
+def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
+    sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+        list(where.hosts),
+        sentinel_kwargs={**where.sentinel_options, "socket_timeout": REPLY_TIMEOUT_S},
+    )
+    options = {**where.options, **own, "ssl": where.is_tls}
+    pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        where.service, sentinel, is_master=True, **options
+    )
+    return pool.make_connection  # type: ignore[no-any-return]
+
+
+__all__ = [
+    "LINE_TROUBLES",
+    "REPLY_TIMEOUT_S",
+    "TROUBLES",
+    "AskError",
+    "LineError",
+    "MakeSocket",
+    "MovedError",
+    "ReadOnlyError",
+    "ResponseError",
+    "maker",
+]

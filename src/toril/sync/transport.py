@@ -1,0 +1,196 @@
+"""Requests and replies of blocking code: the twin of ``toril.client.transport``, by hand.
+
+A socket belongs to one thread at a time, and to one process: after a fork the child opens its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from hiredis import pack_command
+
+from toril.client import embedded
+from toril.errors import ServerUnavailableError
+from toril.protocol.command import Word
+from toril.protocol.sending import ASKING, Sending
+from toril.sync.sockets import (
+    REPLY_TIMEOUT_S,
+    TROUBLES,
+    MakeSocket,
+    ReadOnlyError,
+    ResponseError,
+)
+
+SOCKET_TIMEOUT_S: float | None = REPLY_TIMEOUT_S
+"""For the greeting; each request sets its own."""
+_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+
+
+class ServerTransport:
+    """One server: a socket per thread that uses it at the same time."""
+
+    is_cluster = False
+
+    def __init__(
+        self,
+        make_socket: MakeSocket,
+        label: str,
+        server: embedded.EmbeddedServer | None = None,
+    ) -> None:
+        self._make_socket = make_socket
+        self._label = label
+        self._server = server
+        self._lock = threading.Lock()
+        self._free: list[Any] = []
+        self._in_use: set[Any] = set()
+        self.is_closed = False
+        _transports.add(self)
+
+    def __str__(self) -> str:
+        return self._label
+
+    def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
+        connection = self._borrow()
+        try:
+            self._connect(connection, timeout_s)
+            packed = _pack(sending.request())
+            sending.was_sent = True
+            if is_asking:
+                packed = ASKING + packed
+            connection.send_packed_command([packed], check_health=False)
+            if is_asking:
+                connection.read_response(disconnect_on_error=False)
+            reply = connection.read_response(disconnect_on_error=False)
+        except ReadOnlyError:
+            # A master no more: whoever looks again may find another one.
+            self._drop(connection)
+            raise
+        except ResponseError:
+            self._give_back(connection)
+            raise
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._give_back(connection)
+        return reply
+
+    def exchange_all(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        """Send on one socket, without waiting for one reply before the next request."""
+        answers: list[Any] = []
+        connection = self._borrow()
+        try:
+            self._pipeline(connection, sendings, timeout_s, at_once, answers)
+        except TROUBLES as error:
+            self._drop(connection)
+            return answers + [error] * (len(sendings) - len(answers))
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._give_back(connection)
+        return answers
+
+    def _pipeline(
+        self,
+        connection: Any,
+        sendings: Sequence[Sending],
+        timeout_s: float,
+        at_once: int,
+        answers: list[Any],
+    ) -> None:
+        self._connect(connection, timeout_s)
+        sent = 0
+        while len(answers) < len(sendings):
+            if sent < len(sendings) and sent - len(answers) <= at_once // 2:
+                part = sendings[sent : len(answers) + at_once]
+                packed = b"".join([_pack(sending.request()) for sending in part])
+                for sending in part:
+                    sending.was_sent = True
+                sent += len(part)
+                connection.send_packed_command([packed], check_health=False)
+            try:
+                reply = connection.read_response(disconnect_on_error=False)
+            except ResponseError as error:
+                answers.append(error)
+                continue
+            answers.append(sendings[len(answers)].answer(reply))
+
+    def close(self) -> None:
+        with self._lock:
+            self.is_closed = True
+            connections = [*self._free, *self._in_use]
+            self._free.clear()
+        for connection in connections:
+            connection.disconnect()
+        if self._server is not None:
+            self._server.close()
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self.is_closed = True
+            connections = list(self._in_use)
+        for connection in connections:
+            _shut(connection)
+
+    def forget_sockets(self) -> None:
+        """In a forked child: the sockets are the parent's, and so may be whoever holds the lock."""
+        self._lock = threading.Lock()
+        self._free = []
+        self._in_use = set()
+
+    def _borrow(self) -> Any:
+        with self._lock:
+            self._refuse_if_closed()
+            connection = self._free.pop() if self._free else self._make_socket()
+            self._in_use.add(connection)
+        return connection
+
+    def _connect(self, connection: Any, timeout_s: float) -> None:
+        if connection._sock is None:
+            connection.connect()
+            # Whoever closed meanwhile saw no socket to shut.
+            self._refuse_if_closed()
+        connection._sock.settimeout(timeout_s)
+
+    def _refuse_if_closed(self) -> None:
+        if self.is_closed:
+            raise ServerUnavailableError(f"the connection to {self._label} is closed")
+
+    def _give_back(self, connection: Any) -> None:
+        with self._lock:
+            self._in_use.discard(connection)
+            if not self.is_closed:
+                self._free.append(connection)
+                return
+        connection.disconnect()
+
+    def _drop(self, connection: Any) -> None:
+        """A socket that was left in the middle is never used again."""
+        with self._lock:
+            self._in_use.discard(connection)
+        connection.disconnect()
+
+
+def _shut(connection: Any) -> None:
+    """Wake whoever reads from this socket."""
+    if connection._sock is not None:
+        with contextlib.suppress(OSError):
+            connection._sock.shutdown(socket.SHUT_RDWR)
+
+
+_transports: weakref.WeakSet[ServerTransport] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for transport in _transports:
+        transport.forget_sockets()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
