@@ -19,6 +19,7 @@ from typing import Any, Self
 
 NODE_DIRECTORY = Path(__file__).parent / "node"
 VERSIONS = (5, 6)
+PACKAGES = ("bullmq5", "bullmq6", "bullmq-otel5", "bullmq-otel6", "@bull-board/api")
 
 Message = dict[str, Any]
 
@@ -46,9 +47,7 @@ def reason_not_to_run() -> str | None:
     if shutil.which("node") is None:
         return "node is not installed"
     missing = [
-        package
-        for package in (*(f"bullmq{version}" for version in VERSIONS), "@bull-board/api")
-        if not (NODE_DIRECTORY / "node_modules" / package).is_dir()
+        package for package in PACKAGES if not (NODE_DIRECTORY / "node_modules" / package).is_dir()
     ]
     if missing:
         return (

@@ -24,7 +24,7 @@ PAYLOADS = {
     "nested nulls": ("nulls", {"a": None, "b": [None, {"c": None, "d": []}], "e": {}}),
     "big numbers": ("numbers", {"safe": 2**53 - 1, "negative": -1, "tiny": 1e-7}),
 }
-LATE_MS = 150
+LATE_MS = 50
 
 
 @pytest.mark.parametrize("kind", PAYLOADS)
@@ -151,30 +151,47 @@ async def test_item_3_priorities_and_lifo_mean_the_same_to_both(
     ]
 
 
-async def test_item_4_an_idle_toril_worker_takes_bullmqs_delayed_job_when_due(
+DELAYS = (200, 320, 440, 560, 680, 800, 920)
+"""Far enough apart for the worker to be idle again: each job shows how late it is woken."""
+
+
+def check_lateness(late: list[int]) -> None:
+    """Never early; and as a rule within 50 ms, whatever else the machine does now and then."""
+    assert min(late) >= -1, late
+    assert statistics.median(late) <= LATE_MS, late
+
+
+async def test_item_4_an_idle_toril_worker_takes_bullmqs_delayed_jobs_when_due(
     peer, toril, client, prefix
 ):
     await toril.start_worker("q")
     await wait_until_idle(client, prefix, "q")
 
-    job_id = await peer.add("q", "later", delay=300)
-    await wait_for_state(client, prefix, "q", job_id, "completed")
+    ids = [await peer.add("q", "later", delay=delay) for delay in DELAYS]
+    await wait_for_finished(client, prefix, "q", len(ids))
 
-    job = await peer.job("q", job_id)
-    assert -1 <= job["processedOn"] - job["timestamp"] - 300 <= LATE_MS
+    jobs = [await peer.job("q", job_id) for job_id in ids]
+    check_lateness(
+        [
+            job["processedOn"] - job["timestamp"] - delay
+            for job, delay in zip(jobs, DELAYS, strict=True)
+        ]
+    )
 
 
-async def test_item_4_an_idle_bullmq_worker_takes_torils_delayed_job_when_due(
+async def test_item_4_an_idle_bullmq_worker_takes_torils_delayed_jobs_when_due(
     peer, toril, client, prefix
 ):
     await peer.work("q")
     await wait_until_idle(client, prefix, "q")
 
-    job_id = await toril.add("q", "later", delay=300)
-    await wait_for_state(client, prefix, "q", job_id, "completed")
+    ids = [await toril.add("q", "later", delay=delay) for delay in DELAYS]
+    await wait_for_finished(client, prefix, "q", len(ids))
 
-    job = await toril.queue("q").get_job(job_id)
-    assert -1 <= job.processed_on - job.timestamp - 300 <= LATE_MS
+    jobs = [await toril.queue("q").get_job(job_id) for job_id in ids]
+    check_lateness(
+        [job.processed_on - job.timestamp - delay for job, delay in zip(jobs, DELAYS, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("consumer", ["bullmq", "toril"])

@@ -84,6 +84,11 @@ const operations = {
   // Every case is [pattern, time zone, ms]; the answers are times in ms, or null for a refusal.
   'cron.next': ({ cases }) => cases.map(nextTime),
   'board.start': startBoard,
+  'telemetry.add': addInTrace,
+  'telemetry.spans': ({ traceId }) => {
+    const spans = tracing().exporter.getFinishedSpans();
+    return spans.map(plainSpan).filter((span) => span.traceId === traceId);
+  },
   'prefix.close': ({ prefix }) => closeUnder(prefix),
   'stop': closeEverything,
 };
@@ -117,7 +122,7 @@ function openQueue(request, opts = {}) {
   const key = place(request);
   if (!queues.has(key)) {
     const { prefix } = request;
-    const queue = new bullmq.Queue(request.queue, { connection, prefix, ...opts });
+    const queue = new bullmq.Queue(request.queue, { connection, prefix, ...withTelemetry(opts) });
     queue.on('error', (error) => console.error('queue', key, error));
     queues.set(key, queue);
   }
@@ -193,7 +198,8 @@ async function startWorker({ queue, prefix, behaviours = {}, opts = {} }) {
     notify('took', { worker: id, queue, jobId: job.id, name: job.name, attemptsMade: job.attemptsMade });
     return behave(behaviours[job.name] ?? behaviours['*'] ?? [['echo']], job, token, instance);
   };
-  instance = new bullmq.Worker(queue, processor, { connection, prefix, autorun: false, ...opts });
+  const options = { connection, prefix, autorun: false, ...withTelemetry(opts) };
+  instance = new bullmq.Worker(queue, processor, options);
   workers.set(id, { instance, seen, prefix });
   for (const name of ['completed', 'failed', 'stalled', 'error', 'drained', 'lockRenewalFailed']) {
     instance.on(name, (first, second) => {
@@ -295,6 +301,46 @@ function nextTime([pattern, tz, ms]) {
   } catch {
     return null;
   }
+}
+
+// ---- OpenTelemetry, by BullMQ's own package: `telemetry: true` in the options of a queue or worker ----
+
+let traced;
+
+function tracing() {
+  if (!traced) {
+    const sdk = require('@opentelemetry/sdk-trace-node');
+    const exporter = new sdk.InMemorySpanExporter();
+    const provider = new sdk.NodeTracerProvider({
+      spanProcessors: [new sdk.SimpleSpanProcessor(exporter)],
+    });
+    provider.register();
+    const { BullMQOtel } = require(`bullmq-otel${version}`);
+    traced = { exporter, tracer: provider.getTracer('test'), telemetry: new BullMQOtel('toril-test') };
+  }
+  return traced;
+}
+
+function withTelemetry(opts) {
+  return opts.telemetry ? { ...opts, telemetry: tracing().telemetry } : opts;
+}
+
+async function addInTrace(request) {
+  const queue = openQueue(request, { telemetry: true });
+  return tracing().tracer.startActiveSpan('request', async (span) => {
+    try {
+      const job = await queue.add(...request.args);
+      return { jobId: job.id, ...span.spanContext() };
+    } finally {
+      span.end();
+    }
+  });
+}
+
+function plainSpan(span) {
+  const { traceId, spanId } = span.spanContext();
+  const parentId = span.parentSpanContext?.spanId ?? null;
+  return { name: span.name, kind: span.kind, traceId, spanId, parentId };
 }
 
 // ---- bull-board ----
