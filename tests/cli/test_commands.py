@@ -136,6 +136,7 @@ def test_nothing_is_destroyed_before_somebody_said_yes(toril: Toril, queue):
             done = toril(*command, typed=answer)
             assert done.code == 1, done
             assert "nothing was done" in done.err
+        assert toril(*command).err.splitlines()[-1].startswith("toril: "), "on a line of its own"
     assert queue.get_waiting_count() == 3
 
     assert toril("remove", job_id, typed="y\n").code == 0
@@ -166,6 +167,7 @@ def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queu
         (["queues", "--url", NOBODY], 3, "is the server up"),
         (["--url", NOBODY, "events", "payments"], 3, "is the server up"),
         (["queues", "--url", "http://x"], 2, "is not understood"),
+        (["queues", "--url", "{password}"], 3, "are the user and the password right"),
         (["pause", "a:b"], 2, "cannot be used"),
         (["add", "payments", "n", "{no"], 2, "DATA is not JSON"),
         (["add", "payments", "n", "--delay", "soon"], 2, "is no duration"),
@@ -186,7 +188,8 @@ def test_a_mistake_is_one_line_and_an_exit_code(
     monkeypatch.setenv("TORIL_URL", cli_env["TORIL_URL"])
     monkeypatch.setenv("TORIL_PREFIX", cli_env["TORIL_PREFIX"])
 
-    assert run(arguments) == code
+    wrong = cli_env["TORIL_URL"].replace("://", "://:wrong@")
+    assert run([wrong if word == "{password}" else word for word in arguments]) == code
 
     printed = capsys.readouterr()
     assert words in printed.err
@@ -310,3 +313,12 @@ def test_long_work_moves_a_bar_on_a_terminal_and_prints_none_elsewhere(cli_env, 
     assert out == "Added 5,000 jobs.\n"
     assert "adding" in drawn
     assert re.search(r"\b\d000/", drawn), drawn
+
+
+def test_a_queue_that_is_not_there_is_no_empty_queue(toril: Toril, queue):
+    """A misspelt name must not look like a queue that has nothing to do."""
+    queue.add("n")
+
+    assert "There is no queue 'paymnets'" in toril("queues", "paymnets").out
+    assert re.search(r"waiting +1\n", toril("queues", "payments").out)
+    assert toril("queues", "paymnets", "--json").json["waiting"] == 0

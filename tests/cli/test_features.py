@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +179,14 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
             Worker("payments:compensation", handle, **options),
         ):
             await wait_until(lambda: is_in("FAILED_COMPENSATION"))
+        shown = toril("groups", "show", "payments", node.group_id).out
+        assert f"toril groups retry-compensation payments {node.group_id}" in shown, "what next"
+        assert re.search(r" charge .* completed +no +no *\n", shown), shown
+        member = toril("groups", "show", "payments", node.group_id, "--json").json["members"][0]
+        assert (member["compensation_status"], member["compensation_failed_reason"]) == (
+            "failed",
+            "no",
+        )
         listed = {row["queue"]: row for row in toril("queues", "--json").json}
         assert listed["payments:compensation"]["failed"] == 1, "SAGA-32: it is an ordinary queue"
         retried = toril("groups", "retry-compensation", "payments", node.group_id)

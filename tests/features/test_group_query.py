@@ -62,6 +62,24 @@ async def test_the_jobs_of_a_group_over_all_queues(world: World):
     assert [member.name for member in members] == ["a", "b", "c"]
     stored = await world.statuses(node)
     assert stored["b"] == "pending"
+    assert {member.compensation_status for member in members} == {None}
+
+
+async def test_members_tell_how_their_undoing_goes(world: World):
+    """SAGA-34: which job undoes each, and how that ended."""
+    node = await world.order()
+    await world.complete("ab")
+    await world.fail("c")
+    await world.undo_all("a", failing="a")
+
+    members = await world.queue("a").get_group_jobs(node.group_id)
+
+    assert [member.compensation_status for member in members] == ["failed", "pending", None]
+    assert [member.compensation_key for member in members] == [
+        f"{world.prefix}:a:compensation:{node.group_id}-c0",
+        f"{world.prefix}:b:compensation:{node.group_id}-c1",
+        None,
+    ]
 
 
 async def test_groups_are_listed_by_state_in_pages(world: World):

@@ -110,12 +110,14 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
         stacktrace = meta.stacktrace if meta else []
         print_json({**_facts(job, meta), "stacktrace": stacktrace})
         return
-    print_facts([("id", job.id), ("name", job.name), ("queue", job.queue_name)])
+    known = [("id", job.id), ("name", job.name), ("queue", job.queue_name)]
     if meta is None:
+        print_facts(known)
         click.echo("It has no metadata: it is an ordinary job of this queue.")
         return
     print_facts(
         [
+            *known,
             ("from", meta.source_queue),
             ("was", meta.original_job_id),
             ("added", when(meta.original_timestamp)),

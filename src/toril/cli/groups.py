@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -10,7 +11,9 @@ from toril.cli.printing import age, heading, print_facts, print_json, print_tabl
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import confirm, counted, yes_option
 from toril.errors import GroupNotFoundError
-from toril.protocol.groups import GroupInfo, GroupState
+from toril.protocol import reading
+from toril.protocol.groups import GroupInfo, GroupMember, GroupState
+from toril.protocol.keys import Keys
 from toril.sync.queue import Queue
 
 _STATE = click.Choice([state.value for state in GroupState], case_sensitive=False)
@@ -75,13 +78,22 @@ def list_groups(
 @click.argument("group_id", metavar="ID")
 @with_server
 def show(server: Server, queue_name: str, group_id: str) -> None:
-    """Show one group and its jobs, in whatever queues they are."""
+    """Show one group and its jobs, in whatever queues they are, and what became of undoing them."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
         members = queue.get_group_jobs(group_id)
+    reasons = _reasons(server, members)
     if server.as_json:
         listed = [
-            {"job_id": m.job_id, "name": m.name, "queue": m.queue_name, "status": m.status}
+            {
+                "job_id": m.job_id,
+                "name": m.name,
+                "queue": m.queue_name,
+                "status": m.status,
+                "compensation_key": m.compensation_key,
+                "compensation_status": m.compensation_status,
+                "compensation_failed_reason": reasons.get(m.job_key),
+            }
             for m in members
         ]
         print_json({**_facts(group), "members": listed})
@@ -104,10 +116,38 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
     )
     heading("Members")
     print_table(
-        ["job", "name", "queue", "status"],
-        [[m.job_id, m.name, m.queue_name, m.status] for m in members],
+        ["job", "name", "queue", "status", "undone", "why not"],
+        [
+            [m.job_id, m.name, m.queue_name, m.status, _undone(m), reasons.get(m.job_key)]
+            for m in members
+        ],
         empty="It has none.",
     )
+    if group.state is GroupState.FAILED_COMPENSATION:
+        where = f"{shlex.quote(queue_name)} {group_id}"
+        click.echo(
+            "\nRepair the cause and try again, or put it right by hand and say so:\n"
+            f"  toril groups retry-compensation {where}\n"
+            f"  toril groups resolve {where} --note 'what was done'"
+        )
+
+
+def _undone(member: GroupMember) -> str | None:
+    words = {"completed": "yes", "pending": "not yet", "failed": "no", "cancelled": "no"}
+    return words.get(member.compensation_status or "")
+
+
+def _reasons(server: Server, members: list[GroupMember]) -> dict[str, str]:
+    """Why members could not be undone, by their keys."""
+    keys = [m.compensation_key for m in members if m.compensation_status == "failed"]
+    commands = []
+    for key in keys:
+        base, _, job_id = str(key).rpartition(":")
+        name = base.removeprefix(f"{server.prefix}:")
+        commands.append(reading.job(Keys(server.prefix, name), job_id))
+    jobs = dict(zip(keys, server.connection.run_all(commands), strict=True)) if keys else {}
+    found = {m.job_key: jobs.get(m.compensation_key) for m in members}
+    return {key: job.failed_reason or "" for key, job in found.items() if job is not None}
 
 
 @groups.command("cancel")

@@ -74,7 +74,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _say(error.format_message(), error.exit_code)
     except click.Abort as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):
+        # click says "from None", and only the context tells what was typed instead of an answer.
+        if isinstance(error.__cause__ or error.__context__, (KeyboardInterrupt, EOFError)):
+            click.echo(err=True)
+        if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return INTERRUPTED
         return _say("nothing was done: it was not confirmed; --yes does it without asking", REFUSED)
     except KeyboardInterrupt:

@@ -77,12 +77,16 @@ def _show_one(server: Server, name: str) -> None:
             "rate_limited_ms": queue.get_rate_limit_ttl(),
         }
         workers = queue.get_workers()
+        is_there = server.connection.run(reading.exists(queue.keys))
     listed = [
         {"name": w.name, "address": w.address, "age_s": w.age_s, "idle_s": w.idle_s}
         for w in workers
     ]
     if server.as_json:
         print_json({**facts, "workers": listed})
+        return
+    if not is_there:
+        click.echo(f"There is no queue {name!r} under the prefix {server.prefix!r} (yet).")
         return
     print_facts(
         (name.removeprefix("is_").replace("_", " "), _readable(name, value))

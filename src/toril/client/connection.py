@@ -160,7 +160,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sending.end_after(error, repr(self), is_last=now >= give_up_at)
+                end = sending.end_after(error, str(self._transport), is_last=now >= give_up_at)
                 if end is not None:
                     raise end from error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
@@ -189,7 +189,9 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sendings[index].end_after(reply, repr(self), is_last=now >= give_up_at)
+                end = sendings[index].end_after(
+                    reply, str(self._transport), is_last=now >= give_up_at
+                )
                 if end is None:
                     again.append(index)
                     has_to_pause = True

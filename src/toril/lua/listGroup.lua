@@ -4,17 +4,23 @@
 
   Nobody writes that a member is running: whether it is shows its lock.
 
-  Keys      members, plan
+  Keys      members, plan, compensations
   Args      none
-  Returns   job key, status, name for each member; nothing when there is no such group
+  Returns   job key, status, name for each member, and of one that is undone the key of the job that
+            does it and how that ended; nothing when there is no such group
   Cost      O(members)
 ]]
-local members, plan = unpack(KEYS)
+local members, plan, compensations = unpack(KEYS)
 
 local statuses, found = {}, {}
 local flat = redis.call("HGETALL", members) -- bounded: members of a group
 for i = 1, #flat, 2 do
   statuses[flat[i]] = flat[i + 1]
+end
+local undone = redis.call("HGETALL", compensations) -- bounded: members of a group
+local undo_of = {}
+for i = 1, #undone, 2 do
+  undo_of[tonumber(string.match(undone[i], "(%d+)$"))] = { undone[i], undone[i + 1] }
 end
 for number = 0, #flat / 2 - 1 do
   local packed = redis.call("HGET", plan, number)
@@ -24,7 +30,7 @@ for number = 0, #flat / 2 - 1 do
     if status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
       status = "active"
     end
-    found[#found + 1] = { member[1], status, member[2] }
+    found[#found + 1] = { member[1], status, member[2], unpack(undo_of[number] or {}) }
   end
 end
 return found

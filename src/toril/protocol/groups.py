@@ -105,6 +105,10 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     queue_name: str
     name: str = ""
+    compensation_key: str | None = None
+    """The key of the job that undoes it, once there is one."""
+    compensation_status: str | None = None
+    """How that job ended: "completed", "failed", "cancelled", or "pending"."""
 
 
 # ---------------------------------------------------------------------------- keys
@@ -299,8 +303,9 @@ def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
 
     def parse(reply: list[list[bytes]]) -> list[GroupMember]:
         found = []
-        for key, status, name in reply:
+        for key, status, name, *undone in reply:
             base, _, job_id = codec.text(key).rpartition(":")
+            undo_key, undo_status = map(codec.text, undone) if undone else (None, None)
             found.append(
                 GroupMember(
                     job_id=job_id,
@@ -308,6 +313,8 @@ def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
                     status=codec.text(status),
                     queue_name=base.removeprefix(f"{keys.prefix}:"),
                     name=codec.text(name),
+                    compensation_key=undo_key,
+                    compensation_status=undo_status,
                 )
             )
         return found
@@ -317,7 +324,11 @@ def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
         keys,
         {},
         parse,
-        extra={"members": f"{record}:jobs", "plan": f"{record}:plan"},
+        extra={
+            "members": f"{record}:jobs",
+            "plan": f"{record}:plan",
+            "compensations": f"{record}:compensations",
+        },
         resend=Resend.SAME,
     )
 

@@ -89,6 +89,12 @@ def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | 
     return plain("HGETALL", keys.job(job_id), parse=parse)
 
 
+def exists(keys: Keys) -> Command[bool]:
+    """Is there anything of this queue?"""
+    anything = (keys.meta, keys.id, keys.events, keys.wait, keys.completed, keys.failed)
+    return plain("EXISTS", *anything, parse=bool)
+
+
 def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
     """How many jobs are in each state, all at the same moment."""
 

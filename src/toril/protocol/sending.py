@@ -95,10 +95,15 @@ def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: s
             f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
         )
     if trouble in (Trouble.LOST, Trouble.NOT_NOW):
-        return ServerUnavailableError(
-            f"{server} does not serve ({error}); is the server up and the address right?"
-        )
+        return ServerUnavailableError(f"{server} does not serve ({error}); {_advice(error)}")
     return ServerRefusalError(
         f"{server} answered with an error: {error}; if it speaks of permissions, see the commands"
         f" that a user needs, and if of a wrong kind of value, run the doctor"
     )
+
+
+def _advice(error: Exception) -> str:
+    words = str(error).lower()
+    if "authentication" in words or "password" in words:
+        return "are the user and the password right? redis://user:password@host"
+    return "is the server up and the address right?"

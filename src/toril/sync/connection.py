@@ -158,7 +158,7 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sending.end_after(error, repr(self), is_last=now >= give_up_at)
+                end = sending.end_after(error, str(self._transport), is_last=now >= give_up_at)
                 if end is not None:
                     raise end from error
             time.sleep(pause_s * random.uniform(0.5, 1))
@@ -187,7 +187,9 @@ class Connection:
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sendings[index].end_after(reply, repr(self), is_last=now >= give_up_at)
+                end = sendings[index].end_after(
+                    reply, str(self._transport), is_last=now >= give_up_at
+                )
                 if end is None:
                     again.append(index)
                     has_to_pause = True
