@@ -59,6 +59,14 @@ async def test_a_sound_queue_has_no_problems(client: Client, prefix: str) -> Non
         ([("SET", "Q:de:order", "gone")], "K6: .* names job 'gone'"),
         ([("SADD", "Q:active-1:dependencies", "Q:gone")], "K7: .* which is gone"),
         ([("SADD", "Q:active-1:dependencies", "Q:waiting-1")], "K7: .* does not know its parent"),
+        (
+            [
+                ("SADD", "Q:active-1:dependencies", "Q:done-1"),
+                ("HSET", "Q:done-1", "name", "x", "parentKey", "Q:active-1"),
+                ("ZADD", "Q:completed", 1, "done-1"),
+            ],
+            "K7: .* waits for .*done-1', which completed",
+        ),
         ([("SET", "Q:limiter", 1)], "K8: .*limiter never expires"),
         ([("ZADD", "Q:repeat", 1, "digest")], "K9: scheduler 'digest' .* has no record"),
         ([("HSET", "Q:groups:g", "totalJobs", 1)], "K9: group 'g' .* not both"),

@@ -1,6 +1,7 @@
 """Random operations by both parties, then the invariants (wire-format section 10, item 32).
 
-``TORIL_FUZZ_OPERATIONS`` sets how many; a failure names the seed, ``TORIL_FUZZ_SEED`` repeats it.
+``make prove`` takes all 100,000; ``TORIL_FUZZ_OPERATIONS`` sets how many. A failure names the seed,
+``TORIL_FUZZ_SEED`` repeats it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from tests.helpers import wait_until
 from tests.interop.peer import NodeError, PeerView
 from tests.interop.scenario import NodeDriver
 from tests.keyspace import audit
+from tests.proving import amount
 from toril.errors import RefusedError
 
-OPERATIONS = int(os.environ.get("TORIL_FUZZ_OPERATIONS", "3000"))
+OPERATIONS = int(os.environ.get("TORIL_FUZZ_OPERATIONS") or amount(3000, 100_000))
 STREAMS = 4
 BEHAVIOURS = {
     "fails": [["fail", "on purpose"]],
@@ -24,6 +26,13 @@ BEHAVIOURS = {
     "busy": [["progress", 1], ["log", "row"], ["sleep", 2], ["echo"]],
     "dead": [["unrecoverable", "never"]],
 }
+POLICIES: tuple[dict[str, bool], ...] = (
+    {},
+    {"fail_parent_on_failure": True},
+    {"continue_parent_on_failure": True},
+    {"ignore_dependency_on_failure": True},
+    {"remove_dependency_on_failure": True},
+)
 NAMES = ("plain", "plain", "fails", "flaky", "busy", "dead")
 
 
@@ -49,11 +58,49 @@ def options(dice: random.Random) -> dict[str, Any]:
     return chosen
 
 
+def deduplication(dice: random.Random) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"id": f"d{dice.randint(1, 5)}"}
+    match dice.randint(1, 4):
+        case 1:
+            chosen["ttl"] = dice.choice((20, 500))
+        case 2:
+            chosen |= {"ttl": 50, "extend": True, "replace": True}
+        case 3:
+            chosen["keep_last_if_active"] = True
+    return chosen
+
+
+def family(dice: random.Random) -> dict[str, Any]:
+    """A parent with children, some of which fail, with every consequence for the parent."""
+
+    def member() -> dict[str, Any]:
+        chosen = {**options(dice), **dice.choice(POLICIES)}
+        chosen.pop("job_id", None)
+        return {"name": dice.choice(NAMES), "queue": "q", "data": {}, "options": chosen}
+
+    children = [member() for _ in range(dice.randint(1, 3))]
+    if dice.random() < 0.3:
+        children[0]["children"] = [member()]
+    parent = member()
+    for policy in POLICIES:
+        for name in policy:
+            parent["options"].pop(name, None)
+    return {**parent, "children": children}
+
+
 async def meddle(side: Any, dice: random.Random, ids: list[str]) -> None:
     """One random operation; that it is refused, or that its job is gone, is part of the game."""
     job = dice.choice(ids) if ids else "nobody"
     roll = dice.random()
-    if roll < 0.6 or not ids:
+    if roll < 0.04:
+        ids += (await side.flow(family(dice))).values()
+    elif roll < 0.08:
+        chosen = {**options(dice), "deduplication": deduplication(dice)}
+        chosen.pop("job_id", None)
+        ids.append(await side.add("q", dice.choice(NAMES), {"n": len(ids)}, **chosen))
+    elif roll < 0.085:
+        await side.remove_deduplication_key("q", f"d{dice.randint(1, 5)}")
+    elif roll < 0.6 or not ids:
         ids.append(await side.add("q", dice.choice(NAMES), {"n": len(ids)}, **options(dice)))
     elif roll < 0.65:
         new = [{"name": dice.choice(NAMES), "data": {}, **options(dice)} for _ in range(5)]
@@ -104,7 +151,8 @@ async def test_item_32_whatever_both_do_the_queue_stays_whole(
             except (NodeError, RefusedError):
                 continue
 
-    await asyncio.gather(*(stream(number) for number in range(STREAMS)))
+    crashes = (side.crash("q", {"*": [["hang"]]}, lock_duration=500) for side in sides)
+    await asyncio.gather(*(stream(number) for number in range(STREAMS)), *crashes)
     await toril.resume("q")
 
     async def settled() -> bool:
@@ -121,5 +169,6 @@ async def test_item_32_whatever_both_do_the_queue_stays_whole(
     await peer.close_all()
 
     assert await audit(client, prefix) == [], f"TORIL_FUZZ_SEED={seed}"
+    assert await client.zcard(f"{prefix}:q:completed") > 0
     locks = [key async for key in client.scan_iter(match=f"{prefix}:q:*:lock")]
     assert locks == [], f"TORIL_FUZZ_SEED={seed}"

@@ -22,6 +22,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from toril.doctor import lanes
@@ -93,6 +94,10 @@ class QueueKeys:
     values: dict[str, Any] = field(default_factory=dict)
     kinds: dict[str, str] = field(default_factory=dict)
     ttl_ms: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def completed(self) -> frozenset[str]:
+        return frozenset(self.containers.get("completed", ()))
 
     def of_kind(self, *kinds: str) -> Iterator[str]:
         return (rest for rest, kind in self.kinds.items() if kind in kinds)
@@ -221,6 +226,8 @@ def _families(queue: QueueKeys, queues: dict[str, QueueKeys]) -> Iterator[str]:
                 yield f"K7: job {job_id!r} of {queue.base} depends on {child_key!r}, which is gone"
             elif child.get("parentKey") != f"{queue.base}:{job_id}":
                 yield f"K7: {child_key!r} does not know its parent {queue.base}:{job_id}"
+            elif _is_completed(child_key, queues):
+                yield f"K7: job {job_id!r} of {queue.base} waits for {child_key!r}, which completed"
 
 
 def _bounds(queue: QueueKeys) -> Iterator[str]:
@@ -282,6 +289,14 @@ def _find_job(key: str, queues: dict[str, QueueKeys]) -> dict[str, str] | None:
         if key.startswith(f"{base}:") and (job := queue.jobs.get(key[len(base) + 1 :])):
             return job
     return None
+
+
+def _is_completed(key: str, queues: dict[str, QueueKeys]) -> bool:
+    return any(
+        key[len(base) + 1 :] in queue.completed
+        for base, queue in queues.items()
+        if key.startswith(f"{base}:")
+    )
 
 
 def _read_command(key: str, kind: str) -> tuple[str, ...]:
