@@ -52,11 +52,14 @@ def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
         ),
         _pick_up("idle pick-up, p50", results, peers, "p50"),
         _pick_up("idle pick-up, p99", results, peers, "p99"),
-        _times(
-            "lanes, drain of 100 lanes, against GroupMQ",
-            toril.rate("lanes"),
-            groupmq.rate("drain"),
-            1.2,
+        *(
+            _times(
+                f"lanes, drain of {lanes} lanes, against GroupMQ",
+                toril.rate(measure),
+                groupmq.rate(measure),
+                1.2,
+            )
+            for measure, lanes in (("lanes", "100"), ("many_lanes", "10,000"))
         ),
         _share(
             "groups of 3 with compensation maps, of the plain drain",

@@ -64,9 +64,9 @@ PEER_LIST = (
         "groupmq",
         "GroupMQ (Node)",
         "groupmq.js",
-        BASIC - {"add_bulk"},
+        (BASIC - {"add_bulk"}) | {"lanes", "many_lanes"},
         package="groupmq",
-        note="100 groups",
+        note="100 groups; 10,000 for many lanes",
     ),
     Peer(
         "bullmq-python", "bullmq (Python)", "bullmq_py.py", BASIC, ("bullmq", "hiredis"), "bullmq"

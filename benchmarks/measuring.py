@@ -18,7 +18,7 @@ import servers
 CONCURRENCY = 100
 TORIL = "toril"
 TORIL_UVLOOP = "toril-uvloop"
-IN_TURNS = ("lanes", "groups", "dead_letters", "floor")
+IN_TURNS = ("lanes", "many_lanes", "groups", "dead_letters", "floor")
 SWEEPS = (
     "drain_all",
     "obliterate",
@@ -94,7 +94,10 @@ def toril_subjects() -> list[Subject]:
     import importlib.metadata as metadata
 
     programs = {measure: ["toril_basic.py", measure] for measure in BASIC}
-    features = {name: ["toril_features.py", name] for name in ("lanes", "groups", "dead_letters")}
+    features = {
+        name: ["toril_features.py", name]
+        for name in ("lanes", "many_lanes", "groups", "dead_letters")
+    }
     costs = {name: ["toril_server.py", name] for name in ("memory", "idle")}
     sweeps = {name: ["toril_sweeping.py", name] for name in SWEEPS}
     growths = {name: ["toril_growth.py", name] for name in GROWTHS}

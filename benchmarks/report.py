@@ -39,7 +39,7 @@ def show(results: Results, subjects: Sequence[Subject]) -> None:
         f"Jobs per second on {results.server} (how many times as fast Toril is)",
         *_comparison(results, subjects),
     )
-    _print_table("Toril alone", *_alone(results))
+    _print_table("Toril's own", *_own(results, subjects))
     _print_table("Bars", *_bars(judge(results, subjects)))
     if results.reasons:
         print(_reasons(results))
@@ -57,8 +57,8 @@ def write(
             f"## {results.server}",
             "Jobs per second, and in brackets how many times as fast Toril is.",
             _markdown(*_comparison(results, subjects)),
-            "### Toril alone",
-            _markdown(*_alone(results)),
+            "### Toril's own",
+            _markdown(*_own(results, subjects)),
             "### Bars",
             _markdown(*_bars(judge(results, subjects))),
         ]
@@ -95,7 +95,7 @@ def _latency(results: Results, subject: str) -> str:
     return f"{middle:.2f} / {worst:.2f}{ratio}"
 
 
-def _alone(results: Results) -> tuple[list[str], list[list[str]]]:
+def _own(results: Results, subjects: Sequence[Subject]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for measure in (*IN_TURNS, *ONCE):
         seen = results.figures.get((TORIL, measure), [])
@@ -103,6 +103,11 @@ def _alone(results: Results) -> tuple[list[str], list[list[str]]]:
             continue
         names = dict.fromkeys(name for each in seen for name in each)
         figures = [_figure(name, results.median(TORIL, measure, name) or 0.0) for name in names]
+        figures += [
+            f"{subject.label} {rate:,.0f}/s"
+            for subject in subjects
+            if not subject.is_toril and (rate := results.median(subject.name, measure))
+        ]
         label = f"bulk: {measure}" if measure in SWEEPS else measure
         rows.append([label.replace("_", " "), ", ".join(figures)])
     return ["", "medians"], rows

@@ -9,22 +9,30 @@ from __future__ import annotations
 import asyncio
 from argparse import Namespace
 
-from clock import TASKS
+from clock import TASKS, chunks
 from toril_program import all_buried, all_completed, fill, main
 
 from toril import NewJob, Queue
 
 LANES = 100
+MANY_LANES = 10_000
 MEMBERS = 3
 
 
 async def lanes(given: Namespace) -> dict[str, float]:
     """Jobs spread over 100 lanes, as GroupMQ's over 100 groups."""
+    return await _drain_lanes(given, LANES)
+
+
+async def many_lanes(given: Namespace) -> dict[str, float]:
+    """Jobs spread over 10,000 lanes, as GroupMQ's over 10,000 groups."""
+    return await _drain_lanes(given, MANY_LANES)
+
+
+async def _drain_lanes(given: Namespace, count: int) -> dict[str, float]:
     queue = Queue("bench", connection=given.url)
-    numbers = range(given.jobs)
-    for start in range(0, given.jobs, 1000):
-        some = numbers[start : start + 1000]
-        await queue.add_bulk([NewJob("x", {"n": n}, lane=f"lane-{n % LANES}") for n in some])
+    for numbers in chunks(given.jobs):
+        await queue.add_bulk([NewJob("x", {"n": n}, lane=f"lane-{n % count}") for n in numbers])
     return {"rate": given.jobs / await all_completed(given.url, given.jobs, given.concurrency)}
 
 
@@ -55,4 +63,4 @@ async def dead_letters(given: Namespace) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main(lanes=lanes, groups=groups, dead_letters=dead_letters)
+    main(lanes=lanes, many_lanes=many_lanes, groups=groups, dead_letters=dead_letters)

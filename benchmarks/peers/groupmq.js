@@ -1,11 +1,12 @@
-// GroupMQ on Node: every job belongs to a group, here one of 100; compare its drain with our lanes.
+// GroupMQ on Node: every job belongs to a group, here one of 100, or of 10,000 for `many_lanes`;
+// compare its drain with our lanes.
 'use strict';
 
 const Redis = require('ioredis');
 const { Queue, Worker } = require('groupmq');
 const { connection, given, main } = require('./common.js');
 
-const GROUPS = 100;
+const GROUPS = given().measure === 'many_lanes' ? 10000 : 100;
 const redis = new Redis(connection(given().url));
 const queue = new Queue({ redis, namespace: 'bench', jobTimeoutMs: 30000 });
 let added = 0;
