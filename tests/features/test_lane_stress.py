@@ -65,6 +65,13 @@ async def test_a_hundred_thousand_jobs_of_one_millisecond_keep_their_order(url, 
         assert seen == list(zip(ids[:2000], range(2000), strict=True))
         tail = await queue.get_waiting(-100, -1)
         assert [job.data for job in tail] == list(range(JOBS - 100, JOBS))
+
+        await queue.add_bulk([NewJob("x", lane="small") for _ in range(3)])
+        lanes = []
+        for _ in range(8):
+            (job,) = await hand.complete(job, then_take=1)
+            lanes.append(job.lane)
+        assert lanes.count("small") == 3, "a tenant with 100,000 jobs starves one with three"
         await queue.obliterate(force=True)
     await connection.close()
 

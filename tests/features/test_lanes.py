@@ -595,6 +595,44 @@ async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
     assert await queue.get_lane("a") is None
 
 
+async def test_a_rate_limit_of_all_lanes_counts_each_for_itself(queue, hand):
+    """A lane's own limit goes before that of the queue, and both can be taken back."""
+    for lane in "ab":
+        await queue.add_bulk([NewJob("x", f"{lane}{n}", lane=lane) for n in range(4)])
+    await queue.set_lane_rate_limit(RateLimit(1, 60_000))
+    await queue.set_lane_rate_limit(RateLimit(2, 60_000), "b")
+    one = hand()
+
+    async def run_all() -> list[str]:
+        seen = []
+        while jobs := await one.take(5):
+            seen += [job.data for job in jobs]
+            for job in jobs:
+                await one.complete(job)
+        return sorted(seen)
+
+    assert await run_all() == ["a0", "b0", "b1"]
+    assert (await queue.get_lane("a")).limited_until > time.time() * 1000 + 30_000
+    await queue.set_lane_rate_limit(None)
+    assert await run_all() == ["a1", "a2", "a3"]
+    await queue.set_lane_rate_limit(None, "b")
+    assert await run_all() == ["b2", "b3"]
+
+
+async def test_a_limited_lane_whose_last_waiting_job_goes_is_limited_no_more(queue, hand, client):
+    """FIFO-30: also while somebody holds it."""
+    _, second = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(2)])
+    await queue.set_lane_concurrency(2, "a")
+    await queue.set_lane_rate_limit(RateLimit(1, 60_000), "a")
+    (job,) = await hand().take(2)
+    assert await client.zrange(queue.keys.lanes_later, 0, -1) == ["a"]
+
+    await queue.remove(second.id)
+
+    assert await client.exists(queue.keys.lanes_later) == 0
+    assert (await queue.get_lane("a")).holder == job.id
+
+
 async def test_a_paused_lane_gives_nothing_until_it_is_resumed(queue, hand):
     """pause_lane: its jobs wait, others run; what runs may end."""
     await queue.add_bulk([NewJob("x", n, lane="a") for n in range(3)])

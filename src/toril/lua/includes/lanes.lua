@@ -35,14 +35,17 @@ local function lanesOf(queue)
   end
   local meta = redis.call("HMGET", queue.meta, "toril.laneConcurrency", "toril.laneMax",
     "toril.laneDuration", "toril.laneTurn")
+  local settings, aside, later = queue["lanes:settings"], queue["lanes:aside"], queue["lanes:later"]
+  local has_any = redis.call("EXISTS", settings, aside, later) > 0
   lanes = {
     capacity = tonumber(meta[1]) or 1,
     max = tonumber(meta[2]),
     duration = tonumber(meta[3]),
     weight = 1,
     turn = tonumber(meta[4]) or 0,
-    has_settings = redis.call("EXISTS", queue["lanes:settings"]) == 1,
-    has_aside = redis.call("EXISTS", queue["lanes:aside"]) == 1,
+    has_settings = has_any and redis.call("EXISTS", settings) == 1,
+    has_aside = has_any and redis.call("EXISTS", aside) == 1,
+    has_later = has_any and redis.call("EXISTS", later) == 1,
     has_ready = false,
     heads = {}, -- of the lanes that were looked at in this call; false for none
     indexed = {}, -- the lanes that are in the index for sure, and not as dormant ones
@@ -235,10 +238,8 @@ local function placeLane(queue, lane, holders, turn)
   local ready = queue["lanes:ready"]
   if not laneHead(queue, lane) then
     redis.call("ZREM", ready, lane)
-    if holders == 0 then
-      redis.call("ZREM", queue["lanes:later"], lane)
-      retireLane(queue, lane)
-    end
+    if lanes.has_later then redis.call("ZREM", queue["lanes:later"], lane) end
+    if holders == 0 then retireLane(queue, lane) end
     return false
   end
   if rules.is_stopped or holders >= rules.capacity then
@@ -249,9 +250,12 @@ local function placeLane(queue, lane, holders, turn)
   if limited_ms > 0 then
     redis.call("ZREM", ready, lane)
     redis.call("ZADD", queue["lanes:later"], lanes.now + limited_ms, lane)
+    lanes.has_later = true
     wakeLanesWhenDue(queue)
     return false
   end
+  -- Its limit may have been taken back.
+  if lanes.has_later then redis.call("ZREM", queue["lanes:later"], lane) end
   lanes.has_ready = true
   -- A turn is the end of a lane's share: whoever comes later stands behind, so nobody starves.
   return redis.call("ZADD", ready, "NX", math.max(lanes.turn, turn or 0) + 1 / rules.weight, lane) == 1
@@ -284,7 +288,7 @@ end
 local function releaseLanes(queue, jobs)
   if #jobs == 0 then return end
   local lanes = lanesOf(queue)
-  if lanes.capacity > 1 or lanes.has_settings or lanes.max then
+  if lanes.capacity > 1 or lanes.has_settings or lanes.max or lanes.has_later then
     for _, job in ipairs(jobs) do
       releaseLane(queue, job[1], job[2])
     end
