@@ -66,7 +66,40 @@ async def test_delayed_jobs_and_parents(queue, url, prefix):
     assert "is delayed until 20" in await queue.explain(later.id)
     assert "of lane 'a' is delayed until 20" in await queue.explain(in_lane.id)
     said = await queue.explain(parent.job.id)
-    assert f"waits for 1 children, among them '{prefix}:q:the-child'" in said
+    assert f"waits for its child '{prefix}:q:the-child'" in said
+
+
+async def test_a_parent_of_several_children(queue, url, prefix):
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        children = [FlowJob("child", queue_name="q", delay=1000) for _ in range(2)]
+        parent = await flow.add(FlowJob("parent", queue_name="q", children=children))
+
+    assert "waits for 2 children, among them '" in await queue.explain(parent.job.id)
+
+
+async def test_a_lane_that_several_may_hold(queue, hand):
+    """Held is a lane that takes no more, and not one with a place left."""
+    jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(4)])
+    await queue.set_lane_concurrency(2, "a")
+    await hand.take(1)
+    assert "waits in lane 'a' behind 2 others" in await queue.explain(jobs[3].id)
+    assert "no worker of queue 'q'" in await queue.explain(jobs[1].id)
+
+    await hand.take(1)
+
+    said = await queue.explain(jobs[3].id)
+    assert f"held by 2 jobs, as many as it may; among them job {jobs[0].id!r} since 20" in said
+    await queue.obliterate(force=True)
+
+
+async def test_a_lane_that_waits_for_a_retry(queue, hand):
+    first, second = await queue.add_bulk([NewJob("x", lane="a", backoff=60_000) for _ in range(2)])
+    (job,) = await hand.take(1)
+    await hand.fail(job)
+
+    assert "of lane 'a' is delayed until 20" in await queue.explain(first.id)
+    said = await queue.explain(second.id)
+    assert f"which is held by job {first.id!r} until its next attempt at 20" in said
 
 
 async def test_the_queue_holds_it_up(queue, hand):

@@ -6,7 +6,8 @@
             limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings
   Args      id str
   Returns   names and values in turn: now, state, due, lane, place (how many of the lane are before it),
-            holder and since, lane_paused, lane_halted, limited_until, children and child, paused,
+            holder, holders and since when the lane takes no more, tried_at when the holder waits for its
+            next attempt, lane_paused, lane_halted, limited_until, children and child, paused,
             concurrency, active, limited_ms, before (how many wait in its list or set); nothing when
             there is no such job
   Cost      O(jobs running), and O(log n)
@@ -31,8 +32,14 @@ end
 local function tellLane(field)
   local lane = laneOf(field)
   local _, ids = laneHolders(queue, lane)
-  tell("holder", ids[1])
-  tell("since", ids[1] and redis.call("HGET", base .. ":" .. ids[1], "processedOn"))
+  if #ids >= laneRules(queue, lane).capacity then
+    local holder = redis.call("HMGET", base .. ":" .. ids[1], "processedOn", "x.lane")
+    tell("holder", ids[1])
+    tell("holders", #ids)
+    tell("since", holder[1])
+    tell("tried_at", holder[2]
+      and redis.call("ZSCORE", lanes_delayed, laneMember(holder[2], ids[1], STARTED)))
+  end
   local settings = laneSettings(queue, lane) or {}
   tell("lane_paused", settings.paused and 1)
   tell("lane_halted", settings.halted)

@@ -46,6 +46,8 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
         case "stalled":
             return "was run by a worker that fell silent; the next sweep brings it back"
         case "waiting_children":
+            if facts["children"] == "1":
+                return f"waits for its child {facts.get('child')!r}"
             return f"waits for {facts['children']} children, among them {facts.get('child')!r}"
         case "delayed":
             return _delayed(lane, facts)
@@ -67,12 +69,23 @@ def _in_lane(lane: str | None, facts: Facts) -> str | None:
     if "lane_paused" in facts:
         return f"{where}, which is paused; resume_lane"
     if "holder" in facts:
-        return f"{where}, which is held by job {facts['holder']!r} {_since(facts)}".rstrip()
+        return f"{where}, which is held by {_holder(facts)}"
     if "limited_until" in facts:
         return f"{where}, whose rate limit is reached until {_moment(facts['limited_until'])}"
     if int(facts.get("place", 0)) > 0:
         return f"{where} behind {facts['place']} others"
     return None
+
+
+def _holder(facts: Facts) -> str:
+    one = f"job {facts['holder']!r}"
+    if facts["holders"] != "1":
+        return (
+            f"{facts['holders']} jobs, as many as it may; among them {one} {_since(facts)}".rstrip()
+        )
+    if "tried_at" in facts:
+        return f"{one} until its next attempt at {_moment(facts['tried_at'])}"
+    return f"{one} {_since(facts)}".rstrip()
 
 
 def _at_the_gate(queue: str, facts: Facts, workers: int) -> str:
