@@ -4,20 +4,19 @@
     python benchmarks/dead_letters.py --jobs 100000    fewer
     python benchmarks/dead_letters.py --server redis   or the URL of an empty server
 
-The letters are written by a script of this program, as the move writes them, with a small payload
-and one stack trace. Half of them pass the filter, spread evenly, which is the worst case: every
-other letter has to leave the list. Meanwhile another process pings the server every millisecond.
+Everything an operator does, one after another, and others meanwhile: another process pings the
+server every millisecond. ``make bench`` measures the bulk operations for themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 
 import redis
-from clock import Stopwatch, chunks, quantile
+from clock import Stopwatch, quantile
+from letters import RARE, forge
 from toril_sweeping import Pinger
 
 import servers
@@ -25,33 +24,6 @@ from toril import Queue
 
 DLQ = "bench-dlq"
 SLOWER_THAN_US = 1000
-
-FILL = """#!lua
-local base, head, member = KEYS[1], ARGV[3], ARGV[4]
-local first, last = tonumber(ARGV[1]), tonumber(ARGV[2])
-for number = first, last do
-  local data = head .. number
-  local text = data .. member .. "}"
-  redis.call("HSET", base .. ":" .. number, "name", number % 2 == 0 and "send" or "keep",
-    "data", text, "opts", '{"attempts":0}', "timestamp", 1700000000000 + number, "delay", 0,
-    "priority", 0, "x.source", "bench", "x.job", "j" .. number,
-    "x.why", "connectionerror: connection refused", "x.fp", "ConnectionError@bank.py:call",
-    "x.opts", '{"attempts":3,"idempotencyKey":"bench:j' .. number .. ':1700000000000"}',
-    "x.cut", "1:" .. #data .. ":" .. (#data + #member + 1) .. ":" .. #text)
-  redis.call("LPUSH", base .. ":wait", number)
-end
-"""
-
-META = {
-    "sourceQueue": "bench",
-    "originalJobId": "j1",
-    "failedReason": "Connection refused",
-    "stacktrace": ["Traceback (most recent call last):\n" + '  File "bank.py", line 1\n' * 12],
-    "attemptsMade": 3,
-    "deadLetteredAt": 1_700_000_000_000,
-    "originalTimestamp": 1_700_000_000_000,
-    "originalOpts": {"attempts": 3},
-}
 
 
 def main() -> None:
@@ -80,17 +52,22 @@ async def measure(url: str, jobs: int) -> None:
             ),
             ("page in the middle", 10, lambda: dlq.get_dead_letter_jobs(half, half + 9)),
             ("replay one in the middle", 1, lambda: dlq.replay_dead_letter(str(half))),
-            ("replay every other", half, lambda: dlq.replay_all_dead_letters(name="send")),
+            ("replay 1 in 100", jobs, lambda: dlq.replay_all_dead_letters(fingerprint=RARE)),
+            ("replay every other", jobs, lambda: dlq.replay_all_dead_letters(name="half")),
             ("replay the rest", half, dlq.replay_all_dead_letters),
         ]
-        fill(client, jobs)
+        forge(url, jobs)
         for step in steps:
             await clocked(client, url, *step)
-        fill(client, jobs)
-        await clocked(
-            client, url, "purge every other", half, lambda: dlq.purge_dead_letters(name="send")
-        )
-        await clocked(client, url, "purge the rest", half, dlq.purge_dead_letters)
+        client.flushdb()
+        forge(url, jobs)
+        purges: list[tuple[str, int, Callable[[], Awaitable[object]]]] = [
+            ("purge 1 in 100", jobs, lambda: dlq.purge_dead_letters(fingerprint=RARE)),
+            ("purge every other", jobs, lambda: dlq.purge_dead_letters(name="half")),
+            ("purge the rest", half, dlq.purge_dead_letters),
+        ]
+        for step in purges:
+            await clocked(client, url, *step)
 
 
 async def clocked(
@@ -109,14 +86,6 @@ async def clocked(
         f"{quantile(slow_ms, 0.5):11.1f}{quantile(slow_ms, 0.99):9.1f}{max(slow_ms):9.1f}"
         f"{pinger.p99_ms:13.1f}"
     )
-
-
-def fill(client: redis.Redis, jobs: int) -> None:
-    client.flushdb()
-    member = ',"_dlqMeta":' + json.dumps(META, separators=(",", ":"))
-    write = client.register_script(FILL)
-    for part in chunks(jobs, 2000):
-        write([f"bull:{DLQ}"], [part[0] + 1, part[-1] + 1, '{"n":', member])
 
 
 if __name__ == "__main__":

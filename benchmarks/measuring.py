@@ -24,9 +24,11 @@ SWEEPS = (
     "obliterate",
     "clean",
     "purge",
-    "purge_filtered",
+    "purge_half",
+    "purge_few",
     "replay",
-    "replay_filtered",
+    "replay_half",
+    "replay_few",
 )
 GROWTHS = ("growth", "growth_lanes", "growth_dead_letters")
 ONCE = ("memory", "idle", *GROWTHS, *SWEEPS)

@@ -17,7 +17,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from clock import chunks
-from toril_program import all_buried, fail, fill, main
+from letters import forge
+from toril_program import fail, fill, main
 
 from toril import NewJob, Queue, Worker
 
@@ -97,8 +98,7 @@ class DeadLetters(Side):
     """As many dead letters as the size says, and every further job becomes one."""
 
     async def prepare(self) -> None:
-        await fill(self.queue, self.size)
-        await all_buried(self.url, self.size, 200, self.name)
+        forge(self.url, self.size, f"{self.name}-dlq")
 
     async def perform(self, job: Job) -> object:
         return await fail(job)

@@ -12,11 +12,12 @@ import time
 from argparse import Namespace
 from collections.abc import Awaitable, Callable
 from multiprocessing.synchronize import Event
-from typing import Self
+from typing import Any, Self
 
 import redis
 from clock import Stopwatch, quantile
-from toril_program import all_buried, all_completed, fill, main
+from letters import RARE, forge
+from toril_program import all_completed, fill, main
 
 from toril import Queue
 
@@ -35,9 +36,8 @@ async def completed(url: str, count: int) -> None:
     await all_completed(url, count, concurrency=200)
 
 
-async def buried(url: str, count: int) -> None:
-    await waiting(url, count)
-    await all_buried(url, count, concurrency=200)
+async def dead(url: str, count: int) -> None:
+    forge(url, count)
 
 
 async def drain_all(url: str) -> None:
@@ -54,30 +54,30 @@ async def clean(url: str) -> None:
     await Queue("bench", connection=url).clean("completed")
 
 
-async def purge(url: str) -> None:
-    await Queue("bench-dlq", connection=url).purge_dead_letters()
+def purge(**filters: Any) -> Operation:
+    async def operate(url: str) -> None:
+        await Queue("bench-dlq", connection=url).purge_dead_letters(**filters)
+
+    return operate
 
 
-async def purge_filtered(url: str) -> None:
-    await Queue("bench-dlq", connection=url).purge_dead_letters(name="x")
+def replay(**filters: Any) -> Operation:
+    async def operate(url: str) -> None:
+        await Queue("bench-dlq", connection=url).replay_all_dead_letters(**filters)
 
-
-async def replay(url: str) -> None:
-    await Queue("bench-dlq", connection=url).replay_all_dead_letters()
-
-
-async def replay_filtered(url: str) -> None:
-    await Queue("bench-dlq", connection=url).replay_all_dead_letters(name="x")
+    return operate
 
 
 OPERATIONS: dict[str, tuple[Fill, Operation]] = {
     "drain_all": (waiting, drain_all),
     "obliterate": (waiting, obliterate),
     "clean": (completed, clean),
-    "purge": (buried, purge),
-    "purge_filtered": (buried, purge_filtered),
-    "replay": (buried, replay),
-    "replay_filtered": (buried, replay_filtered),
+    "purge": (dead, purge()),
+    "purge_half": (dead, purge(name="half")),
+    "purge_few": (dead, purge(fingerprint=RARE)),
+    "replay": (dead, replay()),
+    "replay_half": (dead, replay(name="half")),
+    "replay_few": (dead, replay(fingerprint=RARE)),
 }
 
 
@@ -88,16 +88,17 @@ def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
     async def measure(given: Namespace) -> dict[str, float]:
         server = redis.Redis.from_url(given.url)
         figures: dict[str, float] = {}
-        per_job = {}
+        per_job, cpu_per_job = {}, {}
         for label, count in (("tenth", given.jobs // 10), ("all", given.jobs)):
             server.flushdb()
             await prepare(given.url, count)
             server.config_set("slowlog-log-slower-than", SCRIPT_LIMIT_US)
             server.slowlog_reset()
             with Pinger(given.url) as pinger:
-                watch = Stopwatch()
+                watch, before = Stopwatch(), _server_seconds(server)
                 await operate(given.url)
                 per_job[label] = watch.seconds() / count
+                cpu_per_job[label] = (_server_seconds(server) - before) / count
             slow = server.slowlog_get(128)
             figures = {
                 "rate": 1 / per_job[label],
@@ -105,9 +106,19 @@ def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
                 "slow_scripts": len(slow),
                 "longest_ms": max((entry["duration"] for entry in slow), default=0) / 1e3,
             }
-        return {**figures, "growth": per_job["all"] / per_job["tenth"]}
+        return {
+            **figures,
+            "growth": per_job["all"] / per_job["tenth"],
+            "server_growth": cpu_per_job["all"] / cpu_per_job["tenth"],
+        }
 
     return measure
+
+
+def _server_seconds(server: redis.Redis) -> float:
+    """The time that the server has worked: unlike the clock's, nobody else's load is in it."""
+    used = server.info("cpu")
+    return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
 
 class Pinger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -112,7 +113,8 @@ async def _letters(storm: Storm, client: Any) -> Any:
     ids = await client.lrange(f"{base}:wait", 0, -1)
     sources = Counter()
     for letter in ids:
-        sources[await client.hget(f"{base}:{letter}", "x.job")] += 1
+        note = json.loads(await client.hget(f"{base}:{letter}", "x.letter"))
+        sources[note["job"]] += 1
     storm.seen["dead letters"] = len(ids)
     wanted = {label for label, kind in storm.added.items() if kind == "fails"}
     for label in wanted - sources.keys():

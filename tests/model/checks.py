@@ -265,7 +265,10 @@ def step_problems(
         for event in (b"completed", b"failed"):
             if said.count(event) > 1:
                 yield f"T1: {name}: {job_id}: {said}"
-        if (old is None and new is not None) != (b"added" in names) and not step.is_silent:
+        # A dead letter comes from another queue, where `deadLettered` says so; here it waits.
+        is_letter = "x.letter" in after.queues[name].jobs.get(job_id, ())
+        is_told = b"waiting" in names if is_letter and old is None else b"added" in names
+        if (old is None and new is not None) != is_told and not step.is_silent:
             yield f"T4: {name}: {job_id} from {old} to {new}: {names}"
         if old is not None and new is None and not step.may_remove:
             yield f"T4: {name}: {job_id} is gone from {old}"

@@ -19,7 +19,13 @@ from toril.errors import (
 )
 from toril.options import DeadLetterOptions
 from toril.protocol import burying, dead_letters
-from toril.protocol.burying import BurialPolicy, cause_of, fingerprint, letter_of, replay_options
+from toril.protocol.burying import (
+    BurialPolicy,
+    Letter,
+    cause_of,
+    fingerprint,
+    letter_of,
+)
 from toril.protocol.dead_letter import metadata_in, without_metadata
 from toril.protocol.dead_letters import Filter, Slice, Walk, after, again
 from toril.protocol.job import Job
@@ -51,7 +57,14 @@ def test_only_a_worker_with_a_target_makes_letters():
 
     assert "dead" not in without.details
     assert with_target.kind == "failed"
-    assert with_target.details["dead"]["message"] == "no"
+    assert without.letter is None
+    assert with_target.details["dead"] == {}
+    assert with_target.letter is not None
+    assert with_target.payloads == (
+        "ValueError: no",
+        with_target.letter.metadata,
+        with_target.letter.note,
+    )
 
 
 def test_a_job_with_attempts_left_or_a_result_makes_no_letter():
@@ -80,15 +93,17 @@ def test_a_job_with_attempts_left_or_a_result_makes_no_letter():
 )
 def test_the_cause_is_one_word(error, fields, cause):
     """DLQ-32 (C-13)."""
-    assert cause_of(job(**fields), error) == cause
+    assert cause_of(job(**fields), error, str(error)) == cause
 
 
 def test_stalled_jobs_make_no_letter_when_they_are_left_out():
     error = UnrecoverableError(burying.STALLED_TOO_OFTEN)
     stalled = job(defa=burying.STALLED_TOO_OFTEN)
 
-    assert letter_of(stalled, error, "r", BurialPolicy(include_stalled=False)) is None
-    assert letter_of(job(), ValueError("x"), "r", BurialPolicy(include_stalled=False)) is not None
+    only_failed = BurialPolicy(include_stalled=False)
+
+    assert letter_of(stalled, error, "r", b"[]", only_failed) is None
+    assert letter_of(job(), ValueError("x"), "r", b"[]", only_failed) is not None
 
 
 def test_a_fingerprint_is_the_type_and_the_innermost_frame():
@@ -119,45 +134,118 @@ def test_a_fingerprint_can_stand_between_quotes():
     assert len(fingerprint(type("X" * 500, (Exception,), {})(), "attempts")) == 160
 
 
-def test_a_letter_carries_only_what_the_script_cannot_know():
-    letter = letter_of(
-        job(opts={"attempts": 1, "priority": 3, "delay": 7}),
-        raised(ValueError("ETIMEDOUT")),
-        "ValueError: ETIMEDOUT",
-        BurialPolicy(keep_source=True),
+def read(letter: Letter | None) -> tuple[dict, dict]:
+    """The metadata and the note, the time that the script writes being 1."""
+    assert letter is not None
+    return json.loads(letter.metadata + b"1}"), json.loads(letter.note)
+
+
+def test_a_letter_says_what_happened_to_its_job():
+    """DLQ-14: the eight fields of the source, and ours."""
+    metadata, _ = read(
+        letter_of(
+            job(opts={"attempts": 1}, atm=2),
+            raised(ValueError('ETIMEDOUT "é"\n\ud800')),
+            'ValueError: ETIMEDOUT "é"\n?',
+            b'["first","second"]',
+            BurialPolicy(),
+        )
     )
 
-    assert letter is not None
-    assert letter["message"] == "ETIMEDOUT"
-    assert letter["why"] == "valueerror: etimedout"
-    assert letter["type"] == "ValueError"
-    assert (letter["priority"], letter["delay"], letter["keeps_source"]) == (3, 7, True)
-    assert "is_raw" not in letter
+    assert metadata == {
+        "sourceQueue": "orders",
+        "originalJobId": "j1",
+        "failedReason": 'ETIMEDOUT "é"\n?',
+        "stacktrace": ["first", "second"],
+        "attemptsMade": 3,
+        "deadLetteredAt": 1,
+        "originalTimestamp": 5,
+        "originalOpts": {"attempts": 1},
+        "errorType": "ValueError",
+        "fingerprint": "ValueError@test_dead_letters.py:raised",
+        "cause": "attempts",
+        "replays": 0,
+        "history": [],
+    }
+
+
+def test_a_note_has_what_scripts_cannot_read_in_the_data():
+    opts = {"attempts": 1, "priority": 3, "delay": 7, "lane": "a", "orderMs": 9}
+    error = raised(ValueError("ETIMEDOUT"))
+
+    letter = letter_of(job(opts=opts), error, "ValueError: ETIMEDOUT", b"[]", BurialPolicy())
+    _, note = read(letter)
+
+    assert note.pop("opts").startswith('{"attempts":1')
+    assert note == {
+        "source": "orders",
+        "job": "j1",
+        "why": "valueerror: etimedout",
+        "fp": "ValueError@test_dead_letters.py:raised",
+        "size": len(letter.metadata) + len("1794723276316}"),
+        "priority": 3,
+        "delay": 7,
+        "lane": "a",
+        "order_ms": 9,
+    }
+
+
+def test_an_earlier_life_is_told_of_as_it_was_written():
+    history = '{"deadLetteredAt":1,"replayedAt":2}'
+    returned = job(**{"x.replays": 1, "x.history": history, "x.original": "[ 1.0 ]"})
+
+    letter = letter_of(returned, ValueError("x"), "r", b"[]", BurialPolicy())
+    metadata, _ = read(letter)
+
+    assert letter.marks == {"is_returned": True}
+    assert (metadata["replays"], metadata["history"]) == (1, [json.loads(history)])
+    assert b'"originalData":[ 1.0 ],' in letter.metadata
+
+
+def test_options_that_are_no_object_do_not_spoil_the_metadata():
+    broken = Job("bull", "orders", "j1", {b"name": b"x", b"data": b"{}", b"opts": b"[1"})
+
+    metadata, note = read(letter_of(broken, ValueError("x"), "r", b"[]", BurialPolicy()))
+
+    assert metadata["originalOpts"] == {}
+    assert json.loads(note["opts"]) == {"idempotencyKey": "orders:j1:0"}
 
 
 def test_an_error_without_words_is_known_by_its_type():
-    letter = letter_of(job(), raised(ValueError()), "ValueError", BurialPolicy())
+    letter = letter_of(job(), raised(ValueError()), "ValueError", b"[]", BurialPolicy())
 
-    assert letter is not None
-    assert letter["message"] == "ValueError"
+    assert read(letter)[0]["failedReason"] == "ValueError"
 
 
 def test_data_that_are_no_json_are_marked():
-    letter = letter_of(job(b'{"a":'), ValueError("x"), "r", BurialPolicy())
+    letter = letter_of(job(b'{"a":'), ValueError("x"), "r", b"[]", BurialPolicy(keep_source=True))
 
     assert letter is not None
-    assert letter["is_raw"] is True
+    assert letter.marks == {"is_raw": True, "stacktrace": "[]"}
+
+
+def test_a_source_that_is_kept_gets_its_traces_too():
+    policy = Policy(dead_letters=BurialPolicy(keep_source=True))
+
+    outcome = decide(job(), Raised(raised(ValueError("no"))), policy, dice=0.0)
+
+    assert json.loads(outcome.details["dead"]["stacktrace"])[0].endswith("ValueError: no\n")
+
+
+def next_options(first: Job) -> dict:
+    _, note = read(letter_of(first, ValueError("x"), "r", b"[]", BurialPolicy()))
+    return json.loads(note["opts"])
 
 
 def test_replay_options_are_those_of_the_job_without_its_ties():
     """C-16."""
     opts = dict.fromkeys(burying.NOT_REPLAYED, 1) | {"attempts": 3, "lane": "a", "kl": 5}
 
-    kept = json.loads(replay_options(job(opts=opts)))
+    kept = next_options(job(opts=opts))
 
     assert kept == {"attempts": 3, "lane": "a", "kl": 5, "idempotencyKey": "orders:j1:5"}
     chosen = job(opts={"attempts": 1, "idempotencyKey": "mine"})
-    assert json.loads(replay_options(chosen))["idempotencyKey"] == "mine"
+    assert next_options(chosen)["idempotencyKey"] == "mine"
 
 
 @pytest.mark.parametrize(

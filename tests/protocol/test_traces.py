@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable
 
 import pytest
 
 from toril.errors import UnrecoverableError
-from toril.protocol.traces import formatted
+from toril.protocol.traces import formatted, formatted_json
 
 
 class OwnError(Exception):
@@ -77,7 +78,9 @@ def test_a_trace_is_what_python_prints(fail: Callable[[], None]):
     for _ in range(2):  # the second time from what was kept
         with pytest.raises(Exception) as caught:  # noqa: PT011
             fail()
-        assert formatted(caught.value) == "".join(traceback.format_exception(caught.value))
+        printed = "".join(traceback.format_exception(caught.value))
+        assert formatted(caught.value) == printed
+        assert json.loads(formatted_json(caught.value, 10**6)) == printed
 
 
 @pytest.mark.parametrize(
@@ -93,4 +96,24 @@ def test_a_trace_is_what_python_prints(fail: Callable[[], None]):
     ],
 )
 def test_an_error_that_was_never_raised_has_its_last_line(error: BaseException):
-    assert formatted(error) == "".join(traceback.format_exception(error))
+    printed = "".join(traceback.format_exception(error))
+    assert formatted(error) == printed
+    assert json.loads(formatted_json(error, 10**6)) == printed
+
+
+@pytest.mark.parametrize("fail", [plain, chained, recursing])
+@pytest.mark.parametrize("longest", [10, 100, 250])
+def test_of_a_long_trace_the_end_is_kept(fail: Callable[[], None], longest: int):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        fail()
+
+    text = json.loads(formatted_json(caught.value, longest))
+
+    assert len(text) <= longest
+    assert formatted(caught.value).endswith(text)
+
+
+def test_words_that_no_utf_8_can_carry_are_replaced():
+    text = json.loads(formatted_json(ValueError('half \ud800 "pair"\n'), 100))
+
+    assert text == 'ValueError: half ? "pair"\n\n'

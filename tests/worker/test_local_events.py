@@ -9,6 +9,11 @@ import pytest
 
 from tests.helpers import wait_until
 from toril import NewJob, RateLimit, UnrecoverableError
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Policy, Raised
+from toril.worker.active_job import ActiveJob
+from toril.worker.crew import Crew
+from toril.worker.events import Emitter
 
 
 async def test_every_event_in_its_order(queue, start_worker, inside, url, prefix):
@@ -197,3 +202,82 @@ async def test_a_backoff_strategy_of_the_workers_own(kind, queue, start_worker, 
 
     assert asked == [(made, "mine", "again", "job") for made in (1, 2, 3)]
     assert (await inside.job(job.id))["atm"] == "3"
+
+
+@pytest.mark.parametrize("runs_in_thread", [False, True])
+async def test_a_trace_begins_in_the_handler(queue, start_worker, runs_in_thread):
+    """How the worker came to call it is of no use to anybody."""
+
+    def raise_it() -> None:
+        raise ValueError("here")
+
+    def plain(job):
+        raise_it()
+
+    async def on_loop(job):
+        raise_it()
+
+    handler = plain if runs_in_thread else on_loop
+    errors = []
+    worker = await start_worker(handler)
+    worker.on("failed", lambda job, error: errors.append(error))
+    job = await queue.add("job")
+    await wait_until(lambda: errors)
+
+    (trace,) = (await queue.get_job(job.id)).stacktrace
+
+    lines = [line.strip() for line in trace.splitlines()]
+    calls = [line.rpartition(" in ")[2] for line in lines if line.startswith("File ")]
+    assert calls[-2:] == [handler.__name__, "raise_it"]
+    if not runs_in_thread:
+        assert len(calls) == 2
+    assert "attempt.py" not in trace
+    assert lines[-1] == "ValueError: here"
+
+
+async def test_who_begins_to_listen_hears_of_later_failures(queue, start_worker):
+    worker = await start_worker(refuse)
+    first = await queue.add("first")
+
+    async def has_failed() -> bool:
+        return await queue.get_state(first.id) == "failed"
+
+    await wait_until(has_failed)
+    heard = []
+    worker.on("failed", lambda job, error: heard.append((job.name, str(error))))
+    await queue.add("second")
+    await wait_until(lambda: heard)
+
+    assert heard == [("second", "no")]
+
+
+async def refuse(job):
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_an_error_is_kept_only_for_somebody(listens):
+    """It holds the frames of its handler, and all that is in them."""
+    emitter = Emitter()
+    crew = Crew(Keys("bull", "orders"), None, Policy(), None, emitter, None)
+    crew.pump = Finished()
+    if listens:
+        emitter.on("failed", lambda job, error: None)
+    job = ActiveJob("bull", "orders", "1", {b"name": b"x"}, "token", None)
+    error = ValueError("no")
+
+    crew._settle(job, Raised(error))
+
+    (item,) = crew.pump.items
+    assert item.outcome.kind == "failed"
+    assert item.outcome.error is (error if listens else None)
+
+
+class Finished:
+    """A pump that only collects."""
+
+    def __init__(self) -> None:
+        self.items = []
+
+    def finish(self, item) -> None:
+        self.items.append(item)

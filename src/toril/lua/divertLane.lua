@@ -11,7 +11,7 @@
   Args      lane str, source str (the name of this queue), dead_letters str (that of the other), slice
             int, skip int (how many were kept by the calls before)
   Returns   1 when there is more to do, else 0; how many were sent, how many were kept
-  Emits     failed, deadLettered, added, waiting
+  Emits     failed, deadLettered, waiting
   Keeps     I1
   Cost      O(slice + skip)
 ]]
@@ -41,16 +41,35 @@ if not told then return { 0, 0, 0 } end
 local cause = cjson.decode(told)
 local members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
   "LIMIT", a.skip, a.slice)
-local dead_letters = openDeadLetters(dead_base, a.dead_letters, a.source, 1)
+local dead_letters = openDeadLetters(dead_base, a.dead_letters, a.source, {}, true)
+
+local reason = "its lane was diverted: job " .. cause.job .. " failed"
+
+--- No worker has seen this job: what it would write beside a letter is written here.
+local function metadataOf(job_id, hash)
+  local opts = hash[1] and string.sub(hash[1], 1, 1) == "{" and hash[1] or "{}"
+  return '{"sourceQueue":' .. jsonText(a.source) .. ',"originalJobId":' .. jsonText(job_id)
+    .. ',"failedReason":' .. jsonText(reason) .. ',"stacktrace":[],"attemptsMade":'
+    .. digits(tonumber(hash[6]) or 0) .. ',"originalTimestamp":'
+    .. (string.match(hash[2] or "", "^%d+$") or "0") .. ',"originalOpts":' .. opts
+    .. ',"errorType":"","fingerprint":"diverted","cause":"diverted","replays":' .. (hash[3] or "0")
+    .. ',"history":[' .. (hash[4] or "") .. "]"
+    .. (hash[5] and ',"originalData":' .. hash[5] or "") .. ',"deadLetteredAt":'
+end
 
 local function divert(field, job_id)
-  local known = readEnding(base .. ":" .. job_id)
+  local key = base .. ":" .. job_id
+  local known = readEnding(key, true)
   if not known then return end
-  local reason = "its lane was diverted: job " .. cause.job .. " failed"
+  local hash = redis.call("HMGET", key, "opts", "timestamp", "x.replays", "x.history", "x.original",
+    "atm")
+  local metadata = metadataOf(job_id, hash)
+  local note = cjson.encode({ source = a.source, job = job_id, why = string.lower(reason),
+    fp = "diverted", opts = hash[1] or "{}", size = #metadata + #stamp(now) + 1, lane = a.lane,
+    order_ms = string.sub(field, 1, 16) })
   finishJob(queue, gate, { id = job_id, state = "failed", value = reason, previous = "waiting",
-    stacktrace = "[]", dead_letters = dead_letters,
-    dead = { cause = "diverted", lane = a.lane, order_ms = tonumber(string.sub(field, 1, 16)) } },
-    known, nil, now)
+    metadata = metadata, note = note, dead_letters = dead_letters,
+    dead = { is_returned = hash[3] and true } }, known, nil, now)
 end
 
 local sent = 0

@@ -67,14 +67,17 @@ local function takeOutLetter()
 end
 
 local letter = base .. ":" .. a.id
-local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.replays", "x.member")
+local known = redis.call("HMGET", letter, "name", "data", "x.letter", "x.data", "x.wrapped",
+  "x.replays", "x.member")
 if not known[1] then
   if a.resend and wasReplayed() then return a.new_id end
   return -1
 end
-if not a.has_data and not known[4] and not unsplice(known[2] or "", known[3]) then return 1 end
-if a.max_replays and (tonumber(known[5]) or 0) >= a.max_replays then return -112 end
-if known[6] and not a.force and groupStateOf(known[6]) ~= "ACTIVE" then return -132 end
+if not a.has_data and not firstData(known[2], readNote(known[3]), known[4], known[5]) then
+  return 1
+end
+if a.max_replays and (tonumber(known[6]) or 0) >= a.max_replays then return -112 end
+if known[7] and not a.force and groupStateOf(known[7]) ~= "ACTIVE" then return -132 end
 if redis.call("EXISTS", letter .. ":lock") == 1 then return -111 end
 local place = takeOutLetter()
 if not place then return -111 end

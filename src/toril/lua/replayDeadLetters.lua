@@ -6,19 +6,20 @@
   not circle. Letters that only their data can tell of, or whose data somebody changed, are left in
   their places and named in the reply.
 
-  Keys      base, wait, paused, meta, events, sweep
+  Keys      base, wait, paused, meta, events, sweep, turning
   Args      list str ("wait" or "paused"), is_last bool? (no list follows), offset int,
-            anchor str?, examine int, limit int,
-            not_after int? (now when the walk begins), filter {name, failed_reason, fingerprint,
-            source_queue, since, before}, ids list of str (for the new jobs), prefix str,
+            anchor str?, turn str?, behind int (how many may be left at the tail), examine int,
+            limit int, not_after int? (now when the walk begins),
+            filter {name, failed_reason, fingerprint, source_queue, since, before},
+            ids list of str (for the new jobs), prefix str,
             tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
             max_replays int?, force bool?, run str, step int, done int (in earlier slices)
-  Returns   as JSON {is_done, offset, anchor, count, asked, held, examined, length, not_after}
+  Returns   as JSON {is_done, offset, anchor, turn, count, asked, held, examined, length, not_after}
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
-  Cost      O(examine), and one pass through the list when letters are left behind
+  Cost      O(examine + behind)
 ]]
-local base, wait, paused, meta, events, sweep = unpack(KEYS)
+local base, wait, paused, meta, events, sweep, turning = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -28,11 +29,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deleteJob"
 --- @include "includes/replay"
 --- @include "includes/groups"
---- @include "includes/letters"
 --- @include "includes/letterSlices"
-
-local recalled = recallSlice(sweep, a)
-if recalled then return recalled end
 
 local queue = queueAt(base)
 local gate = readGate(queue)
@@ -44,26 +41,28 @@ local function isReachable(source)
   return not a.tag or string.match(a.prefix .. ":" .. source, "{([^}]+)}") == a.tag
 end
 
-local result = walkLetters(queue, queue[a.list], a, function(letter)
+local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer ~= "take" then return answer end
-  if not letter.source or not isReachable(letter.source) then return "ask" end
+  if not letter.note or not isReachable(letter.note.source) then return "ask" end
   local is_held = letter.member and not a.force and groupStateOf(letter.member) ~= "ACTIVE"
   if is_held or a.max_replays and letter.replays >= a.max_replays then
     held = held + 1
     return "leave"
   end
   local new_id = replayLetter(queue, letter.id, a.ids[used + 1],
-    { prefix = a.prefix, source = letter.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
+    { prefix = a.prefix, source = letter.note.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
   if not new_id then return "ask" end
   used = used + 1
   emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", "waiting",
-    "queue", letter.source, "replayedAs", new_id)
+    "queue", letter.note.source, "replayedAs", new_id)
   return "take"
-end)
-wakeSources(sources)
-result.held, result.not_after = held, not_after
-if result.count > 0 then
-  redis.call("HINCRBY", meta, "x.replayed", result.count)
 end
-return rememberSlice(sweep, a, result)
+
+return walkLetters(queue, sweep, turning, a, now, visit, function(result)
+  wakeSources(sources)
+  result.held, result.not_after = held, not_after
+  if result.count > 0 then
+    redis.call("HINCRBY", meta, "x.replayed", result.count)
+  end
+end)

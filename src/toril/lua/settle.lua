@@ -17,7 +17,8 @@
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
             them), queue str? (this queue's name)
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
-            `retry` and `delayed` the reason and the stack traces ("" for none).
+            `retry` and `delayed` the reason and the stack traces ("" for none). Of one that goes to
+            the dead letters the reason, the metadata as JSON up to their time, and the note.
   Returns   results (for each outcome 0, a refusal, or its id among the dead letters), jobs,
             rate limit ms, next due ms, now ms
   Refuses   -1    the job does not exist                                  JobNotFoundError
@@ -95,11 +96,11 @@ end
 
 local dead_letters
 if dead_base then
-  local expected = 0
+  local jobs = {}
   for _, outcome in ipairs(a.outcomes) do
-    if outcome.dead then expected = expected + 1 end
+    if outcome.dead then jobs[#jobs + 1] = base .. ":" .. outcome.id end
   end
-  dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, expected)
+  dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children)
 end
 
 local function writeFailure(job, reason, stacktrace)
@@ -128,18 +129,23 @@ function settle.completed(outcome, i, job)
 end
 
 function settle.failed(outcome, i, job)
+  local dead = outcome.dead
   local reason, stacktrace = nextFailure()
-  local known = readEnding(job)
+  local metadata, note
+  if dead then
+    metadata, stacktrace, note = stacktrace, dead.stacktrace, ARGV[payload]
+    payload = payload + 1
+  end
+  local known = readEnding(job, dead)
   if not known then return -1 end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   has_finished = true
-  local dead = dead_letters and outcome.dead
-  if not dead or dead.keeps_source then
+  if stacktrace then
     redis.call("HSET", job, "stacktrace", stacktrace)
   end
   return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
-    keep = outcome.keep, attempts = outcome.attempts, stacktrace = stacktrace,
+    keep = outcome.keep, attempts = outcome.attempts, metadata = metadata, note = note,
     dead = dead, dead_letters = dead_letters, released = batch.locks,
     on_exhausted = outcome.on_exhausted }, known, a.points, now) or 0
 end

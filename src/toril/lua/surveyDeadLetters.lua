@@ -25,7 +25,7 @@ local asked, groups, count, held = {}, {}, 0, 0
 for i = #ids, 1, -1 do
   local letter = readLetter(queue, ids[i])
   local answer = judge(letter, a.filter, not_after)
-  if answer == "take" and not letter.source then answer = "ask" end
+  if answer == "take" and not letter.note then answer = "ask" end
   if answer == "ask" then
     asked[#asked + 1] = letter.id
   elseif answer == "take" then

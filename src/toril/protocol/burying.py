@@ -1,7 +1,7 @@
 """What is written beside a job that failed for good and goes to the dead letters.
 
-The script splices the metadata into the data's text; here is what it cannot know: what kind of end
-it was, a fingerprint to group equal failures by, and the options under which a replay is added.
+The script splices the metadata into the data's text as they are made here; it adds only the time.
+Beside them a note is kept for the scripts that filter and replay.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ NOT_REPLAYED = frozenset(
 )
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
+_encode = msgspec.json.Encoder().encode
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
@@ -56,40 +57,132 @@ class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_source: bool = False
 
 
+class Letter(msgspec.Struct, frozen=True):
+    """What the script is given of a job that goes to the dead letters."""
+
+    cause: str
+    fingerprint: str
+    metadata: bytes
+    """As JSON, up to the time: that and the end are written by the script."""
+    note: bytes
+    """What scripts need to know of a letter later, as JSON: they cannot decode its data."""
+    marks: dict[str, bool | str]
+
+
 def letter_of(
-    job: StoredJob, error: BaseException, reason: str, policy: BurialPolicy
-) -> dict[str, Any] | None:
-    """What the script is told of a job that goes to the dead letters; None when it does not."""
-    cause = cause_of(job, error)
+    job: StoredJob, error: BaseException, reason: str, traces: bytes, policy: BurialPolicy
+) -> Letter | None:
+    """The letter of a job that goes to the dead letters; None when it does not.
+
+    The texts are put together from pieces that are JSON already, and most of those are kept: in a
+    storm of failures the same queue, options and errors come again and again.
+    """
+    message = codec.words_of(error)
+    cause = cause_of(job, error, message)
     if cause == "stalled" and not policy.include_stalled:
         return None
-    letter: dict[str, Any] = {
-        "message": _message(error, reason),
-        "why": reason.casefold(),
-        "type": type(error).__name__,
-        "cause": cause,
-        "fingerprint": fingerprint(error, cause),
-        "opts": replay_options(job),
-    }
-    priority = job.opts.priority or job.priority
-    if priority:
-        letter["priority"] = priority
-    if job.opts.delay:
-        letter["delay"] = job.opts.delay
-    lane = job.opts.raw.get("lane")
-    if isinstance(lane, str):
-        letter["lane"] = lane
-        letter["order_ms"] = job.opts.raw.get("orderMs") or job.timestamp
+    where = fingerprint(error, cause)
+    queue, job_id = _quoted(job.queue_name), _encode(job.id)
+    legacy = _legacy(job.raw(b"opts") or b"{}")
+    metadata = (
+        b'{"sourceQueue":%b,"originalJobId":%b,"failedReason":%b,"stacktrace":%b,"attemptsMade":%d,'
+        b'"originalTimestamp":%d,"originalOpts":%b,"errorType":%b,"fingerprint":%b,"cause":%b,%b'
+        b'"deadLetteredAt":'
+        % (
+            queue,
+            job_id,
+            _encode(message[: len(reason)] or reason),
+            traces,
+            job.attempts_made + 1,
+            max(job.timestamp, 0),
+            legacy.original,
+            _quoted(type(error).__name__),
+            _quoted(where),
+            _quoted(cause),
+            _earlier_lives(job),
+        )
+    )
+    note = b'{"source":%b,"job":%b,"why":%b,"fp":%b,"opts":%b,"size":%d%b}' % (
+        queue,
+        job_id,
+        _encode(reason.casefold()),
+        _quoted(where),
+        _encode(legacy.options_for(job)),
+        len(metadata) + len("1700000000000}"),
+        _place(job, legacy),
+    )
+    return Letter(cause, where, metadata, note, _marks(job, traces, policy))
+
+
+def _marks(job: StoredJob, traces: bytes, policy: BurialPolicy) -> dict[str, bool | str]:
+    marks: dict[str, bool | str] = {}
     if policy.keep_source:
-        letter["keeps_source"] = True
+        marks["stacktrace"] = traces.decode()
+    if job.raw(b"x.replays") is not None:
+        marks["is_returned"] = True
     if not _is_json(job):
-        letter["is_raw"] = True
-    return letter
+        marks["is_raw"] = True
+    return marks
 
 
-def cause_of(job: StoredJob, error: BaseException) -> str:
+def _earlier_lives(job: StoredJob) -> bytes:
+    """How often the job came back from the dead letters, when, and with which data at first."""
+    replays = job.raw(b"x.replays")
+    if replays is None:
+        return b'"replays":0,"history":[],'
+    history, original = job.raw(b"x.history") or b"", job.raw(b"x.original")
+    first = b"" if original is None else b'"originalData":%b,' % original
+    return b'"replays":%b,"history":[%b],%b' % (replays, history, first)
+
+
+def _place(job: StoredJob, legacy: _Legacy) -> bytes:
+    """Where in its queue the job will be put again, unless at the end."""
+    if legacy.is_plain and job.raw(b"priority") in (None, b"0"):
+        return b""
+    place: dict[str, Any] = {}
+    if priority := job.opts.priority or job.priority:
+        place["priority"] = priority
+    if job.opts.delay:
+        place["delay"] = job.opts.delay
+    if job.opts.lane is not None:
+        place["lane"] = job.opts.lane
+        place["order_ms"] = job.opts.raw.get("orderMs") or job.timestamp
+    return b"," + _encode(place)[1:-1] if place else b""
+
+
+class _Legacy(msgspec.Struct, frozen=True):
+    """What a job's options leave to a dead letter."""
+
+    original: bytes
+    before_key: str
+    """The options of the next life, up to the idempotency key."""
+    is_plain: bool
+
+    def options_for(self, job: StoredJob) -> str:
+        """The options for the next life of ``job``; its idempotency key stays that of the first."""
+        return f'{self.before_key}"idempotencyKey":{_encode(job.idempotency_key).decode()}}}'
+
+
+@lru_cache(maxsize=256)
+def _legacy(text: bytes) -> _Legacy:
+    opts = codec.decode_options(text)
+    options = replayable(opts.raw)
+    options.pop("idempotencyKey", None)
+    kept = codec.encode(options, "the options of a dead letter").decode()
+    return _Legacy(
+        original=text if text[:1] == b"{" else b"{}",
+        before_key=f"{kept[:-1]}," if options else "{",
+        is_plain=not opts.priority and not opts.delay and opts.lane is None,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _quoted(text: str) -> bytes:
+    return _encode(text)
+
+
+def cause_of(job: StoredJob, error: BaseException, message: str) -> str:
     """One word for the kind of end: ``attempts`` when they were used up."""
-    message = codec.words_of(error)
     if message in (STALLED_TOO_OFTEN, STARTED_TOO_OFTEN):
         return "stalled"
     if isinstance(error, JobCancelledError):
@@ -103,38 +196,28 @@ def cause_of(job: StoredJob, error: BaseException) -> str:
 
 def fingerprint(error: BaseException, cause: str) -> str:
     """The error's type and the innermost frame: equal for failures that are the same trouble."""
-    frame = error.__traceback__
-    where = cause
-    if frame is not None:
-        while frame.tb_next is not None:
-            frame = frame.tb_next
-        code = frame.tb_frame.f_code
-        where = f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{code.co_qualname}"
-    return _safe(f"{type(error).__name__}@{where}")
+    trace = error.__traceback__
+    if trace is None:
+        return _safe(f"{type(error).__name__}@{cause}")
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return _at(type(error).__name__, code.co_filename, code.co_qualname)
 
 
 @lru_cache(maxsize=1024)
+def _at(kind: str, filename: str, function: str) -> str:
+    return _safe(f"{kind}@{filename.replace(chr(92), '/').rpartition('/')[2]}:{function}")
+
+
 def _safe(text: str) -> str:
     """Without what would have to be escaped between quotes."""
     return _UNSAFE.sub("_", text)[:LONGEST_FINGERPRINT]
 
 
-def replay_options(job: StoredJob) -> str:
-    """The options for the next life of ``job``; the idempotency key stays that of the first."""
-    options = replayable(job.opts.raw)
-    options["idempotencyKey"] = job.idempotency_key
-    return codec.encode(options, f"the options of job {job.id!r}").decode()
-
-
 def replayable(options: dict[str, Any]) -> dict[str, Any]:
     """``options`` without those of a job's first life."""
     return {name: value for name, value in options.items() if name not in NOT_REPLAYED}
-
-
-def _message(error: BaseException, reason: str) -> str:
-    """The error's own words; its type is kept beside them."""
-    message = codec.words_of(error)
-    return message[: len(reason)] if message else reason
 
 
 def _is_json(job: StoredJob) -> bool:

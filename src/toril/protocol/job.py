@@ -55,6 +55,11 @@ class StoredJob:
         text: bytes = self._fields.get(b"data", _NOTHING)
         return text
 
+    def raw(self, field: bytes) -> bytes | None:
+        """A field of its hash, byte for byte."""
+        value: bytes | None = self._fields.get(field)
+        return value
+
     @property
     def timestamp(self) -> int:
         """When it was added, in ms since the epoch."""

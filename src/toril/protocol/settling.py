@@ -30,12 +30,12 @@ from toril.errors import (
 )
 from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
 from toril.protocol import codec
-from toril.protocol.burying import BurialPolicy, letter_of
+from toril.protocol.burying import BurialPolicy, Letter, letter_of
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
-from toril.protocol.traces import formatted
+from toril.protocol.traces import formatted_json
 
 LONGEST_TRACE = 16 * 1024
 LONGEST_REASON = 8 * 1024
@@ -84,6 +84,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: BaseException | None = None
     return_value: Any = None
     reason: str = ""
+    letter: Letter | None = None
 
 
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
@@ -205,12 +206,22 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
     if job.lane is not None and not isinstance(error, JobCancelledError):
         details["on_exhausted"] = job.opts.on_exhausted
     reason = reason_of(error)
-    payloads = (reason, _stacktraces(job, error))
+    traces = _stacktraces(job, error)
+    payloads: tuple[bytes | str, ...] = (reason, traces)
+    letter = None
     if policy.dead_letters is not None:
-        letter = letter_of(job, error, reason, policy.dead_letters)
-        if letter is not None:
-            details["dead"] = letter
-    return Outcome(kind="failed", details=details, payloads=payloads, error=error, reason=reason)
+        letter = letter_of(job, error, reason, traces, policy.dead_letters)
+    if letter is not None:
+        details["dead"] = letter.marks
+        payloads = (reason, letter.metadata, letter.note)
+    return Outcome(
+        kind="failed",
+        details=details,
+        payloads=payloads,
+        error=error,
+        reason=reason,
+        letter=letter,
+    )
 
 
 def reason_of(error: BaseException) -> str:
@@ -224,9 +235,12 @@ def reason_of(error: BaseException) -> str:
 
 def _stacktraces(job: StoredJob, error: BaseException) -> bytes:
     """The traces of all failed attempts as JSON, this one's the last."""
-    trace = formatted(error).encode("utf-8", "replace").decode()
-    traces = [*job.stacktrace, trace[-LONGEST_TRACE:]]
     limit = job.opts.stack_trace_limit
+    last = formatted_json(error, LONGEST_TRACE)
+    if limit is None and job.raw(b"stacktrace") is None:
+        return b"[%b]" % last
+    traces = [msgspec.Raw(codec.encode(trace, "a stack trace")) for trace in job.stacktrace]
+    traces.append(msgspec.Raw(last))
     if limit is not None:
         traces = traces[-limit:] if limit else []
     return codec.encode(traces, "stack traces")

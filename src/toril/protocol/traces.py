@@ -1,7 +1,7 @@
 """Stack traces as text, as Python prints them, at a price that a storm of failures can pay.
 
 Formatting one trace takes longer than everything else that a failure costs, and failures come in
-numbers, from the same few places.  So the text of each frame is kept.
+numbers, from the same few places.  So the text of each frame is kept, as it is and as JSON has it.
 """
 
 from __future__ import annotations
@@ -9,47 +9,88 @@ from __future__ import annotations
 import traceback
 from types import CodeType, TracebackType
 
+import msgspec
+
 MOST_FRAMES = 40
 MOST_KEPT = 2048
 
-_kept: dict[tuple[CodeType, int], str] = {}
+_HEAD = "Traceback (most recent call last):\n"
+_Frame = tuple[CodeType, str, bytes]
+
+_kept: dict[tuple[int, int], _Frame] = {}
+"""By the address of the code, which lives as long as it is kept here, and the place in it."""
+
+_encode = msgspec.json.Encoder().encode
 
 
 def formatted(error: BaseException) -> str:
     """What ``traceback.format_exception`` would give."""
-    if not _is_plain(error):
+    frames = _frames(error)
+    if frames is None:
         return "".join(traceback.format_exception(error))
-    frames: list[str] = []
+    head = _HEAD if frames else ""
+    return f"{head}{''.join([text for _, text, _ in frames])}{_last_line(error)}"
+
+
+def formatted_json(error: BaseException, longest: int) -> bytes:
+    """The same as a JSON text, of which the last ``longest`` characters are enough."""
+    frames = _frames(error)
+    if frames is not None:
+        inside = b"".join([text for _, _, text in frames])
+        if len(inside) < longest:
+            last_line = _quoted(_last_line(error)[-longest:])
+            head = _HEAD_INSIDE if frames else b""
+            text = b'"%b%b%b' % (head, inside, last_line[1:])
+            if len(text) <= longest:
+                return text
+    return _quoted(formatted(error)[-longest:])
+
+
+def _quoted(text: str) -> bytes:
+    """A text as JSON; half of a surrogate pair, which UTF-8 cannot carry, is replaced."""
+    try:
+        return _encode(text)
+    except UnicodeError:
+        return _encode(text.encode("utf-8", "replace").decode())
+
+
+_HEAD_INSIDE = _quoted(_HEAD)[1:-1]
+
+
+def _frames(error: BaseException) -> list[_Frame] | None:
+    """The frames of an error; None when there is more to tell than frames, type and message."""
+    if not _is_plain(error):
+        return None
+    frames: list[_Frame] = []
     trace = error.__traceback__
     while trace is not None:
         if len(frames) == MOST_FRAMES:  # recursion is told in fewer words
-            return "".join(traceback.format_exception(error))
-        frames.append(_frame(trace))
+            return None
+        code = trace.tb_frame.f_code
+        frames.append(_kept.get((id(code), trace.tb_lasti)) or _keep(code, trace))
         trace = trace.tb_next
-    head = "Traceback (most recent call last):\n" if frames else ""
-    return f"{head}{''.join(frames)}{_last_line(error)}"
+    return frames
+
+
+def _keep(code: CodeType, trace: TracebackType) -> _Frame:
+    text = traceback.format_tb(trace, limit=1)[0]
+    if len(_kept) >= MOST_KEPT:
+        _kept.clear()
+    frame = (code, text, _quoted(text)[1:-1])
+    _kept[id(code), trace.tb_lasti] = frame
+    return frame
+
+
+_TOLD_OTHERWISE = (SyntaxError, BaseExceptionGroup, NameError, AttributeError, ImportError)
 
 
 def _is_plain(error: BaseException) -> bool:
-    """Is there nothing to tell but the frames, the type and the message?"""
     return (
         error.__cause__ is None
         and (error.__context__ is None or error.__suppress_context__)
-        and not isinstance(error, (SyntaxError, BaseExceptionGroup, NameError, AttributeError))
-        and not isinstance(error, ImportError)
+        and not isinstance(error, _TOLD_OTHERWISE)
         and not hasattr(error, "__notes__")
     )
-
-
-def _frame(trace: TracebackType) -> str:
-    key = (trace.tb_frame.f_code, trace.tb_lasti)
-    text = _kept.get(key)
-    if text is None:
-        text = traceback.format_tb(trace, limit=1)[0]
-        if len(_kept) >= MOST_KEPT:
-            _kept.clear()
-        _kept[key] = text
-    return text
 
 
 def _last_line(error: BaseException) -> str:

@@ -69,4 +69,12 @@ def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:
     if isinstance(error, asyncio.CancelledError):
         return Raised(RuntimeError("the handler raised CancelledError without being cancelled"))
     assert error is not None
-    return Raised(error)
+    return Raised(_as_raised(error))
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """``error`` as it came out of the handler: without the frames through which it was called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
+        trace = trace.tb_next
+    return error if trace is None else error.with_traceback(trace)

@@ -61,17 +61,17 @@ class Burial:
         )
         self.count = 0
 
-    def bury(self, item: Settled, letter_id: str) -> DeadLettered:
-        """Count a job that was moved, and say what became of it."""
-        self.count += 1
-        details = item.outcome.details["dead"]
+    def tell_of(self, item: Settled, letter_id: str) -> DeadLettered:
+        """What became of a job that was moved."""
+        letter = item.outcome.letter
+        assert letter is not None
         return DeadLettered(
             job_id=item.job_id,
             queue=self.source.name,
             dead_letter_queue=self.keys.name,
             failed_reason=item.outcome.reason,
             dead_letter_job_id=letter_id,
-            cause=details["cause"],
-            fingerprint=details["fingerprint"],
+            cause=letter.cause,
+            fingerprint=letter.fingerprint,
             error=item.outcome.error,
         )

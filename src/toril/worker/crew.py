@@ -8,6 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from toril.errors import FailedChildrenError, LockLostError, PendingChildrenError
 from toril.protocol import settling
 from toril.protocol.job import StoredJob, fields_of
@@ -176,7 +178,16 @@ class Crew:
             return
         job.is_settled = True
         outcome = settling.decide(job, attempt, self._policy, dice=random.random())
+        if outcome.error is not None and not self._has_listeners():
+            # An error holds all frames and what is in them; in a storm of failures that is much.
+            outcome = msgspec.structs.replace(outcome, error=None)
         self.pump.finish(Settled(job.id, job.token, outcome, job))
+
+    def _has_listeners(self) -> bool:
+        """Is there anybody to be told of an error?"""
+        if self._burial is not None and self._burial.hook is not None:
+            return True
+        return any(map(self._emitter.has, ("failed", "retrying", "deadLettered")))
 
     def _refused(self, item: Settled, code: int) -> None:
         error = settling.refusal(code, item.job_id)
@@ -202,20 +213,23 @@ class Crew:
         if outcome.kind == "completed":
             if self._emitter.has("completed"):
                 self._emitter.emit("completed", job, outcome.return_value)
-        elif outcome.kind == "failed":
-            self._emitter.emit("failed", job, outcome.error)
         elif outcome.error is not None:
-            self._emitter.emit("retrying", job, outcome.error)
+            event = "failed" if outcome.kind == "failed" else "retrying"
+            self._emitter.emit(event, job, outcome.error)
 
     def _announce_letter(self, item: Settled, letter_id: str) -> None:
-        assert self._burial is not None
+        burial = self._burial
+        assert burial is not None
+        burial.count += 1
         self._announce(item)
-        letter = self._burial.bury(item, letter_id)
         if item.outcome.details.get("on_exhausted") == "divert":
             self.sweeper.divert_soon()
+        if item.outcome.error is None:  # nobody listened when the job failed
+            return
+        letter = burial.tell_of(item, letter_id)
         self._emitter.emit("deadLettered", item.job, letter)
-        if self._burial.hook is not None:
-            self._emitter.call("on_dead_letter", self._burial.hook, item.job, letter)
+        if burial.hook is not None:
+            self._emitter.call("on_dead_letter", burial.hook, item.job, letter)
 
     def _announce_loss(self, job: StoredJob, error: LockLostError) -> None:
         """Once for each run of a job, whoever notices first: the lease or the refused outcome."""

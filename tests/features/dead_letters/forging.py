@@ -49,19 +49,21 @@ def letter(number: int, name: str, source: str) -> dict[str, str | int]:
         "history": [],
     }
     data = f'{{"n":{number}'
-    member = ',"_dlqMeta":' + json.dumps(meta, separators=(",", ":"))
-    text = data + member + "}"
+    metadata = json.dumps(meta, separators=(",", ":"))
+    note = {
+        "source": source,
+        "job": f"first-{number}",
+        "why": "connectionerror: connection refused",
+        "fp": "ConnectionError@bank.py:call",
+        "opts": json.dumps({"attempts": 0, "idempotencyKey": f"{source}:first-{number}:1"}),
+        "size": len(metadata),
+    }
     return {
         "name": name,
-        "data": text,
+        "data": f'{data},"_dlqMeta":{metadata}}}',
         "opts": '{"attempts":0}',
         "timestamp": 1_700_000_000_000 + number,
         "delay": 0,
         "priority": 0,
-        "x.source": source,
-        "x.job": f"first-{number}",
-        "x.why": "connectionerror: connection refused",
-        "x.fp": "ConnectionError@bank.py:call",
-        "x.opts": json.dumps({"attempts": 0, "idempotencyKey": f"{source}:first-{number}:1"}),
-        "x.cut": f"1:{len(data)}:{len(data) + len(member) + 1}:{len(text)}",
+        "x.letter": json.dumps(note),
     }

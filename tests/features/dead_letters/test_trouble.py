@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from contextlib import AsyncExitStack
 
@@ -81,7 +82,8 @@ async def test_a_letter_of_ours_that_names_another_slot_stays(cluster_url, clust
 
         async with Worker("{a}-orders", refuse, dead_letter_queue="{a}-dlq", **options):
             await wait_until(there)
-        command = ("HSET", dlq.keys.job("1"), "x.source", "{b}-orders")
+        note = json.dumps({"source": "{b}-orders", "why": "", "fp": "", "size": 1})
+        command = ("HSET", dlq.keys.job("1"), "x.letter", note)
         await dlq._connection.run(plain(*command, parse=int))
 
         assert await dlq.replay_all_dead_letters() == 0

@@ -6,22 +6,35 @@
 --- id, whose data are the old ones and the metadata. The caller has taken it out of its place.
 ---
 --- `dead_letters` is what openDeadLetters gave; the script ends with closeDeadLetters.
---- `ended` = { id, value, stacktrace, dead }: the reason, the stack traces as JSON, and what the
---- worker says; of `dead` = { message, why, type, cause, fingerprint, opts, priority, delay, lane,
---- order_ms, is_raw, keeps_source } only `cause` must be there. Returns the id among the dead letters.
+--- `ended` = { id, metadata, note, dead }: the metadata as JSON up to their time, what scripts need to
+--- know of the letter later as JSON, and `dead` = { stacktrace (the source is kept and gets it), is_raw,
+--- is_returned }.
+--- Returns the id among the dead letters.
 
---- The target at `base` for jobs of the queue called `source`; `expected` is how many will probably go
---- there in this call, so that their ids are drawn at once.
-local function openDeadLetters(base, name, source, expected)
+--- The target at `base` for jobs of the queue called `source`; `jobs` are the keys of those that will
+--- probably go there in this call, so that what they have in common is asked for once: has any of them
+--- logs or children?
+local function openDeadLetters(base, name, source, jobs, has_children)
   local target = queueAt(base)
+  local beside = {}
+  for _, job in ipairs(jobs) do
+    local n = #beside
+    beside[n + 1], beside[n + 2], beside[n + 3] = job .. ":logs", job .. ":processed", job .. ":failed"
+  end
   return { queue = target, gate = readGate(target), name = name, source = source,
-    source_json = jsonText(source), expected = expected, drawn = 0, ids = {} }
+    expected = #jobs, drawn = 0, ids = {}, moved = {},
+    has_more = has_children or redis.call("EXISTS", unpack(beside)) > 0 }
 end
 
 --- Put what was written into the target's list, all at once, wake a worker there and count it.
 local function closeDeadLetters(queue, dead_letters)
   if not dead_letters or #dead_letters.ids == 0 then return end
   local target, gate = dead_letters.queue, dead_letters.gate
+  if dead_letters.has_more then
+    deleteJobs(dead_letters.moved)
+  elseif #dead_letters.moved > 0 then
+    redis.call("UNLINK", unpack(dead_letters.moved))
+  end
   redis.call("LPUSH", gate.ready, unpack(dead_letters.ids))
   trimEvents(target, gate)
   wake(target, gate)
@@ -39,72 +52,39 @@ local function drawLetterId(dead_letters)
   return id
 end
 
---- The metadata as JSON. Traces, options and history are JSON already and are taken over as they are.
-local function letterMeta(dead_letters, ended, known, attempts_made, now)
-  local dead = ended.dead
-  local opts = known[3]
-  if not opts or string.sub(opts, 1, 1) ~= "{" then opts = "{}" end
-  local stacktrace = ended.stacktrace
-  if not stacktrace or stacktrace == "" then stacktrace = "[]" end
-  local parts = {
-    '{"sourceQueue":', dead_letters.source_json,
-    ',"originalJobId":', jsonText(ended.id),
-    ',"failedReason":', jsonText(dead.message or ended.value),
-    ',"stacktrace":', stacktrace,
-    ',"attemptsMade":', digits(attempts_made),
-    ',"deadLetteredAt":', stamp(now),
-    ',"originalTimestamp":', string.match(known[4] or "", "^%d+$") or "0",
-    ',"originalOpts":', opts,
-    ',"errorType":', jsonText(dead.type or ""),
-    ',"fingerprint":', jsonText(dead.fingerprint or dead.cause),
-    ',"cause":', jsonText(dead.cause),
-    ',"replays":', known[5] or "0",
-    ',"history":[', known[6] or "", "]"
-  }
-  if known[7] then
-    parts[#parts + 1] = ',"originalData":'
-    parts[#parts + 1] = known[7]
+--- What only few letters have: data that are no object or no JSON, a group, earlier lives.
+local function writeRest(letter, job, dead, known, is_wrapped)
+  if dead.is_raw then
+    redis.call("HSET", letter, "x.data", known.data or "")
+  elseif is_wrapped then
+    redis.call("HSET", letter, "x.wrapped", "1")
   end
-  parts[#parts + 1] = "}"
-  return table.concat(parts)
+  if known.group then
+    redis.call("HSET", letter, "x.member", known.group)
+  end
+  if not dead.is_returned then return end
+  local earlier = redis.call("HMGET", job, "x.replays", "x.history", "x.original")
+  for i, field in ipairs({ "x.replays", "x.history", "x.original" }) do
+    if earlier[i] then redis.call("HSET", letter, field, earlier[i]) end
+  end
 end
 
-local function deadLetter(queue, dead_letters, ended, attempts_made, now)
+--- `known` is what readEnding gave, with the data.
+local function deadLetter(queue, dead_letters, ended, known, now)
   local job = queue.base .. ":" .. ended.id
   local dead, target = ended.dead, dead_letters.queue
-  local known = redis.call("HMGET", job, "name", "data", "opts", "timestamp", "x.replays",
-    "x.history", "x.original", "x.group")
-  local data = known[2] or "{}"
-  local meta = letterMeta(dead_letters, ended, known, attempts_made, now)
-  local text, cut
-  if dead.is_raw then
-    text = spliceMeta("null", meta)
-  else
-    text, cut = spliceMeta(data, meta)
-  end
-
+  local text, is_wrapped = spliceMeta(not dead.is_raw and (known.data or "{}") or "null",
+    ended.metadata, stamp(now))
   local id = drawLetterId(dead_letters)
   local letter = target.base .. ":" .. id
-  local fields = { "name", known[1], "data", text, "opts", '{"attempts":0}', "timestamp",
-    stamp(now), "delay", "0", "priority", "0", "x.source", dead_letters.source, "x.job", ended.id,
-    "x.why", dead.why or string.lower(ended.value), "x.fp", dead.fingerprint or dead.cause,
-    "x.opts", dead.opts or known[3] or "{}" }
-  local optional = { ["x.cut"] = cut or false, ["x.data"] = not cut and data, ["x.replays"] = known[5],
-    ["x.history"] = known[6], ["x.original"] = known[7], ["x.member"] = known[8],
-    ["x.priority"] = dead.priority or false, ["x.delay"] = dead.delay or false,
-    ["x.inLane"] = dead.lane or false, ["x.order"] = dead.order_ms or false }
-  for field, value in pairs(optional) do
-    if value then
-      fields[#fields + 1] = field
-      fields[#fields + 1] = value
-    end
+  redis.call("HSET", letter, "name", known.name, "data", text, "opts", '{"attempts":0}',
+    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", ended.note)
+  if is_wrapped or known.group or dead.is_returned then
+    writeRest(letter, job, dead, known, is_wrapped)
   end
-  redis.call("HSET", letter, unpack(fields))
-  if redis.call("EXISTS", job .. ":logs") == 1 then
-    redis.call(dead.keeps_source and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
+  if dead_letters.has_more and redis.call("EXISTS", job .. ":logs") == 1 then
+    redis.call(dead.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
   end
-
-  emit(target, "added", "jobId", id, "name", known[1])
   emit(target, "waiting", "jobId", id)
   return id
 end

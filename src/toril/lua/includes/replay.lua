@@ -9,20 +9,20 @@
 --- @include "includes/deduplicate"
 --- @include "includes/insertJob"
 --- @include "includes/jsonText"
+--- @include "includes/letterNote"
 --- @include "includes/spliceMeta"
 
 local LONGEST_HISTORY = 8192
 
 --- The returns so far, as the inside of a JSON array.
-local function historyWith(known, id, how, now)
-  local entry = '{"deadLetteredAt":' .. string.format("%.0f", tonumber(known[9]) or 0)
-    .. ',"replayedAt":' .. string.format("%.0f", now)
-    .. ',"deadLetterJobId":' .. jsonText(id)
-    .. ',"originalJobId":' .. jsonText(known[11] or "")
-    .. ',"fingerprint":' .. jsonText(known[10] or "")
+local function historyWith(history, letter, how, now)
+  local entry = '{"deadLetteredAt":' .. string.format("%.0f", letter.at)
+    .. ',"replayedAt":' .. stamp(now)
+    .. ',"deadLetterJobId":' .. jsonText(letter.id)
+    .. ',"originalJobId":' .. jsonText(letter.note.job or "")
+    .. ',"fingerprint":' .. jsonText(letter.note.fp or "")
     .. (how.by and ',"by":' .. jsonText(how.by) or "")
     .. (how.is_repaired and ',"repaired":true' or "") .. "}"
-  local history = known[7]
   if not history or #history > LONGEST_HISTORY then return entry end
   return history .. "," .. entry
 end
@@ -47,33 +47,39 @@ local function wakeSources(sources)
   end
 end
 
+--- The first data of a letter; nothing when somebody changed them so that they cannot be cut out.
+local function firstData(data, note, raw, is_wrapped)
+  return raw or note and unsplice(data or "", tonumber(note.size), is_wrapped)
+end
+
 --- The caller ends with wakeSources(sources).
 local function replayLetter(dead_letters, id, new_id, how, sources, now)
-  local letter = dead_letters.base .. ":" .. id
-  local known = redis.call("HMGET", letter, "name", "data", "x.cut", "x.data", "x.opts", "x.replays",
-    "x.history", "x.original", "timestamp", "x.fp", "x.job", "x.priority", "x.delay", "x.inLane",
-    "x.order")
-  local first = known[4] or unsplice(known[2] or "", known[3])
+  local key = dead_letters.base .. ":" .. id
+  local known = redis.call("HMGET", key, "name", "data", "timestamp", "x.letter", "x.data",
+    "x.wrapped", "x.replays", "x.history", "x.original")
+  local letter = { id = id, at = tonumber(known[3]) or 0, note = readNote(known[4]) or {} }
+  local note, raw = letter.note, known[5]
+  local first = firstData(known[2], note, raw, known[6])
   local data = how.data or first
   if not data then return nil end
 
   local base = how.prefix .. ":" .. how.source
   local source = sourceAt(sources, base)
   local job = { id = new_id, name = known[1],
-    priority = how.priority or tonumber(known[12]) or 0,
-    delay = how.keep_delay and (how.delay or tonumber(known[13])) or 0,
-    lane = known[14] or nil, order_ms = tonumber(known[15] or nil) }
-  local opts = how.opts or known[5] or '{"attempts":0}'
+    priority = how.priority or note.priority or 0,
+    delay = how.keep_delay and (how.delay or note.delay) or 0,
+    lane = note.lane, order_ms = tonumber(note.order_ms) }
+  local opts = how.opts or note.opts or '{"attempts":0}'
   local place = insertJob(source.queue, source.gate, job, data, opts, now)
   source.places[place] = true
   source.added = source.added + 1
-  local more = { "x.replays", (tonumber(known[6]) or 0) + 1,
-    "x.history", historyWith(known, id, how, now) }
-  local original = known[8] or (how.is_repaired and not known[4] and first)
+  local more = { "x.replays", digits((tonumber(known[7]) or 0) + 1),
+    "x.history", historyWith(known[8], letter, how, now) }
+  local original = known[9] or (how.is_repaired and not raw and first)
   if original then
     more[5], more[6] = "x.original", original
   end
   redis.call("HSET", base .. ":" .. new_id, unpack(more))
-  deleteJob(letter)
+  deleteJob(key)
   return new_id
 end

@@ -1,7 +1,5 @@
---- Put `meta` into the text of a job's data, without decoding it: a decoder would change it.
+--- Put metadata into the text of a job's data, without decoding it: a decoder would change it.
 --- An object gets one more member at its end; anything else is wrapped in an object.
---- Returns the new text and the cut, "from:to:again:length": the first data is again what stands
---- from `from` to `to`, and from `again` on, as long as the text has this length.
 
 local function isSpace(byte)
   return byte == 32 or byte == 10 or byte == 13 or byte == 9
@@ -17,26 +15,32 @@ local function closingBrace(text)
   return string.byte(text, last) == 125 and last or nil
 end
 
-local function spliceMeta(data, meta)
+--- `metadata` end where their time follows. Returns the new text and whether the data were wrapped.
+--- It is made in one piece: the server looks at every byte of each text that a script makes.
+local function spliceMeta(data, metadata, time)
   local brace = closingBrace(data)
-  local member = '"_dlqMeta":' .. meta
   if not brace then
-    local head = '{"_dlqData":'
-    local text = head .. data .. "," .. member .. "}"
-    return text, string.format("%d:%d:%d:%d", #head + 1, #head + #data, #text + 1, #text)
+    return '{"_dlqData":' .. data .. ',"_dlqMeta":' .. metadata .. time .. "}}", true
   end
-  if not string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}") then
-    member = "," .. member
-  end
-  local text = string.sub(data, 1, brace - 1) .. member .. string.sub(data, brace)
-  return text, string.format("%d:%d:%d:%d", 1, brace - 1, brace + #member, #text)
+  local is_empty = string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
+  return string.sub(data, 1, brace - 1) .. (is_empty and '"_dlqMeta":' or ',"_dlqMeta":')
+    .. metadata .. time .. "}" .. string.sub(data, brace), false
 end
 
---- The data as it was before spliceMeta; nothing when somebody has changed the text since.
-local function unsplice(text, cut)
-  local from, to, again, length = string.match(cut or "", "^(%d+):(%d+):(%d+):(%d+)$")
-  if not from or #text ~= tonumber(length) then return nil end
-  local mark = string.sub(text, to + 1, to + 12)
-  if mark ~= ',"_dlqMeta":' and string.sub(mark, 1, 11) ~= '"_dlqMeta":' then return nil end
-  return string.sub(text, tonumber(from), tonumber(to)) .. string.sub(text, tonumber(again))
+--- The data as they were before spliceMeta, of metadata that take `size` bytes; nothing when they are
+--- not where they were put: somebody has written the text anew.
+local function unsplice(text, size, is_wrapped)
+  local brace = size and closingBrace(text)
+  if not brace then return nil end
+  local from = brace - size
+  if string.sub(text, from - 11, from) ~= '"_dlqMeta":{' or string.byte(text, brace - 1) ~= 125 then
+    return nil
+  end
+  local last = from - 12
+  -- No object ends with a comma: if there is one, it came with the metadata.
+  if string.byte(text, last) == 44 then last = last - 1 end
+  if is_wrapped then
+    return string.sub(text, 1, 12) == '{"_dlqData":' and string.sub(text, 13, last) or nil
+  end
+  return string.sub(text, 1, last) .. string.sub(text, brace)
 end
