@@ -172,6 +172,31 @@ async def test_jobs_that_nobody_runs_are_an_error(queue, url, prefix):
     assert codes(report, subject="queue payments", least=Severity.WARNING) == ["D201"]
 
 
+async def test_a_worker_that_never_had_to_wait_for_a_job_is_seen(queue, url, prefix):
+    """Busy from its first moment on, it is a worker all the same; and one, also when it is idle."""
+    may_end = asyncio.Event()
+
+    async def long(job):
+        await may_end.wait()
+
+    await queue.add_bulk([NewJob("charge", {}, remove_on_complete=True, **GOOD) for _ in range(3)])
+    async with Worker("payments", long, connection=url, prefix=prefix):
+        await wait_until(queue.get_active_count)
+        await wait_until(queue.get_workers)
+
+        report = await examine(url, prefix=prefix)
+
+        assert "D201" not in codes(report)
+        may_end.set()
+        await wait_until(lambda: _is_empty(queue))
+        await wait_until(lambda: _is_waiting_for_jobs(queue))
+        assert len(await queue.get_workers()) == 1
+
+
+async def _is_waiting_for_jobs(queue):
+    return [one.raw["cmd"] for one in await queue.get_workers()] == ["bzpopmin"]
+
+
 async def test_a_paused_queue_with_jobs_is_told(queue, url, prefix):
     await queue.add("charge", {}, **GOOD)
     await queue.pause()

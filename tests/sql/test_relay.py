@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from tests.helpers import wait_until
+from tests.servers import Cluster
 from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
 from toril import NewJob, Queue, Worker
@@ -652,3 +654,116 @@ async def test_bulk_rows_and_a_checked_table(engine, outbox, relay):
 
     assert await relay.drain() == 130
     assert check_table(outbox.table) is outbox.table
+
+
+# ---------------------------------------------------------------------- clusters
+
+
+@pytest.fixture
+def shop(tmp_path, metadata):
+    """An outbox in SQLite: what is tested here is the other side."""
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db")
+    outbox = Outbox(metadata)
+    metadata.create_all(engine)
+    yield engine, outbox
+    engine.dispose()
+
+
+def names_by_node(cluster, prefix):
+    """A queue name for each node, by its port."""
+    names = [f"{{q{n}}}" for n in range(30)]
+    return {cluster.owner(cluster.slot_of(f"{prefix}:{name}:wait")).port: name for name in names}
+
+
+async def test_one_relay_serves_queues_on_all_nodes_of_a_cluster(shop, cluster, table_name):
+    """Each queue's jobs are a call of their own; also when they are asked for and lost."""
+    engine, outbox = shop
+    target = cluster.url.replace("redis://", "redis+cluster://")
+    names = list(names_by_node(cluster, table_name).values())
+    assert len(names) == 3
+    with engine.begin() as connection:
+        ids = {
+            name: [outbox.add(connection, name, "charge", {"n": n}) for n in range(4)]
+            for name in names
+        }
+    options = {"connection": target, "prefix": table_name, "confirm": True, "confirm_interval": 1}
+    async with Relay(engine, outbox, **options) as relay:
+        assert await relay.drain() == 12
+        for name in names:
+            async with Queue(name, connection=target, prefix=table_name) as queue:
+                assert [job.id for job in await queue.get_waiting()] == ids[name]
+                await queue.obliterate(force=True)
+
+        await wait_until(lambda: _again(relay, 12))
+        assert await relay.drain() == 12
+
+    for name in names:
+        async with Queue(name, connection=target, prefix=table_name) as queue:
+            assert [job.id for job in await queue.get_waiting()] == ids[name]
+            await queue.obliterate(force=True)
+
+
+async def test_a_queue_without_a_hash_tag_is_no_queue_of_a_cluster(shop, cluster, table_name):
+    """The row says so and waits: a relay with the right prefix takes it."""
+    engine, outbox = shop
+    target = cluster.url.replace("redis://", "redis+cluster://")
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, "mail", "send")
+        outbox.add(connection, "{good}", "send", job_id="good")
+    async with Relay(engine, outbox, connection=target, prefix=table_name, backoff=1) as relay:
+        await relay.run_once()
+        metrics = relay.metrics
+        assert (metrics.dispatched, metrics.put_off, metrics.parked) == (1, 1, 0)
+        with engine.connect() as connection:
+            row = select(outbox.table.c.error).where(outbox.table.c.id == job_id)
+            error = connection.execute(row).scalar()
+        assert error.startswith("CrossSlotError: the keys of queue 'mail' lie in different slots")
+        assert f"prefix='{{{table_name}}}'" in error
+    async with Queue("{good}", connection=target, prefix=table_name) as queue:
+        assert (await queue.get_job("good")) is not None
+        await queue.obliterate(force=True)
+
+    tagged = f"{{{table_name}}}"
+    async with Relay(engine, outbox, connection=target, prefix=tagged) as relay:
+        await wait_until(lambda: _are_dispatched(relay, 2))
+    async with Queue("mail", connection=target, prefix=tagged) as queue:
+        assert [job.id for job in await queue.get_waiting()] == [job_id]
+        await queue.obliterate(force=True)
+
+
+async def test_a_node_that_is_away_does_not_hold_up_the_queues_of_others(shop, table_name):
+    """Its rows are first in the table and fill whole batches; the rest is relayed all the same."""
+    engine, outbox = shop
+    with Cluster({"cluster-require-full-coverage": "no"}) as cluster:
+        target = cluster.url.replace("redis://", "redis+cluster://")
+        by_port = names_by_node(cluster, table_name)
+        gone = cluster.nodes[2]
+        away, there = by_port[gone.port], by_port[cluster.nodes[0].port]
+        with engine.begin() as connection:
+            for queue in (away, away, away, there):
+                outbox.add(connection, queue, "charge")
+        gone.kill()
+        relay = Relay(engine, outbox, connection=target, prefix=table_name, batch_size=2)
+        relay._connection._patience_s = 0.1
+        for _ in range(2):
+            with pytest.raises(ServerUnavailableError):
+                await relay.run_once()
+
+        async with Queue(there, connection=target, prefix=table_name) as queue:
+            assert await queue.get_waiting_count() == 1
+        stats = await relay.stats()
+        assert (stats.pending, stats.dispatched, stats.parked) == (3, 1, 0)
+        with engine.connect() as connection:
+            assert set(connection.execute(select(outbox.table.c.attempts)).scalars()) == {0}
+        gone.start()
+        with engine.begin() as connection:
+            connection.execute(update(outbox.table).values(due_at=0))
+        await wait_until(lambda: _relays_on(relay, 4), 15)
+        await relay.close()
+
+
+async def _relays_on(relay, count):
+    """A node that comes back needs a moment until the others believe it."""
+    with contextlib.suppress(ServerUnavailableError):
+        await relay.run_once()
+    return (await relay.stats()).dispatched == count

@@ -12,7 +12,7 @@ from toril.doctor.configuration import check_configuration, check_relays, sort_o
 from toril.doctor.finding import Finding, Report, Severity
 from toril.doctor.queues import check_queues, find_queues, longest_options, read_queues
 from toril.doctor.reader import ConnectionReader
-from toril.doctor.server import check_server, read_facts
+from toril.doctor.server import examine_servers
 
 MOST_PROBLEMS = 50
 _AUDITS = 3
@@ -30,22 +30,23 @@ async def examine(
 ) -> Report:
     """Look at the server and at the queues under ``prefix``: those named, or all there are.
 
+    On a cluster that is every node that answers.
     ``objects`` are workers, consumers, registrars, queues and relays of a program, whose
     configuration is judged as well.  The keyspace ``audit`` is left out when there are more than
     ``most_keys`` keys.
     """
     parts = sort_out(objects)
     own = connection if isinstance(connection, Connection) else Connection(connection)
-    reader = ConnectionReader(own)
     try:
-        findings = list(check_server(await read_facts(reader)))
+        reader = await ConnectionReader.open(own)
+        findings = await examine_servers(reader)
         names = list(queues) or await find_queues(reader, prefix)
         facts = await read_queues(own, reader, prefix, names)
-        findings += check_queues(facts, is_cluster=own.is_cluster)
+        findings += check_queues(facts)
         in_use = {queue.name: longest_options(queue) for queue in facts}
         findings += check_configuration(parts, in_use)
         findings += await check_relays(parts.relays)
-        if audit and not own.is_cluster:
+        if audit:
             findings += await _audit(reader, prefix, most_keys)
     finally:
         if own is not connection:

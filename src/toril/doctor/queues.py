@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -15,6 +14,7 @@ from toril.doctor.options import check_retries
 from toril.doctor.reader import ConnectionReader
 from toril.protocol import reading
 from toril.protocol.codec import JobOpts
+from toril.protocol.discovering import ClusterNode
 from toril.protocol.job import Job
 from toril.protocol.keys import COMPENSATION_SUFFIX, Keys
 
@@ -65,7 +65,7 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_queues(reader: ConnectionReader, prefix: str) -> list[str]:
-    """The names of the queues under ``prefix``."""
+    """The names of the queues under ``prefix``, on every node."""
     escaped = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix)
     names = set()
     for key in await reader.scan(f"{escaped}:*:meta"):
@@ -75,19 +75,37 @@ async def find_queues(reader: ConnectionReader, prefix: str) -> list[str]:
     return sorted(names)
 
 
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What a server says of its clients, if it may, and what time it has."""
+
+    clients: str | None
+    now_ms: int
+
+
 async def read_queues(
     connection: Connection, reader: ConnectionReader, prefix: str, names: Sequence[str]
 ) -> list[QueueFacts]:
-    clients = await reader.try_to_ask("CLIENT", "LIST", "TYPE", "normal")
-    seconds, micros = (await reader.ask([("TIME",)]))[0]
-    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    """What there is to see of these queues; those on a node that does not answer are left out."""
+    facts = await asyncio.gather(*(_read_node(reader, node) for node in reader.nodes))
+    by_node = {node.near: of_node for node, of_node in zip(reader.nodes, facts, strict=True)}
+    queues = [Keys(prefix, name) for name in names]
     return await asyncio.gather(
-        *(_read_queue(connection, reader, Keys(prefix, name), clients, now_ms) for name in names)
+        *(
+            _read_queue(connection, reader, keys, by_node[node.near])
+            for keys in queues
+            if (node := reader.node_of(keys.marker)) is not None
+        )
     )
 
 
+async def _read_node(reader: ConnectionReader, node: ClusterNode) -> NodeFacts:
+    clients = await reader.try_to_ask_node(node, "CLIENT", "LIST", "TYPE", "normal")
+    seconds, micros = await reader.ask_node(node, "TIME")
+    return NodeFacts(clients, int(seconds) * 1000 + int(micros) // 1000)
+
+
 async def _read_queue(
-    connection: Connection, reader: ConnectionReader, keys: Keys, clients: Any, now_ms: int
+    connection: Connection, reader: ConnectionReader, keys: Keys, node: NodeFacts
 ) -> QueueFacts:
     counts = await connection.run(reading.counts(keys, reading.STATES))
     is_paused, groups, lanes, schedulers = await reader.ask(
@@ -107,10 +125,10 @@ async def _read_queue(
         has_groups=bool(groups),
         has_lanes=bool(lanes),
         schedulers=schedulers,
-        workers=None if clients is None else _workers_in(clients, keys),
+        workers=None if node.clients is None else _workers_in(node.clients, keys),
         waiting=await connection.follow(oldest),
         failed=await connection.follow(newest_failed),
-        now_ms=now_ms,
+        now_ms=node.now_ms,
     )
 
 
@@ -126,7 +144,7 @@ def _workers_in(clients: str, keys: Keys) -> list[WorkerFacts]:
     return found
 
 
-def check_queues(queues: Sequence[QueueFacts], *, is_cluster: bool = False) -> Iterator[Finding]:
+def check_queues(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
     names = {queue.name: queue for queue in queues}
     for queue in queues:
         yield from _work(queue)
@@ -134,8 +152,7 @@ def check_queues(queues: Sequence[QueueFacts], *, is_cluster: bool = False) -> I
         yield from _growth(queue)
         yield from _retries(queue)
         yield from _recurring(queue)
-        if not is_cluster:
-            yield from _libraries(queue)
+        yield from _libraries(queue)
         yield from _compensation(queue, names)
 
 

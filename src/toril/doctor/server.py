@@ -1,14 +1,16 @@
-"""The server: version, memory, persistence, clock, access."""
+"""The server, or each of a cluster's: version, memory, persistence, clock, access."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from toril.doctor.finding import Finding, Severity
-from toril.doctor.reader import ConnectionReader
+from toril.doctor.reader import SLOT_COUNT, ConnectionReader
+from toril.protocol.discovering import ClusterNode
 
 OLDEST_REDIS = (7, 0)
 OLDEST_VALKEY = (7, 2)
@@ -27,14 +29,50 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """By how much our clock is ahead of the server's."""
 
 
-async def read_facts(reader: ConnectionReader) -> ServerFacts:
-    text = await reader.try_to_ask("INFO")
+async def examine_servers(reader: ConnectionReader) -> list[Finding]:
+    """The one server, or every node of a cluster and the cluster as a whole."""
+    facts = await asyncio.gather(*(read_facts(reader, node) for node in reader.nodes))
+    findings: list[Finding] = []
+    for node, of_node in zip(reader.nodes, facts, strict=True):
+        for one in check_server(of_node):
+            subject = f"{one.subject} {node.address}".rstrip()
+            findings.append(msgspec.structs.replace(one, subject=subject))
+    return [*findings, *_silent(reader.silent), *_uncovered(reader.slots_without_node)]
+
+
+def _silent(nodes: Sequence[ClusterNode]) -> Iterator[Finding]:
+    for node in nodes:
+        slots = ", ".join(f"{low}-{high}" for low, high in node.ranges)
+        yield Finding(
+            code="D112",
+            severity=Severity.ERROR,
+            subject=f"server {node.address}",
+            problem=f"this node of the cluster does not answer; it has the slots {slots}",
+            harm="Queues in these slots stand still; they could not be examined.",
+            remedy="Start it, or let a replica take over: CLUSTER FAILOVER FORCE on the replica.",
+        )
+
+
+def _uncovered(slots: int) -> Iterator[Finding]:
+    if slots:
+        yield Finding(
+            code="D113",
+            severity=Severity.ERROR,
+            subject="cluster",
+            problem=f"{slots} of {SLOT_COUNT} slots belong to no node",
+            harm="Queues in these slots cannot be used, and by default none on the whole cluster.",
+            remedy="Give every slot to a node: CLUSTER ADDSLOTS, or valkey-cli --cluster fix.",
+        )
+
+
+async def read_facts(reader: ConnectionReader, node: ClusterNode) -> ServerFacts:
+    text = await reader.try_to_ask_node(node, "INFO")
     before_ms = time.time() * 1000
-    seconds, micros = (await reader.ask([("TIME",)]))[0]
+    seconds, micros = await reader.ask_node(node, "TIME")
     ours_ms = (before_ms + time.time() * 1000) / 2
-    save = await reader.try_to_ask("CONFIG", "GET", "save")
-    user = await reader.try_to_ask("ACL", "WHOAMI")
-    account = await reader.try_to_ask("ACL", "GETUSER", user or "default")
+    save = await reader.try_to_ask_node(node, "CONFIG", "GET", "save")
+    user = await reader.try_to_ask_node(node, "ACL", "WHOAMI")
+    account = await reader.try_to_ask_node(node, "ACL", "GETUSER", user or "default")
     return ServerFacts(
         info=None if text is None else _parse(text),
         save=save[1] if save else None,

@@ -24,7 +24,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
-from toril.errors import InvalidInputError, InvalidOptionError, ServerError, ServerRefusalError
+from toril.errors import (
+    CrossSlotError,
+    InvalidInputError,
+    InvalidOptionError,
+    ServerError,
+    ServerRefusalError,
+    ServerUnavailableError,
+)
 from toril.options import Backoff, Duration, milliseconds, whole
 from toril.outbox import storing
 from toril.outbox.database import open_database
@@ -47,6 +54,7 @@ _ROWS_PER_PRUNE = 1000
 _STATS_EVERY_S = 5.0
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_WAIT_MS = 3_600_000
+_NODE_WAIT_MS = 5000
 
 
 class RelayMetrics(msgspec.Struct):
@@ -271,19 +279,33 @@ class Relay:
         return total
 
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Add the jobs of these rows, queue by queue; the order of the rows is kept."""
+        """Add the jobs of these rows, queue by queue; the order of the rows is kept.
+
+        Each queue's jobs are a call of their own, so on a cluster queues may lie anywhere.
+        """
         results: dict[int, Sent] = {}
         by_queue: dict[str, list[tuple[OutboxRow, Prepared]]] = defaultdict(list)
         for row in rows:
             try:
-                Keys(self.prefix, row.queue)
+                self._connection.check_slots(Keys(self.prefix, row.queue))
                 by_queue[row.queue].append((row, prepare(row, once_ms=self._remember_ms)))
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)
+        away: Exception | None = None
         for queue, jobs in by_queue.items():
-            for sent in await self._send_to(Keys(self.prefix, queue), jobs):
+            if away is None:
+                some = await self._send_to(Keys(self.prefix, queue), jobs)
+            else:
+                some = [Sent(row, away) for row, _ in jobs]
+            for sent in some:
                 results[sent.row.seq] = sent
+            if self._is_all_away(some[-1].error):
+                away = some[-1].error
         return [results[row.seq] for row in rows]
+
+    def _is_all_away(self, error: Exception | None) -> bool:
+        """Is there no point in asking for another queue, as there is on a cluster?"""
+        return isinstance(error, ServerUnavailableError) and not self._connection.is_cluster
 
     async def _send_to(self, keys: Keys, jobs: list[tuple[OutboxRow, Prepared]]) -> list[Sent]:
         try:
@@ -322,7 +344,9 @@ class Relay:
         seqs = [item.row.seq for item in sent if item.is_in]
         storing.mark_dispatched(connection, self.table, seqs, self._confirm_ms)
         untouched = [item.row.seq for item in sent if item.is_untouched]
-        storing.let_go(connection, self.table, untouched)
+        # One node of a cluster may be away, and its rows must not keep those of others from theirs.
+        wait_ms = _NODE_WAIT_MS if self._connection.is_cluster else 0
+        storing.let_go(connection, self.table, untouched, wait_ms=wait_ms)
         for item in sent:
             if item.error is not None and not item.is_untouched:
                 self._put_off(connection, item.row, item.error)
@@ -343,8 +367,12 @@ class Relay:
         log("row %d of %r (job %s) %s: %s", row.seq, self.outbox, row.id, what, error)
 
     def _parks(self, row: OutboxRow, error: Exception | None) -> bool:
-        """What is wrong with the row itself will not be right later."""
-        return isinstance(error, InvalidInputError) or row.attempts + 1 >= self._max_attempts
+        """What is wrong with the row itself will not be right later.
+
+        A queue whose keys lie in several slots may only want a relay with another prefix.
+        """
+        is_wrong = isinstance(error, InvalidInputError) and not isinstance(error, CrossSlotError)
+        return is_wrong or row.attempts + 1 >= self._max_attempts
 
     def _count(self, sent: Sequence[Sent]) -> None:
         for item in sent:
@@ -382,27 +410,39 @@ class Relay:
         if storing.has_row_locks(self._database.dialect.name):
             async with self._database.transaction() as ask:
                 rows = await ask(storing.claim_dispatched, self.table, self._claim)
-                fates = await self._fates(rows)
+                fates, trouble = await self._fates(rows)
                 await ask(self._write_fates, fates)
         else:
             rows = await self._database.run(storing.claim_dispatched, self.table, self._claim)
-            fates = await self._fates(rows)
+            fates, trouble = await self._fates(rows)
             await self._database.run(self._write_fates, fates)
         self._count_fates(fates)
+        if trouble is not None:
+            raise trouble
         return len(rows)
 
-    async def _fates(self, rows: Sequence[OutboxRow]) -> dict[Fate, list[int]]:
+    async def _fates(
+        self, rows: Sequence[OutboxRow]
+    ) -> tuple[dict[Fate, list[int]], ServerError | None]:
+        """What became of these rows' jobs; where that cannot be learnt now, it is asked later."""
         by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
         for row in rows:
             by_queue[row.queue].append(row)
         fates: dict[Fate, list[int]] = defaultdict(list)
+        trouble: ServerError | None = None
         for queue, part in by_queue.items():
             jobs = [(row.id, row.key) for row in part]
             command = confirm(Keys(self.prefix, queue), jobs, remember_ms=self._remember_ms)
-            answers = await self._connection.run(command)
+            try:
+                answers = await self._connection.run(command)
+            except ServerError as error:
+                if self._is_all_away(error):
+                    raise
+                trouble = error
+                answers = [Fate.TO_RUN] * len(part)
             for row, fate in zip(part, answers, strict=True):
                 fates[fate].append(row.seq)
-        return fates
+        return fates, trouble
 
     def _write_fates(self, connection: Any, fates: dict[Fate, list[int]]) -> None:
         finished = [*fates[Fate.FINISHED], *fates[Fate.GONE]]

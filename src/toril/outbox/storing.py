@@ -120,9 +120,10 @@ def put_off(
     _set(connection, table, [seq], PENDING, values)
 
 
-def let_go(connection: Connection, table: Table, seqs: Sequence[int]) -> None:
+def let_go(connection: Connection, table: Table, seqs: Sequence[int], *, wait_ms: int = 0) -> None:
     """Nothing came of the claim of these rows, through no fault of theirs."""
-    _set(connection, table, seqs, PENDING, {})
+    values = {"due_at": now_ms(connection.dialect) + wait_ms} if wait_ms else {}
+    _set(connection, table, seqs, PENDING, values)
 
 
 def mark_done(connection: Connection, table: Table, seqs: Sequence[int]) -> None:

@@ -71,14 +71,42 @@ def queue_names(prefix: str, *, is_cluster: bool = False) -> Plan[list[str]]:
     return sorted(names)
 
 
+class ClusterNode(msgspec.Struct, frozen=True):
+    """A node of a cluster that has slots, and a key near which it answers."""
+
+    address: str
+    near: str
+    ranges: tuple[tuple[int, int], ...]
+
+    def serves(self, key: str) -> bool:
+        number = slot(key)
+        return any(low <= number <= high for low, high in self.ranges)
+
+
+def cluster_nodes(near: str = "any") -> Command[list[ClusterNode]]:
+    """The nodes of a cluster that have slots, as the one ``near`` a key knows them."""
+
+    def parse(reply: list[Any]) -> list[ClusterNode]:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for low, high, master, *_ in reply:
+            address = f"{codec.text(master[0] or b'')}:{int(master[1])}"
+            ranges.setdefault(address, []).append((int(low), int(high)))
+        return [
+            ClusterNode(address, _key_between(*found[-1]), tuple(found))
+            for address, found in sorted(ranges.items())
+        ]
+
+    return plain("CLUSTER", "SLOTS", parse=parse, near=near)
+
+
 def nodes_of_cluster() -> Command[list[str]]:
     """A key near which each node of a cluster that has slots answers."""
+    command = cluster_nodes()
 
     def parse(reply: list[Any]) -> list[str]:
-        ranges = {bytes(master[2]): (low, high) for low, high, master, *_ in reply}
-        return [_key_between(low, high) for low, high in ranges.values()]
+        return [node.near for node in command.parse(reply)]
 
-    return plain("CLUSTER", "SLOTS", parse=parse, near="any")
+    return plain(*command.words, parse=parse, near=command.near)
 
 
 def _key_between(low: int, high: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Awaitable, Callable
 
 from toril.errors import TorilError
 from toril.worker.pump import Pump
@@ -21,13 +22,17 @@ class Watch:
     job, and every take puts it back for the next one.
     """
 
-    def __init__(self, pump: Pump, *, drain_delay_ms: int) -> None:
+    def __init__(
+        self, pump: Pump, *, drain_delay_ms: int, introduce: Callable[[], Awaitable[None]]
+    ) -> None:
         self._pump = pump
         self._drain_delay_ms = drain_delay_ms
+        self._introduce = introduce
         self._wait: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         try:
+            await self._introduce()
             while True:
                 await self._pump.until_idle()
                 self._wait = asyncio.create_task(self._pump.wait_and_take(self._block_ms()))

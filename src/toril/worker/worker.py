@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -22,6 +23,7 @@ from toril.options import (
     milliseconds,
 )
 from toril.protocol import settling
+from toril.protocol.command import plain
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Attempt, Policy, Take
 from toril.sync.connection import Connection as BlockingConnection
@@ -151,7 +153,11 @@ class Worker:
             worker_id=self.id,
             make_take=self._make_take,
         )
-        self._watch = Watch(self._pump, drain_delay_ms=_ms(self.options.drain_delay))
+        self._watch = Watch(
+            self._pump,
+            drain_delay_ms=_ms(self.options.drain_delay),
+            introduce=self._introduce,
+        )
         self._keeper = GroupKeeper(self._connection, owners_of(self.keys))
         self._sweeper = self._crew.sweeper = Sweeper(
             self._connection,
@@ -435,6 +441,14 @@ class Worker:
 
     def _lock_ms(self) -> int:
         return _ms(self.options.lock_duration)
+
+    async def _introduce(self) -> None:
+        """Be among the queue's workers from the start, also of one who never has to wait for jobs.
+
+        The connection that has the worker's name is the one that waits.
+        """
+        with contextlib.suppress(TorilError):
+            await self._blocking.run(plain("PING", parse=bool, near=self.keys.marker))
 
     def _client_name(self) -> str:
         """The name under which BullMQ's tools list workers."""
