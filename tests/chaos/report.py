@@ -63,18 +63,25 @@ def _lost(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
 
 
 def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
-    """Every run beyond the first, or the second of one that fails once, has its fault."""
+    """Every run beyond the first, or the second of one that fails once, has its fault.
+
+    Which of the runs of one that fails once was the planned one cannot be seen: a process may be
+    killed after its handler ended and before it could tell.
+    """
     for label, unsorted in by_label.items():
         # By number, not by time: whoever was stopped may begin after those who took over.
         runs = sorted(unsorted, key=lambda run: run.fence)
-        allowed = 2 if runs[0].kind == "flaky" else 1
-        for earlier, later in itertools.pairwise(runs):
-            if allowed > 1 and earlier.ended is not None:
-                allowed -= 1
-                continue
-            storm.seen["extra runs"] += 1
-            if not _explains(storm, earlier, later):
-                yield f"unexplained: {label} ran at {earlier} and again at {later}"
+        if runs[0].kind == "fails" and label in storm.tried_again:
+            continue
+        planned = 2 if runs[0].kind == "flaky" else 1
+        storm.seen["extra runs"] += max(0, len(runs) - planned)
+        unexplained = [
+            (earlier, later)
+            for earlier, later in itertools.pairwise(runs)
+            if not _explains(storm, earlier, later)
+        ]
+        for earlier, later in unexplained[planned - 1 :]:
+            yield f"unexplained: {label} ran at {earlier} and again at {later}"
 
 
 def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
@@ -120,7 +127,7 @@ async def _letters(storm: Storm, client: Any) -> Any:
     for label in wanted - sources.keys():
         yield f"{label} failed for good and is no dead letter"
     for label, times in sources.items():
-        if times > 1:
+        if times > 1 and label not in storm.tried_again:
             yield f"{label} is {times} dead letters"
 
 

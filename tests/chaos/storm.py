@@ -33,6 +33,9 @@ PREFIX = "storm"
 KINDS = ("plain", "delayed", "prioritized", "lane", "group", "flow", "fails", "flaky")
 SHARES = (58, 10, 5, 15, 4, 2, 2, 4)
 BATCH = 50
+BACKLOG = 3000
+KEPT = 20_000
+"""How many completed jobs stay, so that an add that is tried again finds what it added."""
 
 
 class Fault(NamedTuple):
@@ -54,13 +57,16 @@ class Storm:
     work_s: float = 0.002
     seed: int = 0
     calm_s: float = 60.0
-    every_s: tuple[float, float] = (0.3, 1.0)
+    every_s: tuple[float, float] = (0.2, 0.6)
 
     faults: list[Fault] = field(default_factory=list)
     added: dict[str, str] = field(default_factory=dict)
     """Label -> kind, of all jobs whose add was acknowledged."""
     lane_order: dict[str, list[str]] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
+    tried_again: set[str] = field(default_factory=set)
+    """Labels of jobs whose add may have been made twice."""
+    killed: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     directory: Path = Path()
@@ -129,7 +135,7 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
         crew = _Crew(storm, [server.url, proxy.url])
         crew.start_all()
         try:
-            adding = asyncio.create_task(_add_all(storm, server.url))
+            adding = asyncio.create_task(_add_all(storm, server.url, client))
             await _disturb(storm, server, client, proxy, crew, adding)
             await adding
             proxy.rule = lambda words: None
@@ -143,7 +149,7 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
 # ---------------------------------------------------------------------------- work
 
 
-async def _add_all(storm: Storm, url: str) -> None:
+async def _add_all(storm: Storm, url: str, client: Any) -> None:
     dice = random.Random(storm.seed)
     connection = Connection(url)
     queue = Queue(QUEUE, connection=connection, prefix=PREFIX)
@@ -157,9 +163,22 @@ async def _add_all(storm: Storm, url: str) -> None:
                 for n, kind in enumerate(dice.choices(KINDS, SHARES, k=count))
             ]
             number += count
+            await _pace(storm, client, number)
             await _add_batch(storm, queue, flow, batch, dice)
     finally:
         await connection.close()
+
+
+async def _pace(storm: Storm, client: Any, number: int) -> None:
+    """Add no faster than the faults go on, nor than the workers work: all of it is to be hit."""
+    while True:
+        is_early = number * storm.kills > (storm.killed + 1) * storm.jobs
+        try:
+            if not is_early and await client.llen(f"{PREFIX}:{QUEUE}:wait") < BACKLOG:
+                return
+        except redis.exceptions.RedisError:
+            pass  # the storm has the server
+        await asyncio.sleep(0.02)
 
 
 async def _add_batch(
@@ -172,7 +191,7 @@ async def _add_batch(
     jobs = [
         _job(storm, label, kind, dice) for label, kind in batch if kind not in ("group", "flow")
     ]
-    await _surely(storm, lambda: queue.add_bulk(jobs))
+    await _surely(storm, lambda: queue.add_bulk(jobs), [label for label, _ in batch])
     for job in jobs:
         assert job.job_id is not None
         if job.lane:
@@ -185,12 +204,19 @@ async def _add_batch(
                 {"n": label},
                 queue_name=QUEUE,
                 job_id=label,
+                remove_on_complete=KEPT,
                 children=[
-                    FlowJob("plain", {"n": f"{label}-{n}"}, queue_name=QUEUE, job_id=f"{label}-{n}")
+                    FlowJob(
+                        "plain",
+                        {"n": f"{label}-{n}"},
+                        queue_name=QUEUE,
+                        job_id=f"{label}-{n}",
+                        remove_on_complete=KEPT,
+                    )
                     for n in range(2)
                 ],
             )
-            await _surely(storm, lambda tree=tree: flow.add(tree))
+            await _surely(storm, lambda tree=tree: flow.add(tree), [label])
             storm.added |= {label: "plain", f"{label}-0": "plain", f"{label}-1": "plain"}
         if kind == "group":
             await _add_group(storm, flow, label, is_doomed=dice.random() < 0.4)
@@ -199,18 +225,24 @@ async def _add_batch(
 async def _add_group(storm: Storm, flow: FlowProducer, label: str, *, is_doomed: bool) -> None:
     names = ("plain", "plain", "fails" if is_doomed else "plain")
     members = [
-        GroupJob(name, {"n": f"{label}-{n}"}, queue_name=QUEUE, job_id=f"{label}-{n}")
+        GroupJob(
+            name,
+            {"n": f"{label}-{n}"},
+            queue_name=QUEUE,
+            job_id=f"{label}-{n}",
+            remove_on_complete=KEPT,
+        )
         for n, name in enumerate(names)
     ]
     undoing = {"plain": Compensation("undo", {"of": label}, attempts=5, backoff=None)}
-    node = await _surely(storm, lambda: flow.add_group("order", members, undoing))
+    node = await _surely(storm, lambda: flow.add_group("order", members, undoing), [label])
     if node is not None:
         storm.groups[node.group_id] = "fails" if is_doomed else "completes"
         storm.seen["groups"] += 1
 
 
 def _job(storm: Storm, label: str, kind: str, dice: random.Random) -> NewJob:
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"remove_on_complete": KEPT}
     if kind == "delayed":
         options["delay"] = dice.randrange(20, 500)
     if kind == "prioritized":
@@ -224,8 +256,9 @@ def _job(storm: Storm, label: str, kind: str, dice: random.Random) -> NewJob:
     return NewJob(kind, {"n": label}, job_id=label, **options)
 
 
-async def _surely(storm: Storm, add: Any) -> Any:
-    """Add until it is acknowledged; the ids are ours, so doing it twice is doing it once."""
+async def _surely(storm: Storm, add: Any, labels: list[str]) -> Any:
+    """Add until it is acknowledged. The ids are ours, so doing it twice is doing it once, as long
+    as the job is there: one that failed for good is among the dead letters by then."""
     while True:
         try:
             return await add()
@@ -234,6 +267,7 @@ async def _surely(storm: Storm, add: Any) -> Any:
             await asyncio.sleep(0.1)
         except ServerError:
             storm.seen["adds tried again"] += 1
+            storm.tried_again.update(labels)
             await asyncio.sleep(0.1)
         except Exception as error:
             if type(error).__name__ != "InvalidGroupError" and "exist" not in str(error):
@@ -252,19 +286,18 @@ async def _disturb(
     others = ["stop", "restart", "forget", "disconnect", "cut", "silence", "squeeze", "lose"]
     planned = others * 2
     dice.shuffle(planned)
-    kills = 0
-    while kills < storm.kills or planned or not adding.done():
+    while storm.killed < storm.kills or planned or not adding.done():
         if adding.done() and adding.exception() is not None:
             return
         await asyncio.sleep(dice.uniform(*storm.every_s))
-        if kills < storm.kills:
+        if storm.killed < storm.kills:
             # In turn, so that everybody has lived long enough to hold jobs.
-            await crew.kill(kills % storm.processes)
-            kills += 1
+            await crew.kill(storm.killed % storm.processes)
+            storm.killed += 1
         kind = planned.pop() if planned else dice.choice(others)
         storm.seen[kind] += 1
         await _fault(kind, storm, server, client, proxy, crew, dice)
-    storm.seen["kill"] = kills
+    storm.seen["kill"] = storm.killed
 
 
 async def _fault(
