@@ -303,7 +303,7 @@ class NodeDriver:
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
         async with NodePeer(self.peer.version, self.peer.process.url, self.peer.prefix) as victim:
             await victim.work(queue, behaviours, **camel(options))
-            await victim.event("holding")
+            await victim.event("holding", timeout=60)
             await victim.kill()
 
     async def flow(self, tree: dict[str, Any]) -> dict[str, str]:

@@ -251,5 +251,5 @@ class TorilSide:
 
     async def crash(self, queue: str, behaviours: Behaviours, **options: Any) -> None:
         process = await self.worker_process(queue, behaviours, **options)
-        await process.line("holding")
+        await process.line("holding", 60)
         await process.kill()
