@@ -128,6 +128,14 @@ def test_nodes_of_a_cluster_have_the_settings_of_its_client(made_by, is_tls):
     assert address.of_client(client).hosts == (("a", 1),)
 
 
+@pytest.mark.parametrize("queue", [Queue, BlockingQueue], ids=["async", "blocking"])
+def test_without_a_connection_the_environment_names_it_or_it_is_here(queue, monkeypatch):
+    monkeypatch.setenv("TORIL_URL", "redis://elsewhere:7/2")
+    assert "redis://elsewhere:7/2" in repr(queue("q")._connection)
+    monkeypatch.delenv("TORIL_URL")
+    assert "redis://127.0.0.1:6379" in repr(queue("q")._connection)
+
+
 @pytest.mark.parametrize("wrong", [7, object(), b"redis://h"], ids=name_of)
 @pytest.mark.parametrize("queue", [Queue, BlockingQueue], ids=["async", "blocking"])
 def test_what_is_no_address_is_refused(queue, wrong):

@@ -412,6 +412,27 @@ async def test_a_parent_that_returns_while_children_are_pending_fails(queues, wo
     assert "pending" in (await parents.get_job(job.id)).failed_reason
 
 
+async def test_a_parent_that_returns_after_its_child_failed_fails(queues, work):
+    """-9: the child takes its parent with it, although the parent's handler does not look."""
+    parents, children = queues
+
+    async def fail(job):
+        raise ValueError("the child broke")
+
+    async def look_away(job):
+        added = await children.add("child", 1, parent=job, fail_parent_on_failure=True)
+        await wait_until(lambda: is_in(children, added.id, "failed"))
+        return "all is well"
+
+    job = await parents.add("parent", attempts=3)
+    async with work("children", fail), work("parents", look_away):
+        await wait_until(lambda: is_in(parents, job.id, "failed"))
+
+    stored = await parents.get_job(job.id)
+    assert (stored.return_value, stored.attempts_made) == (None, 1)
+    assert "child" in stored.failed_reason
+
+
 async def test_a_child_can_be_added_by_the_id_of_its_parent(queues, client):
     parents, children = queues
     job = await parents.add("parent")

@@ -26,6 +26,9 @@ class Board:
     async def put(self, path: str, body: Any = None) -> Any:
         return await self._request("PUT", path, body)
 
+    async def patch(self, path: str, body: Any) -> Any:
+        return await self._request("PATCH", path, body)
+
     async def queue(self, name: str, status: str = "latest") -> Any:
         page = await self.get(f"/queues?activeQueue={name}&status={status}&page=1&jobsPerPage=50")
         return next(queue for queue in page["queues"] if queue["name"] == name)
@@ -34,7 +37,7 @@ class Board:
         request = urllib.request.Request(
             self._base + path,
             method=method,
-            data=json.dumps(body or {}).encode() if method == "PUT" else None,
+            data=None if method == "GET" else json.dumps(body or {}).encode(),
             headers={"content-type": "application/json"},
         )
 
@@ -132,6 +135,72 @@ async def test_item_29_the_board_retries_and_promotes_all(board, toril, client, 
     await toril.start_worker("q")
     for job_id in failed + delayed:
         await wait_for_state(client, prefix, "q", job_id, "completed")
+
+
+async def test_item_29_the_board_shows_our_flows(board, toril):
+    tree = {
+        "name": "parent",
+        "queue": "q",
+        "children": [
+            {
+                "name": "child",
+                "queue": "q",
+                "children": [{"name": "grandchild", "queue": "q"}],
+            },
+            {"name": "other", "queue": "q"},
+        ],
+    }
+    labels = await toril.flow(tree)
+
+    page = await board.get(f"/queues/q/{labels['grandchild']}/flow")
+
+    root = page["flowRoot"]
+    assert (root["id"], root["name"]) == (labels["parent"], "parent")
+    children = {child["name"]: child for child in root["children"]}
+    assert set(children) == {"child", "other"}
+    assert [one["id"] for one in children["child"]["children"]] == [labels["grandchild"]]
+
+
+async def test_item_29_the_board_shows_our_schedulers_workers_and_metrics(
+    board, toril, client, prefix
+):
+    await toril.upsert_scheduler("q", "digest", {"every": FAR, "limit": 4}, {"data": {"n": 1}})
+    await toril.start_worker("q", name="ours", metrics_points=60)
+    await wait_for_finished(client, prefix, "q", 1)
+    await wait_until_idle(client, prefix, "q")
+
+    (scheduler,) = (await board.get("/job-schedulers"))["schedulers"]
+    workers = (await board.get("/queues/q/workers"))["workers"]
+    metrics = await board.get("/queues/q/metrics")
+
+    assert (scheduler["queueName"], scheduler["every"]) == ("q", FAR)
+    assert len(workers) == 1
+    assert "ours" in json.dumps(workers)
+    assert metrics["completed"]["meta"]["count"] == 1
+
+
+async def test_item_29_the_board_edits_our_jobs_schedulers_and_limits(board, toril, client, prefix):
+    ids = await make_one_of_each(toril, client, prefix)
+    queue = toril.queue("q")
+    await toril.upsert_scheduler("q", "digest", {"every": FAR}, {"data": {"n": 1}})
+    delayed, waiting = ids["delayed"], ids["waiting"]
+    seconds, _ = await client.time()
+
+    await board.patch(f"/queues/q/{waiting}/update-data", {"jobData": {"n": [1]}})
+    await board.patch(f"/queues/q/{waiting}/priority", {"priority": 7})
+    run_at = (seconds + 7200) * 1000
+    await board.patch(f"/queues/q/{delayed}/delay", {"runAt": run_at})
+    await board.put("/queues/q/concurrency", {"concurrency": 3})
+    await board.put("/queues/q/rate-limit", {"max": 5, "duration": 1000})
+    await board.put("/queues/q/job-schedulers/digest/remove")
+
+    job = await queue.get_job(waiting)
+    assert (job.data, job.priority) == ({"n": [1]}, 7)
+    assert await queue.get_state(waiting) == "prioritized"
+    assert abs((await queue.get_job(delayed)).delay - 7_200_000) < 60_000
+    assert await queue.get_global_concurrency() == 3
+    assert (await queue.get_global_rate_limit()).max == 5
+    assert await queue.get_job_scheduler("digest") is None
 
 
 async def test_item_30_bullmq_lists_our_workers(peer, toril, client, prefix):

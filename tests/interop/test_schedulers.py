@@ -132,6 +132,27 @@ async def test_item_22_start_offset_and_limit(maker, runner, peer, toril, client
     assert {at % 200 for at in second} == {50}
 
 
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+@pytest.mark.parametrize("runner", ["bullmq", "toril"])
+async def test_item_22_an_end_ends_the_schedule(maker, runner, peer, toril, client, prefix):
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    end = now_ms() + 700
+    await driver.upsert_scheduler("q", "s", {"every": 150, "end": end}, {})
+
+    await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
+
+    async def is_over() -> bool:
+        waiting = await client.zcard(f"{prefix}:q:delayed") + await client.llen(f"{prefix}:q:wait")
+        return now_ms() > end + 300 and waiting == 0
+
+    await wait_until(is_over, 10, message="nothing is to come")
+    times = await iterations(client, prefix)
+    assert len(times) >= 2
+    # The end is looked at when an iteration is taken: the one after it is there already.
+    assert max(times) <= end + 150
+    assert await client.zcard(f"{prefix}:q:completed") == len(times)
+
+
 async def test_item_23_bullmq_shows_and_runs_a_scheduler_of_toril(peer, toril, client, prefix):
     queue = toril.queue("q")
     template = NewJob("digest", {"to": "all"}, attempts=2)

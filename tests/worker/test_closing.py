@@ -116,13 +116,18 @@ async def test_an_idle_worker_gets_what_another_hands_back_at_once(queue, start_
     worker = await start_worker(on_loop)
     await wait_until(lambda: worker.is_processing)
     await start_worker(other)
-    await wait_until(lambda: inside.client.info("clients"))
+    await wait_until(lambda: _is_blocked(inside))
     began = time.monotonic()
     await worker.close(timeout=0)
     await asyncio.wait_for(taken.wait(), 2)
 
     assert time.monotonic() - began < 1
     await inside.until_finished(1)
+
+
+async def _is_blocked(inside) -> bool:
+    """Two leases and the wait of the idle worker."""
+    return (await inside.client.info("clients"))["blocked_clients"] >= 3
 
 
 async def test_a_handler_deaf_to_cancellation_is_left_behind(queue, start_worker, inside):

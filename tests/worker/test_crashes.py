@@ -10,6 +10,9 @@ import pytest
 import redis.asyncio
 
 from tests.helpers import wait_until
+from toril import NewJob
+from toril.client.connection import Connection
+from toril.protocol import leasing
 
 FAST = {"lock_duration": 400, "stalled_interval": 100}
 
@@ -197,6 +200,43 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(
     assert ran == []
     program.signal(signal.SIGTERM)
     assert await program.wait() == 0
+
+
+@pytest.mark.parametrize("slice_size", [1, 4, 100])
+async def test_stalled_jobs_come_back_in_slices_of_any_size(slice_size, queue, inside, url):
+    """reliability 2.6, 2.10: no sweep holds the server for as many jobs as there are."""
+    jobs = await queue.add_bulk([NewJob(f"{n}") for n in range(11)])
+    ids = [job.id for job in jobs]
+    await inside.client.rename(f"{inside.base}:wait", f"{inside.base}:active")
+    held = ids[3]
+    await inside.client.set(f"{inside.base}:{held}:lock", "somebody's", px=60_000)
+    connection = Connection(url)
+
+    async def sweep() -> tuple[list[str], int]:
+        await inside.client.delete(f"{inside.base}:stalled-check")
+        plan = leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1, slice_size=slice_size)
+        calls = 0
+        command = next(plan)
+        while True:
+            calls += 1
+            try:
+                command = plan.send(await connection.run(command))
+            except StopIteration as end:
+                return end.value, calls
+
+    marked, calls = await sweep()
+    assert (marked, calls) == ([], 11 // slice_size + 1)
+    brought_back, calls = await sweep()
+
+    assert sorted(brought_back) == sorted(set(ids) - {held})
+    assert sorted(await inside.ids("wait")) == sorted(brought_back)
+    assert await inside.ids("active") == [held]
+    assert sorted(await inside.events("stalled")) == sorted(("stalled", i) for i in brought_back)
+    assert calls >= 10 // slice_size
+    await connection.close()
+    await inside.client.lrem(f"{inside.base}:active", 1, held)
+    await inside.client.rpush(f"{inside.base}:wait", held)
+    await inside.client.delete(f"{inside.base}:{held}:lock", f"{inside.base}:stalled")
 
 
 async def test_the_same_worker_may_get_back_what_it_lost(queue, start_worker, inside):

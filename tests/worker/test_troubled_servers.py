@@ -163,6 +163,68 @@ async def test_a_server_that_is_a_replica_for_a_while(start_server):
         assert_all_completed_once(load, server)
 
 
+async def test_a_server_that_is_busy_with_a_script(start_server):
+    """BUSY: somebody's endless script is in the way, until it is killed."""
+    server = start_server({"busy-reply-threshold": "20"})
+    async with Load(server.unix_url) as load:
+        endless = asyncio.create_task(asyncio.to_thread(_run_forever, server))
+        await wait_until(lambda: load.met("BUSY") or load.met("busy"), 10)
+        with server.client() as client:
+            client.script_kill()
+        await endless
+        await load.until_some_more()
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+
+
+def _run_forever(server) -> None:
+    with server.client() as client, pytest.raises(redis.RedisError):
+        client.eval("while true do end", 0)
+
+
+async def test_a_server_that_cannot_save(start_server):
+    """MISCONF: the disk is full, so the server refuses writes until it can save again."""
+    server = start_server({"save": "3600 1000000", "dbfilename": "blocked.rdb"})
+    blocked = server.directory / "blocked.rdb"
+    async with Load(server.unix_url) as load:
+        with server.client() as client:
+            blocked.mkdir()
+            client.bgsave()
+            await wait_until(lambda: load.met("MISCONF"), 10)
+            blocked.rmdir()
+            client.bgsave()
+        await load.until_some_more()
+        await load.end()
+        await load.worker.close()
+
+        assert_all_completed_once(load, server)
+
+
+async def test_an_idle_worker_whose_wait_is_ended_by_an_operator_waits_again(start_server):
+    """CLIENT UNBLOCK, with an error and without."""
+    server = start_server()
+    ran = []
+
+    async def handler(job):
+        ran.append(job.id)
+
+    async with (
+        Queue("q", connection=server.unix_url) as queue,
+        Worker("q", handler, connection=server.unix_url),
+    ):
+        with server.client() as client:
+            for how in ("ERROR", "TIMEOUT"):
+                await wait_until(lambda: client.info("clients")["blocked_clients"] >= 2)
+                for row in client.client_list():
+                    if "b" in row["flags"]:
+                        client.execute_command("CLIENT", "UNBLOCK", row["id"], how)
+            await wait_until(lambda: client.info("clients")["blocked_clients"] >= 2)
+        job = await queue.add("job")
+        await wait_until(lambda: ran == [job.id])
+
+
 async def test_an_idle_worker_is_woken_after_its_server_was_a_replica(start_server):
     server = start_server()
     ran = []
