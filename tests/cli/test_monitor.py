@@ -305,21 +305,21 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
         queue.add_bulk([NewJob("charge") for _ in range(1234)])
         command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
         with Terminal(command, env) as terminal:
-            wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=15, every=0.1)
-            wait_until_sync(lambda: "Quit" in terminal.screen().splitlines()[-1], timeout=5)
+            wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=30, every=0.1)
+            wait_until_sync(lambda: "Quit" in terminal.screen().splitlines()[-1], timeout=20)
             lines = terminal.screen().splitlines()
             assert "prefix" in lines[0]
             assert "total 1,234" in terminal.screen()
             assert len(lines) == 24
             assert all(len(line) <= 80 for line in lines)
             terminal.press("5")
-            wait_until_sync(lambda: "waiting" in terminal.screen().partition("time")[2], timeout=5)
+            wait_until_sync(lambda: "waiting" in terminal.screen().partition("time")[2], timeout=20)
             terminal.press("?")
-            wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=5)
+            wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
             terminal.press("Escape")
-            wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=5)
+            wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=20)
             terminal.press("q")
-            wait_until_sync(lambda: not terminal.is_running, timeout=5)
+            wait_until_sync(lambda: not terminal.is_running, timeout=20)
 
 
 async def test_the_queues_of_a_cluster_are_found_on_all_of_its_nodes(
