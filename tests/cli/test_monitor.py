@@ -18,10 +18,18 @@ from tests.cli.conftest import Toril
 from tests.cli.terminal import Terminal
 from tests.helpers import not_run, wait_until, wait_until_sync
 from tests.servers import Cluster, Server
-from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
+from toril import (
+    Compensation,
+    FlowProducer,
+    GroupJob,
+    NewJob,
+    Queue,
+    UnrecoverableError,
+    Worker,
+)
 from toril.cli.monitor.app import MonitorApp
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
-from toril.cli.monitor.watcher import SEARCH_EVERY, View, Watcher
+from toril.cli.monitor.watcher import SEARCH_EVERY, SLICES_AT_FIRST, View, Watcher
 from toril.client.connection import Connection
 from toril.protocol.command import plain
 
@@ -78,6 +86,8 @@ async def test_counts_lanes_and_the_last_update_are_shown_and_follow(url: str, p
                 )
                 assert "unique lanes 2" in text(app, "summary")
                 await shows(pilot, lambda: len(cells(app, "view")) == 2)
+                table = app.query_one("#view", DataTable)
+                assert table.virtual_size.width <= 80, "no column is cut off"
                 assert {row[5] for row in cells(app, "view")} == {"user:0", "user:1"}
                 assert {row[6] for row in cells(app, "view")} == {"anna"}
 
@@ -112,6 +122,92 @@ async def test_groups_show_their_states_and_members(url: str, prefix: str):
         (row,) = cells(app, "view")
         assert row[1:3] == ["order", "ACTIVE"]
         await shows(pilot, lambda: "charge · pending   reserve · pending" in text(app, "note"))
+
+
+async def test_a_group_that_is_undone_shows_what_is(url: str, prefix: str):
+    """SAGA-31: whoever looks at a broken group sees which member could not be undone."""
+
+    async def handle(job: Any) -> None:
+        if job.name in ("reserve", "refund"):
+            raise UnrecoverableError("no")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        node = await flow.add_group(
+            "order",
+            [GroupJob(name, queue_name="pay") for name in ("charge", "book", "reserve")],
+            {name: Compensation(undo) for name, undo in (("charge", "refund"), ("book", "free"))},
+        )
+        async with Worker("pay", handle, **options), Worker("pay:compensation", handle, **options):
+            await queue.wait_for_group(node.group_id, timeout=10_000)
+    async with monitor(url, prefix, "pay") as (app, pilot):
+        await pilot.press("3")
+        line = "charge ✓ completed, NOT UNDONE   book ✓ completed, undone   reserve ✗ failed"
+        await shows(pilot, lambda: line in text(app, "note"))
+
+
+async def test_nothing_is_said_as_nothing(url: str, prefix: str):
+    """An empty table alone might be one that has not been filled yet."""
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.add("n", delay=3_600_000)
+    async with monitor(url, prefix, "q") as (app, pilot):
+        for key, words in (
+            ("1", "Nothing runs"),
+            ("2", "No lane"),
+            ("3", "no groups"),
+            ("4", "No dead letters here"),
+        ):
+            await pilot.press(key)
+            await shows(pilot, lambda words=words: words in text(app, "note"))
+
+
+async def test_large_numbers_and_long_names_fit_into_80_columns(client: Any, url: str, prefix: str):
+    """Nothing is cut off in the middle; a wide screen shows all digits."""
+    name = "the-queue-of-the-billing-department"
+    base = f"{prefix}:{name}"
+    await client.hset(f"{base}:meta", "opts.maxLenEvents", 10)
+    ids = {f"j{n}": n for n in range(12_345)}
+    await client.lpush(f"{base}:wait", *ids)
+    for place in ("completed", "failed", "delayed"):
+        await client.zadd(f"{base}:{place}", ids)
+    for size, wait in (((80, 24), "12k"), ((200, 60), "12,345")):
+        async with monitor(url, prefix, size=size) as (app, pilot):
+            await shows(pilot, lambda wait=wait: wait in cells(app, "queues")[0][1])
+            watch = app.watcher.queues[name]
+            watch.pace.per_second.extend([12_345.0] * 20)
+            watch.pace.waits_ms.append(7_384_000.0)
+            watch.pace.runs_ms.append(7_384_000.0)
+            await shows(pilot, lambda: "2h" in cells(app, "queues")[0][9])
+            assert app.query_one("#queues", DataTable).virtual_size.width <= size[0]
+            lines = text(app, "summary")
+            assert "delayed 12,345" in lines
+    await client.delete(
+        *(f"{base}:{place}" for place in ("wait", "completed", "failed", "delayed"))
+    )
+
+
+async def test_queues_among_very_many_keys_are_found_soon(start_server: Callable[..., Server]):
+    """A fixed number of slices at every tick until the whole key space was seen, and it says so."""
+    server = start_server()
+    with server.client() as client:
+        keys = 3 * SLICES_AT_FIRST * 1000
+        client.mset({f"other:{n}": "" for n in range(keys)})
+    connection = Connection(server.unix_url, patience_s=0.0)
+    async with Queue("q", connection=server.unix_url) as queue:
+        await queue.add("n")
+    watcher = Watcher(connection, "bull", (), time.monotonic)
+    await watcher.start()
+    ticks = 0
+    while watcher.is_searching:
+        before = await _calls(connection)
+        await watcher.tick()
+        ticks += 1
+        assert (await _calls(connection) - before)["scan"] <= SLICES_AT_FIRST
+        assert ticks < 10
+
+    assert list(watcher.queues) == ["q"]
+    assert ticks >= 2
+    await connection.close()
 
 
 async def test_dead_letters_are_replayed_and_purged_after_a_question(url: str, prefix: str):

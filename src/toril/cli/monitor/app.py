@@ -35,6 +35,15 @@ _TITLES = {
 }
 
 
+_NOTHING = {
+    View.ACTIVE: "Nothing runs in this queue.",
+    View.LANES: "No lane of this queue has jobs. active lanes: none",
+    View.GROUPS: "This queue owns no groups.",
+    View.LETTERS: "No dead letters here; choose a dead letter queue above.",
+    View.EVENTS: "No event of this queue is remembered.",
+}
+
+
 class MonitorApp(App[None]):
     """Looks at the server again and again, and shows what it sees."""
 
@@ -151,8 +160,12 @@ class MonitorApp(App[None]):
         self._show()
 
     def _show(self) -> None:
+        if not self.query("#status"):
+            return  # the answer came when the screen was being taken down
         every = f"every {self._interval_s:g}s" if not self._is_frozen else "frozen"
         more = f"  (+{self.watcher.left_out} queues)" if self.watcher.left_out else ""
+        if self.watcher.is_searching:
+            more += "  still looking for queues"
         line = f"{self._label}  prefix {self.watcher.prefix}{more}  {every}"
         status = self.query_one("#status", Static)
         status.set_class(bool(self._trouble), "trouble")
@@ -164,7 +177,7 @@ class MonitorApp(App[None]):
 
     def _show_view(self) -> None:
         watch = self._chosen
-        self.query_one("#summary", Static).update(rows.summary_line(watch))
+        self.query_one("#summary", Static).update(rows.summary_line(watch, self.size.width))
         fill(self._view_table, self._view_rows(watch))
         self.query_one("#note", Static).update(self._note())
 
@@ -172,7 +185,7 @@ class MonitorApp(App[None]):
         details = self.watcher.details
         match self.view:
             case View.ACTIVE:
-                return rows.active_rows(details.active, int(time.time() * 1000))
+                return rows.active_rows(details.active, int(time.time() * 1000), self.size.width)
             case View.LANES:
                 return rows.lane_rows(details.lanes)
             case View.GROUPS:
@@ -184,14 +197,20 @@ class MonitorApp(App[None]):
 
     def _note(self) -> Text:
         if not self.watcher.queues:
+            if self.watcher.is_searching:
+                return Text("Looking for queues…")
             return Text(f"There is no queue under the prefix {self.watcher.prefix!r} yet.")
+        if not self._view_table.row_count and self.view is not View.LETTERS:
+            return Text(_NOTHING[self.view])
         if self.view is View.GROUPS:
             return rows.member_line(self.watcher.details.members)
         if self.view is View.LETTERS:
             letters = self.watcher.letters
             if letters is not None and not letters.is_complete:
                 return Text("counting…")
-            return Text("r replays, x purges the chosen kind; choose a dead letter queue above")
+            if not self._view_table.row_count:
+                return Text(_NOTHING[self.view])
+            return Text("r replays, x purges the chosen kind")
         if self.view is View.LANES:
             held = [lane.name for lane in self.watcher.details.lanes if lane.holders]
             return Text(f"active lanes: {', '.join(held[:20]) or 'none'}")

@@ -72,6 +72,8 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
         watcher = Watcher(connection, server.prefix, queue_names, time.monotonic)
         await watcher.start()
         await watcher.tick()
+        while watcher.is_searching:
+            await watcher.tick()
     finally:
         await connection.close()
     looks: list[dict[str, Any]] = []

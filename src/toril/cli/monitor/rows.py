@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
@@ -19,14 +19,10 @@ from toril.protocol.groups import GroupInfo, GroupMember
 Rows = dict[str, list[Text]]
 """The cells of each row, by a key that stays the same from tick to tick."""
 
-SPARK_WIDTH = 10
-_NARROW = 100
-
 QUEUE_COLUMNS = (
-    *("queue", "wait", "run", "later", "done", "fail", "jobs/s"),
-    *("lately".ljust(SPARK_WIDTH), "waited", "ran"),
+    *("queue", "wait", "run", "later", "done", "fail", "jobs/s", "lately", "waited", "ran"),
 )
-ACTIVE_COLUMNS = ("job", "name", "running for", "try", "progress", "lane", "worker")
+ACTIVE_COLUMNS = ("job", "name", "running", "try", "progress", "lane", "worker")
 LANE_COLUMNS = ("lane", "state", "waiting", "held by", "next")
 GROUP_COLUMNS = ("group", "name", "state", "done", "failed", "cancelled", "of", "changed")
 LETTER_COLUMNS = ("count", "fingerprint", "first", "last", "example")
@@ -50,42 +46,78 @@ _STYLES = {
     "cancelled": "yellow",
 }
 _MARKS = {"completed": "✓", "failed": "✗", "cancelled": "-", "active": "▶", "pending": "·"}
+_UNDOING = {
+    "pending": ("to be undone", "yellow"),
+    "completed": ("undone", "green"),
+    "failed": ("NOT UNDONE", "bold red"),
+    "cancelled": ("NOT UNDONE", "bold red"),
+}
+
+
+class Room(NamedTuple):
+    """How much of everything fits on a screen."""
+
+    queue_name: int
+    job_name: int
+    bars: int
+    is_narrow: bool
+
+    @classmethod
+    def on(cls, width: int) -> Room:
+        return cls(12, 14, 6, True) if width < 100 else cls(40, 60, 10, False)
+
+    def number(self, value: int) -> str:
+        """Where there is no room, 123,456 is 123k."""
+        if not self.is_narrow or value < 10_000:
+            return f"{value:,}"
+        return f"{value / 1e6:.1f}M" if value >= 999_500 else f"{value / 1e3:.0f}k"
+
+    def span(self, ms: float) -> str:
+        return span(ms).partition(" ")[0] if self.is_narrow else span(ms)
 
 
 def queue_rows(watches: list[QueueWatch], width: int) -> Rows:
-    """How each queue is; on a narrow screen long names are cut."""
-    longest = 14 if width < _NARROW else 40
-    return {watch.name: _queue_row(watch, longest) for watch in watches}
+    """How each queue is; on a narrow screen long names are cut and large numbers short."""
+    room = Room.on(width)
+    return {watch.name: _queue_row(watch, room) for watch in watches}
 
 
-def _queue_row(watch: QueueWatch, longest: int) -> list[Text]:
+def _queue_row(watch: QueueWatch, room: Room) -> list[Text]:
     glance, pace = watch.glance, watch.pace
+    name = Text(shortened(watch.name, room.queue_name - (2 if glance and glance.is_paused else 0)))
     if glance is None:
-        return [Text(watch.name), *(Text("") for _ in QUEUE_COLUMNS[1:])]
-    name = Text(shortened(watch.name, longest))
+        return [name, *(Text("") for _ in QUEUE_COLUMNS[1:])]
     if glance.is_paused:
         name.append(" ⏸", "yellow")
     rate = pace.per_second[-1] if pace.per_second else 0.0
+
+    def number(value: int, style: str = "") -> Text:
+        return Text(room.number(value), style if value else "dim", justify="right")
+
+    def last(values: deque[float]) -> Text:
+        return Text(room.span(values[-1]) if values else "", justify="right")
+
     return [
         name,
-        _number(glance.waiting + glance.prioritized),
-        _number(glance.active, "cyan"),
-        _number(glance.delayed + glance.waiting_children, "yellow"),
-        _number(glance.completed),
-        _number(glance.failed, "red"),
-        Text(f"{rate:,.0f}" if rate >= 10 else f"{rate:.1f}", justify="right"),
-        Text(sparkline(pace.per_second, SPARK_WIDTH), "green"),
-        _last(pace.waits_ms),
-        _last(pace.runs_ms),
+        number(glance.waiting + glance.prioritized),
+        number(glance.active, "cyan"),
+        number(glance.delayed + glance.waiting_children, "yellow"),
+        number(glance.completed),
+        number(glance.failed, "red"),
+        Text(room.number(round(rate)) if rate >= 10 else f"{rate:.1f}", justify="right"),
+        Text(sparkline(pace.per_second, room.bars).ljust(room.bars), "green"),
+        last(pace.waits_ms),
+        last(pace.runs_ms),
     ]
 
 
-def active_rows(jobs: list[ActiveJob], now_ms: int) -> Rows:
+def active_rows(jobs: list[ActiveJob], now_ms: int, width: int) -> Rows:
     """The jobs that run, the longest running first."""
+    room = Room.on(width)
     return {
         job.id: _texts(
             job.id,
-            job.name,
+            shortened(job.name, room.job_name),
             span(max(now_ms - job.processed_on, 0)) if job.processed_on else "",
             job.attempts_started,
             "" if job.progress is None else shortened(job.progress, 20),
@@ -127,7 +159,11 @@ def member_line(members: list[GroupMember]) -> Text:
     for member in members:
         line.append(f"{member.name} ")
         mark = _MARKS.get(member.status, "?")
-        line.append(f"{mark} {member.status}   ", _STYLES.get(member.status, ""))
+        line.append(f"{mark} {member.status}", _STYLES.get(member.status, ""))
+        if member.compensation_status:
+            words, style = _UNDOING.get(member.compensation_status, ("?", ""))
+            line.append(f", {words}", style)
+        line.append("   ")
     return line
 
 
@@ -159,25 +195,17 @@ def event_rows(watch: QueueWatch | None) -> Rows:
     }
 
 
-def summary_line(watch: QueueWatch | None) -> Text:
-    """The counts of the chosen queue in words."""
+def summary_line(watch: QueueWatch | None, width: int) -> Text:
+    """The counts of the chosen queue in words; of a long name as much as the line has room for."""
     if watch is None or watch.glance is None:
         return Text()
     glance = watch.glance
-    line = Text(watch.name, "bold")
-    return line.append(
+    counts = (
         f"  active {glance.active:,}  waiting {glance.waiting:,}  delayed {glance.delayed:,}"
-        f"  total {glance.total:,}  unique lanes {glance.lanes:,}  groups {glance.groups:,}",
-        "not bold",
+        f"  total {glance.total:,}  unique lanes {glance.lanes:,}  groups {glance.groups:,}"
     )
-
-
-def _number(value: int, style: str = "") -> Text:
-    return Text(f"{value:,}", style if value else "dim", justify="right")
-
-
-def _last(values: deque[float]) -> Text:
-    return Text(span(values[-1]) if values else "", justify="right")
+    line = Text(shortened(watch.name, max(width - len(counts) - 2, 8)), "bold")
+    return line.append(counts, "not bold")
 
 
 def _texts(*values: Any) -> list[Text]:

@@ -2,6 +2,7 @@
 
 One look at each queue, one or two commands for the open view of the chosen queue, and every few
 ticks one slice of the search for queues.  How many jobs there are makes no difference.
+Only the first search through the key space is faster: a fixed number of slices at every tick.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ MOST_ROWS = 100
 EVENTS_PER_LOOK = 200
 SEARCH_EVERY = 5
 """A slice of the key space is searched at every so manieth tick."""
-SLICES_AT_START = 50
+SLICES_AT_FIRST = 20
+"""So many slices a tick until the whole key space has been searched once."""
 
 
 class View(StrEnum):
@@ -96,6 +98,8 @@ class Watcher:
         self._found: set[str] = set()
         self._ticks = 0
         self.left_out = 0
+        self.is_searching = not names
+        """Has a part of the key space never been looked at?"""
         self.queues: dict[str, QueueWatch] = {}
         self.details = Details()
         self.letters: LetterSurvey | None = None
@@ -107,8 +111,12 @@ class Watcher:
             return
         if self._connection.is_cluster:
             self._nodes = await self._connection.run(discovering.nodes_of_cluster())
-        for _ in range(SLICES_AT_START):
+        await self._search_on()
+
+    async def _search_on(self) -> None:
+        for _ in range(SLICES_AT_FIRST):
             if self._search(await self._connection.run(self._next_slice())):
+                self.is_searching = False
                 break
 
     async def tick(
@@ -116,20 +124,22 @@ class Watcher:
     ) -> None:
         """Look at everything once."""
         self._ticks += 1
+        if self.is_searching:
+            await self._search_on()
         watches = list(self.queues.values())
         watch = self.queues.get(chosen or "")
         commands: list[Command[Any]] = [each.look() for each in watches]
         if watch is not None:
             commands += self._detail_commands(watch.keys, view, group_id)
-        is_searching = not self._is_given and self._ticks % SEARCH_EVERY == 0
-        if is_searching:
+        searches = not (self._is_given or self.is_searching) and self._ticks % SEARCH_EVERY == 0
+        if searches:
             commands.append(self._next_slice())
         answers = await self._connection.run_all(commands) if commands else []
         now_s = self._clock()
         for each, glance in zip(watches, answers, strict=False):
             each.note(glance, now_s)
         rest = answers[len(watches) :]
-        if is_searching:
+        if searches:
             self._search(rest.pop())
         if watch is not None:
             self._note_details(view, rest)
