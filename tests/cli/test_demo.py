@@ -45,6 +45,17 @@ def test_the_demo_shows_the_whole_in_under_a_minute_and_leaves_nothing_behind(
     assert done.stderr == ""
     assert list(tmp_path.iterdir()) == []
 
+    told = done.stdout.partition("Try next")[2]
+    commands = [line.strip() for line in told.splitlines() if line.startswith("  ")]
+    assert [line.split()[-1] for line in commands[-2:]] == ["queues", "monitor"]
+    typed = "\n".join(["set -e", *commands[:-1], f"{commands[-1]} --json"])
+    env = {name: value for name, value in cli_env.items() if name != "TORIL_URL"}
+    tried = subprocess.run(
+        ["sh", "-c", typed], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60
+    )
+    assert tried.returncode == 0, tried.stdout + tried.stderr
+    assert '"queue": "payments"' in tried.stdout, "what it says to try next works as it says it"
+
 
 def test_make_demo_runs_it():
     root = Path(__file__).parent.parent.parent

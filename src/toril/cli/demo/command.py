@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -69,11 +71,14 @@ def _say_what_is_next(console: Console) -> None:
 
 
 def _tool() -> str:
-    """How the person who ran this can call ``toril``."""
+    """How the person who ran this can call ``toril``, as it can be typed here."""
     script = Path(sys.executable).with_name("toril")
-    if not script.exists():
-        return "python -m toril"
-    try:
-        return str(script.relative_to(Path.cwd()))
-    except ValueError:
-        return "toril"
+    if script.exists():
+        return "toril" if shutil.which("toril") == str(script) else _typed(script)
+    is_at_hand = shutil.which("python") == sys.executable
+    return f"{'python' if is_at_hand else _typed(Path(sys.executable))} -m toril"
+
+
+def _typed(path: Path) -> str:
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
