@@ -86,7 +86,7 @@ def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
     prepare, operate = OPERATIONS[name]
 
     async def measure(given: Namespace) -> dict[str, float]:
-        server = redis.Redis.from_url(given.url)
+        server = redis.Redis.from_url(given.url, socket_timeout=120)
         figures: dict[str, float] = {}
         per_job, cpu_per_job = {}, {}
         for label, count in (("tenth", given.jobs // 10), ("all", given.jobs)):
@@ -108,6 +108,7 @@ def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
             }
         return {
             **figures,
+            "server_us": cpu_per_job["all"] * 1e6,
             "growth": per_job["all"] / per_job["tenth"],
             "server_growth": cpu_per_job["all"] / cpu_per_job["tenth"],
         }

@@ -457,7 +457,9 @@ async def test_forced_replays_in_bulk(world: World):
 
         await wait_until(is_buried)
 
+    assert await letters.replay_all_dead_letters(dry_run=True) == 0
     assert await letters.replay_all_dead_letters() == 0
+    assert await letters.replay_all_dead_letters(force=True, dry_run=True) == 1
     assert await letters.replay_all_dead_letters(force=True) == 1
 
 

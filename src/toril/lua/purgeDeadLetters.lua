@@ -37,7 +37,7 @@ local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer == "ask" and a.accepted and a.accepted[letter.id] then answer = "take" end
   if answer ~= "take" then return answer end
-  if letter.note then
+  if noteOf(letter) then
     purged[#purged + 1] = base .. ":" .. letter.id
   else
     removeJob(queue, letter.id) -- not one of ours: it may have a parent, a group and so on

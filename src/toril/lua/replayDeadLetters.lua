@@ -28,7 +28,6 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/place"
 --- @include "includes/deleteJob"
 --- @include "includes/replay"
---- @include "includes/groups"
 --- @include "includes/letterSlices"
 
 local queue = queueAt(base)
@@ -44,18 +43,18 @@ end
 local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer ~= "take" then return answer end
-  if not letter.note or not isReachable(letter.note.source) then return "ask" end
-  local is_held = letter.member and not a.force and groupStateOf(letter.member) ~= "ACTIVE"
-  if is_held or a.max_replays and letter.replays >= a.max_replays then
+  local note = noteOf(letter)
+  if not note or not isReachable(note.source) then return "ask" end
+  if isHeld(letter, a.max_replays, a.force) then
     held = held + 1
     return "leave"
   end
   local new_id = replayLetter(queue, letter.id, a.ids[used + 1],
-    { prefix = a.prefix, source = letter.note.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
+    { prefix = a.prefix, source = note.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
   if not new_id then return "ask" end
   used = used + 1
   emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", "waiting",
-    "queue", letter.note.source, "replayedAs", new_id)
+    "queue", note.source, "replayedAs", new_id)
   return "take"
 end
 

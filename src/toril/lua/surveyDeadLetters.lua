@@ -4,6 +4,7 @@
 
   Keys      base, wait, paused
   Args      list str ("wait" or "paused"), offset int, anchor str?, examine int, not_after int?,
+            is_for_replay bool? (those that a replay would leave are not counted), force bool?,
             max_replays int?, filter {name, failed_reason, fingerprint, source_queue, since, before}
   Returns   as JSON {is_done, offset, anchor, count, asked, held, examined, not_after,
             groups {fingerprint -> {count, first, last, example}}}
@@ -25,11 +26,11 @@ local asked, groups, count, held = {}, {}, 0, 0
 for i = #ids, 1, -1 do
   local letter = readLetter(queue, ids[i])
   local answer = judge(letter, a.filter, not_after)
-  if answer == "take" and not letter.note then answer = "ask" end
+  if answer == "take" and not noteOf(letter) then answer = "ask" end
   if answer == "ask" then
     asked[#asked + 1] = letter.id
   elseif answer == "take" then
-    if a.max_replays and letter.replays >= a.max_replays then
+    if a.is_for_replay and isHeld(letter, a.max_replays, a.force) then
       held = held + 1
     else
       count = count + 1

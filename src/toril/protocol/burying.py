@@ -15,6 +15,7 @@ import msgspec
 from toril.errors import FailedChildrenError, JobCancelledError, UnrecoverableError
 from toril.protocol import codec
 from toril.protocol.job import StoredJob
+from toril.protocol.traces import quoted
 
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
 STARTED_TOO_OFTEN = "job started more than allowable limit"
@@ -46,7 +47,7 @@ NOT_REPLAYED = frozenset(
 )
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
-_encode = msgspec.json.Encoder().encode
+_LENGTH_OF_TIME = len("1700000000000}")
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
@@ -62,62 +63,49 @@ class Letter(msgspec.Struct, frozen=True):
 
     cause: str
     fingerprint: str
-    metadata: bytes
+    metadata: str
     """As JSON, up to the time: that and the end are written by the script."""
-    note: bytes
+    note: str
     """What scripts need to know of a letter later, as JSON: they cannot decode its data."""
     marks: dict[str, bool | str]
 
 
 def letter_of(
-    job: StoredJob, error: BaseException, reason: str, traces: bytes, policy: BurialPolicy
+    job: StoredJob, error: BaseException, reason: str, traces: str, policy: BurialPolicy
 ) -> Letter | None:
     """The letter of a job that goes to the dead letters; None when it does not.
 
-    The texts are put together from pieces that are JSON already, and most of those are kept: in a
-    storm of failures the same queue, options and errors come again and again.
+    The texts are put together from pieces that are JSON already: in a storm of failures an encoder
+    would cost more than everything else.
     """
     message = codec.words_of(error)
     cause = cause_of(job, error, message)
     if cause == "stalled" and not policy.include_stalled:
         return None
     where = fingerprint(error, cause)
-    queue, job_id = _quoted(job.queue_name), _encode(job.id)
+    queue, job_id, timestamp = quoted(job.queue_name), quoted(job.id), max(job.timestamp, 0)
     legacy = _legacy(job.raw(b"opts") or b"{}")
+    key = legacy.key or f"{job.queue_name}:{job.id}:{timestamp}"
     metadata = (
-        b'{"sourceQueue":%b,"originalJobId":%b,"failedReason":%b,"stacktrace":%b,"attemptsMade":%d,'
-        b'"originalTimestamp":%d,"originalOpts":%b,"errorType":%b,"fingerprint":%b,"cause":%b,%b'
-        b'"deadLetteredAt":'
-        % (
-            queue,
-            job_id,
-            _encode(message[: len(reason)] or reason),
-            traces,
-            job.attempts_made + 1,
-            max(job.timestamp, 0),
-            legacy.original,
-            _quoted(type(error).__name__),
-            _quoted(where),
-            _quoted(cause),
-            _earlier_lives(job),
-        )
+        f'{{"sourceQueue":{queue},"originalJobId":{job_id}'
+        f',"failedReason":{quoted(message[: len(reason)] or reason)},"stacktrace":{traces}'
+        f',"attemptsMade":{job.attempts_made + 1},"originalTimestamp":{timestamp}'
+        f',"originalOpts":{legacy.original},"errorType":{quoted(type(error).__name__)}'
+        f',"fingerprint":"{where}","cause":"{cause}"{_earlier_lives(job)},"deadLetteredAt":'
     )
-    note = b'{"source":%b,"job":%b,"why":%b,"fp":%b,"opts":%b,"size":%d%b}' % (
-        queue,
-        job_id,
-        _encode(reason.casefold()),
-        _quoted(where),
-        _encode(legacy.options_for(job)),
-        len(metadata) + len("1700000000000}"),
-        _place(job, legacy),
+    size = len(metadata) if metadata.isascii() else len(metadata.encode())
+    note = (
+        f'{{"source":{queue},"job":{job_id},"why":{quoted(reason.casefold())},"fp":"{where}"'
+        f',"opts":{quoted(legacy.options(key))},"size":{size + _LENGTH_OF_TIME}'
+        f"{_place(job, legacy)}}}"
     )
     return Letter(cause, where, metadata, note, _marks(job, traces, policy))
 
 
-def _marks(job: StoredJob, traces: bytes, policy: BurialPolicy) -> dict[str, bool | str]:
+def _marks(job: StoredJob, traces: str, policy: BurialPolicy) -> dict[str, bool | str]:
     marks: dict[str, bool | str] = {}
     if policy.keep_source:
-        marks["stacktrace"] = traces.decode()
+        marks["stacktrace"] = traces
     if job.raw(b"x.replays") is not None:
         marks["is_returned"] = True
     if not _is_json(job):
@@ -125,20 +113,20 @@ def _marks(job: StoredJob, traces: bytes, policy: BurialPolicy) -> dict[str, boo
     return marks
 
 
-def _earlier_lives(job: StoredJob) -> bytes:
+def _earlier_lives(job: StoredJob) -> str:
     """How often the job came back from the dead letters, when, and with which data at first."""
     replays = job.raw(b"x.replays")
     if replays is None:
-        return b'"replays":0,"history":[],'
+        return ',"replays":0,"history":[]'
     history, original = job.raw(b"x.history") or b"", job.raw(b"x.original")
-    first = b"" if original is None else b'"originalData":%b,' % original
-    return b'"replays":%b,"history":[%b],%b' % (replays, history, first)
+    first = "" if original is None else f',"originalData":{original.decode()}'
+    return f',"replays":{replays.decode()},"history":[{history.decode()}]{first}'
 
 
-def _place(job: StoredJob, legacy: _Legacy) -> bytes:
+def _place(job: StoredJob, legacy: _Legacy) -> str:
     """Where in its queue the job will be put again, unless at the end."""
     if legacy.is_plain and job.raw(b"priority") in (None, b"0"):
-        return b""
+        return ""
     place: dict[str, Any] = {}
     if priority := job.opts.priority or job.priority:
         place["priority"] = priority
@@ -147,38 +135,36 @@ def _place(job: StoredJob, legacy: _Legacy) -> bytes:
     if job.opts.lane is not None:
         place["lane"] = job.opts.lane
         place["order_ms"] = job.opts.raw.get("orderMs") or job.timestamp
-    return b"," + _encode(place)[1:-1] if place else b""
+    return f",{codec.encode(place, 'the place of a job').decode()[1:-1]}" if place else ""
 
 
 class _Legacy(msgspec.Struct, frozen=True):
     """What a job's options leave to a dead letter."""
 
-    original: bytes
+    original: str
     before_key: str
     """The options of the next life, up to the idempotency key."""
+    key: str | None
     is_plain: bool
 
-    def options_for(self, job: StoredJob) -> str:
-        """The options for the next life of ``job``; its idempotency key stays that of the first."""
-        return f'{self.before_key}"idempotencyKey":{_encode(job.idempotency_key).decode()}}}'
+    def options(self, key: str) -> str:
+        """The options for the next life; the idempotency key stays that of the first."""
+        return f'{self.before_key}"idempotencyKey":{quoted(key)}}}'
 
 
 @lru_cache(maxsize=256)
 def _legacy(text: bytes) -> _Legacy:
+    """Most jobs of a queue have the same options."""
     opts = codec.decode_options(text)
     options = replayable(opts.raw)
     options.pop("idempotencyKey", None)
     kept = codec.encode(options, "the options of a dead letter").decode()
     return _Legacy(
-        original=text if text[:1] == b"{" else b"{}",
+        original=codec.text(text) if text[:1] == b"{" else "{}",
         before_key=f"{kept[:-1]}," if options else "{",
+        key=opts.idempotency_key,
         is_plain=not opts.priority and not opts.delay and opts.lane is None,
     )
-
-
-@lru_cache(maxsize=1024)
-def _quoted(text: str) -> bytes:
-    return _encode(text)
 
 
 def cause_of(job: StoredJob, error: BaseException, message: str) -> str:

@@ -103,7 +103,7 @@ def words_of(error: BaseException) -> str:
         message = str(error)
     except Exception:  # noqa: BLE001 (the user's class)
         message = "its message cannot be shown"
-    return message.encode("utf-8", "replace").decode()
+    return message if message.isascii() else message.encode("utf-8", "replace").decode()
 
 
 def number(value: bytes | int | None) -> int | None:

@@ -30,8 +30,8 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
 
 LETTERS_PER_LOOK = 500
-REPLAYS_PER_SLICE = 100
-PURGES_PER_SLICE = 400
+REPLAYS_PER_SLICE = 80
+PURGES_PER_SLICE = 250
 """So that a script takes less than 10 ms, also on a slow server."""
 LEFT_BEHIND = 2000
 """How many letters that do not pass a filter stay at the end of the list, where the others are
@@ -361,9 +361,15 @@ def purge_slice(
 
 
 def survey_slice(
-    keys: Keys, walk: Walk, wanted: Filter, *, max_replays: int | None = None
+    keys: Keys,
+    walk: Walk,
+    wanted: Filter,
+    *,
+    is_for_replay: bool = False,
+    max_replays: int | None = None,
+    force: bool = False,
 ) -> Command[Slice]:
-    """Count some letters, by fingerprint."""
+    """Count some letters, by fingerprint; those that a replay would leave alone are held."""
     args: dict[str, Any] = {
         "list": walk.list,
         "offset": walk.offset,
@@ -374,8 +380,12 @@ def survey_slice(
         args["anchor"] = walk.anchor
     if walk.not_after is not None:
         args["not_after"] = walk.not_after
+    if is_for_replay:
+        args["is_for_replay"] = True
     if max_replays is not None:
         args["max_replays"] = max_replays
+    if force:
+        args["force"] = True
     return script("surveyDeadLetters", keys, args, _read_slice, resend=Resend.SAME)
 
 

@@ -35,7 +35,7 @@ from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
-from toril.protocol.traces import formatted_json
+from toril.protocol.traces import formatted_json, quoted
 
 LONGEST_TRACE = 16 * 1024
 LONGEST_REASON = 8 * 1024
@@ -118,15 +118,10 @@ def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
 
 
 def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: float) -> Outcome:
-    match error:
-        case DelayedError():
-            return _put_off(job, error, policy)
-        case RateLimitError():
-            return _rate_limited(job, error, policy)
-        case WaitingChildrenError():
-            return Outcome(kind="waiting-children", error=error)
-        case UnrecoverableError() | JobCancelledError() | FailedChildrenError() | NoHandlerError():
-            return _failed(job, error, policy)
+    if isinstance(error, TorilError):
+        outcome = _after_word(job, error, policy)
+        if outcome is not None:
+            return outcome
     made = job.attempts_made + 1
     started_too_often = (
         policy.max_started_attempts is not None
@@ -152,6 +147,20 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
         error=error,
         reason=reason,
     )
+
+
+def _after_word(job: StoredJob, error: TorilError, policy: Policy) -> Outcome | None:
+    """The outcome of an error by which a handler says what is to happen; None for any other."""
+    match error:
+        case DelayedError():
+            return _put_off(job, error, policy)
+        case RateLimitError():
+            return _rate_limited(job, error, policy)
+        case WaitingChildrenError():
+            return Outcome(kind="waiting-children", error=error)
+        case UnrecoverableError() | JobCancelledError() | FailedChildrenError() | NoHandlerError():
+            return _failed(job, error, policy)
+    return None
 
 
 def _lane_while_waiting(job: StoredJob) -> dict[str, bool]:
@@ -233,17 +242,16 @@ def reason_of(error: BaseException) -> str:
     return message[:LONGEST_REASON]
 
 
-def _stacktraces(job: StoredJob, error: BaseException) -> bytes:
+def _stacktraces(job: StoredJob, error: BaseException) -> str:
     """The traces of all failed attempts as JSON, this one's the last."""
     limit = job.opts.stack_trace_limit
     last = formatted_json(error, LONGEST_TRACE)
     if limit is None and job.raw(b"stacktrace") is None:
-        return b"[%b]" % last
-    traces = [msgspec.Raw(codec.encode(trace, "a stack trace")) for trace in job.stacktrace]
-    traces.append(msgspec.Raw(last))
+        return f"[{last}]"
+    traces = [*map(quoted, job.stacktrace), last]
     if limit is not None:
         traces = traces[-limit:] if limit else []
-    return codec.encode(traces, "stack traces")
+    return f"[{','.join(traces)}]"
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -7,20 +7,17 @@ numbers, from the same few places.  So the text of each frame is kept, as it is 
 from __future__ import annotations
 
 import traceback
+from json.encoder import encode_basestring
 from types import CodeType, TracebackType
-
-import msgspec
 
 MOST_FRAMES = 40
 MOST_KEPT = 2048
 
 _HEAD = "Traceback (most recent call last):\n"
-_Frame = tuple[CodeType, str, bytes]
+_Frame = tuple[CodeType, str, str]
 
 _kept: dict[tuple[int, int], _Frame] = {}
 """By the address of the code, which lives as long as it is kept here, and the place in it."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 def formatted(error: BaseException) -> str:
@@ -32,29 +29,27 @@ def formatted(error: BaseException) -> str:
     return f"{head}{''.join([text for _, text, _ in frames])}{_last_line(error)}"
 
 
-def formatted_json(error: BaseException, longest: int) -> bytes:
+def formatted_json(error: BaseException, longest: int) -> str:
     """The same as a JSON text, of which the last ``longest`` characters are enough."""
     frames = _frames(error)
     if frames is not None:
-        inside = b"".join([text for _, _, text in frames])
+        inside = "".join([text for _, _, text in frames])
         if len(inside) < longest:
-            last_line = _quoted(_last_line(error)[-longest:])
-            head = _HEAD_INSIDE if frames else b""
-            text = b'"%b%b%b' % (head, inside, last_line[1:])
+            head = _HEAD_INSIDE if frames else ""
+            text = f'"{head}{inside}{quoted(_last_line(error)[-longest:])[1:]}'
             if len(text) <= longest:
                 return text
-    return _quoted(formatted(error)[-longest:])
+    return quoted(formatted(error)[-longest:])
 
 
-def _quoted(text: str) -> bytes:
+def quoted(text: str) -> str:
     """A text as JSON; half of a surrogate pair, which UTF-8 cannot carry, is replaced."""
-    try:
-        return _encode(text)
-    except UnicodeError:
-        return _encode(text.encode("utf-8", "replace").decode())
+    if not text.isascii():
+        text = text.encode("utf-8", "replace").decode()
+    return encode_basestring(text)
 
 
-_HEAD_INSIDE = _quoted(_HEAD)[1:-1]
+_HEAD_INSIDE = quoted(_HEAD)[1:-1]
 
 
 def _frames(error: BaseException) -> list[_Frame] | None:
@@ -76,7 +71,7 @@ def _keep(code: CodeType, trace: TracebackType) -> _Frame:
     text = traceback.format_tb(trace, limit=1)[0]
     if len(_kept) >= MOST_KEPT:
         _kept.clear()
-    frame = (code, text, _quoted(text)[1:-1])
+    frame = (code, text, quoted(text)[1:-1])
     _kept[id(code), trace.tb_lasti] = frame
     return frame
 

@@ -71,7 +71,7 @@ class DeadLetters:
 
     def get_dead_letter_summary(self, **filters: Unpack[DeadLetterFilter]) -> list[DeadLetterGroup]:
         """The dead letters grouped by fingerprint, the largest group first."""
-        survey = self._survey(Filter.of(**filters), None)
+        survey = self._survey(Filter.of(**filters))
         commands = [reading.job(self.keys, group.example) for group in survey.values()]
         examples = self._connection.run_all(commands)
         groups = [
@@ -160,7 +160,8 @@ class DeadLetters:
         if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
             raise InvalidOptionError(f"rate={rate!r} must be a number of jobs per second above 0")
         if dry_run:
-            return sum(g.count for g in (self._survey(wanted, max_replays)).values())
+            survey = self._survey(wanted, is_for_replay=True, max_replays=max_replays, force=force)
+            return sum(group.count for group in survey.values())
         run = new_job_id()
         sweep = dead_letters.sweep_key(self.keys, "replay", wanted)
         walk = self._begin(sweep, resume=resume)
@@ -223,7 +224,7 @@ class DeadLetters:
         if dry_run:
             if not wanted.args():
                 return self.get_dead_letter_count()
-            return sum(group.count for group in (self._survey(wanted, None)).values())
+            return sum(group.count for group in (self._survey(wanted)).values())
         run = new_job_id()
         sweep = dead_letters.sweep_key(self.keys, "purge", wanted)
         walk = self._begin(sweep, resume=resume)
@@ -253,12 +254,26 @@ class DeadLetters:
         last = self._connection.run(dead_letters.last_walk(sweep)) if resume else None
         return Walk() if last is None else last
 
-    def _survey(self, wanted: Filter, max_replays: int | None) -> dict[str, Group]:
+    def _survey(
+        self,
+        wanted: Filter,
+        *,
+        is_for_replay: bool = False,
+        max_replays: int | None = None,
+        force: bool = False,
+    ) -> dict[str, Group]:
         """Walk through all letters and count those that pass, by fingerprint."""
         found: dict[str, Group] = {}
         walk = Walk()
         while True:
-            command = dead_letters.survey_slice(self.keys, walk, wanted, max_replays=max_replays)
+            command = dead_letters.survey_slice(
+                self.keys,
+                walk,
+                wanted,
+                is_for_replay=is_for_replay,
+                max_replays=max_replays,
+                force=force,
+            )
             result = self._connection.run(command)
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))

@@ -3,6 +3,7 @@
 ---
 --- The list is walked from its tail. `offset` letters there were looked at and left; `anchor` is the
 --- last of them, by which the place is found again when somebody takes letters out meanwhile.
+--- @include "includes/groups"
 --- @include "includes/letterNote"
 
 local WINDOW = 1000
@@ -10,8 +11,22 @@ local WINDOW = 1000
 local function readLetter(queue, id)
   local hash = redis.call("HMGET", queue.base .. ":" .. id, "name", "timestamp", "x.letter",
     "x.replays", "x.member")
-  return { id = id, name = hash[1], at = tonumber(hash[2]) or 0, note = readNote(hash[3]),
+  return { id = id, name = hash[1], at = tonumber(hash[2]) or 0, text = hash[3],
     replays = tonumber(hash[4]) or 0, member = hash[5] }
+end
+
+--- What was noted of it, read when it is needed; nothing if another program wrote it.
+local function noteOf(letter)
+  if letter.text and not letter.note then
+    letter.note = readNote(letter.text)
+  end
+  return letter.note
+end
+
+--- Is it to be left alone by a replay: did it come back too often, or is its group over?
+local function isHeld(letter, max_replays, is_forced)
+  if max_replays and letter.replays >= max_replays then return true end
+  return letter.member and not is_forced and groupStateOf(letter.member) ~= "ACTIVE"
 end
 
 --- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not
@@ -21,11 +36,9 @@ local function judge(letter, filter, not_after)
   if filter.since and letter.at < filter.since then return "leave" end
   if filter.before and letter.at >= filter.before then return "leave" end
   if filter.name and letter.name ~= filter.name then return "leave" end
-  local note = letter.note
-  if not note then
-    if filter.failed_reason or filter.fingerprint or filter.source_queue then return "ask" end
-    return "take"
-  end
+  if not (filter.failed_reason or filter.fingerprint or filter.source_queue) then return "take" end
+  local note = noteOf(letter)
+  if not note then return "ask" end
   if filter.fingerprint and note.fp ~= filter.fingerprint then return "leave" end
   if filter.source_queue and note.source ~= filter.source_queue then return "leave" end
   if filter.failed_reason and not string.find(note.why, filter.failed_reason, 1, true) then
