@@ -57,6 +57,7 @@ format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
 
 bench: setup ## Measure against Node BullMQ and other queues (B="--quick" passes arguments on)
 	@$(BIN)/python benchmarks/run.py $(B)
+	@$(BIN)/python tools/readme_numbers.py
 
 docs: $(PYTHON_STAMP) ## Check the links and the code in the documentation
 	@$(BIN)/python tools/check_docs.py
