@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.servers import Cluster
-from toril import NewJob, Queue, Worker
+from toril import Backoff, NewJob, Queue, Worker
 
 
 async def test_the_defaults_of_workers(url, prefix):
@@ -18,12 +18,23 @@ async def test_the_defaults_of_workers(url, prefix):
 
 
 async def test_a_job_of_a_lane_says_nothing_that_it_was_not_told(url, prefix):
-    """FIFO-10: no ordering delay, three attempts, no limit of size."""
+    """FIFO-06, FIFO-10: no ordering delay, three attempts, growing waits, no limit of size."""
     async with Queue("q", connection=url, prefix=prefix) as queue:
         job = await queue.add("x", lane="a")
+        at_once = await queue.add("x", lane="a", backoff=0)
 
-    assert set(job.opts.raw) == {"attempts", "backoff", "lane"}
-    assert job.delay == 0
+    assert set(job.opts.raw) == {"attempts", "lane"}
+    assert (job.delay, job.opts.attempts) == (0, 3)
+    assert job.opts.backoff == Backoff.exponential(500, jitter=0.25)
+    assert at_once.opts.backoff == Backoff.fixed(0)
+
+
+async def test_a_waiting_job_of_a_lane_is_small(url, prefix, client):
+    """Its hash stays in the compact form, which a value of more than 64 bytes would end."""
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        job = await queue.add("x", {"n": 1}, lane="user:42", order_ms=1_794_731_999_999)
+
+    assert await client.object("ENCODING", queue.keys.job(job.id)) == "listpack"
 
 
 async def test_lanes_run_on_a_cluster(cluster: Cluster):

@@ -147,8 +147,6 @@ def wire_options(job: NewJob) -> dict[str, Any]:
             options[wire_name] = value
     if job.backoff is not None:
         options["backoff"] = _wire_backoff(Backoff.of(job.backoff))
-    elif job.lane:
-        options["backoff"] = _wire_backoff(LANE_BACKOFF)
     if job.remove_on_complete is not None:
         options["removeOnComplete"] = _wire_keep(Keep.of(job.remove_on_complete))
     if job.remove_on_fail is not None:
@@ -306,7 +304,9 @@ class JobOpts:
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
         self.attempts = _as_int(raw.get("attempts"), 0)
-        self.backoff = _read_backoff(raw.get("backoff"))
+        # A lane's own waits are not written: a hash with long values takes twice the memory.
+        default = LANE_BACKOFF if "lane" in raw else None
+        self.backoff = _read_backoff(raw["backoff"]) if "backoff" in raw else default
         self.keep_completed = _read_keep(raw.get("removeOnComplete"))
         self.keep_failed = _read_keep(raw.get("removeOnFail"))
 
