@@ -23,7 +23,7 @@ from toril.errors import (
     WaitingChildrenError,
 )
 from toril.options import MAX_DELAY_MS, Keep, RateLimit
-from toril.protocol import settling
+from toril.protocol import codec, settling
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Outcome, Policy, Raised, Released, Returned, Settled, Take
@@ -222,7 +222,7 @@ class Mute(Exception):
     ],
 )
 def test_a_reason_is_one_line_for_people(error, reason):
-    assert settling.reason_of(error) == reason
+    assert settling.reason_of(error, codec.words_of(error)) == reason
 
 
 def test_reasons_and_traces_are_bounded():

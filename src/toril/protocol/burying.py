@@ -71,14 +71,20 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 def letter_of(
-    job: StoredJob, error: BaseException, reason: str, traces: str, policy: BurialPolicy
+    job: StoredJob,
+    error: BaseException,
+    message: str,
+    reason: str,
+    traces: str,
+    policy: BurialPolicy,
 ) -> Letter | None:
     """The letter of a job that goes to the dead letters; None when it does not.
+
+    ``message`` are the error's own words, ``reason`` what is told of it, ``traces`` are JSON.
 
     The texts are put together from pieces that are JSON already: in a storm of failures an encoder
     would cost more than everything else.
     """
-    message = codec.words_of(error)
     cause = cause_of(job, error, message)
     if cause == "stalled" and not policy.include_stalled:
         return None

@@ -94,13 +94,11 @@ _PATIENCE = 3
 
 def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
     """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter."""
-    match attempt:
-        case Returned(value):
-            return _completed(job, value, policy)
-        case Released(is_begun):
-            return _STOPPED_HALF_WAY if is_begun else _RETURNED_TO_QUEUE
-        case Raised(error):
-            return _after_error(job, error, policy, dice)
+    if isinstance(attempt, Returned):
+        return _completed(job, attempt.value, policy)
+    if isinstance(attempt, Raised):
+        return _after_error(job, attempt.error, policy, dice)
+    return _STOPPED_HALF_WAY if attempt.is_begun else _RETURNED_TO_QUEUE
 
 
 def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
@@ -135,7 +133,7 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
         return _failed(job, failure, policy)
     if wait_ms < 0:
         return _failed(job, error, policy)
-    reason = reason_of(error)
+    reason = reason_of(error, codec.words_of(error))
     payloads = (reason, _stacktraces(job, error))
     if wait_ms == 0:
         details = {"lifo": True} if job.opts.lifo else {}
@@ -212,17 +210,18 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
         keep = codec.keep_args(policy.keep_failed)
     if keep is not None:
         details["keep"] = keep
-    if job.lane is not None and not isinstance(error, JobCancelledError):
+    if job.opts.lane is not None and not isinstance(error, JobCancelledError):
         details["on_exhausted"] = job.opts.on_exhausted
-    reason = reason_of(error)
+    message = codec.words_of(error)
+    reason = reason_of(error, message)
     traces = _stacktraces(job, error)
     payloads: tuple[bytes | str, ...] = (reason, traces)
     letter = None
     if policy.dead_letters is not None:
-        letter = letter_of(job, error, reason, traces, policy.dead_letters)
-    if letter is not None:
-        details["dead"] = letter.marks
-        payloads = (reason, letter.metadata, letter.note)
+        letter = letter_of(job, error, message, reason, traces, policy.dead_letters)
+        if letter is not None:
+            details["dead"] = letter.marks
+            payloads = (reason, letter.metadata, letter.note)
     return Outcome(
         kind="failed",
         details=details,
@@ -233,9 +232,8 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
     )
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException, message: str) -> str:
     """One line for people: the type and the message; Toril's own errors speak for themselves."""
-    message = codec.words_of(error)
     if not isinstance(error, TorilError) or not message:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name
