@@ -280,6 +280,13 @@ def test_bench_measures_and_leaves_nothing_behind(toril: Toril):
     assert toril("queues", "--json").json == []
 
 
+def test_completion_is_printed_for_programs_too(toril: Toril):
+    for shell in ("bash", "zsh", "fish"):
+        found = toril("completion", shell, "--json").json
+        assert found["script"] == toril("completion", shell).out.removesuffix("\n")
+        assert "_TORIL_COMPLETE" in found["script"]
+
+
 def test_the_shell_completes_commands_and_queues(toril: Toril, queue):
     queue.add("n")
 

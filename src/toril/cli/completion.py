@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from toril.cli.printing import say
 from toril.cli.server import Server, with_server
 
 _HOW = {
@@ -29,4 +30,5 @@ def completion(server: Server, shell: str) -> None:
     root = click.get_current_context().find_root()
     made = get_completion_class(shell)
     assert made is not None
-    click.echo(made(root.command, {}, "toril", "_TORIL_COMPLETE").source())
+    script = made(root.command, {}, "toril", "_TORIL_COMPLETE").source()
+    say(server, script, shell=shell, script=script)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from toril.cli.demo import burst, lanes, letters, saga
 from toril.cli.demo.stage import Stage
+from toril.cli.printing import print_json
 from toril.cli.server import Server, with_server
 
 
@@ -24,13 +25,16 @@ def demo(server: Server) -> None:
     """Watch a short show of what Toril does, on a server of its own.
 
     An order that succeeds, one that fails and undoes itself, lanes in order, dead letters that come
-    back, and how fast it all is.  Nothing is left behind; --url, --prefix and --json are not used.
+    back, and how fast it all is.  Nothing is left behind; --url and --prefix are not used.  With
+    --json only what happened is printed.
     """
-    asyncio.run(show(Console()))
+    facts = asyncio.run(show(Console(quiet=server.as_json)))
+    if server.as_json:
+        print_json(facts)
 
 
-async def show(console: Console) -> None:
-    """Run the show, and leave nothing behind."""
+async def show(console: Console) -> dict[str, str]:
+    """Run the show, and leave nothing behind; returns what happened."""
     stage = Stage(console)
     with tempfile.TemporaryDirectory(prefix="toril-demo-") as directory:
         url = f"embedded:{directory}"
@@ -44,6 +48,7 @@ async def show(console: Console) -> None:
         }
     console.print(_summary(facts))
     _say_what_is_next(console)
+    return facts
 
 
 def _summary(facts: dict[str, str]) -> Table:

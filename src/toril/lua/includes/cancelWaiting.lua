@@ -1,7 +1,6 @@
 --- @lazily
 --- @include "includes/lanes"
 --- @include "includes/deleteJob"
---- @include "includes/deduplication"
 --- @include "includes/openEnd"
 --- Take the members of a group out of their queues that are not running.
 
@@ -52,7 +51,7 @@ end
 local function pullOut(queue, ids, started, known)
   local places, plain, listed = {}, {}, {}
   for _, id in ipairs(ids) do
-    local lane = known[id][4]
+    local lane = known[id][3]
     if lane then
       places[id] = pullFromLane(queue, lane, id)
     else
@@ -104,9 +103,8 @@ local function cancelJobs(base, job_keys, released)
   for i, job in ipairs(job_keys) do
     if not holders[i] or released[locks[i]] then
       local id = string.sub(job, #base + 2)
-      local fields = redis.call("HMGET", job, "ats", "x.group", "deid", "x.lane", "x.lost",
-        "defa")
-      has_lanes = has_lanes or fields[4]
+      local fields = redis.call("HMGET", job, "ats", "x.group", "x.lane", "x.lost", "defa")
+      has_lanes = has_lanes or fields[3]
       ids[#ids + 1] = id
       started[id] = tonumber(fields[1]) ~= nil
       known[id] = fields
@@ -122,12 +120,11 @@ local function cancelJobs(base, job_keys, released)
       local job = base .. ":" .. id
       cancelled[#cancelled + 1] = job
       local kind, number = string.match(known[id][2] or "", ":(%a)(%d+)$")
-      local is_open = isOpenEnd(known[id][1], known[id][5], known[id][6])
+      local is_open = isOpenEnd(known[id][1], known[id][4], known[id][5])
       if started[id] and (kind == "f" or kind == "m" and is_open) then
         undone[#undone + 1] = number
       end
       if place ~= "marked" then
-        if known[id][3] then forgetDeduplication(queue, id, known[id][3]) end
         removed[#removed + 1] = job
         emit(queue, "removed", "jobId", id, "prev", place)
       end
