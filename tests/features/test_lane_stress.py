@@ -196,26 +196,33 @@ async def run_and_disturb(queue: Queue, url: str, prefix: str, ledgers: Path) ->
                 victim.send_signal(signal.SIGCONT)
                 faults.append(Fault("stop", victim.pid, since_s, time.time()))
 
-    def disturb() -> None:
-        awake = [process for process in processes if process not in stopped]
+    def has_worked(process: subprocess.Popen[bytes]) -> bool:
+        ledger = ledgers / str(process.pid)
+        return ledger.exists() and "start" in ledger.read_text()
+
+    def disturb() -> bool:
+        # Whoever is hit has run something: else a slow machine would only ever start processes.
+        awake = [each for each in processes if each not in stopped and has_worked(each)]
+        if not awake:
+            return False
         victim = dice.choice(awake)
-        if dice.random() < 0.3 and len(awake) > 1:
+        if len(faults) + len(stopped) >= 2 and len(awake) > 1 and dice.random() < 0.3:
             stopped[victim] = time.time()
             victim.send_signal(signal.SIGSTOP)
         else:
             kill(victim)
+        return True
 
     try:
         for _ in range(PROCESSES):
             start()
-        next_fault = time.monotonic() + 1.5
+        next_fault = time.monotonic()
         deadline = time.monotonic() + 6000
         while not await queue.wait_until_empty(100):
             assert time.monotonic() < deadline
             assert all(process.poll() is None for process in processes), "a worker ended by itself"
             go_on(after_s=STOP_S)
-            if time.monotonic() > next_fault:
-                disturb()
+            if time.monotonic() > next_fault and disturb():
                 next_fault = time.monotonic() + dice.uniform(*BETWEEN_FAULTS_S)
             await asyncio.sleep(0.05)
         go_on(after_s=0)
