@@ -17,7 +17,7 @@ import redis.asyncio
 
 from tests.features.lanes import Hand, fence_of, lose_lock, sweep
 from tests.keyspace import ClientReader, audit, keys_under
-from toril import JobLockedError, JobNotInStateError, Queue
+from toril import JobLockedError, JobNotInStateError, Queue, RateLimit
 from toril.client.connection import Connection
 from toril.doctor import keyspace
 from toril.doctor import lanes as lane_audit
@@ -64,6 +64,9 @@ class World:
             (2, self.resume),
             (2, self.send_again),
             (1, self.recover),
+            (4, self.limit),
+            (1, self.put_off),
+            (1, self.drain),
         ]
         weights = [weight for weight, _ in actions]
         (_, action) = self.dice.choices(actions, weights)[0]
@@ -167,6 +170,18 @@ class World:
     async def resume(self) -> None:
         await self.queue.resume_lane(self.dice.choice(LANES))
 
+    async def limit(self) -> None:
+        limit = self.dice.choice([None, RateLimit(1, 3_600_000)])
+        await self.queue.set_lane_rate_limit(limit, self.dice.choice([None, *LANES, *LANES]))
+
+    async def put_off(self) -> None:
+        if delayed := await self.queue.get_jobs(["delayed"]):
+            await self.queue.change_delay(self.dice.choice(delayed).id, 7_200_000)
+
+    async def drain(self) -> None:
+        lane = self.dice.choice(LANES)
+        await self.queue.drain_lane(lane, delayed=self.dice.random() < 0.5)
+
     async def send_again(self) -> None:
         """The reply of a call is lost: the same request brings the same jobs, and nothing more."""
         hand = self.dice.choice(self.hands)
@@ -190,6 +205,8 @@ class World:
             await lose_lock(self.client, self.keys, job_id)
         await self.sweep()
         await self.queue.promote_all()
+        for lane in (None, *LANES):
+            await self.queue.set_lane_rate_limit(None, lane)
         last = Hand(self.connection, self.keys, "last")
         while True:
             for lane in LANES:
@@ -201,7 +218,9 @@ class World:
                 await last.complete(job)
         counts = await self.queue.get_job_counts("waiting", "active", "delayed")
         assert not any(counts.values()), (self.log, counts)
-        lanes = [key for key in await keys_under(self.client, self.keys.prefix) if ":lanes:" in key]
+        keys = await keys_under(self.client, self.keys.prefix)
+        # What a rate limit counted expires with its window.
+        lanes = [key for key in keys if ":lanes:" in key and ":lanes:rate:" not in key]
         assert not lanes, (self.log, lanes)
 
 
