@@ -20,7 +20,7 @@ import redis
 
 from toril.client.embedded import server_binary
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 SLOTS = 16384
 
