@@ -109,6 +109,11 @@ local function writeFailure(job, reason, stacktrace)
   end
 end
 
+--- A number that somebody damaged begins anew: refusing it here would leave the job half-way.
+local function countAttempt(job, made)
+  redis.call("HSET", job, "atm", digits((tonumber(made) or 0) + 1))
+end
+
 local settle = {}
 
 function settle.completed(outcome, i, job)
@@ -168,7 +173,7 @@ end
 
 function settle.retry(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  local known = redis.call("HMGET", job, "name", "priority", "x.group", "x.lane")
+  local known = redis.call("HMGET", job, "name", "priority", "x.group", "x.lane", "atm")
   if not known[1] then return -1 end
   if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
@@ -183,14 +188,14 @@ function settle.retry(outcome, i, job)
     placeReady(queue, gate, outcome.id, tonumber(known[2]) or 0, outcome.lifo and "RPUSH" or "LPUSH")
     wake(queue, gate)
   end
-  redis.call("HINCRBY", job, "atm", 1)
+  countAttempt(job, known[5])
   emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
   return 0
 end
 
 function settle.delayed(outcome, i, job)
   local reason, stacktrace = nextFailure()
-  local known = redis.call("HMGET", job, "name", "x.group", "x.lane")
+  local known = redis.call("HMGET", job, "name", "x.group", "x.lane", "atm")
   if not known[1] then return -1 end
   if known[2] and groupStateOf(known[2]) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
@@ -199,7 +204,7 @@ function settle.delayed(outcome, i, job)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
   if outcome.counts then
-    redis.call("HINCRBY", job, "atm", 1)
+    countAttempt(job, known[4])
   end
   redis.call("HSET", job, "delay", outcome.delay)
   emitTrimmed(queue, gate, "delayed", "jobId", outcome.id, "delay", now + outcome.delay)

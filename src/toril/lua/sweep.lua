@@ -78,10 +78,12 @@ if a.cursor <= 0 then
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
     if redis.call("EXISTS", job .. ":lock") == 0 and redis.call("LREM", active, 1, id) == 1 then
-      local known = redis.call("HMGET", job, "name", "x.lane")
+      local known = redis.call("HMGET", job, "name", "x.lane", "stc")
       if known[1] then
         if not wasNeverHeardOf(job, id) then
-          local count = redis.call("HINCRBY", job, "stc", 1)
+          -- A number that somebody damaged must not keep all others from coming back.
+          local count = (tonumber(known[3]) or 0) + 1
+          redis.call("HSET", job, "stc", digits(count))
           if count > a.max_stalled and not isScheduled(job) then
             redis.call("HSET", job, "defa", "job stalled more than allowable limit")
           end

@@ -167,7 +167,11 @@ class Crew:
     async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
         if job.is_suspect:
             await self.pump.confirm(received)
-        attempt = await self._perform(job)
+        try:
+            attempt = await self._perform(job)
+        except Exception as error:
+            logger.exception("job %r could not be run", job.id)
+            attempt = Raised(error)
         # A job that was lost may have come back to this very worker, under another token.
         if self._jobs.get(job.id, (None,))[0] is job:
             del self._jobs[job.id]

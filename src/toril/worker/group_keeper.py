@@ -40,6 +40,8 @@ class GroupKeeper:
                     pause_s = min(pause_s, await self.keep(keys))
             except TorilError as error:
                 logger.warning("open groups could not be looked at: %s", error)
+            except Exception:
+                logger.exception("open groups could not be looked at")
 
     async def keep(self, keys: Keys) -> float:
         """Settle what is due now; returns after how many seconds to look again."""

@@ -40,6 +40,9 @@ class Sweeper:
                 await self.sweep()
             except TorilError as error:
                 logger.warning("stalled jobs could not be looked for: %s", error)
+            except Exception:
+                # Nobody else may be there to bring jobs back: one that trips this must not end it.
+                logger.exception("stalled jobs could not be looked for")
             await asyncio.sleep(self._interval_ms / 1000 * random.uniform(1.0, 1.05))
 
     async def sweep(self) -> list[str]:
@@ -64,3 +67,5 @@ class Sweeper:
                 await self._connection.follow(lanes.divert(self._keys))
             except TorilError as error:
                 logger.warning("a lane could not be sent to the dead letters yet: %s", error)
+            except Exception:
+                logger.exception("a lane could not be sent to the dead letters yet")

@@ -223,8 +223,9 @@ class Worker:
             self._sweeper.run_diversions(),
             self._keeper.run(),
         ):
-            self._services.append(asyncio.create_task(service))
-        self._services[0].add_done_callback(self._on_pump_end)
+            task = asyncio.create_task(service)
+            task.add_done_callback(self._on_service_end)
+            self._services.append(task)
         self._emitter.emit("ready")
 
     async def __aenter__(self) -> Self:
@@ -430,8 +431,11 @@ class Worker:
         logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
         self._emitter.emit("error", error)
 
-    def _on_pump_end(self, task: asyncio.Task[Any]) -> None:
-        """The pump ends only when told to; anything else is a bug that must not go unseen."""
+    def _on_service_end(self, task: asyncio.Task[Any]) -> None:
+        """Services end only when told to; anything else is a bug that must not go unseen.
+
+        A worker that goes on without what wakes it or brings back stalled jobs looks healthy.
+        """
         if task.cancelled() or task.exception() is None or self._closing is not None:
             return
         logger.critical("the worker of queue %r stopped", self.name, exc_info=task.exception())

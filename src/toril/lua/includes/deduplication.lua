@@ -14,7 +14,8 @@ local function releaseDeduplication(queue, gate, id, deduplication_id, now)
   local counter = redis.call("INCR", queue.id)
   local next_id = nxt[4] or tostring(counter)
   local job = queue.base .. ":" .. next_id
-  local opts = cjson.decode(nxt[3])
+  local is_read, opts = pcall(cjson.decode, nxt[3] or "")
+  if not is_read or type(opts) ~= "table" then opts = {} end
   local delay, priority = tonumber(opts.delay) or 0, tonumber(opts.priority) or 0
   local ttl = opts.de and tonumber(opts.de.ttl)
   if ttl and ttl > 0 and not opts.de.keepLastIfActive then

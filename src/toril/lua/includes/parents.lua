@@ -15,9 +15,16 @@ local function releaseIntoLane(queue, gate, id, field, due_ms)
   wakeForLanes(queue, gate)
 end
 
+--- The parent that a child names. What cannot be read must not keep the child from ending: then its
+--- key tells where the parent is.
 local function parentOf(parent_key, parent_json)
-  local parent = cjson.decode(parent_json)
-  return { key = parent_key, id = parent.id, queue = queueAt(parent.queueKey), flags = parent }
+  local is_read, parent = pcall(cjson.decode, parent_json or "")
+  if is_read and type(parent) == "table" and type(parent.id) == "string"
+      and type(parent.queueKey) == "string" then
+    return { key = parent_key, id = parent.id, queue = queueAt(parent.queueKey), flags = parent }
+  end
+  local base, id = string.match(parent_key, "^(.+):([^:]+)$")
+  return { key = parent_key, id = id or "", queue = queueAt(base or parent_key), flags = {} }
 end
 
 --- Let a parent go that waits for children: to its delay, its priority, or the front of the list.

@@ -61,7 +61,7 @@ local function startJob(queue, id, who, now, fence)
     if field == "name" then
       is_job = true
     elseif field == "ats" then
-      started = tonumber(hash[i + 1]) + 1
+      started = (tonumber(hash[i + 1]) or 0) + 1
     elseif field == "defa" then
       is_doomed = true
     elseif field == "x.lane" then

@@ -1,0 +1,113 @@
+"""The parts of a worker: none may end without being seen, and health is what the server answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.proxy import Proxy
+from toril import Queue, Worker
+
+
+async def nothing(job):
+    return None
+
+
+@pytest.mark.parametrize("part", ["_pump", "_watch"])
+async def test_a_worker_that_lost_a_vital_part_ends_and_says_why(part, url, prefix, caplog):
+    """It would look healthy and take nothing: the loudest failure is the best."""
+    worker = Worker("q", nothing, connection=url, prefix=prefix)
+    errors: list[Exception] = []
+    worker.on("error", errors.append)
+
+    async def break_down() -> None:
+        raise KeyError("a bug")
+
+    getattr(worker, part).run = break_down
+
+    with pytest.raises(KeyError, match="a bug"):
+        await asyncio.wait_for(worker.run(), 5)
+
+    assert [str(error) for error in errors] == ["'a bug'"]
+    assert "stopped" in caplog.text
+    await worker.close(timeout=0)
+
+
+async def test_a_sweep_that_meets_a_bug_is_followed_by_the_next(url, prefix, caplog):
+    worker = Worker("q", nothing, connection=url, prefix=prefix, stalled_interval=20)
+    sweeps = 0
+
+    async def trip() -> list[str]:
+        nonlocal sweeps
+        sweeps += 1
+        raise KeyError("a bug")
+
+    worker._sweeper.sweep = trip
+    async with worker:
+        await wait_until(lambda: sweeps >= 3)
+
+        assert worker.is_running
+    assert "stalled jobs could not be looked for" in caplog.text
+
+
+async def test_a_job_that_cannot_be_begun_fails_instead_of_staying(queue, start_worker, inside):
+    """Its lock would be renewed for ever, and nobody would run it."""
+    job = await queue.add("job")
+    worker = await start_worker(nothing)
+
+    async def trip(job):
+        raise KeyError("a bug")
+
+    worker._crew._perform = trip
+    second = await queue.add("second")
+    await inside.until_finished(2)
+
+    assert set(await inside.ids("failed")) >= {second.id}
+    assert (await inside.job(second.id))["failedReason"] == "KeyError: 'a bug'"
+    assert job.id in {*await inside.ids("completed"), *await inside.ids("failed")}
+
+
+async def test_health_is_how_long_ago_the_server_answered(start_server):
+    """reliability 2.7: neither a PING nor a running task tells that work is being done."""
+    server = start_server()
+    worker = Worker("q", nothing, connection=server.unix_url, drain_delay=100)
+    assert worker.last_reply_age is None
+    await worker.start()
+    await wait_until(lambda: worker.last_reply_age is not None)
+    await asyncio.sleep(0.5)
+    await wait_until(lambda: worker.last_reply_age < 0.3)  # it looks every 100 ms
+
+    server.freeze()
+    await wait_until(lambda: worker.last_reply_age > 1)
+    assert worker.is_running
+    server.thaw()
+    await wait_until(lambda: worker.last_reply_age < 1, 10)
+    await worker.close(timeout=0)
+
+
+async def test_an_idle_worker_whose_wait_is_never_answered_opens_another_line(server, prefix):
+    """reliability 2.7: half-open, the most reported way in which workers stop for good."""
+    ran = asyncio.Event()
+
+    async def handler(job):
+        ran.set()
+
+    swallowed = 0
+
+    def swallow_the_first_wait(words: list[bytes]) -> str | None:
+        nonlocal swallowed
+        if words[0] != b"BZPOPMIN" or swallowed:
+            return None
+        swallowed += 1
+        return "swallow"
+
+    async with Proxy(server.port) as proxy:
+        proxy.rule = swallow_the_first_wait
+        worker = Worker("q", handler, connection=proxy.url, prefix=prefix, drain_delay=200)
+        async with worker, Queue("q", connection=server.url, prefix=prefix) as queue:
+            await wait_until(lambda: swallowed)
+            await queue.add("job")
+            # The wait and two seconds, and the watch looks twice a second.
+            await asyncio.wait_for(ran.wait(), 8)
