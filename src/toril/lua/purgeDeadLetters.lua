@@ -38,7 +38,7 @@ local function visit(letter)
   if answer == "ask" and a.accepted and a.accepted[letter.id] then answer = "take" end
   if answer ~= "take" then return answer end
   if noteOf(letter) then
-    purged[#purged + 1] = base .. ":" .. letter.id
+    purged[#purged + 1] = letter.key
   else
     removeJob(queue, letter.id) -- not one of ours: it may have a parent, a group and so on
   end

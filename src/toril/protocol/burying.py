@@ -58,7 +58,7 @@ class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_source: bool = False
 
 
-class Letter(msgspec.Struct, frozen=True):
+class Letter(msgspec.Struct, frozen=True, gc=False):
     """What the script is given of a job that goes to the dead letters."""
 
     cause: str

@@ -65,6 +65,7 @@ class Crew:
         self._writer = writer
         self._emitter = emitter
         self._burial = burial
+        self._has_hook = burial is not None and burial.hook is not None
         self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
         self._cancelled_early: dict[str, tuple[str, str]] = {}
 
@@ -90,7 +91,7 @@ class Crew:
     def settled(self, item: Settled, code: int | bytes) -> None:
         self.lease.let_go(item.job_id, item.token)
         if isinstance(code, bytes):
-            self._announce_letter(item, code.decode())
+            self._announce_letter(item, code)
         elif code == 0:
             self._announce(item)
         elif code > 0:
@@ -182,16 +183,10 @@ class Crew:
             return
         job.is_settled = True
         outcome = settling.decide(job, attempt, self._policy, dice=random.random())
-        if outcome.error is not None and not self._has_listeners():
+        if outcome.error is not None and not self._emitter.tells_errors and not self._has_hook:
             # An error holds all frames and what is in them; in a storm of failures that is much.
             outcome = msgspec.structs.replace(outcome, error=None)
         self.pump.finish(Settled(job.id, job.token, outcome, job))
-
-    def _has_listeners(self) -> bool:
-        """Is there anybody to be told of an error?"""
-        if self._burial is not None and self._burial.hook is not None:
-            return True
-        return any(map(self._emitter.has, ("failed", "retrying", "deadLettered")))
 
     def _refused(self, item: Settled, code: int) -> None:
         error = settling.refusal(code, item.job_id)
@@ -221,7 +216,7 @@ class Crew:
             event = "failed" if outcome.kind == "failed" else "retrying"
             self._emitter.emit(event, job, outcome.error)
 
-    def _announce_letter(self, item: Settled, letter_id: str) -> None:
+    def _announce_letter(self, item: Settled, letter_id: bytes) -> None:
         burial = self._burial
         assert burial is not None
         burial.count += 1
@@ -230,7 +225,7 @@ class Crew:
             self.sweeper.divert_soon()
         if item.outcome.error is None:  # nobody listened when the job failed
             return
-        letter = burial.tell_of(item, letter_id)
+        letter = burial.tell_of(item, letter_id.decode())
         self._emitter.emit("deadLettered", item.job, letter)
         if burial.hook is not None:
             self._emitter.call("on_dead_letter", burial.hook, item.job, letter)

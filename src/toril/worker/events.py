@@ -32,10 +32,14 @@ EVENTS = frozenset(
 
 
 ALIASES = {"dead_lettered": "deadLettered"}
+TELL_ERRORS = frozenset({"failed", "retrying", "deadLettered"})
 
 
 class Emitter:
     """Calls who asked; a callback that fails is logged and hurts nobody."""
+
+    tells_errors = False
+    """Does anybody want to hear of attempts that failed?"""
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
@@ -46,6 +50,7 @@ class Emitter:
         if event not in EVENTS:
             raise ValueError(f"a worker has no event {event!r}; it has {', '.join(sorted(EVENTS))}")
         self._callbacks.setdefault(event, []).append(callback)
+        self.tells_errors = self.tells_errors or event in TELL_ERRORS
 
     def has(self, event: str) -> bool:
         return event in self._callbacks

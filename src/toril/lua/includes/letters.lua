@@ -9,10 +9,9 @@
 local WINDOW = 1000
 
 local function readLetter(queue, id)
-  local hash = redis.call("HMGET", queue.base .. ":" .. id, "name", "timestamp", "x.letter",
-    "x.replays", "x.member")
-  return { id = id, name = hash[1], at = tonumber(hash[2]) or 0, text = hash[3],
-    replays = tonumber(hash[4]) or 0, member = hash[5] }
+  local key = queue.base .. ":" .. id
+  local hash = redis.call("HMGET", key, "name", "timestamp", "x.letter")
+  return { id = id, key = key, name = hash[1], at = tonumber(hash[2]) or 0, text = hash[3] }
 end
 
 --- What was noted of it, read when it is needed; nothing if another program wrote it.
@@ -25,8 +24,9 @@ end
 
 --- Is it to be left alone by a replay: did it come back too often, or is its group over?
 local function isHeld(letter, max_replays, is_forced)
-  if max_replays and letter.replays >= max_replays then return true end
-  return letter.member and not is_forced and groupStateOf(letter.member) ~= "ACTIVE"
+  local known = redis.call("HMGET", letter.key, "x.replays", "x.member")
+  if max_replays and (tonumber(known[1]) or 0) >= max_replays then return true end
+  return known[2] and not is_forced and groupStateOf(known[2]) ~= "ACTIVE"
 end
 
 --- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not
