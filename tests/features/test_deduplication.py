@@ -202,3 +202,30 @@ def test_the_blocking_client_has_it_too(url, prefix):
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidOptionError):
         Deduplication(**options)
+
+
+async def test_who_lost_the_id_does_not_let_the_next_one_go(queue, client, url, prefix):
+    """Regression: a job whose time was over ended, and what waited for the new owner ran."""
+    old_may_end, owner_may_end = asyncio.Event(), asyncio.Event()
+    running: list[str] = []
+
+    async def handle(job):
+        running.append(job.name)
+        await {"old": old_may_end, "owner": owner_may_end}.get(job.name, old_may_end).wait()
+
+    last = Deduplication("d", keep_last_if_active=True)
+    old = await queue.add("old", deduplication=Deduplication("d", ttl=FAR))
+    async with Worker("q", handle, connection=url, prefix=prefix, concurrency=3):
+        await wait_until(lambda: running == ["old"])
+        await client.delete(f"{queue.keys.base}:de:d")  # its time is over
+        owner = await queue.add("owner", deduplication=last)
+        await wait_until(lambda: running == ["old", "owner"])
+        await queue.add("next", deduplication=last)
+
+        old_may_end.set()
+        await queue.wait_for(old.id, 5000)
+
+        assert await queue.get_deduplication_job_id("d") == owner.id
+        assert running == ["old", "owner"]
+        owner_may_end.set()
+        await wait_until(lambda: running == ["old", "owner", "next"])

@@ -5,7 +5,10 @@
 local function releaseDeduplication(queue, gate, id, deduplication_id, now)
   local owner = queue.base .. ":de:" .. deduplication_id
   local pending = queue.base .. ":dn:" .. deduplication_id
-  if redis.call("GET", owner) == id and redis.call("PTTL", owner) == -1 then
+  local holder = redis.call("GET", owner)
+  -- Its time was over and another job took the id: what waits, waits for that one.
+  if holder and holder ~= id then return end
+  if holder and redis.call("PTTL", owner) == -1 then
     redis.call("DEL", owner)
   end
   local nxt = redis.call("HMGET", pending, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
