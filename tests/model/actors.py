@@ -10,25 +10,54 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from tests.model.machine import Request, request_of
+from tests.model.view import PREFIX
+from toril.errors import DelayedError, RateLimitError, WaitingChildrenError
+from toril.options import Keep, RateLimit
 from toril.protocol import scheduling, settling
 from toril.protocol.burying import BurialPolicy
 from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Policy, Raised, Released, Returned, Settled, Take
+from toril.worker.burial import Burial
 
-PREFIX = "p"
 LOCK_MS = 1_000_000_000
 
-FRESH, IDLE, POPPED = "fresh", "idle", "popped"
+FRESH, IDLE, POPPED, GONE = "fresh", "idle", "popped", "gone"
 DONE, FAIL, GIVE_BACK = "done", "fail", "give back"
+PUT_OFF, LIMIT, WAIT = "put off", "limit", "wait for children"
+
+
+class Habits(NamedTuple):
+    """What a worker was told when it was made."""
+
+    dead_letters: str | None = None
+    keeps: Keep | None = None
+    limiter: RateLimit | None = None
+    points: int | None = None
+    is_named: bool = False
+    takes: int = 1
+    """How many jobs it runs at once; they end together."""
+
+
+class Told:
+    """What a worker was told of a job; equal ones are one object."""
+
+    def __init__(self, words: tuple[Any, ...]) -> None:
+        self.fields = fields_of(list(words))
+        self.name = self.fields[b"name"].decode()
+
+
+@lru_cache(maxsize=100_000)
+def told(words: tuple[Any, ...]) -> Told:
+    return Told(words)
 
 
 class Held(NamedTuple):
-    """A job that a worker runs: how it was told of it, and whether its schedule is advanced."""
+    """A job that a worker runs: what it was told of it, and whether its schedule is advanced."""
 
     job_id: str
     token: str
-    words: tuple[Any, ...]
+    told: Told
     is_advanced: bool = True
 
 
@@ -43,20 +72,30 @@ class Call(NamedTuple):
 class Worker(NamedTuple):
     name: str
     queue: str
-    dead_letters: str | None = None
+    habits: Habits = Habits()
     life: int = 0
     request: int = 0
     held: tuple[Held, ...] = ()
     pending: Call | None = None
     last: Call | None = None
     phase: str = FRESH
+    due_ms: int = 0
+    """When it looks again by itself, as the server said when there was nothing to take."""
 
     @property
     def flight(self) -> str:
         return f"{self.name}{self.life}-0"
 
+    @property
+    def is_waiting(self) -> bool:
+        """Does it wait at the server for the marker?"""
+        return self.phase == IDLE and not self.held and self.pending is None
+
     def token_of(self, call: Call) -> str:
         return f"{self.name}{self.life}:{call.request}"
+
+    def reborn(self) -> Worker:
+        return Worker(self.name, self.queue, self.habits, self.life + 1)
 
 
 @cache
@@ -66,18 +105,29 @@ def keys_of(queue: str) -> Keys:
 
 @lru_cache(maxsize=100_000)
 def stored(queue: str, held: Held) -> StoredJob:
-    words = list(held.words)
-    return StoredJob(PREFIX, queue, held.job_id, fields_of(words))
+    return StoredJob(PREFIX, queue, held.job_id, held.told.fields)
+
+
+_ERRORS = {
+    FAIL: ValueError("no"),
+    PUT_OFF: DelayedError(1000),
+    LIMIT: RateLimitError(1000),
+    WAIT: WaitingChildrenError(),
+}
 
 
 @lru_cache(maxsize=100_000)
-def outcome_of(queue: str, held: Held, how: str, dead_letters: str | None) -> settling.Outcome:
-    attempt: Any = {
-        DONE: Returned(f"result of {held.job_id}"),
-        FAIL: Raised(ValueError("no")),
-        GIVE_BACK: Released(),
-    }[how]
-    policy = Policy(dead_letters=_burial(queue, dead_letters))
+def outcome_of(queue: str, held: Held, how: str, habits: Habits) -> settling.Outcome:
+    attempt: Any = Released()
+    if how == DONE:
+        attempt = Returned(f"result of {held.job_id}")
+    elif how in _ERRORS:
+        attempt = Raised(_ERRORS[how])
+    policy = Policy(
+        dead_letters=_burial(queue, habits.dead_letters),
+        keep_completed=habits.keeps,
+        keep_failed=habits.keeps,
+    )
     job = stored(queue, held)
     if job.deferred_failure:
         attempt = Raised(settling.UnrecoverableError(job.deferred_failure))
@@ -86,27 +136,30 @@ def outcome_of(queue: str, held: Held, how: str, dead_letters: str | None) -> se
 
 @cache
 def _burial(queue: str, dead_letters: str | None) -> BurialPolicy | None:
-    if dead_letters is None:
-        return None
-    from toril.worker.burial import Burial
-
-    return Burial(dead_letters, keys_of(queue)).policy
+    return Burial(dead_letters, keys_of(queue)).policy if dead_letters else None
 
 
 @lru_cache(maxsize=100_000)
 def settle_request(worker: Worker, call: Call) -> Request:
     """The request that this call of this worker makes."""
+    habits = worker.habits
     settled = [
         Settled(
             held.job_id,
             held.token,
-            outcome_of(worker.queue, held, how, worker.dead_letters),
+            outcome_of(worker.queue, held, how, habits),
             stored(worker.queue, held),
         )
         for held, how in call.ended
     ]
-    take = Take(count=call.take, token=worker.token_of(call), lock_ms=LOCK_MS)
-    dead_letters = keys_of(worker.dead_letters) if worker.dead_letters else None
+    take = Take(
+        count=call.take,
+        token=worker.token_of(call),
+        lock_ms=LOCK_MS,
+        worker_name=worker.name if habits.is_named else None,
+        limiter=habits.limiter,
+        metrics_points=habits.points,
+    )
     return request_of(
         settling.settle(
             keys_of(worker.queue),
@@ -114,7 +167,7 @@ def settle_request(worker: Worker, call: Call) -> Request:
             take,
             flight=worker.flight,
             request=call.request,
-            dead_letters=dead_letters,
+            dead_letters=keys_of(habits.dead_letters) if habits.dead_letters else None,
         )
     )
 
@@ -129,21 +182,39 @@ def advance_request(worker: Worker, held: Held, now_ms: int) -> Request | None:
     return request_of(command)  # type: ignore[arg-type]
 
 
+def begun_after(begun: frozenset[str], worker: Worker, call: Call, reply: Any) -> frozenset[str]:
+    """Members that may have been run: handed out, and nobody has told how that ended."""
+    if worker.queue != "q" or isinstance(reply, int):
+        return begun
+    told_of = {
+        held.job_id
+        for (held, _), code in zip(call.ended, reply[0], strict=True)
+        if code == 0 and b"defa" not in held.told.fields
+    }
+    taken = {words[-1].decode() for words in reply[1] if b"defa" not in words[:-1:2]}
+    return (begun - told_of) | taken
+
+
 def after_reply(worker: Worker, call: Call, reply: Any) -> Worker:
     """The worker when the reply of its call has arrived."""
     if isinstance(reply, int):  # overtaken
         return worker._replace(pending=None)
-    _, jobs, _, _, _ = reply
+    _, jobs, rate_limit_ms, next_due_ms, now_ms = reply
     token = worker.token_of(call)
     taken = []
     for words in jobs:
+        known = told(tuple(words[:-1]))
         job_id = words[-1].decode()
-        held = Held(job_id, token, tuple(words[:-1]))
-        is_scheduled = b"rjk" in words[:-1:2]
-        taken.append(held._replace(is_advanced=not is_scheduled))
+        taken.append(Held(job_id, token, known, is_advanced=b"rjk" not in known.fields))
     gone = {held for held, _ in call.ended}
     held_now = (*(held for held in worker.held if held not in gone), *taken)
-    phase = IDLE if call.take and not taken else FRESH
+    is_idle = bool(call.take) and not taken
+    due_ms = now_ms + rate_limit_ms if rate_limit_ms else next_due_ms
     return worker._replace(
-        held=held_now, pending=None, last=call, request=call.request, phase=phase
+        held=held_now,
+        pending=None,
+        last=call,
+        request=call.request,
+        phase=IDLE if is_idle else FRESH,
+        due_ms=due_ms if is_idle else 0,
     )

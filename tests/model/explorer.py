@@ -1,266 +1,225 @@
-"""Explores every order in which clients can run their scripts, on a real server.
+"""Explores every order in which the clients of a world can act, faults included.
 
-Each script is atomic, so all that clients can do to each other is the order of their scripts, and
-what happens between two of them: a reply gets lost, a client dies, a lock expires. A ``Universe``
-says which steps are possible in a state; the explorer takes each of them from each state that it
-finds, once, and checks every state.
-
-A state is what the server holds and where each client is. To take a step, the server is given back
-what it held, the step is run, and what it holds then is written down. Two states that differ only
-in what does not matter (the universe says what) are one.
+From a moment every enabled step is taken; moments that were seen are not expanded again, nor those
+in which less may go wrong than in one that was seen. The faults are steps like any other, each a
+few times: a reply is lost, a request arrives twice, a worker dies, a lock expires.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
-from hashlib import sha1
-from typing import Any, NamedTuple, Protocol
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import redis
+from tests.model.checks import state_problems, step_problems
+from tests.model.draining import Drain
+from tests.model.machine import START_MS, Machine, Request, Result, ScriptError, request_of
+from tests.model.states import EMPTY, State
+from tests.model.steps import Step, steps_of
+from tests.model.view import View, view_of
+from tests.model.violation import Violation
+from tests.model.world import DEATH, GHOST, LOST, Node, World
 
-from tests.servers import Server
-from toril.protocol import scripts
-from toril.protocol.command import Command
-
-CLOCK_S = 1_800_000_000
-"""The time of every script: it stands still, so that equal states look equal."""
-
-View = dict[str, Any]
-"""What the server holds: strings as text, lists and streams as lists, sets as sorted lists, hashes
-and sorted sets as dictionaries."""
-
-Dumps = dict[bytes, bytes]
-
-_SNAPSHOT = """
-local found = {}
-for _, key in ipairs(redis.call("KEYS", "*")) do
-  local kind = redis.call("TYPE", key).ok
-  local content
-  if kind == "string" then content = redis.call("GET", key)
-  elseif kind == "list" then content = redis.call("LRANGE", key, 0, -1)
-  elseif kind == "set" then content = redis.call("SMEMBERS", key)
-  elseif kind == "hash" then content = redis.call("HGETALL", key)
-  elseif kind == "zset" then content = redis.call("ZRANGE", key, 0, -1, "WITHSCORES")
-  else
-    content = {}
-    for i, entry in ipairs(redis.call("XRANGE", key, "-", "+")) do content[i] = entry[2] end
-  end
-  found[#found + 1] = { key, kind, redis.call("DUMP", key), content }
-end
-return found
-"""
+AT_ONCE = 48
+"""How many moments are expanded in one message."""
 
 
-class Step(NamedTuple):
-    """Something that can happen now. ``act`` does it and returns where the clients are then.
+@dataclass
+class Findings:
+    """What an exploration saw."""
 
-    A fault may happen or not; without any, everything must come to a good end.
-    """
-
-    name: str
-    act: Callable[[Tape], Any]
-    is_fault: bool = False
-
-
-class Universe(Protocol):
-    """Clients, what they can do, and what must hold."""
-
-    def begin(self, tape: Tape) -> Any:
-        """Prepare the server; returns where the clients are, which must be hashable."""
-
-    def steps(self, view: View, clients: Any) -> Iterable[Step]:
-        """What can happen in this state."""
-
-    def essence(self, view: View, clients: Any) -> Hashable:
-        """All that matters of a state: those with the same essence are explored once."""
-
-    def check(self, view: View, clients: Any) -> Iterable[str]:
-        """What is wrong with a state."""
-
-    def check_end(self, view: View, clients: Any) -> Iterable[str]:
-        """What is wrong with a state in which nothing but faults can happen."""
+    expansions: int = 0
+    moments: int = 0
+    ends: int = 0
+    drained: int = 0
+    is_exhausted: bool = False
+    steps: Counter[str] = field(default_factory=Counter)
 
 
-class Violation(NamedTuple):
-    """What is wrong, and the steps that lead there."""
-
-    problem: str
-    path: list[str]
-
-
-class Exploration(NamedTuple):
-    """How much there was, and what was wrong with it."""
-
-    states: int
-    transitions: int
-    ends: int
-    names: set[str]
-    violations: list[Violation]
-
-
-class Tape:
-    """A server that can be wound back to any state it was in."""
-
-    def __init__(self, server: Server) -> None:
-        self._client = redis.Redis.from_url(server.unix_url, protocol=2)
-        self._snapshot = self._client.script_load(_SNAPSHOT)
-        self._there: Dumps = {}
-        self._loaded: set[str] = set()
-        self._client.flushall()
-
-    def close(self) -> None:
-        self._client.close()
-
-    def run(self, command: Command[Any], *, resent: bool = False) -> Any:
-        """Run a command as a client would, and read its answer."""
-        if command.script is not None and command.script.sha not in self._loaded:
-            self._client.script_load(command.script.source)
-            self._loaded.add(command.script.sha)
-        words = command.request(resent=resent)
-        if words[0] == "EVALSHA":
-            return command.parse(self._client.execute_command(*words))
-        # Without the parsing that redis-py does by the command's name.
-        return command.parse(self._client.execute_command(*words, NEVER_DECODE=True))
-
-    def delete(self, *keys: str) -> None:
-        self._client.delete(*keys)
-
-    def write_down(self) -> tuple[Dumps, View]:
-        """Everything that the server holds now."""
-        dumps: Dumps = {}
-        view: View = {}
-        for key, kind, dump, content in self._client.evalsha(self._snapshot, 0):
-            dumps[key] = dump
-            view[key.decode()] = _plain(kind.decode(), content)
-        self._there = dumps
-        return dumps, view
-
-    def wind_back(self, dumps: Dumps) -> None:
-        """Give the server back what it held, after ``write_down``; only what differs is sent."""
-        pipeline = self._client.pipeline(transaction=False)
-        gone = [key for key in self._there if key not in dumps]
-        if gone:
-            pipeline.delete(*gone)
-        for key, dump in dumps.items():
-            if self._there.get(key) != dump:
-                pipeline.restore(key, 0, dump, replace=True)
-        pipeline.execute()
-        self._there = dumps
+class _Planned(NamedTuple):
+    node: Node
+    view: View
+    steps: list[Step]
 
 
 def explore(
-    server: Server, universe: Universe, *, most_states: int = 1_000_000, stop_at: int = 1
-) -> Exploration:
-    """Explore a universe whole, or until ``stop_at`` violations were found."""
-    tape = Tape(server)
-    try:
-        return _explore(tape, universe, most_states, stop_at)
-    finally:
-        tape.close()
+    world: World,
+    machine: Machine,
+    *,
+    most: int,
+    seed: int = 0,
+    drain_share: float = 0.02,
+    is_deep: bool = False,
+) -> Findings:
+    """Expand ``most`` steps, or all there are; raises `Violation` at the first thing that must not
+    be. From ``drain_share`` of the moments, and from every end, fresh workers must finish.
+
+    ``is_deep`` goes on from the moments found last, and now and then from a random one, for worlds
+    that are too large to be exhausted. What is expanded depends on nothing but the arguments.
+    """
+    return _Exploration(world, machine, seed, drain_share, is_deep).run(most)
 
 
-def _explore(tape: Tape, universe: Universe, most_states: int, stop_at: int) -> Exploration:
-    clients = universe.begin(tape)
-    dumps, view = tape.write_down()
-    states: list[tuple[Dumps, View, Any]] = [(dumps, view, clients)]
-    came_from: list[tuple[int, str]] = [(-1, "begin")]
-    seen = {universe.essence(view, clients)}
-    waiting = deque([0])
-    names: set[str] = set()
-    violations: list[Violation] = []
-    transitions = ends = 0
+class _Exploration:
+    def __init__(
+        self, world: World, machine: Machine, seed: int, drain_share: float, is_deep: bool
+    ) -> None:
+        self._world = world
+        self._machine = machine
+        self._dice = random.Random(seed)
+        self._drain_share = drain_share
+        self._is_deep = is_deep
+        self._drain = Drain(world, machine)
+        self._seen = _Seen()
+        self._waiting: deque[Node] = deque()
+        self._origin: dict[int, tuple[int, str]] = {}
+        self._findings = Findings()
+        names = enumerate(world.names_of_faults)
+        self._calm = [index for index, name in names if name in (LOST, GHOST, DEATH)]
+        self._full = tuple(amount for _, amount in world.faults)
 
-    def path_to(index: int) -> list[str]:
-        path: list[str] = []
-        while index >= 0:
-            index, name = came_from[index]
-            path.append(name)
-        return path[::-1]
+    def run(self, most: int) -> Findings:
+        findings = self._findings
+        start = self._beginning()
+        self._seen.is_new(start)
+        self._waiting.append(start)
+        # One message is always under way, so that the server works while its last answer is read.
+        ahead = self._ask()
+        while ahead:
+            under_way, ahead = ahead, []
+            if findings.expansions + sum(len(planned.steps) for planned in under_way) < most:
+                ahead = self._ask()
+            for planned in under_way:
+                self._take_in(planned)
+            if not ahead and findings.expansions < most:
+                ahead = self._ask()
+            self._drain_some(under_way)
+        assert self._machine.holds(start.state), "steps were not taken back"
+        findings.is_exhausted = not self._waiting
+        return findings
 
-    def note(problems: Iterable[str], index: int) -> None:
-        violations.extend(Violation(problem, path_to(index)) for problem in problems)
+    def _beginning(self) -> Node:
+        state: State = EMPTY
+        try:
+            for command in self._world.given:
+                request = command if isinstance(command, Request) else request_of(command)
+                state = self._machine.run(state, START_MS, request).state
+        except ScriptError as error:
+            raise Violation(f"{self._world.name}: it cannot even begin: {error}") from error
+        return Node(state, self._world.workers, START_MS, self._full)
 
-    note(universe.check(view, clients), 0)
-    while waiting and len(violations) < stop_at:
-        index = waiting.popleft()
-        dumps, view, clients = states[index]
-        states[index] = ({}, {}, None)  # what was explored is not needed again
-        steps = list(universe.steps(view, clients))
-        if all(step.is_fault for step in steps):
-            ends += 1
-            note(universe.check_end(view, clients), index)
-        for step in steps:
-            tape.wind_back(dumps)
-            after = step.act(tape)
-            new_dumps, new_view = tape.write_down()
-            transitions += 1
-            names.add(step.name.split(" ")[0])
-            essence = universe.essence(new_view, after)
-            if essence in seen:
+    def _ask(self) -> list[_Planned]:
+        """Send the next moments to the server."""
+        found = []
+        for _ in range(min(AT_ONCE, len(self._waiting))):
+            node = self._next()
+            view = view_of(node.state, self._world.queues)
+            found.append(_Planned(node, view, list(steps_of(self._world, node, view))))
+        self._machine.ask(
+            [
+                (node.state, [(node.clock_ms, step.request) for step in steps])
+                for node, _, steps in found
+            ]
+        )
+        return found
+
+    def _next(self) -> Node:
+        waiting = self._waiting
+        if not self._is_deep:
+            return waiting.popleft()
+        if self._dice.random() < 0.05:
+            other = self._dice.randrange(len(waiting))
+            waiting[other], waiting[-1] = waiting[-1], waiting[other]
+        return waiting.pop()
+
+    def _take_in(self, planned: _Planned) -> None:
+        node, before, steps = planned
+        here = hash(node)
+        self._findings.moments += 1
+        found = []
+        try:
+            results = self._machine.answer()
+            for step, result in zip(steps, results, strict=True):
+                if isinstance(result, ScriptError):
+                    raise result
+                after = _forgetful(self._world, step.then(result.reply), result.state)
+                self._findings.expansions += 1
+                self._findings.steps[step.name] += 1
+                is_new = self._seen.is_new(after)
+                if is_new or result.events:
+                    self._check(node, before, step, result, after, is_new)
+                if is_new:
+                    self._origin.setdefault(hash(after), (here, step.name))
+                    found.append(after)
+        except (Violation, ScriptError) as error:
+            raise self._violation(node, error) from error
+        if self._is_deep:
+            self._dice.shuffle(found)
+        self._waiting.extend(found)
+
+    def _check(
+        self, node: Node, before: View, step: Step, result: Result, after: Node, is_new: bool
+    ) -> None:
+        view = view_of(result.state, self._world.queues)
+        step.may_remove = step.may_remove or self._world.may_remove
+        try:
+            problems = list(step_problems(before, view, result, step, node.clock_ms))
+            if is_new:
+                is_calm = all(after.left[index] == self._full[index] for index in self._calm)
+                problems += state_problems(view, after, is_calm=is_calm)
+        except (LookupError, ValueError, TypeError) as error:
+            raise Violation(f"{step.name}: what is there cannot be read: {error!r}") from error
+        if problems:
+            raise Violation(f"{step.name}: " + "; ".join(problems[:4]))
+
+    def _drain_some(self, planned: list[_Planned]) -> None:
+        for node, _, steps in planned:
+            if not steps:
+                self._findings.ends += 1
+            if steps and self._dice.random() >= self._drain_share:
                 continue
-            seen.add(essence)
-            came_from.append((index, step.name))
-            states.append((new_dumps, new_view, after))
-            note(universe.check(new_view, after), len(states) - 1)
-            if len(states) >= most_states:
-                raise RuntimeError(f"more than {most_states} states; make the universe smaller")
-            waiting.append(len(states) - 1)
-    return Exploration(len(seen), transitions, ends, names, violations)
+            try:
+                self._drain.check(node)
+            except (Violation, ScriptError) as error:
+                raise self._violation(node, error) from error
+            self._findings.drained += 1
+
+    def _violation(self, node: Node, error: Exception) -> Violation:
+        names: list[str] = []
+        here = hash(node)
+        while here in self._origin:
+            here, name = self._origin[here]
+            names.append(name)
+        return Violation(f"{self._world.name}: {error}\nafter {' | '.join(names[::-1])}")
 
 
-@contextmanager
-def scripts_as_explored(
-    change: Callable[[str, str], str] = lambda name, source: source,
-) -> Iterator[None]:
-    """Let the scripts see a clock that stands still; ``change`` may plant a bug in them."""
-    original = scripts.load
-    made: dict[str, scripts.Script] = {}
+class _Seen:
+    """Which moments were seen, and how much could still go wrong in each."""
 
-    def load(name: str) -> scripts.Script:
-        if name not in made:
-            script = original(name)
-            source = change(name, script.source)
-            source = source.replace('redis.call("TIME")', f'{{ "{CLOCK_S}", "0" }}')
-            sha = sha1(source.encode(), usedforsecurity=False).hexdigest()
-            made[name] = scripts.Script(script.name, source, sha, script.key_names)
-        return made[name]
+    def __init__(self) -> None:
+        self._left: dict[int, tuple[tuple[int, ...], ...]] = {}
 
-    scripts.load = load  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        scripts.load = original
+    def is_new(self, node: Node) -> bool:
+        left = node.left
+        key = hash(node._replace(left=()))
+        known = self._left.get(key)
+        if known is None:
+            self._left[key] = (left,)
+            return True
+        for other in known:
+            if all(a >= b for a, b in zip(other, left, strict=True)):
+                return False
+        self._left[key] = (*known, left)
+        return True
 
 
-def planted(include: str, old: str, new: str) -> Callable[[str, str], str]:
-    """A bug for ``scripts_as_explored``: ``old`` of an include is replaced wherever it is used."""
-    from importlib.resources import files
-
-    home = files("toril").joinpath("lua", "includes", f"{include}.lua").read_text()
-    assert home.count(old) == 1, f"{include}.lua does not have exactly one {old!r}"
-
-    def change(name: str, source: str) -> str:
-        return source.replace(old, new)
-
-    return change
-
-
-def _plain(kind: str, content: Any) -> Any:
-    if kind == "string":
-        return _text(content)
-    if kind == "stream":
-        return [_pairs(entry) for entry in content]
-    if kind in ("hash", "zset"):
-        return _pairs(content)
-    items = [_text(item) for item in content]
-    return sorted(items) if kind == "set" else items
-
-
-def _pairs(flat: list[bytes]) -> dict[str, str]:
-    return {_text(flat[i]): _text(flat[i + 1]) for i in range(0, len(flat), 2)}
-
-
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
+def _forgetful(world: World, node: Node, state: State) -> Node:
+    """Without what cannot matter any more: nobody repeats a request when no ghost is left."""
+    workers = node.workers
+    names = world.names_of_faults
+    if GHOST not in names or not node.left[names.index(GHOST)]:
+        workers = tuple(
+            worker if worker.last is None else worker._replace(last=None) for worker in workers
+        )
+    return node._replace(state=state, workers=workers)

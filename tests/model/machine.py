@@ -1,140 +1,36 @@
-"""Runs one script from one state on a real server, and returns the state after it.
+"""Runs scripts from given states on a real server, and tells the state after each of them.
 
 Each script is atomic, so all that several clients can do to each other is the order of their
-scripts. A state is everything in the database, written down by the server itself in one canonical
-form; to expand it, the server restores it, runs the script and writes down what is there then, all
-in one call. Time stands still unless a step moves it, and nothing expires unless a step says so.
+scripts. The server is brought from the last state to the next by what differs; there it runs every
+step, tells what it changed and takes that back, all in one call. Time stands still unless a step
+moves it, and nothing expires unless a step says so.
 """
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
-from hashlib import sha1
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hiredis
-import msgspec
 
+from tests.model.states import Cell, Cells, State, state_of
 from tests.servers import Server
 from toril.protocol import scripts
 from toril.protocol.command import Command
 
-EMPTY = b"\x90"
-ENDLESS_S = 20.0
+ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
+OWN = ("nothing", "delete", "pop", "write", "everything")
+"""Steps that no script of ours takes."""
+
 Mutate = Callable[[str, str], str]
-
-# What a script of ours is wrapped in. `%s` is its text.
-_WRAPPER = r"""
-local function restore(blob)
-  redis.call("FLUSHDB", "SYNC")
-  local state = cmsgpack.unpack(blob)
-  for i = 1, #state, 3 do
-    local key, kind, content = state[i], state[i + 1], state[i + 2]
-    for j, value in ipairs(content) do
-      if string.byte(value) == 1 then
-        content[j] = string.gsub(string.sub(value, 2), "..", function(hex)
-          return string.char(tonumber(hex, 16))
-        end)
-      end
-    end
-    if kind == "string" then
-      redis.call("SET", key, content[1])
-    elseif kind == "list" then
-      redis.call("RPUSH", key, unpack(content))
-    elseif kind == "hash" then
-      redis.call("HSET", key, unpack(content))
-    elseif kind == "set" then
-      redis.call("SADD", key, unpack(content))
-    else
-      redis.call("ZADD", key, unpack(content))
-    end
-  end
-end
-
-local function plain(value)
-  if string.find(value, "[\128-\255]") then
-    return "\1" .. string.gsub(value, ".", function(character)
-      return string.format("%%02x", string.byte(character))
-    end)
-  end
-  return value
-end
-
-local function snapshot()
-  local keys = redis.call("KEYS", "*")
-  table.sort(keys)
-  local state, events = {}, {}
-  for _, key in ipairs(keys) do
-    local kind = redis.call("TYPE", key).ok
-    if kind == "stream" then
-      for _, entry in ipairs(redis.call("XRANGE", key, "-", "+")) do
-        table.insert(entry[2], 1, key)
-        events[#events + 1] = entry[2]
-      end
-    elseif string.sub(key, -14) ~= ":stalled-check" then
-      local content
-      if kind == "string" then
-        content = { plain(redis.call("GET", key)) }
-      elseif kind == "list" then
-        content = redis.call("LRANGE", key, 0, -1)
-      elseif kind == "set" then
-        content = redis.call("SMEMBERS", key)
-        table.sort(content)
-      elseif kind == "hash" then
-        local flat = redis.call("HGETALL", key)
-        -- Only what we pack ourselves is more than plain text.
-        local is_packed = string.find(key, ":toril:", 1, true)
-          or string.find(key, ":groups:", 1, true)
-        local fields, values = {}, {}
-        for j = 1, #flat, 2 do
-          fields[#fields + 1] = flat[j]
-          values[flat[j]] = is_packed and plain(flat[j + 1]) or flat[j + 1]
-        end
-        table.sort(fields)
-        content = {}
-        for j, field in ipairs(fields) do
-          content[2 * j - 1], content[2 * j] = field, values[field]
-        end
-      else
-        local flat = redis.call("ZRANGE", key, 0, -1, "WITHSCORES")
-        content = {}
-        for j = 1, #flat, 2 do
-          content[j], content[j + 1] = flat[j + 1], flat[j]
-        end
-      end
-      local n = #state
-      state[n + 1], state[n + 2], state[n + 3] = key, kind, content
-    end
-  end
-  return cmsgpack.pack(state), events
-end
-
-local covered = {}
-local function COVER(number, verb)
-  covered[#covered + 1] = number
-  return verb
-end
-
-restore(ARGV[1])
-local CLOCK = ARGV[2]
-local function run(KEYS, ARGV)
-%s
-end
-local reply = run(KEYS, { unpack(ARGV, 3) })
-local state, events = snapshot()
-return { state, events, reply == nil and false or reply, covered }
-"""
-
-# Steps that no script of ours takes.
-_OWN = {
-    "expire": 'return redis.call("DEL", KEYS[1])',
-    "pop": 'return redis.call("ZPOPMIN", KEYS[1])',
-    "nothing": "return 0",
-}
+_FRAME = (Path(__file__).parent / "machine.lua").read_text()
 
 
 class Request(NamedTuple):
@@ -145,14 +41,28 @@ class Request(NamedTuple):
     words: tuple[bytes | str, ...]
 
 
+NOTHING = Request("nothing", (), ())
+EVERYTHING = Request("everything", (), ())
+
+
 class Result(NamedTuple):
     """The state after a request, the events that it wrote, and its reply."""
 
-    state: bytes
+    state: State
     events: list[list[bytes]]
     reply: Any
-    covered: list[int]
-    """The numbers of the marked lines that were run, if a mutation marks lines with COVER."""
+
+
+Timed = tuple[int, Request]
+"""A request and the time in ms at which it runs."""
+
+
+class ScriptError(Exception):
+    """The script itself failed: always a bug."""
+
+
+class EndlessScriptError(ScriptError):
+    """The script does not end; the server has to be started anew."""
 
 
 def request_of(command: Command[Any], *, resent: bool = False) -> Request:
@@ -164,7 +74,10 @@ def request_of(command: Command[Any], *, resent: bool = False) -> Request:
 
 
 class Machine:
-    """A server that runs requests from given states; ``mutate`` may change the scripts."""
+    """A server that runs requests from given states; ``mutate`` may change the scripts.
+
+    ``ask`` sends, ``answer`` reads what was asked first: several may be under way.
+    """
 
     def __init__(self, server: Server, mutate: Mutate | None = None) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
@@ -172,42 +85,99 @@ class Machine:
         self._socket.settimeout(ENDLESS_S)
         self._reader = hiredis.Reader()
         self._mutate = mutate
-        self._shas: dict[str, str] = {}
-        self.expansions = 0
+        self._sha = ""
+        self._names: set[str] = set()
+        self._cells = Cells()
+        self._there: dict[str, Cell] = {}
+        self._asked: deque[tuple[State, list[int]]] = deque()
+        self._early: deque[Any] = deque()
         self.covered: set[int] = set()
+        self.runs = 0
+        self._call("FLUSHALL")
 
     def close(self) -> None:
+        """Whoever comes next finds nothing under way."""
+        with suppress(ScriptError, OSError):  # the server hangs or is gone
+            self._receive_early()
         self._socket.close()
 
-    def run(self, state: bytes, clock_ms: int, requests: Iterable[Request]) -> list[Result]:
-        """What each request makes of the state."""
-        packed = []
-        for request in requests:
-            sha = self._shas.get(request.script) or self._load(request.script)
-            packed.append(
-                hiredis.pack_command(
-                    (
-                        "EVALSHA",
-                        sha,
-                        len(request.keys),
-                        *request.keys,
-                        state,
-                        str(clock_ms // 1000),
-                        *request.words,
-                    )
-                )
-            )
-        self._socket.sendall(b"".join(packed))
-        self.expansions += len(packed)
-        results = [Result(*self._read()) for _ in packed]
-        for result in results:
-            if result.covered:
-                self.covered.update(result.covered)
-        return results
+    def run(self, state: State, clock_ms: int, request: Request) -> Result:
+        """What one request makes of the state."""
+        if request.script not in self._names:
+            self._load({request.script})
+        (told,), covered = self._call(*self._words(state, [(clock_ms, request)]))
+        self.covered.update(covered)
+        result = self._result(state, {cell.key: cell for cell in state}, told)
+        if isinstance(result, ScriptError):
+            raise result
+        return result
 
-    def call(self, *words: Any) -> Any:
+    def holds(self, state: State) -> bool:
+        """Is the server, brought to this state, really in it? Nothing was left of other steps."""
+        return self.run(state, START_MS, EVERYTHING).state == state
+
+    def ask(self, wanted: Sequence[tuple[State, Sequence[Timed]]]) -> None:
+        """Let the server expand each of these states by the requests; equal ones are run once."""
+        names = {request.script for _, requests in wanted for _, request in requests}
+        if not names <= self._names:
+            self._load(names)
+        packed = []
+        for state, requests in wanted:
+            numbers: dict[Timed, int] = {}
+            order = [numbers.setdefault(request, len(numbers)) for request in requests]
+            self._asked.append((state, order))
+            packed.append(hiredis.pack_command(tuple(self._words(state, list(numbers)))))
+            self.runs += len(numbers)
+        self._socket.sendall(b"".join(packed))
+
+    def answer(self) -> list[Result | ScriptError]:
+        """The results for the state that was asked about first, one for each of its requests."""
+        state, order = self._asked.popleft()
+        told, covered = self._early.popleft() if self._early else self._read()
+        self.covered.update(covered)
+        there = {cell.key: cell for cell in state}
+        results = [self._result(state, there, one) for one in told]
+        return [results[number] for number in order]
+
+    def _result(self, state: State, there: dict[str, Cell], told: Any) -> Result | ScriptError:
+        if isinstance(told, bytes):
+            return ScriptError(told.decode(errors="replace"))
+        changes, events, reply = told
+        after: dict[str, Cell] | None = None
+        for i in range(0, len(changes), 3):
+            key, kind, packed = changes[i : i + 3]
+            if not kind:
+                after = after or dict(there)
+                del after[key.decode()]
+            elif not key.endswith(b":stalled-check"):
+                cell = self._cells.cell(key, kind, packed)
+                if there.get(cell.key) is not cell:
+                    after = after or dict(there)
+                    after[cell.key] = cell
+        return Result(state if after is None else state_of(after.values()), events, reply)
+
+    def _words(self, state: State, requests: list[Timed]) -> list[Any]:
+        wanted = {cell.key: cell for cell in state}
+        gone = [key for key, cell in self._there.items() if wanted.get(key) is not cell]
+        lacking = [cell.key for cell in state if self._there.get(cell.key) is not cell]
+        self._there = wanted
+        words: list[Any] = ["EVALSHA", self._sha, 0, len(state)]
+        for cell in state:
+            words += (cell.key, cell.kind, cell.packed)
+        words += (len(gone), *gone, len(lacking), *lacking, len(requests))
+        for clock_ms, request in requests:
+            words += (request.script, clock_ms // 1000, len(request.keys), *request.keys)
+            words += (len(request.words), *request.words)
+        return words
+
+    def _call(self, *words: Any) -> Any:
+        self._receive_early()
         self._socket.sendall(hiredis.pack_command(words))
         return self._read()
+
+    def _receive_early(self) -> None:
+        while len(self._early) < len(self._asked):
+            self._early.append(self._read())
 
     def _read(self) -> Any:
         while (reply := self._reader.gets()) is False:
@@ -219,38 +189,20 @@ class Machine:
             raise ScriptError(str(reply))
         return reply
 
-    def _load(self, name: str) -> str:
-        source = _source_of(name)
-        if self._mutate is not None:
-            source = self._mutate(name, source)
-        text = "#!lua\n" + _WRAPPER.replace("%s", "\x00").replace("%%", "%").replace("\x00", source)
-        sha = sha1(text.encode()).hexdigest()
-        self.call("SCRIPT", "LOAD", text)
-        self._shas[name] = sha
-        return sha
-
-
-class ScriptError(Exception):
-    """The script itself failed: always a bug."""
-
-
-class EndlessScriptError(ScriptError):
-    """The script does not end; the server has to be started anew."""
+    def _load(self, names: set[str]) -> None:
+        """Put more scripts into the frame."""
+        self._names |= names
+        parts = []
+        for name in sorted(self._names.difference(OWN)):
+            source = source_of(name)
+            if self._mutate is not None:
+                source = self._mutate(name, source)
+            parts.append(f"scripts.{name} = function(KEYS, ARGV)\n{source}\nend\n")
+        text = "#!lua\n" + _FRAME.replace("--SCRIPTS--", "".join(parts))
+        self._sha = self._call("SCRIPT", "LOAD", text).decode()
 
 
 @cache
-def _source_of(name: str) -> str:
-    if name in _OWN:
-        return _OWN[name]
-    source = scripts.load(name).source
-    source = re.sub(r"^#!lua.*\n", "", source)
-    return source.replace('redis.call("TIME")', '{ CLOCK, "0" }')
-
-
-_decode = msgspec.msgpack.Decoder(list[Any]).decode
-
-
-def decode(state: bytes) -> dict[str, tuple[str, list[str]]]:
-    """Type and content of each key; pairs of hashes one after another, of zsets score first."""
-    flat = _decode(state)
-    return {flat[i]: (flat[i + 1], flat[i + 2]) for i in range(0, len(flat), 3)}
+def source_of(name: str) -> str:
+    """The text of a script as the server gets it."""
+    return re.sub(r"^#!lua.*\n", "", scripts.load(name).source)

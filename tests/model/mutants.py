@@ -19,7 +19,8 @@ FILES = (
     *("includes/removeJob", "includes/takeOut", "includes/deleteJob", "includes/insertJob"),
     *("includes/deduplicate", "includes/deduplication", "includes/deadLetter"),
     *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
-    *("includes/cancelWaiting", "includes/schedule"),
+    *("includes/cancelWaiting", "includes/schedule", "includes/openEnd", "includes/hold"),
+    *("includes/metrics", "includes/retain"),
 )
 
 _WRITERS = (

@@ -2,71 +2,86 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+import json
+import re
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 
-from tests.model.machine import decode
+from tests.model.states import Cell, State
 
+PREFIX = "p"
 LISTS = ("wait", "paused", "active")
 ZSETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
-LANE_PLACES = {"lanes:waiting": "wait", "lanes:delayed": "delayed"}
-_NAMES = {
-    *LISTS,
-    *ZSETS,
-    *("pc", "id", "marker", "stalled", "limiter", "meta", "repeat", "groups"),
+_FIXED = {
+    *("pc", "groups", "lanes:diverting"),
+    *("metrics:completed", "metrics:failed", "metrics:deadLettered"),
 }
+_ITERATION = re.compile(r"repeat:[^:]+:\d+")
+_OTHERS = ("toril:", "lanes:rate:", "repeat:", "metrics:")
 
 
-def pairs(flat: list[str]) -> dict[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-@dataclass
 class Queue:
-    """One queue; ``order`` is how its jobs stand in each place, and where each one is."""
+    """One queue; ``order`` is how its jobs stand in each place, ``places`` where each one is."""
 
-    base: str
-    order: dict[str, list[str]] = field(default_factory=dict)
-    scores: dict[str, dict[str, float]] = field(default_factory=dict)
-    jobs: dict[str, dict[str, str]] = field(default_factory=dict)
-    locks: dict[str, str] = field(default_factory=dict)
-    parts: set[str] = field(default_factory=set)
-    stalled: list[str] = field(default_factory=list)
-    marker: dict[str, float] = field(default_factory=dict)
-    meta: dict[str, str] = field(default_factory=dict)
-    counter: int = 0
-    lanes_held: dict[str, list[str]] = field(default_factory=dict)
-    lanes_ready: list[str] = field(default_factory=list)
-    lanes_index: list[str] = field(default_factory=list)
-    lanes_delayed: set[str] = field(default_factory=set)
-    lanes_aside: set[str] = field(default_factory=set)
-    schedulers: dict[str, float] = field(default_factory=dict)
-    deduplication: dict[str, str] = field(default_factory=dict)
-    next_jobs: dict[str, dict[str, str]] = field(default_factory=dict)
-    groups: dict[str, dict[str, str]] = field(default_factory=dict)
-    group_parts: dict[str, dict[str, str]] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    def __init__(self, base: str) -> None:
+        self.base = base
+        self.order: dict[str, list[str]] = {}
+        self.places: dict[str, str] = {}
+        self.scores: dict[str, dict[str, float]] = {}
+        self.jobs: dict[str, dict[str, str]] = {}
+        self.is_limited = False
+        self.locks: dict[str, str] = {}
+        self.expiring: list[str] = []
+        self.parts: list[str] = []
+        self.stalled: list[str] = []
+        self.marker: dict[str, float] = {}
+        self.meta: dict[str, str] = {}
+        self.counter = 0
+        self.lanes_held: dict[str, list[str]] = {}
+        self.lanes_ready: list[str] = []
+        self.lanes_index: list[str] = []
+        self.lanes_aside: set[str] = set()
+        self.lanes_delayed: set[str] = set()
+        self.lanes_later: dict[str, float] = {}
+        self.lanes_stopped: list[str] = []
+        self.schedulers: dict[str, float] = {}
+        self.deduplication: dict[str, str] = {}
+        self.next_jobs: dict[str, dict[str, str]] = {}
+        self.groups: dict[str, dict[str, str]] = {}
+        self.group_parts: dict[str, Cell] = {}
+        self.problems: list[str] = []
 
     def put(self, job_id: str, place: str) -> None:
         if job_id in self.places:
             self.problems.append(f"job {job_id} is in {self.places[job_id]} and in {place}")
         self.places[job_id] = place
-        self.order.setdefault(place, []).append(job_id)
+        if place in self.order:
+            self.order[place].append(job_id)
+        else:
+            self.order[place] = [job_id]
+
+    def lane_of(self, job_id: str) -> str | None:
+        """The lane of a job, if it has one."""
+        field = self.jobs.get(job_id, {}).get("x.lane")
+        return None if field is None else field[32:]
 
 
 class View:
     """All queues of a state, by name."""
 
-    def __init__(self, state: bytes, prefix: str, names: tuple[str, ...]) -> None:
-        self.keys = decode(state)
-        self.queues = {name: Queue(f"{prefix}:{name}") for name in names}
+    def __init__(self, state: State, names: tuple[str, ...]) -> None:
+        self.keys = {cell.key: cell for cell in state}
+        self.queues = {name: Queue(f"{PREFIX}:{name}") for name in names}
         self.unknown: list[str] = []
-        longest_first = sorted(self.queues.values(), key=lambda queue: -len(queue.base))
-        for key, (kind, content) in self.keys.items():
-            for queue in longest_first:
-                if key.startswith(queue.base + ":"):
-                    _read(queue, key[len(queue.base) + 1 :], kind, content)
+        self.problems: list[str] | None = None
+        """What is wrong with it, when it has been looked at."""
+        longest_first = sorted(names, key=len, reverse=True)
+        heads = [(f"{PREFIX}:{name}:", self.queues[name]) for name in longest_first]
+        for key, cell in self.keys.items():
+            for head, queue in heads:
+                if key.startswith(head):
+                    rest = key[len(head) :]
+                    _READERS.get(rest, _read_other)(queue, rest, cell)
                     break
             else:
                 self.unknown.append(key)
@@ -80,61 +95,134 @@ class View:
             for job_id, place in queue.places.items()
         }
 
+    def place_of(self, key: str) -> str | None:
+        """Where the job with this key is."""
+        for queue in self.queues.values():
+            head = queue.base + ":"
+            if key.startswith(head) and key[len(head) :] in queue.places:
+                return queue.places[key[len(head) :]]
+        return None
 
-def _read(queue: Queue, rest: str, kind: str, content: list[str]) -> None:
-    if rest in LISTS:
-        for job_id in content:
-            queue.put(job_id, rest)
-    elif rest in ZSETS:
-        for score, job_id in zip(content[::2], content[1::2], strict=True):
-            queue.put(job_id, rest)
-            queue.scores.setdefault(rest, {})[job_id] = float(score)
-    elif rest in LANE_PLACES:
-        for score, member in zip(content[::2], content[1::2], strict=True):
-            job_id = member[member.index(" ") + 34 :]
-            queue.put(job_id, LANE_PLACES[rest])
-            if rest == "lanes:delayed":
-                queue.lanes_delayed.add(member)
-                queue.scores.setdefault("delayed", {})[job_id] = float(score) * 4096
-    elif rest == "marker":
-        queue.marker = {m: float(s) for s, m in zip(content[::2], content[1::2], strict=True)}
-    elif rest == "stalled":
-        queue.stalled = content
-    elif rest == "meta":
-        queue.meta = pairs(content)
-    elif rest == "id":
-        queue.counter = int(content[0])
-    elif rest == "repeat":
-        queue.schedulers = {m: float(s) for s, m in zip(content[::2], content[1::2], strict=True)}
-    elif rest == "lanes:held":
-        queue.lanes_held = {
-            lane: [one for one in value.split("\n")[1:] if one]
-            for lane, value in pairs(content).items()
-        }
-    elif rest == "lanes:ready":
-        queue.lanes_ready = content[1::2]
-    elif rest == "lanes:aside":
-        queue.lanes_aside = set(content[1::2])
-    elif rest == "lanes:index":
-        queue.lanes_index = content[1::2]
+
+@lru_cache(maxsize=4096)
+def view_of(state: State, names: tuple[str, ...]) -> View:
+    """What is found is mostly gone on from soon."""
+    return View(state, names)
+
+
+Reader = Callable[[Queue, str, Cell], None]
+
+
+def _read_list(queue: Queue, rest: str, cell: Cell) -> None:
+    for job_id in cell.content:
+        queue.put(job_id, rest)
+
+
+def _read_zset(queue: Queue, rest: str, cell: Cell) -> None:
+    for job_id in cell.scores:
+        queue.put(job_id, rest)
+    queue.scores.setdefault(rest, {}).update(cell.scores)
+
+
+def _lane_job(member: str) -> str:
+    return member[member.index(" ") + 34 :]
+
+
+def _read_lane_waiting(queue: Queue, rest: str, cell: Cell) -> None:
+    for member in cell.scores:
+        queue.put(_lane_job(member), "wait")
+
+
+def _read_lane_delayed(queue: Queue, rest: str, cell: Cell) -> None:
+    for member, score in cell.scores.items():
+        queue.put(_lane_job(member), "delayed")
+        queue.lanes_delayed.add(member)
+        queue.scores.setdefault("delayed", {})[_lane_job(member)] = score * 4096
+
+
+def _read_lanes_aside(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.lanes_aside = set(cell.scores)
+
+
+def _read_lanes_held(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.lanes_held = {
+        lane: [one for one in value.split("\n")[1:] if one] for lane, value in cell.pairs.items()
+    }
+
+
+def _setter(name: str, part: str) -> Reader:
+    def read(queue: Queue, rest: str, cell: Cell) -> None:
+        setattr(queue, name, getattr(cell, part))
+
+    return read
+
+
+def _read_lane_names(name: str) -> Reader:
+    def read(queue: Queue, rest: str, cell: Cell) -> None:
+        setattr(queue, name, list(cell.scores))
+
+    return read
+
+
+def _read_counter(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.counter = int(cell.content[0])
+
+
+def _read_nothing(queue: Queue, rest: str, cell: Cell) -> None:
+    pass
+
+
+def _read_lanes_settings(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.lanes_stopped = [
+        lane
+        for lane, text in cell.pairs.items()
+        if json.loads(text).get("paused") or json.loads(text).get("halted")
+    ]
+
+
+def _read_limiter(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.is_limited = True
+    if cell.has_end:
+        queue.expiring.append(cell.key)
+
+
+_READERS: dict[str, Reader] = {
+    **dict.fromkeys(LISTS, _read_list),
+    **dict.fromkeys(ZSETS, _read_zset),
+    **dict.fromkeys(_FIXED, _read_nothing),
+    "lanes:waiting": _read_lane_waiting,
+    "lanes:delayed": _read_lane_delayed,
+    "lanes:held": _read_lanes_held,
+    "lanes:ready": _read_lane_names("lanes_ready"),
+    "lanes:index": _read_lane_names("lanes_index"),
+    "lanes:aside": _read_lanes_aside,
+    "lanes:later": _setter("lanes_later", "scores"),
+    "marker": _setter("marker", "scores"),
+    "stalled": _setter("stalled", "content"),
+    "meta": _setter("meta", "pairs"),
+    "repeat": _setter("schedulers", "scores"),
+    "id": _read_counter,
+    "limiter": _read_limiter,
+    "lanes:settings": _read_lanes_settings,
+}
+
+
+def _read_other(queue: Queue, rest: str, cell: Cell) -> None:
+    if cell.has_end:
+        queue.expiring.append(cell.key)
+    if rest.endswith(":lock"):
+        queue.locks[rest[:-5]] = cell.content[0]
+    elif cell.kind == "hash" and (":" not in rest or _ITERATION.fullmatch(rest)):
+        queue.jobs[rest] = cell.pairs
     elif rest.startswith("de:"):
-        queue.deduplication[rest[3:]] = content[0]
+        queue.deduplication[rest[3:]] = cell.content[0]
     elif rest.startswith("dn:"):
-        queue.next_jobs[rest[3:]] = pairs(content)
+        queue.next_jobs[rest[3:]] = cell.pairs
     elif rest.startswith("groups:"):
         _, group_id, *part = rest.split(":", 2)
         if part:
-            if kind == "hash":
-                queue.group_parts[f"{group_id}:{part[0]}"] = pairs(content)
+            queue.group_parts[f"{group_id}:{part[0]}"] = cell
         else:
-            queue.groups[group_id] = pairs(content)
-    elif rest.endswith(":lock"):
-        queue.locks[rest[:-5]] = content[0]
-    elif kind == "hash" and (
-        ":" not in rest or (rest.startswith("repeat:") and rest.count(":") == 2)
-    ):
-        queue.jobs[rest] = pairs(content)
-    elif rest not in _NAMES and not rest.startswith(
-        ("toril:", "lanes", "repeat:", "metrics:", "groups")
-    ):
-        queue.parts.add(rest)
+            queue.groups[group_id] = cell.pairs
+    elif not rest.startswith(_OTHERS):
+        queue.parts.append(rest)

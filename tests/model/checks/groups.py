@@ -1,0 +1,203 @@
+"""S6: a group's counts are those of its members; its state fits them; who completed is undone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from tests.model.checks.events import Events
+from tests.model.checks.names import FINISHED, GROUP_EVENTS
+from tests.model.steps import Step
+from tests.model.view import Queue, View
+from tests.model.world import Node
+
+ENDS = ("completed", "failed", "cancelled")
+OVER = ("COMPLETED", "FAILED", "FAILED_COMPENSATION")
+MAPPED = 2
+"""So many members can be undone, the first ones."""
+
+
+def group_problems(view: View, queue: Queue) -> Iterator[str]:
+    for group_id, record in queue.groups.items():
+        group = _Group(view, queue, group_id, record)
+        yield from (f"S6: {problem}" for problem in group.problems())
+
+
+def group_run_problems(view: View, queue: Queue, node: Node) -> Iterator[str]:
+    for group_id, record in queue.groups.items():
+        group = _Group(view, queue, group_id, record)
+        yield from (f"S6: {problem}" for problem in group.run_problems(node))
+
+
+class _Group:
+    def __init__(self, view: View, queue: Queue, group_id: str, record: dict[str, str]) -> None:
+        self._view = view
+        self._queue = queue
+        self._id = group_id
+        self.record = record
+        self.state = record["state"]
+        self.members = self._part("jobs")
+        self.undoings = self._part("compensations")
+        undo = queue.group_parts.get(f"{group_id}:undo")
+        self.undo = undo.content if undo is not None else []
+        tried = queue.group_parts.get(f"{group_id}:tried")
+        self.tried = tried.content if tried is not None else []
+        self.live = [key for key, status in self.members.items() if status == "pending"]
+        self.running = [key for key, status in self.undoings.items() if status == "pending"]
+
+    def _part(self, name: str) -> dict[str, str]:
+        cell = self._queue.group_parts.get(f"{self._id}:{name}")
+        return {} if cell is None else cell.pairs
+
+    def problems(self) -> Iterator[str]:
+        yield from self._counts()
+        yield from self._fits()
+        yield from self._lists()
+        yield from self._places()
+
+    def run_problems(self, node: Node) -> Iterator[str]:
+        """What depends on who has run what."""
+        for worker in node.workers:
+            for held in worker.held:
+                is_cancelled = self.members.get(f"{self._queue.base}:{held.job_id}") == "cancelled"
+                if is_cancelled and self._queue.locks.get(held.job_id) == held.token:
+                    yield f"{held.job_id} is cancelled while {worker.name} runs it"
+        if self.state in ("FAILED", "FAILED_COMPENSATION"):
+            yield from self._undone(node.begun)
+
+    def _counts(self) -> Iterator[str]:
+        statuses = Counter(self.members.values())
+        counted = {end: int(self.record.get(f"{end}Count", 0)) for end in ENDS}
+        for end, count in counted.items():
+            if count != statuses[end]:
+                yield f"group counts {count} {end} of {self.members}"
+        total = int(self.record["totalJobs"])
+        if total != len(self.live) + sum(counted.values()) or total != len(self.members):
+            yield f"{total} members are not {dict(statuses)}"
+        if int(self.record.get("x.running", 0)) != len(self.running):
+            yield f"group counts {self.record.get('x.running')} of {self.undoings} under way"
+        broken = sum(status in ("failed", "cancelled") for status in self.undoings.values())
+        if int(self.record.get("x.broken", 0)) != broken:
+            yield f"group counts {self.record.get('x.broken')} broken of {self.undoings}"
+
+    def _fits(self) -> Iterator[str]:
+        has_failed = "failed" in self.members.values() or "cancelled" in self.members.values()
+        if self.state in ("ACTIVE", "COMPLETED") and self.undoings:
+            yield f"group is {self.state} and is being undone: {self.undoings}"
+        if self.state == "COMPLETED" and set(self.members.values()) != {"completed"}:
+            yield f"group is COMPLETED with {self.members}"
+        if self.state == "ACTIVE" and (not self.live or has_failed):
+            yield f"group is ACTIVE with {self.members}"
+        if self.state in OVER and (self.live or self.running):
+            yield f"group is {self.state} with {self.members} and {self.undoings}"
+        if self.state in OVER and self.undo:
+            yield f"group is {self.state} and {self.undo} wait to be undone"
+        if self.state == "COMPENSATING" and not self.live and not self.running:
+            yield "group is COMPENSATING and nothing of it is left"
+        if self.state not in ("ACTIVE", "COMPLETED") and "x.reason" not in self.record:
+            yield f"group is {self.state} and nobody knows why"
+        if len(set(self.undo)) != len(self.undo):
+            yield f"something is to be undone twice: {self.undo}"
+        if self.record.get("x.order") == "reverse" and len(self.running) > 1:
+            yield f"{self.running} are undone at once and not in reverse order"
+
+    def _lists(self) -> Iterator[str]:
+        base = self._queue.base
+        listed, opened, ended = (
+            self._view.keys.get(f"{base}:{name}")
+            for name in ("groups", "toril:groups-open", "toril:groups-ended")
+        )
+        if listed is None or self._id not in listed.scores:
+            yield "group is not in the index"
+        if (opened is not None and self._id in opened.scores) != (self.state not in OVER):
+            yield f"group is {self.state}; it counts as open: {opened}"
+        for cell in (listed, opened, ended):
+            for group_id in cell.scores if cell is not None else ():
+                if group_id not in self._queue.groups:
+                    yield f"{cell} names a group that does not exist"
+        is_closed = self.state in ("COMPLETED", "FAILED")
+        if (ended is not None and self._id in ended.scores) != is_closed:
+            yield f"group is {self.state}; it counts as ended: {ended}"
+
+    def _places(self) -> Iterator[str]:
+        for key, status in self.undoings.items():
+            place = self._view.place_of(key)
+            if (status == "pending") != (place is not None and place not in FINISHED):
+                yield f"compensation {key} is {status} and in {place}"
+            number = key.rpartition("-c")[2]
+            member = f"{self._queue.base}:j{int(number) + 1}"
+            if self.members[member] == "pending" or number in self.undo:
+                yield f"{key} undoes {member}, which is {self.members[member]}"
+        for key, status in self.members.items():
+            place = self._view.place_of(key)
+            if status == "pending" and (place is None or place in FINISHED):
+                yield f"member {key} is pending and in {place}"
+            if status == "cancelled" and place is not None:
+                yield f"member {key} is cancelled and in {place}"
+
+    def _undone(self, begun: frozenset[str]) -> Iterator[str]:
+        """Every member that may have done its work and can be undone was, once."""
+        wanted = {
+            f"{self._id}-c{int(key.rpartition(':j')[2]) - 1}"
+            for key, status in self.members.items()
+            if (status == "completed" or key.rpartition(":")[2] in begun)
+            and int(key.rpartition(":j")[2]) <= MAPPED
+        }
+        if wanted != {key.rpartition(":")[2] for key in self.undoings}:
+            yield f"group is {self.state}; {wanted} are to be undone and {self.undoings} were"
+        is_broken = "failed" in self.undoings.values() or "cancelled" in self.undoings.values()
+        if is_broken != (self.state == "FAILED_COMPENSATION"):
+            yield f"group is {self.state} with {self.undoings}"
+        if len(self.tried) != len(self.undoings):
+            yield f"{self.undoings} were undone, and {self.tried} were tried"
+        for key in self.undoings:
+            job = self._view.keys.get(key)
+            number = int(key.rpartition("-c")[2]) + 1
+            if job is None:
+                continue
+            data = json.loads(job.pairs["data"])
+            is_done = self.members[f"{self._queue.base}:j{number}"] == "completed"
+            if data["originalReturnValue"] != (f"result of j{number}" if is_done else None):
+                yield f"{key} undoes with {data}"
+
+
+def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator[str]:
+    """Undone backwards is the last first; else in the order in which the members completed."""
+    was, now = (
+        _Group(view, view.queues[name], group_id, view.queues[name].groups[group_id])
+        for view in (before, after)
+    )
+    if now.state == "ACTIVE" and now.undo[: len(was.undo)] != was.undo:
+        yield f"{was.undo} completed and is {now.undo} now"
+    tried = [number for number in now.tried if number in was.undo and number not in now.undo]
+    wanted = [number for number in was.undo if number in tried]
+    if now.record.get("x.order") == "reverse":
+        wanted = was.undo[len(was.undo) - len(tried) :][::-1]
+    if tried != wanted:
+        yield f"{was.undo} are to be undone and {tried} were tried"
+
+
+def group_step_problems(
+    before: View, after: View, events: Events, step: Step, reply: Any
+) -> Iterator[str]:
+    for name, queue in after.queues.items():
+        told = [event for event in events.names(name) if event.startswith(b"group:")]
+        wanted = []
+        for group_id, group in queue.groups.items():
+            if group_id in before.queues[name].groups:
+                for problem in _undo_order(before, after, name, group_id):
+                    yield f"T7: {name}: {problem}"
+            old = before.queues[name].groups.get(group_id, group)["state"]
+            new = group["state"]
+            if step.request.script == "cancelGroup" and reply == b"ACTIVE" and new == "ACTIVE":
+                yield f"T7: {name}: the group was cancelled and is ACTIVE"
+            if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
+                wanted.append(b"group:compensating")
+            if old != new:
+                wanted.append(GROUP_EVENTS[new])
+        if before.queues[name].groups.keys() - queue.groups.keys():  # over and forgotten
+            wanted = [*wanted, *told[-1:]]
+        if told != wanted:
+            yield f"T7: {name}: {wanted} has happened and {told} was told"

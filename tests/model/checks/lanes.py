@@ -1,0 +1,65 @@
+"""S5: one holder of a lane at most, and that is a job that exists; ready lanes have jobs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from tests.model.checks.names import FINISHED
+from tests.model.view import Queue
+
+
+def lane_problems(queue: Queue) -> Iterator[str]:
+    if not (queue.lanes_index or queue.lanes_held or queue.lanes_ready or queue.lanes_delayed):
+        return
+    waiting = defaultdict(list)
+    for place in ("wait", "delayed"):
+        for job_id in queue.order.get(place, ()):
+            lane = queue.lane_of(job_id)
+            if lane is not None:
+                waiting[lane].append(place)
+    capacity = int(queue.meta.get("toril.laneConcurrency", 1))
+    yield from _holders(queue, capacity)
+    for lane in queue.lanes_ready:
+        if "wait" not in waiting[lane]:
+            yield f"S5: lane {lane} is ready and has no job"
+    for lane, places in waiting.items():
+        is_waiting = "wait" in places
+        if lane not in queue.lanes_index:
+            yield f"S5: lane {lane} has jobs and is not indexed"
+        is_full = len(queue.lanes_held.get(lane, ())) >= capacity
+        is_known = lane in queue.lanes_ready or lane in queue.lanes_later or is_full
+        if is_waiting and not is_known and lane not in queue.lanes_stopped:
+            yield f"S5: lane {lane} has jobs, is not held and not ready"
+    for lane in queue.lanes_index:
+        if not waiting.get(lane) and lane not in queue.lanes_held:
+            yield f"S5: lane {lane} is indexed and empty"
+    if queue.lanes_aside != queue.lanes_delayed:
+        yield f"S5: {queue.lanes_aside} are aside and {queue.lanes_delayed} delayed"
+    for lane in queue.lanes_later:
+        if lane not in queue.lanes_index:
+            yield f"S5: lane {lane} is held back and has nothing"
+
+
+def _holders(queue: Queue, capacity: int) -> Iterator[str]:
+    for lane, holders in queue.lanes_held.items():
+        if len(holders) > capacity:
+            yield f"S5: lane {lane} is held by {holders}"
+        for job_id in holders:
+            if job_id not in queue.jobs:
+                yield f"S5: lane {lane} is held by {job_id}, which does not exist"
+            elif queue.places.get(job_id) in (*FINISHED, "wait"):
+                yield f"S5: lane {lane} is held by {job_id} in {queue.places[job_id]}"
+        if lane in queue.lanes_ready and len(holders) >= capacity:
+            yield f"S5: lane {lane} is held and ready"
+    running = Counter()
+    for job_id in queue.order.get("active", ()):
+        lane = queue.lane_of(job_id)
+        if lane is None:
+            continue
+        running[lane] += 1
+        if job_id not in queue.lanes_held.get(lane, ()):
+            yield f"S5: {job_id} runs and does not hold lane {lane}"
+    for lane, times in running.items():
+        if times > capacity:
+            yield f"S5: lane {lane} runs {times} jobs"

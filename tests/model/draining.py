@@ -1,0 +1,104 @@
+"""Does it come to an end? Fresh workers, no more faults: everything that waits must be done."""
+
+from __future__ import annotations
+
+from tests.model.actors import (
+    DONE,
+    Call,
+    Held,
+    Worker,
+    advance_request,
+    after_reply,
+    keys_of,
+    settle_request,
+)
+from tests.model.machine import Machine, Request, Result, request_of
+from tests.model.states import State
+from tests.model.steps import TICK_MS, sweep_request
+from tests.model.view import View, view_of
+from tests.model.violation import Violation
+from tests.model.world import Node, World
+from toril.protocol import lanes, pausing
+
+FINISHED = ("completed", "failed")
+MOST_TURNS = 12
+MOST_ROUNDS = 12
+
+
+class Drain:
+    """Remembers from which states it came to an end."""
+
+    def __init__(self, world: World, machine: Machine) -> None:
+        self._world = world
+        self._machine = machine
+        self._habits = {worker.queue: worker.habits for worker in world.workers}
+        self._good: set[tuple[State, int]] = set()
+        self._state: State = ()
+        self._clock_ms = 0
+
+    def check(self, node: Node) -> None:
+        """Raises `Violation` when something is left."""
+        self._state, self._clock_ms = node.state, node.clock_ms
+        passed = []
+        for turn in range(MOST_TURNS):
+            here = (self._state, self._clock_ms)
+            view = view_of(self._state, self._world.queues)
+            if here in self._good or self._is_over(view):
+                self._good.update(passed, [here])
+                return
+            passed.append(here)
+            self._open_and_sweep(view)
+            self._clock_ms += 5 * TICK_MS
+            for name in self._habits:
+                self._work(Worker(f"z{turn}", name, self._habits[name]))
+        view = view_of(self._state, self._world.queues)
+        if not self._is_over(view):
+            places = {key: place for key, place in view.places.items() if place not in FINISHED}
+            raise Violation(f"it does not come to an end: {places}")
+
+    def _run(self, request: Request) -> Result:
+        result = self._machine.run(self._state, self._clock_ms, request)
+        self._state = result.state
+        return result
+
+    def _open_and_sweep(self, view: View) -> None:
+        for name in self._habits:
+            queue = view.queues[name]
+            if "paused" in queue.meta:
+                self._run(request_of(next(pausing.resume(keys_of(name)))))  # type: ignore[arg-type]
+            for lane in queue.lanes_stopped:
+                self._run(request_of(lanes.resume(keys_of(name), lane)))
+            for key in queue.expiring:
+                self._run(Request("delete", (key,), ()))
+            for _ in range(2):
+                self._run(sweep_request(name))
+
+    def _work(self, worker: Worker) -> None:
+        """Take and complete until there is nothing to take."""
+        call = Call(1, (), 5)
+        for _ in range(MOST_ROUNDS):
+            worker = after_reply(worker, call, self._run(settle_request(worker, call)).reply)
+            if not worker.held:
+                return
+            for held in worker.held:
+                self._advance(worker, held)
+            ended = tuple((held, DONE) for held in worker.held)
+            call = Call(worker.request + 1, ended, 5)
+
+    def _advance(self, worker: Worker, held: Held) -> None:
+        if held.is_advanced:
+            return
+        request = advance_request(worker, held, self._clock_ms)
+        if request is not None:
+            self._run(request)
+
+    def _is_over(self, view: View) -> bool:
+        for name in self._habits:
+            queue = view.queues[name]
+            for job_id, place in queue.places.items():
+                if place not in FINISHED and not job_id.startswith("repeat:"):
+                    return False
+            states = {group["state"] for group in queue.groups.values()}
+            if states & {"ACTIVE", "COMPENSATING"}:
+                return False
+        return True

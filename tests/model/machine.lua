@@ -1,0 +1,143 @@
+-- Runs steps from a state, one after another, and undoes each of them; see machine.py.
+--
+-- ARGV   the state: how many keys, then key, kind and packed content of each
+--        what the server holds too much: how many keys, then the keys
+--        what it lacks: how many keys, then the keys
+--        the steps: how many, then for each its script, the time in s, how many keys and the keys,
+--        how many words and the words
+-- Returns for each step { changes, events, reply } or an error's text, and the lines that were run.
+-- `changes` are key, kind and packed content of what is different now; the kind is "" for a key that
+-- is gone. A kind that ends in "!" has a time to live; how long is never told.
+local at = 0
+local function word()
+  at = at + 1
+  return ARGV[at]
+end
+
+local function words()
+  local count = tonumber(word())
+  at = at + count
+  return { unpack(ARGV, at - count + 1, at) }
+end
+
+local kinds, contents = {}, {}
+for _ = 1, tonumber(word()) do
+  local key = word()
+  kinds[key], contents[key] = word(), word()
+end
+
+local FOREVER_MS = 1000000000000
+local WRITERS = { string = "SET", list = "RPUSH", hash = "HSET", set = "SADD", zset = "ZADD" }
+local function restore(key)
+  local kind, has_end = string.match(kinds[key], "^(%l+)(!?)$")
+  redis.call(WRITERS[kind], key, unpack(cmsgpack.unpack(contents[key])))
+  if has_end == "!" then redis.call("PEXPIRE", key, FOREVER_MS) end
+end
+
+local READERS = {
+  string = function(key) return { redis.call("GET", key) } end,
+  list = function(key) return redis.call("LRANGE", key, 0, -1) end,
+  hash = function(key) return redis.call("HGETALL", key) end,
+  set = function(key) return redis.call("SMEMBERS", key) end,
+  zset = function(key) return redis.call("ZRANGE", key, 0, -1, "WITHSCORES") end
+}
+local READS = {}
+for verb in string.gmatch([[EXISTS GET MGET TYPE HGET HMGET HGETALL HLEN HKEYS HEXISTS HSCAN LLEN
+    LRANGE LINDEX LPOS SCARD SISMEMBER SMEMBERS SSCAN SRANDMEMBER ZCARD ZCOUNT ZSCORE ZMSCORE ZRANGE
+    ZREVRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZRANGEBYLEX ZLEXCOUNT ZRANK ZSCAN XRANGE XREVRANGE XLEN
+    XINFO]], "%u+") do
+  READS[verb] = true
+end
+local HAVE_SEVERAL_KEYS = { DEL = true, UNLINK = true, RENAME = true, COPY = true }
+local LEFT_MS = 1000
+
+-- What the scripts call: the server, but for time, which stands still. Notes what they touch.
+local clock, touched, events, covered = "0", {}, {}, {}
+local call = redis.call
+local function touch(key)
+  if not touched[key] then
+    touched[key] = true
+    touched[#touched + 1] = key
+  end
+end
+
+local redis = setmetatable({
+  call = function(verb, key, ...)
+    if READS[verb] then return call(verb, key, ...) end
+    if verb == "TIME" then return { clock, "0" } end
+    if verb == "PTTL" then return math.min(call(verb, key), LEFT_MS) end
+    touch(key)
+    if verb == "XADD" then
+      local all = { ... }
+      for i, argument in ipairs(all) do
+        if argument == "*" then
+          events[#events + 1] = { key, unpack(all, i + 1) }
+          break
+        end
+      end
+    elseif HAVE_SEVERAL_KEYS[verb] then
+      for _, other in ipairs({ ... }) do touch(other) end
+    end
+    return call(verb, key, ...)
+  end
+}, { __index = redis })
+
+local function COVER(number, ...)
+  covered[number] = true
+  return ...
+end
+
+local scripts = {
+  nothing = function() return 0 end,
+  delete = function(KEYS) return redis.call("DEL", KEYS[1]) end,
+  write = function(KEYS, ARGV) return redis.call("HSET", KEYS[1], unpack(ARGV)) end,
+  pop = function(KEYS) return redis.call("ZPOPMIN", KEYS[1]) end,
+  everything = function() for _, key in ipairs(call("KEYS", "*")) do touch(key) end end
+}
+--SCRIPTS--
+
+local function changes()
+  local found = {}
+  for _, key in ipairs(touched) do
+    local kind = call("TYPE", key).ok
+    local n = #found
+    if READERS[kind] then
+      local has_end = kind == "string" and call("PTTL", key) > 0
+      found[n + 1], found[n + 2] = key, has_end and kind .. "!" or kind
+      found[n + 3] = cmsgpack.pack(READERS[kind](key))
+    elseif kind == "none" and kinds[key] then
+      found[n + 1], found[n + 2], found[n + 3] = key, "", ""
+    end
+  end
+  return found
+end
+
+local function undo()
+  if #touched > 0 then call("UNLINK", unpack(touched)) end
+  for _, key in ipairs(touched) do
+    if kinds[key] then restore(key) end
+  end
+  touched, events = {}, {}
+end
+
+local gone, lacking = words(), words()
+if #gone > 0 then call("UNLINK", unpack(gone)) end
+for _, key in ipairs(lacking) do restore(key) end
+
+local results = {}
+for i = 1, tonumber(word()) do
+  local script = scripts[word()]
+  clock = word()
+  local keys, arguments = words(), words()
+  local is_fine, reply = pcall(script, keys, arguments)
+  if is_fine then
+    if reply == nil then reply = false end
+    results[i] = { changes(), events, reply }
+  else
+    results[i] = type(reply) == "table" and reply.err or tostring(reply)
+  end
+  undo()
+end
+local lines = {}
+for number in pairs(covered) do lines[#lines + 1] = number end
+return { results, lines }

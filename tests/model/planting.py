@@ -1,0 +1,58 @@
+"""Plants bugs into the scripts, one at a time, and lets the explorer look for them."""
+
+from __future__ import annotations
+
+from tests.model.explorer import explore
+from tests.model.machine import EndlessScriptError, Machine, ScriptError
+from tests.model.mutants import Mutant, all_mutants, marked
+from tests.model.violation import Violation
+from tests.model.worlds import WORLDS
+from tests.servers import Server
+
+MOST_TO_COVER = 1_500
+LOOKS = (600, 2_500)
+"""How many steps a world is explored for a bug: a short look into each, then a longer one."""
+MOST_WORLDS = 3
+
+Coverage = dict[int, dict[str, int]]
+"""Where the line of each mutant is run, by its number: the world, and after how many steps."""
+
+
+def coverage(server: Server) -> Coverage:
+    where: Coverage = {}
+    for name, world in WORLDS.items():
+        for most in (400, MOST_TO_COVER):
+            machine = Machine(server, marked)
+            explore(world, machine, most=most, is_deep=True, drain_share=0.0)
+            machine.close()
+            for number in machine.covered:
+                where.setdefault(number, {}).setdefault(name, most)
+    return where
+
+
+def find(mutant: Mutant, worlds: dict[str, int], server: Server) -> str | None:
+    """What the explorer says about it, or nothing; first where its line is run soon."""
+    for most in LOOKS:
+        for name in sorted(worlds, key=lambda name: worlds[name])[:MOST_WORLDS]:
+            found = _look(mutant, name, most, server)
+            if found is not None:
+                return found
+    return None
+
+
+def _look(mutant: Mutant, name: str, most: int, server: Server) -> str | None:
+    machine = Machine(server, mutant)
+    try:
+        explore(WORLDS[name], machine, most=most, is_deep=True, drain_share=0.03)
+    except (Violation, ScriptError) as violation:
+        if isinstance(violation.__cause__ or violation, EndlessScriptError):
+            server.kill()
+            server.start()
+        return str(violation)
+    finally:
+        machine.close()
+    return None
+
+
+def numbered() -> list[tuple[int, Mutant]]:
+    return list(enumerate(all_mutants()))

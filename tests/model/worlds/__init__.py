@@ -1,0 +1,12 @@
+"""The worlds that are explored: small, and each around one promise."""
+
+from __future__ import annotations
+
+from tests.model.world import World
+from tests.model.worlds import dead_letters, deduplication, flows, groups, lanes, plain, schedulers
+
+WORLDS: dict[str, World] = {
+    world.name: world
+    for module in (plain, dead_letters, deduplication, schedulers, lanes, groups, flows)
+    for world in module.WORLDS
+}

@@ -1,0 +1,38 @@
+"""What the worlds are built of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.actors import Habits, Worker, keys_of
+from tests.model.machine import START_MS
+from tests.model.world import Client
+from toril import NewJob
+from toril.protocol import adding, removing
+
+
+def two(habits: Habits = Habits(), queue: str = "q") -> tuple[Worker, ...]:  # noqa: B008
+    """Two workers of one queue."""
+    return Worker("a", queue, habits), Worker("b", queue, habits)
+
+
+def add(job_id: str, name: str = "job", queue: str = "q", **options: Any) -> Any:
+    job = NewJob(name, {"n": job_id}, job_id=job_id, timestamp=START_MS, **options)
+    return adding.add(keys_of(queue), [adding.prepare(job, job_id)])
+
+
+def adds(job_id: str, name: str = "job", **options: Any) -> Client:
+    return Client(f"add {job_id}", lambda view: add(job_id, name, **options))
+
+
+def removes(job_id: str) -> Client:
+    return Client(
+        f"remove {job_id}",
+        lambda view: first(removing.remove(keys_of("q"), job_id)),
+        may_remove=True,
+    )
+
+
+def first(plan: Any) -> Any:
+    """The first command of a plan: enough for what is small."""
+    return next(plan)

@@ -1,0 +1,64 @@
+"""Dead letters: buried, replayed, purged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.actors import Habits, Worker, keys_of
+from tests.model.view import View
+from tests.model.world import DEATH, EXPIRY, GHOST, LEAVING, LOST, Client, World, failing
+from tests.model.worlds.common import add, first, two
+from toril.protocol import dead_letters, removing
+
+BURIES = Habits(dead_letters="q-dlq")
+
+
+def _replay(view: View) -> Any:
+    letters = view.queues["q-dlq"].order.get("wait")
+    if not letters:
+        return None
+    return dead_letters.replay(keys_of("q-dlq"), letters[0], "again", "q")
+
+
+def _purge(view: View) -> Any:
+    return first(removing.drain(keys_of("q-dlq")))
+
+
+CLIENTS = (
+    Client("replay", _replay, may_remove=True),
+    Client("drain the letters", _purge, may_remove=True, is_silent=True),
+)
+
+LETTER = World(
+    "one letter",
+    ("q", "q-dlq"),
+    (Worker("a", "q", BURIES), Worker("c", "q-dlq")),
+    (add("x", "fails"),),
+    CLIENTS,
+    ends=failing("fails"),
+    faults=((LOST, 2), (GHOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+LETTERS = World(
+    "dead letters",
+    ("q", "q-dlq"),
+    two(BURIES),
+    (add("x", "fails"), add("y", "fails", attempts=2)),
+    CLIENTS,
+    ends=failing("fails"),
+    may_remove=True,
+)
+
+PURGE = World(
+    "letters, counted and purged",
+    ("q", "q-dlq"),
+    (Worker("a", "q", BURIES._replace(points=2)),),
+    (add("x", "fails", priority=1), add("y", "fails", lane="l"), add("z", "fails", delay=1000)),
+    CLIENTS,
+    ends=failing("fails"),
+    faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
+    may_remove=True,
+)
+
+WORLDS = (LETTER, LETTERS, PURGE)

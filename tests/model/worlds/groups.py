@@ -1,0 +1,117 @@
+"""Groups of three: undone as a whole, or completed as a whole.
+
+Members one and two can be undone, three cannot. Each attempt ends well or badly; the group may be
+cancelled, and somebody may run a completed member again by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.model.actors import Worker, keys_of
+from tests.model.view import PREFIX, View
+from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, World, failing
+from tests.model.worlds.common import add, removes, two
+from toril import GroupJob
+from toril.options import Keep
+from toril.protocol import groups, moving
+from toril.protocol.new_group import Compensation, new_group
+
+QUEUES = ("q", "q:compensation")
+MEMBERS = ("one", "two", "three")
+FAILING = failing("one", "two", "undo-one")
+ONE_WORKER = (Worker("a", "q"), Worker("c", "q:compensation"))
+TWO_WORKERS = (*two(), Worker("c", "q:compensation"))
+
+
+def _group(
+    order: str = "parallel", *, names: Sequence[str] = MEMBERS, keep: Keep | None = None
+) -> Any:
+    undo = {
+        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
+    }
+    group = new_group(
+        "order",
+        [GroupJob(name, {"n": name}, queue_name="q") for name in names],
+        undo,
+        queue_name=None,
+        compensation_queue="{queue}:compensation",
+        order=order,
+        late=True,
+        keep=keep,
+        timeout=None,
+    )
+    return groups.create(PREFIX, group, "g", [f"j{n + 1}" for n in range(len(names))])
+
+
+CANCEL = Client(
+    "cancel the group",
+    lambda view: groups.cancel(keys_of("q"), "g", request="r"),
+    may_remove=True,
+)
+
+
+def _run_again(view: View) -> Any:
+    done = view.queues["q"].order.get("completed")
+    return moving.retry(keys_of("q"), done[0], call="by hand", force=True) if done else None
+
+
+BY_HAND = Client("run a member again", _run_again)
+
+GROUP = World(
+    "a group of three",
+    QUEUES,
+    TWO_WORKERS,
+    (_group(),),
+    (CANCEL,),
+    ends=FAILING,
+    faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+ALONE = World(
+    "a group of three and one worker",
+    QUEUES,
+    ONE_WORKER,
+    (_group(),),
+    (CANCEL, BY_HAND),
+    ends=FAILING,
+    faults=FAULTS,
+    may_remove=True,
+)
+
+BACKWARDS = World(
+    "a group undone backwards",
+    QUEUES,
+    TWO_WORKERS,
+    (_group("reverse"),),
+    (CANCEL,),
+    ends=failing("two", "undo-two"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+
+LARGE = World(
+    "a group of five",
+    QUEUES,
+    ONE_WORKER,
+    (_group(names=("one", "two", "three", "three", "three")), add("x")),
+    (CANCEL, removes("j5")),
+    ends=FAILING,
+    faults=((LOST, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+FORGOTTEN = World(
+    "a group that is forgotten",
+    QUEUES,
+    ONE_WORKER,
+    (_group(keep=Keep(count=0)),),
+    (CANCEL, BY_HAND),
+    ends=FAILING,
+    faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN)
