@@ -291,6 +291,20 @@ async def test_a_group_that_is_not_done_in_time_is_cancelled(world: World):
     assert (await world.events())[0]["reason"] == "timeout"
 
 
+async def test_a_group_is_looked_at_again_when_its_time_is_up(world: World):
+    """SAGA-35: a look before that does not put it off for longer."""
+    node = await world.order("ab", timeout=10_000)
+    open_groups = f"{world.prefix}:a:toril:groups-open"
+    await world.client.zadd(open_groups, {node.group_id: 1})
+
+    look = await world.connection.run(groups.reconcile(world.queue("a").keys))
+
+    deadline = int((await world.record(node))["x.deadline"])
+    assert await world.client.zscore(open_groups, node.group_id) == deadline
+    assert look.wait_ms is not None
+    assert 0 < look.wait_ms <= 10_000
+
+
 async def test_a_worker_minds_the_deadlines(world: World, monkeypatch: Any):
     """SAGA-35: within its time, by itself."""
     monkeypatch.setattr(group_keeper, "LOOK_AT_GROUPS_S", 0.1)
@@ -347,6 +361,11 @@ async def test_waiting_for_a_group_that_is_forgotten_at_once(world: World):
 
     info = await waiting
     assert (info.state, info.completed_count) == ("COMPLETED", 2)
+    node = await world.order("ab", group_retention=True)
+    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
+    await wait_until(lambda: any(one.is_reading for one in queue._listenings.values()))
+    await queue.cancel_group(node.group_id)
+    assert (await waiting).state == "FAILED"
     await queue.close()
 
 
@@ -381,13 +400,29 @@ async def test_both_workers_in_one_process(world: World):
 # ---------------------------------------------------------------------------- reconciling
 
 
-async def end_elsewhere(world: World, name: str, outcome: str, value: str) -> None:
+async def end_elsewhere(world: World, name: str, outcome: str, value: str, *, at: int = 1) -> None:
     """End a member as a worker would that knows nothing of groups."""
     base = f"{world.prefix}:{name}"
     job_id = await world.client.rpop(f"{base}:wait")
     field = "returnvalue" if outcome == "completed" else "failedReason"
-    await world.client.hset(f"{base}:{job_id}", mapping={field: value, "finishedOn": 1})
-    await world.client.zadd(f"{base}:{outcome}", {job_id: 1})
+    await world.client.hset(f"{base}:{job_id}", mapping={field: value, "finishedOn": at})
+    await world.client.zadd(f"{base}:{outcome}", {job_id: at})
+
+
+async def test_members_that_ended_unnoticed_are_settled_in_their_order(world: World):
+    """SAGA-43: whatever order they are kept in, the last that completed is undone first."""
+    names = "abcdef"
+    await world.order(names, compensation_order="reverse")
+    order = "dbeca"
+    for at, name in enumerate(order, 1):
+        await end_elsewhere(world, name, "completed", "1", at=at)
+    await end_elsewhere(world, "f", "failed", "no", at=9)
+
+    await world.queue("a").reconcile_groups()
+
+    for name in reversed(order):
+        assert await waiting_undos(world, names) == [f"undo-{name}"]
+        await world.undo_all(name)
 
 
 async def test_members_that_ended_unnoticed_are_settled(world: World):

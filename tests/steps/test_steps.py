@@ -13,6 +13,7 @@ from tests.helpers import wait_until
 from toril import Backoff, Queue
 from toril.errors import (
     DelayedError,
+    HandlerTimeoutError,
     InvalidOptionError,
     JobCancelledError,
     ServerUnavailableError,
@@ -30,6 +31,7 @@ from toril.steps import (
     get_queue,
     log_for,
 )
+from toril.steps import registrar as registrars
 from toril.steps import sync as blocking
 from toril.sync.queue import Queue as BlockingQueue
 
@@ -199,6 +201,11 @@ def test_the_blocking_producer_does_the_same(url, prefix):
 
         assert queue.get_job(job.id).data["workflowId"] == "w1"
         assert queue.get_job_counts("waiting")["waiting"] == 3
+    defaults = {"attempts": 9}
+    with BlockingQueue(
+        "imports", connection=url, prefix=prefix, default_job_options=defaults
+    ) as queue:
+        assert blocking.Producer(queue).enqueue(STEP).opts.attempts == 9
 
 
 # ---------------------------------------------------------------------- the pipeline
@@ -238,6 +245,7 @@ async def test_a_step_that_fails_is_reported_raised_again_and_released(
     assert consumer.calls == calls
     assert consumer.errors == [error]
     assert consumer.claimed == [claimed]
+    assert not any(consumer.has_claimed(job) for _, job in consumer.seen), "a claim ends with it"
 
 
 async def test_a_failing_on_success_can_be_swallowed(queue, options):
@@ -368,6 +376,19 @@ async def test_cancellation_goes_through_the_same_pipeline(queue, options):
     assert isinstance(consumer.errors[0], JobCancelledError)
     await consumer.close()
     assert await queue.get_state(job.id) == "failed"
+
+
+async def test_a_step_that_takes_too_long_goes_through_the_same_pipeline(url, prefix):
+    """STEP-08: on_error is told of the time limit, not of the cancellation that enforced it."""
+    async with Queue(
+        "imports", connection=url, prefix=prefix, default_job_options={"timeout": 50}
+    ) as queue:
+        consumer = Endless("imports", connection=url, prefix=prefix)
+
+        assert await run_one(consumer, queue) == "failed"
+
+    assert consumer.calls == ["claim", "on_error", "release"]
+    assert isinstance(consumer.errors[0], HandlerTimeoutError)
 
 
 async def test_release_runs_to_its_end_although_it_is_cancelled_meanwhile(options):
@@ -612,3 +633,26 @@ async def test_when_one_consumer_cannot_start_the_others_are_closed(options, mon
 def test_a_registrar_without_consumers_has_nothing_to_run():
     with pytest.raises(InvalidOptionError, match="register a consumer"):
         ConsumerRegistrar().run()
+
+
+def test_a_service_runs_until_its_time_limit_and_closes_its_queues(url, prefix, monkeypatch):
+    """STEP-04, STEP-12: what `run` hands to the runner closes consumers and queues alike."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        registrars, "run", lambda program, timeout: given.update(program=program, timeout=timeout)
+    )
+    registrar = ConsumerRegistrar()
+    registrar.register(Recorder("imports", connection=url, prefix=prefix))
+
+    registrar.run(timeout=1234)
+
+    assert given["timeout"] == 1234
+
+    async def close() -> None:
+        queue = get_queue("a", connection=url, prefix=prefix)
+        await queue.add("n", {})
+        await given["program"].close(timeout=0)
+        with pytest.raises(ServerUnavailableError, match="closed"):
+            await queue.add("n", {})
+
+    asyncio.run(close())
