@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from clock import chunks
 from letters import forge
-from toril_program import fail, fill, main
+from toril_program import fill, main
 
 from toril import NewJob, Queue, Worker
 
@@ -101,7 +101,7 @@ class DeadLetters(Side):
         forge(self.url, self.size, f"{self.name}-dlq")
 
     async def perform(self, job: Job) -> object:
-        return await fail(job)
+        raise ValueError("no")
 
     def worker(self, handler: Callable[[Job], Awaitable[object]]) -> Worker:
         letters = f"{self.name}-dlq"

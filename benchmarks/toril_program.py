@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from toril import Job
 
 Measure = Callable[[Any], Awaitable[dict[str, float]]]
+Count = Callable[[], None]
+Handler = Callable[["Job"], Awaitable[object]]
 
 
 def main(**measures: Measure) -> None:
@@ -37,7 +39,7 @@ async def fill(queue: Queue, count: int, data: Any = None, **options: Any) -> No
 async def drain(
     url: str,
     jobs: int,
-    handler: Callable[[Job], Awaitable[object]],
+    make_handler: Callable[[Count], Handler],
     is_done: Callable[[], Awaitable[bool]],
     name: str = "bench",
     **options: Any,
@@ -49,15 +51,14 @@ async def drain(
     handled = 0
     all_ran = asyncio.Event()
 
-    async def counted(job: Job) -> object:
+    def count() -> None:
         nonlocal handled
         handled += 1
         if handled == jobs:
             all_ran.set()
-        return await handler(job)
 
     watch = Stopwatch()
-    worker = Worker(name, counted, connection=url, **options)
+    worker = Worker(name, make_handler(count), connection=url, **options)
     running = asyncio.create_task(worker.run())
     ran = asyncio.create_task(all_ran.wait())
     await asyncio.wait((running, ran), return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +78,7 @@ async def all_completed(url: str, jobs: int, concurrency: int) -> float:
     async def is_done() -> bool:
         return (await queue.get_job_counts())["completed"] >= jobs
 
-    return await drain(url, jobs, no_op, is_done, concurrency=concurrency)
+    return await drain(url, jobs, completing, is_done, concurrency=concurrency)
 
 
 async def all_buried(url: str, jobs: int, concurrency: int, name: str = "bench") -> float:
@@ -89,14 +90,29 @@ async def all_buried(url: str, jobs: int, concurrency: int, name: str = "bench")
         return await letters.get_dead_letter_count() >= jobs
 
     options = {"concurrency": concurrency, "dead_letter_queue": letters_name}
-    return await drain(url, jobs, fail, is_done, name, **options)
+    return await drain(url, jobs, failing, is_done, name, **options)
 
 
 async def no_op(job: Job) -> int:
-    """The handler of every drain."""
+    """The handler of a worker that is not measured itself."""
     return 1
 
 
-async def fail(job: Job) -> None:
-    """The handler of everything that is to be buried."""
-    raise ValueError("no")
+def completing(count: Count) -> Handler:
+    """The handler of every drain: no deeper than that of the measures for all queues."""
+
+    async def handler(job: Job) -> int:
+        count()
+        return 1
+
+    return handler
+
+
+def failing(count: Count) -> Handler:
+    """The same, of everything that is to be buried."""
+
+    async def handler(job: Job) -> int:
+        count()
+        raise ValueError("no")
+
+    return handler

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from json.encoder import encode_basestring as quoted
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ import msgspec
 from toril.errors import FailedChildrenError, JobCancelledError, UnrecoverableError
 from toril.protocol import codec
 from toril.protocol.job import StoredJob
-from toril.protocol.traces import quoted
 
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
 STARTED_TOO_OFTEN = "job started more than allowable limit"
