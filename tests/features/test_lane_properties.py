@@ -166,7 +166,7 @@ def play(url: str, prefix: str) -> Callable[..., None]:
     return play
 
 
-@quickly
+@settings(quickly, max_examples=100)
 @given(course=st.lists(steps, min_size=25, max_size=80))
 def test_whatever_happens_a_lane_starts_its_head_and_no_lane_waits_for_nothing(
     course: list[tuple[Any, ...]], play

@@ -575,6 +575,20 @@ async def test_a_lane_may_run_several_jobs_at_once(queue, hand):
     assert [job.data for job in await one.complete(jobs["a1"], then_take=10)] == ["a3"]
 
 
+async def test_lowering_the_concurrency_does_not_let_a_held_lane_go(queue, hand):
+    """FIFO-02: the lane gives nothing until the last of those that held it together has ended."""
+    await queue.add_bulk([NewJob("x", n, lane="a") for n in range(5)])
+    await queue.set_lane_concurrency(3)
+    one = hand()
+    first, second, third = await one.take(10)
+    await queue.set_lane_concurrency(None)
+
+    assert await one.complete(first, then_take=10) == []
+    assert (await queue.get_lane("a")).holders == (second.id, third.id)
+    assert await one.complete(second, then_take=10) == []
+    assert [job.data for job in await one.complete(third, then_take=10)] == [3]
+
+
 async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
     """Two in 300 ms of lane a; lane b runs freely."""
     starts = {"a": [], "b": []}

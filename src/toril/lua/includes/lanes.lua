@@ -303,10 +303,11 @@ local function releaseLanes(queue, jobs)
   for i, lane in ipairs(names) do
     local turn, ids = 0, {}
     if values[i] then turn, ids = readHolders(values[i]) end
-    if ids[1] == jobs[i][2] then freed[#freed + 1] = lane end
     if #ids > 1 then
+      -- More than one could hold it until its concurrency was lowered: the others go on.
       releaseLane(queue, jobs[i][1], jobs[i][2])
     elseif #ids == 0 or ids[1] == jobs[i][2] then
+      if ids[1] then freed[#freed + 1] = lane end
       if laneHead(queue, lane) then
         ready[#ready + 1], ready[#ready + 2] = math.max(lanes.turn, turn) + 1, lane
       elseif lanes.has_aside then
