@@ -41,26 +41,22 @@ def is_duplicate_key(error: DBAPIError) -> bool:
     return bool(_number(error) == _DUPLICATE_ENTRY)
 
 
-def lost_out(error: BaseException) -> bool:
-    """Did another transaction win (a deadlock, a lock that was waited for too long)?
+def is_passing(error: DBAPIError) -> bool:
+    """Would the same transaction fare better if begun anew?
 
-    The transaction is over and had no effect: it may be begun anew at once.
+    It lost against another one, or its connection had died, maybe long before; it had no effect,
+    unless it died while it was committed.
     """
-    if not isinstance(error, DBAPIError):
-        return False
+    return error.connection_invalidated or _lost_out(error)
+
+
+def _lost_out(error: DBAPIError) -> bool:
+    """Did another transaction win: by a deadlock, a lock that was waited for too long?"""
     if _number(error) in _LOST_OUT_MYSQL:
         return True
     if getattr(error.orig, "sqlite_errorcode", None) == _SQLITE_BUSY:
         return True
     return getattr(error.orig, "sqlstate", None) in _LOST_OUT_SQLSTATES
-
-
-def is_passing(error: DBAPIError) -> bool:
-    """Would a transaction in which nothing has been done yet be better off if begun anew?
-
-    Also one whose connection had died since it was last used.
-    """
-    return error.connection_invalidated or lost_out(error)
 
 
 def _number(error: DBAPIError) -> Any:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.conftest import Toril
 from tests.helpers import wait_until, wait_until_sync
+from tests.servers import Server
 from toril import Compensation, FlowProducer, GroupJob, Queue, UnrecoverableError, Worker
 from toril.sync import Queue as BlockingQueue
 
@@ -261,3 +262,60 @@ def test_doctor_says_what_is_wrong_and_how_bad_it_is(toril: Toril, payments: Blo
     assert "→" in told.out
     assert told.err == ""
     assert toril("doctor", "--url", "redis://127.0.0.1:1").code == 3
+
+
+CHECKED = """
+import toril
+from toril.idempotency import RedisStore, idempotent
+from toril.outbox import Outbox, Relay
+from sqlalchemy import MetaData, create_engine
+
+
+@idempotent(RedisStore())
+async def charge(job): ...
+
+
+good = toril.Worker(
+    "payments", charge, concurrency=5, remove_on_complete=100, dead_letter_queue="payments-dlq"
+)
+bare = toril.Worker("payments", lambda job: None)
+engine = create_engine("sqlite:///shop.db")
+outbox = Outbox(MetaData())
+outbox.table.metadata.create_all(engine)
+with engine.begin() as connection:
+    outbox.add(connection, "payments", "charge")
+    connection.execute(outbox.table.update().values(status="parked"))
+both = [bare, Relay(engine, outbox)]
+"""
+
+
+def test_doctor_checks_objects_of_a_module_and_ends_with_a_code_for_ci(
+    cli_env: dict[str, str], tmp_path: Path, start_server: Callable[..., Server]
+):
+    """RULES-17: 0 when nothing is wrong, 1 with warnings, 2 with errors, 3 without a server."""
+    server = start_server({"appendonly": "yes"}, tcp=True)
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "ci", "on", ">secret", "~*", "+@all")
+    url = server.url.replace("redis://", "redis://ci:secret@")
+    (tmp_path / "shop_checked.py").write_text(CHECKED)
+
+    def doctor(*targets: str) -> tuple[int, list[dict[str, str]]]:
+        done = subprocess.run(
+            [sys.executable, "-m", "toril", "doctor", *targets, "--url", url, "--json"],
+            cwd=tmp_path,
+            env=cli_env | {"TORIL_URL": url},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout)["findings"]
+
+    assert doctor("shop_checked:good") == (0, [])
+    code, findings = doctor("shop_checked:bare")
+    assert code == 1
+    assert {"D301", "D303", "D304"} <= {one["code"] for one in findings}
+    code, findings = doctor("shop_checked:both")
+    assert code == 2
+    assert "D401" in {one["code"] for one in findings}
+    for one in findings:
+        assert all(one[part] for part in ("problem", "harm", "remedy", "severity", "subject"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from base64 import b64encode
 from datetime import timedelta
 
@@ -114,6 +115,67 @@ async def test_a_real_server_is_read(start_server):
 
     assert codes(report, subject="server") == ["D102", "D103", "D106"]
     assert report.exit_code == 2
+
+
+async def test_a_sound_server_gets_no_word_in_reality(start_server):
+    """RULES-17: with an append-only file, noeviction and a user of its own; exit code 0."""
+    server = start_server({"appendonly": "yes"}, tcp=True)
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~*", "+@all")
+
+    report = await examine(server.url.replace("redis://", "redis://worker:secret@"))
+
+    assert report.findings == []
+    assert report.exit_code == 0
+
+
+async def test_memory_that_is_full_and_keys_that_were_evicted_are_told(start_server):
+    server = start_server({"maxmemory-policy": "allkeys-lru"})
+    with server.client() as client:
+        client.config_set("maxmemory", client.info()["used_memory"] + 500_000)
+        for n in range(200):
+            client.set(f"cache-{n}", "x" * 10_000)
+        assert client.info()["evicted_keys"] > 0
+
+    report = await examine(server.unix_url)
+
+    assert {"D102", "D107", "D108"} <= set(codes(report, subject="server"))
+
+
+async def test_a_replica_is_told(start_server):
+    master, replica = start_server(tcp=True), start_server(tcp=True)
+    with replica.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", master.port)
+
+    report = await examine(replica.url)
+
+    assert "D109" in codes(report, subject="server", least=Severity.ERROR)
+
+
+async def test_a_snapshot_that_failed_is_told(start_server):
+    server = start_server()
+    with server.client() as client:
+        # Nobody can write a file into a directory of that name, not even root.
+        (server.directory / "dump.rdb").mkdir()
+        client.bgsave()
+        await wait_until(lambda: client.info()["rdb_last_bgsave_status"] == "err")
+
+    report = await examine(server.unix_url)
+
+    assert "D111" in codes(report, subject="server", least=Severity.ERROR)
+
+
+@pytest.mark.parametrize(("ahead_s", "severity"), [(5, "warning"), (-60, "error")])
+async def test_a_clock_that_is_wrong_is_told(ahead_s, severity, url, prefix, monkeypatch):
+    """The server's clock is real; this host's is set forward or back."""
+    real = time.time
+    monkeypatch.setattr("toril.doctor.server.time.time", lambda: real() + ahead_s)
+
+    report = await examine(url, prefix=prefix)
+
+    (finding,) = [one for one in report.findings if one.code == "D105"]
+    assert finding.severity == severity
+    assert ("ahead of" if ahead_s > 0 else "behind") in finding.problem
 
 
 async def test_a_user_who_may_little_still_gets_a_report(start_server, queue):
@@ -286,6 +348,20 @@ async def test_recurring_jobs_of_the_deprecated_kind_are_told(queue, url, prefix
     report = await examine(url, prefix=prefix, audit=False)
 
     assert "D213" in codes(report, subject="queue payments")
+
+
+async def test_limits_over_all_workers_are_told(queue, url, prefix):
+    """Queue settings: a limit that nobody remembers looks like slow workers."""
+    await queue.add("charge", {}, **GOOD)
+    before = await examine(url, prefix=prefix)
+    await queue.set_global_concurrency(3)
+    await queue.set_global_rate_limit(10, 1000)
+
+    after = await examine(url, prefix=prefix)
+
+    assert "D211" not in codes(before)
+    (told,) = [one for one in after.findings if one.code == "D211"]
+    assert "at most 3 of its jobs run at once and at most 10 start in 1000 ms" in told.problem
 
 
 async def test_completed_jobs_that_pile_up_are_told(queue, url, prefix, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import timedelta
 
 import pytest
@@ -23,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from tests.helpers import wait_until
+from tests.interop.toril_side import TorilSide
 from toril import Backoff, NewJob, Queue, UnrecoverableError, Worker
 from toril.errors import InvalidOptionError, PayloadError
 from toril.idempotency import (
@@ -539,6 +541,34 @@ def test_the_window_counts_every_attempt_and_the_longest_waits_between(options, 
     assert retry_window(NewJob("n", timeout=100, **options), worker) == 4 * 100 + backoffs
     opts = codec.decode_options(codec.encode_options(NewJob("n", timeout=100, **options)))
     assert retry_window(opts, worker) == 4 * 100 + backoffs
+
+
+@pytest.mark.parametrize(
+    "backoff", [150, Backoff.exponential(60, jitter=0.5)], ids=["fixed", "exponential"]
+)
+async def test_a_real_job_comes_back_within_its_window(backoff, queue, url, prefix):
+    """RULES-04: its delay, a worker that is killed over it, and all of its attempts."""
+    options = {"attempts": 4, "backoff": backoff, "delay": 200}
+    times = {"lock_duration": 300, "stalled_interval": 100}
+    runs = []
+
+    async def fail(job):
+        runs.append(time.time() * 1000)
+        raise ValueError("no")
+
+    job = await queue.add("charge", {}, **options)
+    async with TorilSide(url, prefix) as side:
+        await side.crash("payments", {"*": [["hang"]]}, **times)
+        killed_ms = time.time() * 1000
+    async with Worker("payments", fail, connection=url, prefix=prefix, **times) as worker:
+        await wait_until(queue.get_failed_count, 20)
+        window_ms = retry_window(options, worker)
+
+    assert len(runs) == 4, "the killed run was no attempt"
+    # What the test itself took to kill the worker is no part of it, and a busy machine is slow.
+    late_ms = killed_ms - job.timestamp - options["delay"]
+    assert options["delay"] + 350 < runs[-1] - job.timestamp - late_ms <= window_ms + 1500
+    assert window_ms == 200 + 4 * 300 + (450 if backoff == 150 else 420) + (300 + 2 * 100 + 300)
 
 
 def test_what_is_not_known_can_be_told():

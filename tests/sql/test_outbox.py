@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import timedelta
 
 import pytest
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
 from sqlalchemy import Column, Integer, MetaData, String, Table, insert, inspect, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from toril import Backoff, Deduplication, Keep, NewJob, Parent, Queue
 from toril.errors import InvalidNameError, InvalidOptionError, PayloadError, UnknownOptionError
+from toril.idempotency import SqlStore, idempotency_table
 from toril.outbox import Outbox, Relay, outbox_table
 from toril.outbox.rows import OutboxRow, prepare, values_of
 from toril.protocol import adding
@@ -245,24 +251,61 @@ def test_options_survive_the_table():
     assert prepared.entry["once"] == {"key": "j1", "ms": 1000}
 
 
-def test_alembic_sees_the_table_and_then_nothing_more(engine, metadata, table_name):
-    """The table is a table of yours: migrations find it, and no DDL runs behind your back."""
-    from alembic.autogenerate import compare_metadata, produce_migrations
-    from alembic.migration import MigrationContext
-    from alembic.operations import Operations
+ENV = """
+from alembic import context
 
-    Outbox(metadata, name=table_name)
-    options = {"include_name": lambda name, kind, _: kind != "table" or name == table_name}
-    with engine.begin() as connection:
-        context = MigrationContext.configure(connection, opts=options)
-        operations = Operations(context)
-        for operation in produce_migrations(context, metadata).upgrade_ops.ops:
-            for step in getattr(operation, "ops", [operation]):
-                operations.invoke(step)
+attributes = context.config.attributes
+context.configure(
+    connection=attributes["connection"],
+    target_metadata=attributes["metadata"],
+    version_table=attributes["name"] + "_version",
+    include_name=lambda name, kind, _: kind != "table" or name == attributes["name"],
+)
+with context.begin_transaction():
+    context.run_migrations()
+"""
 
-        assert compare_metadata(context, metadata) == []
+
+@pytest.mark.parametrize("define", [outbox_table, idempotency_table], ids=["outbox", "idempotency"])
+def test_alembic_finds_the_table_and_then_nothing_more(
+    define, engine, metadata, table_name, tmp_path
+):
+    """The table is one of yours: the migration that Alembic writes for it runs as it stands."""
+    define(metadata, table_name)
+    config = Config(attributes={"metadata": metadata, "name": table_name}, stdout=io.StringIO())
+    config.set_main_option("script_location", str(tmp_path / "migrations"))
+    config.set_main_option("path_separator", "os")
+    config.config_file_name = str(tmp_path / "alembic.ini")
+    command.init(config, str(tmp_path / "migrations"))
+    (tmp_path / "migrations" / "env.py").write_text(ENV)
+    with engine.connect() as connection:
+        config.attributes["connection"] = connection
+        command.revision(config, autogenerate=True, message="the table")
+        command.upgrade(config, "head")
+        connection.commit()
+
         assert table_name in inspect(connection).get_table_names()
-        operations.drop_table(table_name)
+        command.check(config)  # raises if there were anything left to migrate
+        command.downgrade(config, "base")
+        connection.commit()
+        assert table_name not in inspect(connection).get_table_names()
+        connection.execute(sqlalchemy.text(f"DROP TABLE {table_name}_version"))
+        connection.commit()
+
+
+async def test_no_table_is_created_behind_your_back(engine, metadata, url, prefix):
+    """Without its table nothing works, and nobody makes one."""
+    outbox = Outbox(metadata, name="never_created")
+    store = SqlStore(engine, table=idempotency_table(metadata, "never_created_either"))
+    with engine.connect() as connection, pytest.raises(SQLAlchemyError, match="never_created"):
+        outbox.add(connection, "payments", "charge")
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        with pytest.raises(SQLAlchemyError, match="never_created"):
+            await relay.run_once()
+    with pytest.raises(SQLAlchemyError, match="never_created_either"):
+        await store.prune()
+
+    assert not {"never_created", "never_created_either"} & set(inspect(engine).get_table_names())
 
 
 async def test_a_row_written_by_hand_needs_only_the_documented_columns(

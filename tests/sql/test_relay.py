@@ -15,11 +15,11 @@ from tests.helpers import wait_until
 from tests.servers import Cluster
 from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
-from toril import NewJob, Queue, Worker
+from toril import Backoff, NewJob, Queue, Worker
 from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailableError
 from toril.outbox import Outbox, Relay
 from toril.outbox.storing import Claim, claim_pending
-from toril.outbox.table import check_table
+from toril.outbox.table import check_table, now_ms
 
 
 @pytest.fixture
@@ -356,6 +356,34 @@ async def test_a_row_whose_queue_is_damaged_is_tried_again_and_then_parked(
     assert "WRONGTYPE" in (await relay.get_parked())[0].error
 
 
+@pytest.mark.no_audit("one of the queue's keys has the wrong type")
+async def test_a_row_that_is_refused_waits_longer_each_time(
+    engine, outbox, make_relay, client, prefix
+):
+    """Retries back off; until then the row is left alone, and others are not."""
+    await client.set(f"{prefix}:broken:wait", "not a list")
+    relay = make_relay(backoff=Backoff.exponential(60_000))
+    with engine.begin() as connection:
+        outbox.add(connection, "broken", "charge")
+    waits = []
+    for attempts in (1, 2, 3):
+        await relay.run_once()
+        assert await relay.run_once() == 0, "it is not tried again before its time"
+        with engine.begin() as connection:
+            table = outbox.table
+            query = select(table.c.attempts, table.c.due_at - now_ms(engine.dialect))
+            made, wait_ms = connection.execute(query).one()
+            connection.execute(update(table).values(due_at=0))
+        assert made == attempts
+        waits.append(wait_ms)
+
+    for wait_ms, expected in zip(waits, (60_000, 120_000, 240_000), strict=True):
+        assert expected - 20_000 < wait_ms <= expected
+    write(engine, outbox)
+    await relay.run_once()
+    assert (relay.metrics.dispatched, relay.metrics.put_off) == (1, 4)
+
+
 async def _are_parked(relay, count):
     await relay.run_once()
     return (await relay.stats()).parked == count
@@ -411,16 +439,21 @@ async def test_a_relay_whose_connections_are_cut_goes_on(
     metadata.create_all(plain)
     make_engine = create_async_engine if is_async else create_engine
     engine = make_engine(url_of(kind, request, tmp_path))
-    relay = Relay(engine, outbox, connection=url, prefix=prefix, poll_interval=20)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix, poll_interval=1)
     running = asyncio.create_task(relay.run())
-    for count in (1, 2, 3):
-        write(plain, outbox)
-        await wait_until(lambda count=count: _has(queue, count), 15)
-        assert await asyncio.to_thread(cut_all_connections, plain.url) > 0
+    write(plain, outbox)
+    await wait_until(lambda: _has(queue, 1), 15)
+    # Wherever it is just then: idle, in a transaction, between its end and the pool.
+    cuts = [await asyncio.to_thread(cut_all_connections, plain.url) for _ in range(15)]
+    write(plain, outbox)
+    await wait_until(lambda: _has(queue, 2), 30)
 
+    assert sum(cuts) > 0
     assert not running.done()
     await relay.close(timeout=5000)
     await running
+    pool = engine.sync_engine.pool if is_async else engine.pool
+    assert pool.checkedout() == 0, "connections that were cut count as used"
     if is_async:
         await engine.dispose()
     metadata.drop_all(plain)
@@ -460,9 +493,10 @@ async def _has(queue, count):
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg async"])
 async def test_on_postgresql_a_commit_wakes_the_relay(
-    driver, postgres, metadata, table_name, url, prefix, queue
+    driver, postgres, metadata, table_name, url, prefix, queue, monkeypatch
 ):
     """LISTEN/NOTIFY: the poll is a minute away, the row is relayed at once."""
+    monkeypatch.setattr("toril.outbox.listening._PAUSE_S", 0.1)
     plain = create_engine(f"postgresql+psycopg://{postgres}")
     outbox = Outbox(metadata, name=table_name)
     metadata.create_all(plain)
@@ -483,6 +517,16 @@ async def test_on_postgresql_a_commit_wakes_the_relay(
     await wait_until(queue.get_waiting_count, 10)
 
     assert time.monotonic() - begin < 5
+
+    # A listener whose connection is cut listens again; the poll is still a minute away.
+    heard.clear()
+    plain.dispose()
+    await asyncio.to_thread(cut_all_connections, plain.url)
+    await asyncio.wait_for(heard.wait(), 10)
+    await asyncio.sleep(0.1)
+    write(plain, outbox)
+    await wait_until(lambda: _has(queue, 2), 10)
+
     await relay.close(timeout=5000)
     await asyncio.wait_for(running, 10)
     metadata.drop_all(plain)
@@ -559,6 +603,32 @@ async def test_a_dead_letter_is_finished_too(engine, outbox, make_relay, url, pr
         await wait_until(dead.get_dead_letter_count)
         await wait_until(lambda: _are_done(relay, 1))
     assert relay.metrics.dispatched_again == 0
+
+
+async def test_a_running_relay_confirms_prunes_and_measures_by_itself(
+    engine, outbox, make_relay, queue, url, prefix
+):
+    """Nobody has to call anything: rows come, their jobs run, rows go, and the metrics tell."""
+    relay = make_relay(confirm=True, confirm_interval=20, keep=0, poll_interval=20)
+    write(engine, outbox, 3)
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(created_at=outbox.table.c.created_at - 5000))
+        connection.execute(update(outbox.table).where(outbox.table.c.seq == 3).values(due_at=2**52))
+    running = asyncio.create_task(relay.run())
+
+    async def handler(job):
+        pass
+
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: relay.metrics.confirmed == 2, 10)
+    relay._next_chores |= {"prune": 0.0, "stats": 0.0}  # a minute and seconds later, that is
+    await wait_until(lambda: relay.metrics.pruned == 2, 10)
+    await wait_until(lambda: relay.metrics.depth == 1, 10)
+
+    assert statuses(engine, outbox) == ["pending"]
+    assert 5000 <= relay.metrics.lag_ms < 60_000
+    await relay.close(timeout=5000)
+    await running
 
 
 def test_a_memory_shorter_than_the_confirmation_is_refused(engine, outbox, url):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ MANY_FAILED = 1000
 LONG_WAIT_MS = 3_600_000
 LETTERS_WAIT_MS = 24 * 3_600_000
 _SAMPLE = 20
+_HASH = re.compile(r"[0-9a-f]{32}")
 _PERMANENT = ("KeyError", "TypeError", "ValidationError", "AttributeError", "IndexError")
 
 
@@ -45,7 +47,12 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     has_groups: bool = False
     has_lanes: bool = False
-    schedulers: Sequence[str] = ()
+    repeating_by_add: Sequence[str] = ()
+    """What recurs because a job was added with ``repeat``, and not by a scheduler."""
+    concurrency: int | None = None
+    """How many jobs may run at once, over all workers."""
+    rate: tuple[int, int] | None = None
+    """How many may start, in how many ms."""
     workers: Sequence[WorkerFacts] | None = None
     waiting: Sequence[Job] = ()
     failed: Sequence[Job] = ()
@@ -108,28 +115,45 @@ async def _read_queue(
     connection: Connection, reader: ConnectionReader, keys: Keys, node: NodeFacts
 ) -> QueueFacts:
     counts = await connection.run(reading.counts(keys, reading.STATES))
-    is_paused, groups, lanes, schedulers = await reader.ask(
+    (is_paused, concurrency, rate, rate_ms), groups, lanes, schedulers = await reader.ask(
         [
-            ("HEXISTS", keys.meta, "paused"),
+            ("HMGET", keys.meta, "paused", "concurrency", "max", "duration"),
             ("EXISTS", f"{keys.base}:groups"),
             ("EXISTS", f"{keys.base}:lanes:index"),
             ("ZRANGE", keys.repeat, "0", "200"),
         ]
     )
+    repeating = await _repeating_by_add(reader, keys, schedulers)
     oldest = reading.jobs(keys, ("waiting",), 0, _SAMPLE - 1, newest_first=False)
     newest_failed = reading.jobs(keys, ("failed",), 0, _SAMPLE - 1, newest_first=True)
     return QueueFacts(
         name=keys.name,
         counts=counts,
-        is_paused=bool(is_paused),
+        is_paused=is_paused is not None,
         has_groups=bool(groups),
         has_lanes=bool(lanes),
-        schedulers=schedulers,
+        repeating_by_add=repeating,
+        concurrency=_number(concurrency),
+        rate=None if _number(rate) is None else (_number(rate) or 0, _number(rate_ms) or 0),
         workers=None if node.clients is None else _workers_in(node.clients, keys),
         waiting=await connection.follow(oldest),
         failed=await connection.follow(newest_failed),
         now_ms=node.now_ms,
     )
+
+
+async def _repeating_by_add(
+    reader: ConnectionReader, keys: Keys, names: Sequence[str]
+) -> list[str]:
+    """Their names are hashes and no record counts their iterations, or they tell it all."""
+    old = [name for name in names if name.count(":") >= 4]
+    hashes = [name for name in names if _HASH.fullmatch(name)]
+    counted = await reader.ask([("HEXISTS", f"{keys.repeat}:{name}", "ic") for name in hashes])
+    return old + [name for name, is_counted in zip(hashes, counted, strict=True) if not is_counted]
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdigit() else None
 
 
 def _workers_in(clients: str, keys: Keys) -> list[WorkerFacts]:
@@ -152,6 +176,7 @@ def check_queues(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
         yield from _growth(queue)
         yield from _retries(queue)
         yield from _recurring(queue)
+        yield from _limits(queue)
         yield from _libraries(queue)
         yield from _compensation(queue, names)
 
@@ -268,8 +293,7 @@ def _looks_permanent(job: Job) -> bool:
 
 
 def _recurring(queue: QueueFacts) -> Iterator[Finding]:
-    old = [name for name in queue.schedulers if name.count(":") >= 4]
-    if old:
+    if old := queue.repeating_by_add:
         yield Finding(
             code="D213",
             severity=Severity.WARNING,
@@ -277,6 +301,23 @@ def _recurring(queue: QueueFacts) -> Iterator[Finding]:
             problem=f"{len(old)} recurring jobs were made by add(…, repeat), as {old[0]!r}",
             harm="That way is deprecated in BullMQ 5 and gone in 6: they will stop.",
             remedy="upsert_job_scheduler(id, cron=…) makes each anew; then remove the old ones.",
+        )
+
+
+def _limits(queue: QueueFacts) -> Iterator[Finding]:
+    limits = []
+    if queue.concurrency is not None:
+        limits.append(f"at most {queue.concurrency} of its jobs run at once")
+    if queue.rate is not None:
+        limits.append(f"at most {queue.rate[0]} start in {queue.rate[1]} ms")
+    if limits:
+        yield Finding(
+            code="D211",
+            severity=Severity.INFO,
+            subject=queue.subject,
+            problem=f"{' and '.join(limits)}, over all workers",
+            harm="More workers do not make it faster, which surprises who forgot the limit.",
+            remedy="remove_global_concurrency(), remove_global_rate_limit(), if it is not wanted.",
         )
 
 

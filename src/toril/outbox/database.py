@@ -43,13 +43,36 @@ def open_database(engine: Engine | AsyncEngine) -> Database:
     raise InvalidOptionError(f"{engine!r} is no engine of SQLAlchemy; use create_engine(…)")
 
 
-def _isolation(dialect: Dialect) -> dict[str, Any]:
+def _isolate(connection: Connection) -> None:
     """Row locks mean nothing under autocommit, which an engine may have as its default."""
-    return {"isolation_level": "READ COMMITTED"} if has_row_locks(dialect.name) else {}
+    if has_row_locks(connection.dialect.name):
+        raw: Any = connection.connection.dbapi_connection
+        connection.dialect.set_isolation_level(raw, "READ COMMITTED")
+
+
+def _give_back(connection: Connection) -> None:
+    """To the pool, as it came from there.
+
+    Not by an option of the connection: if it has died by now, SQLAlchemy would pass on the driver's
+    error and count it as in use for ever.
+    """
+    dialect = connection.dialect
+    if has_row_locks(dialect.name) and not connection.invalidated:
+        try:
+            raw: Any = connection.connection.dbapi_connection
+            dialect.reset_isolation_level(raw)
+        except dialect.loaded_dbapi.Error as error:
+            connection.invalidate(error)
+    connection.close()
+
+
+def _put_aside(connection: Connection, error: Exception) -> None:
+    """A connection that has died since it was last used."""
+    connection.invalidate(error)
+    connection.close()
 
 
 def _cut_off(error: Exception) -> OperationalError:
-    """SQLAlchemy passes on what drivers raise when the isolation of a dead connection is set."""
     return OperationalError("SET TRANSACTION ISOLATION LEVEL", None, error)
 
 
@@ -75,31 +98,36 @@ class ThreadDatabase:
             await self._call(connection.rollback)
             raise
         finally:
-            await self._call(connection.close)
+            await self._call(_give_back, connection)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._call(self._run, function, arguments)
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        with self._connect() as connection, connection.begin():
-            return function(connection, *arguments)
+        connection = self._connect()
+        try:
+            with connection.begin():
+                return function(connection, *arguments)
+        finally:
+            _give_back(connection)
 
     async def close(self) -> None:
         self._thread.shutdown(wait=False)
 
     def _connect(self) -> Connection:
-        """A connection that is alive: those that died since they were last used are put aside."""
+        """A connection that is alive."""
         tries = 0
         while True:
             tries += 1
             connection = self._engine.connect()
             try:
-                return connection.execution_options(**_isolation(self.dialect))
+                _isolate(connection)
             except self.dialect.loaded_dbapi.Error as error:
-                connection.invalidate(error)
-                connection.close()
+                _put_aside(connection, error)
                 if tries == MOST_TRIES:
                     raise _cut_off(error) from error
+                continue
+            return connection
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -127,7 +155,7 @@ class AsyncDatabase:
             await _rollback(connection)
             raise
         finally:
-            await connection.close()
+            await connection.run_sync(_give_back)
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         async with self.transaction() as ask:
@@ -142,12 +170,13 @@ class AsyncDatabase:
             tries += 1
             connection = await self._engine.connect()
             try:
-                return await connection.execution_options(**_isolation(self.dialect))
+                await connection.run_sync(_isolate)
             except self.dialect.loaded_dbapi.Error as error:
-                await connection.invalidate(error)
-                await connection.close()
+                await connection.run_sync(_put_aside, error)
                 if tries == MOST_TRIES:
                     raise _cut_off(error) from error
+                continue
+            return connection
 
 
 async def _rollback(connection: AsyncConnection) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toril.client.connection import Connection, Target
@@ -44,7 +44,7 @@ from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Prepared
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
-from toril.sql import MOST_TRIES, lost_out
+from toril.sql import MOST_TRIES, is_passing
 
 logger = logging.getLogger("toril.outbox")
 
@@ -52,6 +52,7 @@ T = TypeVar("T")
 
 _ROWS_PER_PRUNE = 1000
 _STATS_EVERY_S = 5.0
+_SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_WAIT_MS = 3_600_000
 _NODE_WAIT_MS = 5000
@@ -214,21 +215,21 @@ class Relay:
         self._news.set()
 
     async def _loop(self) -> None:
-        pause_s = self._poll_s
+        pause_s = 0.0
         while not self._is_closing:
             self._news.clear()
             try:
                 count = await self.run_once()
                 await self._do_chores()
-                pause_s = self._poll_s
+                pause_s = 0.0
             except (ServerError, SQLAlchemyError, OSError) as error:
                 self.metrics.errors += 1
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s or _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
                 logger.warning("%r tries again in %.1f s: %s", self, pause_s, error)
                 await self._rest(pause_s * random.uniform(0.5, 1), is_deaf=True)
                 continue
             if count < self._batch_size:
-                await self._rest(pause_s * random.uniform(0.8, 1))
+                await self._rest(self._poll_s * random.uniform(0.8, 1))
 
     async def _rest(self, seconds: float, *, is_deaf: bool = False) -> None:
         """Until there is news, or in trouble until the time is over or the relay is closed."""
@@ -252,7 +253,7 @@ class Relay:
 
     async def run_once(self) -> int:
         """Relay one batch; returns how many rows it had."""
-        return await _again_when_it_lost_out(self._run_once)
+        return await _again_if_it_may_pass(self._run_once)
 
     async def _run_once(self) -> int:
         if storing.has_row_locks(self._database.dialect.name):
@@ -404,7 +405,7 @@ class Relay:
 
     async def confirm_once(self) -> int:
         """Ask what became of dispatched jobs that are due; returns how many there were."""
-        return await _again_when_it_lost_out(self._confirm_once)
+        return await _again_if_it_may_pass(self._confirm_once)
 
     async def _confirm_once(self) -> int:
         if storing.has_row_locks(self._database.dialect.name):
@@ -492,15 +493,15 @@ class Relay:
         return count
 
 
-async def _again_when_it_lost_out(step: Callable[[], Awaitable[T]]) -> T:
-    """Do a step anew when the database preferred another transaction to its own.
+async def _again_if_it_may_pass(step: Callable[[], Awaitable[T]]) -> T:
+    """Do a step anew that lost against another transaction, or whose connection had died.
 
     Jobs that it added before that are known to the server and not added a second time.
     """
     for _ in range(MOST_TRIES - 1):
         try:
             return await step()
-        except SQLAlchemyError as error:
-            if not lost_out(error):
+        except DBAPIError as error:
+            if not is_passing(error):
                 raise
     return await step()
