@@ -4,6 +4,7 @@ A test gives it a rule: a function that sees the words of each request and retur
 to go wrong with it:
 
     "cut"        the request never arrives; the client's connection is closed
+    "hold"       the same, but only when ``may_cut`` is set: what was sent before it is done first
     "lose"       the server does it, the reply is lost and the client's connection is closed
     "swallow"    the server does it, nobody answers, and the connection stays open (half-open)
     "double"     the server gets it twice: now, and once more from a ghost when the reply is there
@@ -34,6 +35,7 @@ class Proxy:
         self.may_lose = asyncio.Event()
         """Replies are lost when this is set: a test may let something happen before."""
         self.may_lose.set()
+        self.may_cut = asyncio.Event()
         self.broken: list[tuple[str, bytes]] = []
         """What went wrong, with the first word of each request."""
         self.ghosts: list[Any] = []
@@ -101,7 +103,9 @@ class _Line:
         fault = self._proxy.rule(words)
         if fault is not None:
             self._proxy.broken.append((fault, words[0]))
-        if fault == "cut":
+        if fault == "hold":
+            await self._proxy.may_cut.wait()
+        if fault in ("cut", "hold"):
             return True
         self._was_answered.clear()
         if fault in ("lose", "swallow"):

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from tests.proxy import Proxy
+from tests.proxy import Proxy, runs
 from toril import Queue, Worker
 
 
@@ -111,3 +111,63 @@ async def test_an_idle_worker_whose_wait_is_never_answered_opens_another_line(se
             await queue.add("job")
             # The wait and two seconds, and the watch looks twice a second.
             await asyncio.wait_for(ran.wait(), 8)
+
+
+class TornWait:
+    """A rule: of the first wait of a worker only the half that pops the marker arrives."""
+
+    def __init__(self) -> None:
+        self.was_sent = False
+        self._is_over = False
+
+    def __call__(self, words: list[bytes]) -> str | None:
+        if words[0] == b"BZPOPMIN" and not self.was_sent:
+            self.was_sent = True
+            return None
+        if self.was_sent and not self._is_over and runs(words, "settle"):
+            self._is_over = True
+            return "hold"
+        return None
+
+
+@pytest.mark.parametrize("is_closing", [False, True], ids=["goes on", "closes"])
+async def test_whoever_pops_the_marker_in_vain_sees_to_it_that_the_job_is_taken(
+    is_closing, server, prefix, client
+):
+    """The line breaks between the wait and the take behind it: nobody else is woken for the job."""
+    ran = asyncio.Event()
+
+    async def handler(job):
+        ran.set()
+
+    rule = TornWait()
+    options = {"prefix": prefix, "drain_delay": 60_000, "stalled_interval": 60_000}
+    async with Proxy(server.port) as proxy:
+        proxy.rule = rule
+        worker = Worker("q", handler, connection=proxy.url, **options)
+        other = Worker("q", handler, connection=server.url, **options)
+        queue = Queue("q", connection=server.url, prefix=prefix)
+        await worker.start()
+        await wait_until(lambda: proxy.broken)
+        if is_closing:
+            await other.start()
+            await wait_until(lambda: _blocked(client, 3))
+        await queue.add("job")
+        await wait_until(lambda: _is_popped(client, prefix))
+        closing = asyncio.create_task(worker.close()) if is_closing else None
+        proxy.may_cut.set()
+
+        await asyncio.wait_for(ran.wait(), 8)
+
+        if closing is not None:
+            await closing
+        for one in (worker, other, queue):
+            await one.close()
+
+
+async def _blocked(client, count: int) -> bool:
+    return (await client.info("clients"))["blocked_clients"] >= count
+
+
+async def _is_popped(client, prefix: str) -> bool:
+    return await client.exists(f"{prefix}:q:marker") == 0
