@@ -29,9 +29,9 @@ from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
 
-LETTERS_PER_LOOK = 500
+LETTERS_PER_LOOK = 400
 REPLAYS_PER_SLICE = 80
-PURGES_PER_SLICE = 250
+PURGES_PER_SLICE = 150
 """So that a script takes less than 10 ms, also on a slow server."""
 LEFT_BEHIND = 2000
 """How many letters that do not pass a filter stay at the end of the list, where the others are
