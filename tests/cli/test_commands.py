@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import sys
 import pytest
 
 from tests.cli.conftest import Toril
-from tests.helpers import wait_until, wait_until_sync
+from tests.cli.terminal import Terminal
+from tests.helpers import not_run, wait_until, wait_until_sync
 from toril import NewJob, Queue, Worker
 from toril.cli.main import run
+from toril.cli.printing import fitted
 from toril.sync import Queue as BlockingQueue
 
 NOBODY = "redis://127.0.0.1:1"
@@ -329,3 +332,37 @@ def test_a_queue_that_is_not_there_is_no_empty_queue(toril: Toril, queue):
     assert "There is no queue 'paymnets'" in toril("queues", "paymnets").out
     assert re.search(r"waiting +1\n", toril("queues", "payments").out)
     assert toril("queues", "paymnets", "--json").json["waiting"] == 0
+
+
+def test_a_table_fits_the_terminal_and_keeps_what_one_copies(cli_env, queue):
+    """At 80 columns every row is one line with its id in full; a pipe gets all of it."""
+    if not Terminal.is_available():
+        not_run("tmux is missing, so no real terminal was driven")
+    job = queue.add("a-job-with-a-long-name", {"text": "x" * 100}, priority=3)
+    names = ("TORIL_URL", "TORIL_PREFIX", "PYTHONPATH")
+    env = {name: cli_env[name] for name in names} | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
+    for arguments, first in ((["jobs", "payments"], job.id), (["queues"], "payments")):
+        command = shlex.join([sys.executable, "-m", "toril", *arguments])
+        with Terminal(["sh", "-c", f"{command}; sleep 60"], env) as terminal:
+            wait_until_sync(lambda first=first: first in terminal.screen(), timeout=30, every=0.1)
+            lines = [line for line in terminal.screen().splitlines() if line.strip()]
+        assert len(lines) == 3, lines
+        assert lines[2].startswith(first)
+        assert "priorit" in " ".join(lines)
+
+
+def test_a_table_is_cut_where_it_hurts_least():
+    cells = [["j" * 22, "name", "1,234", "d" * 60, ""], ["j" * 22, "n" * 30, "5", "d", ""]]
+
+    columns, cut = fitted(["id", "name", "#tries", "data", "reason"], cells, 80)
+
+    assert columns == ["id", "name", "#tries", "data"], "nothing is said of reasons"
+    assert [row[0] for row in cut] == ["j" * 22] * 2
+    assert cut[0][2] == "1,234"
+    assert cut[0][3].endswith("d…")
+    assert all(sum(map(len, row)) + 6 <= 80 for row in cut)
+    assert fitted(["queue"], [["ä☃" * 40]], 40)[1] == [[("ä☃" * 40)[:39] + "…"]]
+    group = ["g" * 36, "order-fulfilment", "FAILED_COMPENSATION", "1", "2", "3", "4", "5s ago"]
+    names = ["id", "name", "state", "#jobs", "#completed", "#failed", "#cancelled", "created"]
+    columns, ((first, *_),) = fitted(names, [group], 80)
+    assert (first, columns[:4]) == (group[0], names[:4]), "the last columns go, the id stays"

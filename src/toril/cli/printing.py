@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from toril.cli.server import Server
 
 _WIDE = 240
+_GAP = 2
+_LONG, _LEAST_TEXT, _LEAST_NAME, _LEAST_COLUMNS = 12, 6, 36, 3
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 
@@ -38,7 +40,12 @@ def say(server: Server, sentence: str, **facts: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str, title: str | None = None
 ) -> None:
-    """A table; columns whose names begin with ``#`` hold numbers.  ``empty`` when it has no row."""
+    """A table; columns whose names begin with ``#`` hold numbers.  ``empty`` when it has no row.
+
+    On a terminal each row is one line: where there is no room long texts are cut, then short ones,
+    and then the last columns are left out; the first one is what people copy.  What programs read
+    is never cut.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -47,8 +54,15 @@ def print_table(
     if not cells:
         click.echo(empty)
         return
+    if sys.stdout.isatty():
+        columns, cells = fitted(columns, cells, console().width)
     table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False
+        box=box.SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
     for column in columns:
         is_number = column.startswith("#")
@@ -61,6 +75,40 @@ def print_table(
     for row in cells:
         table.add_row(*(Text(text) for text in row))
     console().print(table)
+
+
+def fitted(
+    columns: Sequence[str], cells: list[list[str]], width: int
+) -> tuple[list[str], list[list[str]]]:
+    """The table without columns that say nothing, and with texts cut to the room there is."""
+    from rich.cells import cell_len, set_cell_size
+
+    kept = [at for at, _ in enumerate(columns) if not at or any(row[at] for row in cells)]
+    columns = [columns[at] for at in kept]
+    cells = [[row[at] for at in kept] for row in cells]
+    widths = [
+        max(cell_len(column.removeprefix("#")), *(cell_len(row[at]) for row in cells))
+        for at, column in enumerate(columns)
+    ]
+    texts = [at for at, column in enumerate(columns) if at and not column.startswith("#")]
+    long_ones = [at for at in texts if widths[at] > _LONG]
+    excess = sum(widths) + _GAP * (len(columns) - 1) - width
+    for group, least in ((long_ones, _LEAST_TEXT), (texts, _LEAST_TEXT), ([0], _LEAST_NAME)):
+        while excess > 0 and any(widths[at] > least for at in group):
+            widest = max(group, key=widths.__getitem__)
+            widths[widest] -= 1
+            excess -= 1
+    while excess > 0 and len(columns) > _LEAST_COLUMNS:
+        excess -= widths.pop() + _GAP
+        columns = columns[:-1]
+    cells = [row[: len(columns)] for row in cells]
+
+    def cut(text: str, most: int) -> str:
+        return text if cell_len(text) <= most else f"{set_cell_size(text, most - 1)}…"
+
+    for row in cells:
+        row[:] = [cut(text, most) for text, most in zip(row, widths, strict=True)]
+    return columns, cells
 
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:

@@ -16,10 +16,13 @@ _COLUMNS = {
     "active": "#active",
     "delayed": "#delayed",
     "prioritized": "#prioritized",
-    "waiting_children": "#with children",
+    "waiting_children": "#children",
     "completed": "#completed",
     "failed": "#failed",
 }
+
+
+_ALWAYS = ("waiting", "active", "completed", "failed")
 
 
 @click.command("queues")
@@ -51,12 +54,13 @@ def queues(server: Server, queue_name: str | None) -> None:
     if server.as_json:
         print_json(rows)
         return
+    states = [state for state in _COLUMNS if state in _ALWAYS or any(row[state] for row in rows)]
     print_table(
-        ["queue", *_COLUMNS.values(), ""],
+        ["queue", *(_COLUMNS[state] for state in states), ""],
         [
             [
                 row["queue"],
-                *(row[state] for state in _COLUMNS),
+                *(row[state] for state in states),
                 "paused" if row["is_paused"] else "",
             ]
             for row in rows
