@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.proxy import Proxy, runs
-from toril import Queue, Worker
+from toril import NewJob, Queue, Worker
 
 
 async def nothing(job):
@@ -111,6 +111,32 @@ async def test_an_idle_worker_whose_wait_is_never_answered_opens_another_line(se
             await queue.add("job")
             # The wait and two seconds, and the watch looks twice a second.
             await asyncio.wait_for(ran.wait(), 8)
+
+
+async def test_jobs_that_come_together_wake_one_idle_worker_after_another(server, prefix, client):
+    """A bulk sets one marker: whoever takes a job puts it back for the next."""
+    holding: list[str] = []
+    go_on = asyncio.Event()
+
+    async def hold(job):
+        holding.append(job.id)
+        await go_on.wait()
+
+    options = {"connection": server.url, "prefix": prefix}
+    workers = [Worker("q", hold, **options, drain_delay=60_000) for _ in range(3)]
+    for worker in workers:
+        await worker.start()
+    await wait_until(lambda: _blocked(client, 6))  # the wait and the mailbox of each
+    async with Queue("q", **options) as queue:
+        jobs = await queue.add_bulk([NewJob("job") for _ in range(3)])
+
+        await wait_until(lambda: len(holding) == 3, 8)
+
+    assert sorted(holding) == sorted(job.id for job in jobs)
+    assert [len(worker.current_jobs) for worker in workers] == [1, 1, 1]
+    go_on.set()
+    for worker in workers:
+        await worker.close()
 
 
 class TornWait:
