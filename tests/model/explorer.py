@@ -12,6 +12,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tests.model.actors import Call, after_reply, keys_of, settle_request
 from tests.model.checks import state_problems, step_problems
 from tests.model.draining import Drain
 from tests.model.machine import START_MS, Machine, Request, Result, ScriptError, request_of
@@ -104,10 +105,30 @@ class _Exploration:
         try:
             for command in self._world.given:
                 request = command if isinstance(command, Request) else request_of(command)
-                state = self._machine.run(state, START_MS, request).state
+                state = self._given(state, request)
         except ScriptError as error:
             raise Violation(f"{self._world.name}: it cannot even begin: {error}") from error
-        return Node(state, self._world.workers, START_MS, self._full)
+        start = Node(state, self._world.workers, START_MS, self._full)
+        return self._all_idle(start) if self._world.starts_idle else start
+
+    def _given(self, state: State, request: Request) -> State:
+        """What has happened before the world begins is checked like anything else."""
+        result = self._machine.run(state, START_MS, request)
+        before, after = (view_of(one, self._world.queues) for one in (state, result.state))
+        step = Step(request.script, request, lambda reply: Node(state, (), 0, ()))
+        for problem in step_problems(before, after, result, step, START_MS):
+            raise Violation(f"{self._world.name}: before it begins: {problem}")
+        return result.state
+
+    def _all_idle(self, start: Node) -> Node:
+        state, workers = start.state, []
+        for worker in start.workers:
+            call = Call(1, (), 1)
+            result = self._machine.run(state, START_MS, settle_request(worker, call))
+            workers.append(after_reply(worker, call, result.reply))
+            marker = Request("delete", (keys_of(worker.queue).marker,), ())
+            state = self._machine.run(result.state, START_MS, marker).state
+        return start._replace(state=state, workers=tuple(workers))
 
     def _ask(self) -> list[_Planned]:
         """Send the next moments to the server."""

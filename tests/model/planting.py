@@ -10,9 +10,8 @@ from tests.model.worlds import WORLDS
 from tests.servers import Server
 
 MOST_TO_COVER = 1_500
-LOOKS = (600, 2_500)
-"""How many steps a world is explored for a bug: a short look into each, then a longer one."""
-MOST_WORLDS = 3
+LOOKS = ((600, 3), (1_500, 10))
+"""For how many steps how many worlds are explored for a bug: a few for a short time, then more."""
 
 Coverage = dict[int, dict[str, int]]
 """Where the line of each mutant is run, by its number: the world, and after how many steps."""
@@ -32,8 +31,8 @@ def coverage(server: Server) -> Coverage:
 
 def find(mutant: Mutant, worlds: dict[str, int], server: Server) -> str | None:
     """What the explorer says about it, or nothing; first where its line is run soon."""
-    for most in LOOKS:
-        for name in sorted(worlds, key=lambda name: worlds[name])[:MOST_WORLDS]:
+    for most, count in LOOKS:
+        for name in sorted(worlds, key=lambda name: worlds[name])[:count]:
             found = _look(mutant, name, most, server)
             if found is not None:
                 return found

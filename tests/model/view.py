@@ -10,6 +10,8 @@ from functools import cached_property, lru_cache
 from tests.model.states import Cell, State
 
 PREFIX = "p"
+DORMANT = 1000000000000000
+"""Added to the score of a lane in the index of which nothing waits and nothing runs."""
 LISTS = ("wait", "paused", "active")
 ZSETS = ("prioritized", "delayed", "waiting-children", "completed", "failed")
 _FIXED = {
@@ -42,6 +44,7 @@ class Queue:
         self.lanes_index: list[str] = []
         self.lanes_aside: set[str] = set()
         self.lanes_delayed: set[str] = set()
+        self.lanes_dormant: set[str] = set()
         self.lanes_later: dict[str, float] = {}
         self.lanes_stopped: list[str] = []
         self.schedulers: dict[str, float] = {}
@@ -140,6 +143,11 @@ def _read_lane_delayed(queue: Queue, rest: str, cell: Cell) -> None:
         queue.scores.setdefault("delayed", {})[_lane_job(member)] = score * 4096
 
 
+def _read_lanes_index(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.lanes_index = list(cell.scores)
+    queue.lanes_dormant = {lane for lane, since in cell.scores.items() if since >= DORMANT}
+
+
 def _read_lanes_aside(queue: Queue, rest: str, cell: Cell) -> None:
     queue.lanes_aside = set(cell.scores)
 
@@ -194,7 +202,7 @@ _READERS: dict[str, Reader] = {
     "lanes:delayed": _read_lane_delayed,
     "lanes:held": _read_lanes_held,
     "lanes:ready": _read_lane_names("lanes_ready"),
-    "lanes:index": _read_lane_names("lanes_index"),
+    "lanes:index": _read_lanes_index,
     "lanes:aside": _read_lanes_aside,
     "lanes:later": _setter("lanes_later", "scores"),
     "marker": _setter("marker", "scores"),

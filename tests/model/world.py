@@ -46,6 +46,8 @@ class World:
     faults: tuple[tuple[str, int], ...] = FAULTS
     may_remove: bool = False
     """Do jobs vanish by themselves (retention, dead letters)?"""
+    starts_idle: bool = False
+    """Have the workers taken what there was and popped the marker, so that only a new one wakes?"""
     ticks: int = 3
     """How many seconds may pass."""
 

@@ -141,11 +141,20 @@ def _changed_priority(after: View, step: Step, reply: Any) -> Iterator[str]:
 def _deduplicated(
     before: View, after: View, events: Events, step: Step, reply: Any
 ) -> Iterator[str]:
-    if step.request.script != "add" or not isinstance(reply[1], bytes):
+    if step.request.script != "add":
+        return
+    for (name, job_id), told in events.of_jobs.items():
+        owned = after.queues[name].jobs.get(job_id, {}).get("deid")
+        if b"added" in told and owned and after.queues[name].deduplication.get(owned) != job_id:
+            yield f"T7: {job_id} was added and does not own {owned}"
+    if not isinstance(reply[1], bytes):
         return
     replaces = any(b'"replace":true' in word for word in step.request.words[1:])
     if b"deduplicated" not in events.names("q") and not replaces:
         yield "T7: a job was deduplicated and nobody was told"
+    is_beside_5 = after.queues["q"].meta.get("version", "").startswith("bullmq:5")
+    if is_beside_5 and b"debounced" not in events.names("q"):
+        yield "T7: a job was deduplicated and BullMQ 5 was not told"
     keeps_last = any(b"keepLastIfActive" in word for word in step.request.words[1:])
     is_active = before.queues["q"].places.get(reply[1].decode()) == "active"
     if keeps_last and is_active and not after.queues["q"].next_jobs:

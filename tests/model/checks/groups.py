@@ -20,6 +20,11 @@ MAPPED = 2
 
 
 def group_problems(view: View, queue: Queue) -> Iterator[str]:
+    for part in ("groups", "toril:groups-open", "toril:groups-ended"):
+        cell = view.keys.get(f"{queue.base}:{part}")
+        for group_id in cell.scores if cell is not None else ():
+            if group_id not in queue.groups:
+                yield f"S6: {part} names {group_id}, which does not exist"
     for group_id, record in queue.groups.items():
         group = _Group(view, queue, group_id, record)
         yield from (f"S6: {problem}" for problem in group.problems())
@@ -113,10 +118,6 @@ class _Group:
             yield "group is not in the index"
         if (opened is not None and self._id in opened.scores) != (self.state not in OVER):
             yield f"group is {self.state}; it counts as open: {opened}"
-        for cell in (listed, opened, ended):
-            for group_id in cell.scores if cell is not None else ():
-                if group_id not in self._queue.groups:
-                    yield f"{cell} names a group that does not exist"
         is_closed = self.state in ("COMPLETED", "FAILED")
         if (ended is not None and self._id in ended.scores) != is_closed:
             yield f"group is {self.state}; it counts as ended: {ended}"
@@ -193,6 +194,10 @@ def group_step_problems(
             new = group["state"]
             if step.request.script == "cancelGroup" and reply == b"ACTIVE" and new == "ACTIVE":
                 yield f"T7: {name}: the group was cancelled and is ACTIVE"
+            if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED"):
+                for key in _Group(after, queue, group_id, group).live:
+                    if after.place_of(key) != "active":
+                        yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
             if old != new:

@@ -32,6 +32,9 @@ def lane_problems(queue: Queue) -> Iterator[str]:
         if is_waiting and not is_known and lane not in queue.lanes_stopped:
             yield f"S5: lane {lane} has jobs, is not held and not ready"
     for lane in queue.lanes_index:
+        has_work = "wait" in waiting.get(lane, ()) or lane in queue.lanes_held
+        if has_work == (lane in queue.lanes_dormant):
+            yield f"S5: lane {lane} has work {has_work}, and the index says another thing"
         if not waiting.get(lane) and lane not in queue.lanes_held:
             yield f"S5: lane {lane} is indexed and empty"
     if queue.lanes_aside != queue.lanes_delayed:

@@ -17,6 +17,7 @@ def order_problems(before: View, after: View, events: Events, step: Step) -> Ite
         problems = [
             *_taken(name, was, queue, events, step),
             *_came(name, queue, events, step),
+            *_stayed(name, was, queue, events),
             *_began(name, queue, events),
             *_due_first(name, queue, events),
             *_shared(was, queue, step),
@@ -77,6 +78,18 @@ def _came(name: str, queue: Queue, events: Events, step: Step) -> Iterator[str]:
     is_front = b"stalled" in told or step.is_front or "waiting-children" in before or is_lifo
     if came[0] != listed[-1 if is_front else 0]:
         yield f"T6: {came[0]} came and stands in {listed}"
+
+
+def _stayed(name: str, was: Queue, queue: Queue, events: Events) -> Iterator[str]:
+    """Who goes on waiting keeps his place."""
+    for place in ("wait", "paused"):
+        before, now = was.order.get(place, []), queue.order.get(place, [])
+        stayed = [
+            job_id for job_id in before if job_id in now and not events.places_of(name, job_id)
+        ]
+        after = [job_id for job_id in now if job_id in stayed]
+        if stayed != after:
+            yield f"T6: {stayed} stand as {after} now"
 
 
 def _began(name: str, queue: Queue, events: Events) -> Iterator[str]:

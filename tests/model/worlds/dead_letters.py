@@ -38,6 +38,7 @@ LETTER = World(
     ends=failing("fails"),
     faults=((LOST, 2), (GHOST, 1), (DEATH, 1), (EXPIRY, 1)),
     may_remove=True,
+    starts_idle=True,
 )
 
 LETTERS = World(

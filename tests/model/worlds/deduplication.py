@@ -26,7 +26,7 @@ KEEP_LAST = World(
     "keep the last one",
     ("q",),
     two(),
-    (add("x", "fails", attempts=2, deduplication=LAST), add("w")),
+    (add("x", "fails", attempts=2, deduplication=LAST), add("w"), add("v")),
     (adds("y", deduplication=LAST), adds("z", lifo=True, deduplication=LAST)),
     ends=failing("fails"),
     faults=(*FAULTS, (LEAVING, 1)),
@@ -43,6 +43,7 @@ KEEP_LAST_LATER = World(
         adds("u", lane="l", delay=1000, deduplication=LAST),
     ),
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
+    starts_idle=True,
 )
 
 FOR_A_TIME = World(
@@ -70,18 +71,20 @@ DEBOUNCE = World(
         removes("y"),
     ),
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    starts_idle=True,
 )
 
 DEBOUNCE_IN_LANE = World(
     "the newest replaces the delayed one of a lane",
     ("q",),
     two(),
-    (add("x", lane="l", delay=1000, deduplication=NEWEST), add("w", lane="l")),
+    (add("x", lane="l", delay=2000, deduplication=NEWEST), add("w", lane="w")),
     (
-        adds("y", lane="l", delay=1000, deduplication=NEWEST)._replace(may_remove=True),
-        adds("z", lane="l", delay=2000, deduplication=OFF_FOR_A_TIME),
+        adds("y", lane="m", delay=1000, deduplication=NEWEST)._replace(may_remove=True),
+        adds("z", lane="l", delay=1000, deduplication=OFF_FOR_A_TIME),
     ),
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    starts_idle=True,
 )
 
 PUT_OFF = World(
@@ -91,6 +94,7 @@ PUT_OFF = World(
     (add("x", delay=2000, deduplication=OFF),),
     (adds("y", delay=1000, deduplication=OFF), adds("z", deduplication=OFF), removes("x")),
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    starts_idle=True,
 )
 
 WORLDS = (

@@ -36,6 +36,7 @@ FLOW = World(
     (_flow(fail_parent_on_failure=True),),
     (removes("c2"),),
     ends=failing("fails"),
+    starts_idle=True,
 )
 
 RETRY = Client("retry c1", lambda view: moving.retry(keys_of("q"), "c1", call="retry c1"))
@@ -53,6 +54,7 @@ GOES_ON = World(
     (RETRY, WITH_CHILDREN),
     ends=failing("fails"),
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
+    starts_idle=True,
 )
 
 IGNORES = World(
@@ -63,6 +65,7 @@ IGNORES = World(
     (RETRY, WITH_CHILDREN),
     ends=failing("fails"),
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
+    starts_idle=True,
 )
 
 FAILS_LATE = World(
@@ -73,6 +76,7 @@ FAILS_LATE = World(
     (RETRY, removes("c1")),
     ends={"fails": (FAIL,), "parent": (WAIT,)},
     faults=((DEATH, 1), (EXPIRY, 1), (LEAVING, 1)),
+    starts_idle=True,
 )
 
 
@@ -89,6 +93,7 @@ WAITS = World(
     (Client("add c", _late_child), removes("c")),
     ends={"fails": (FAIL,), "parent": (WAIT, FAIL)},
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1), (LEAVING, 1)),
+    starts_idle=True,
 )
 
 WORLDS = (FLOW, GOES_ON, IGNORES, FAILS_LATE, WAITS)

@@ -96,7 +96,7 @@ LARGE = World(
     "a group of five",
     QUEUES,
     ONE_WORKER,
-    (_group(names=("one", "two", "three", "three", "three")), add("x")),
+    (_group(names=("one", "two", "three", "three", "three")), add("x"), add("y")),
     (CANCEL, removes("j5")),
     ends=FAILING,
     faults=((LOST, 1), (EXPIRY, 1)),

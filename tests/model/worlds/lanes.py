@@ -29,7 +29,7 @@ LANE = World(
         add("z", lane="l"),
         add("o", lane="other"),
     ),
-    (removes("y"),),
+    (removes("y"), removes("o")),
     ends=failing("retries"),
 )
 

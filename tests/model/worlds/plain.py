@@ -48,6 +48,7 @@ IDLE = World(
     (adds("x", "retries", attempts=2), adds("y", delay=1000), adds("z", lane="l")),
     ends=failing("retries"),
     faults=((EXPIRY, 1), (GIVING_BACK, 1)),
+    starts_idle=True,
 )
 
 WORKERS = World(
@@ -158,6 +159,7 @@ LAST_ONES = World(
     (adds("z", priority=1), RETRY),
     ends=failing("retries", "later"),
     faults=((GIVING_BACK, 1), (LEAVING, 1), (RENEWAL, 1), (CONFIRMATION, 1)),
+    starts_idle=True,
 )
 
 WORLDS = (ONE, IDLE, WORKERS, THREE, PAUSE, RATED, CROWDED, BESIDE_5, MANY, LAST_ONES)
