@@ -268,6 +268,19 @@ async def test_a_lane_waits_for_its_head_and_goes_on_when_that_is_parked(
     assert not await client.exists(f"{prefix}:payments:{head}")
 
 
+async def test_a_lane_stops_before_a_row_whose_time_has_not_come(engine, outbox, relay, queue):
+    """The head goes, and what follows it up to there; another lane goes on."""
+    ids = write(engine, outbox, 5, lane="user-1")
+    others = write(engine, outbox, 2, lane="user-2")
+    is_third = outbox.table.c.id == ids[2]
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).where(is_third).values(due_at=2**52))
+
+    await relay.drain()
+
+    assert [job_id async for job_id in _added_ids(queue)] == [*ids[:2], *others]
+
+
 async def test_when_the_head_of_a_lane_is_at_fault_what_follows_is_held_back(
     engine, outbox, make_relay, client, prefix, monkeypatch
 ):
