@@ -10,7 +10,7 @@ from tests.model.worlds import WORLDS
 from tests.servers import Server
 
 MOST_TO_COVER = 1_500
-LOOKS = ((600, 3), (1_500, 10))
+LOOKS = ((600, 3), (4_000, 10))
 """For how many steps how many worlds are explored for a bug: a few for a short time, then more."""
 
 Coverage = dict[int, dict[str, int]]

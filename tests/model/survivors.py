@@ -41,7 +41,10 @@ SURVIVORS: frozenset[str] = frozenset(
         "resume:22 without wake(queue, readGate(queue))",
         "resume:24 without wakeWhenDue(queue)",
         "resume:25 without wakeLanesWhenDue(queue)",
+        'settle:110 without redis.call("HSET", job, "stacktrace", stacktrace)',
         "settle:129 without returnToLane(queue, known[4], outcome.id)",
+        'settle:131 "LPUSH" for "RPUSH"',
+        "settle:157 without placeDelayed(queue, outcome.id, now + outcome.delay)",
     ]
 )
 """Those that no check finds yet."""
