@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import secrets
 import signal
@@ -21,6 +22,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let a run that is told to end stop its servers first, as it does on Ctrl-C."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A collection in the middle of a rewritten module confuses CPython 3.11 now and then ("AST
+    # constructor recursion depth mismatch"), and finds next to nothing while tests are read.
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
