@@ -9,7 +9,7 @@ import pytest
 from tests.features.lanes import Hand
 from tests.helpers import name_of
 from tests.keyspace import keys_under
-from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue
+from toril import Deduplication, FlowJob, FlowProducer, GroupJob, NewJob, Queue
 from toril.client.connection import Connection
 from toril.errors import LaneFullError
 
@@ -45,6 +45,50 @@ async def test_jobs_that_wait_for_a_time_count(queue):
     for options in ({}, {"delay": 60_000}):
         with pytest.raises(LaneFullError, match="'a' would have more than 2 waiting jobs"):
             await queue.add("x", **member(2, **options))
+
+
+@pytest.mark.parametrize("mode", [{}, {"ttl": 60_000}, {"replace": True}], ids=name_of)
+async def test_a_deduplicated_job_needs_no_room(mode, queue, client):
+    """Whoever adds it hears of the job that is there; a full lane is none of its business."""
+    once = Deduplication("d", **mode)
+    owner = await queue.add("x", **member(2, deduplication=once))
+    await queue.add("x", **member(2))
+
+    again = await queue.add("x", **member(2, deduplication=once))
+
+    assert again.id == owner.id
+    assert len(await queue.get_waiting()) == 2
+    for other in (None, Deduplication("other", **mode)):
+        with pytest.raises(LaneFullError):
+            await queue.add("x", **member(2, deduplication=other))
+
+
+async def test_the_newest_job_of_a_full_lane_waits_for_its_running_owner(queue, hand):
+    """keep_last_if_active: it comes into the lane when its owner is done."""
+    newest = Deduplication("d", keep_last_if_active=True)
+    owner = await queue.add("x", **member(1, deduplication=newest))
+    await hand.take()
+    await queue.add("x", **member(1))
+
+    assert (await queue.add("x", **member(1, deduplication=newest))).id == owner.id
+
+
+async def test_who_replaces_a_job_of_a_full_lane_takes_its_place(queue):
+    """A debounce goes on; from another lane, or from none, there is no place to take."""
+    debounce = Deduplication("d", ttl=60_000, replace=True)
+    later = {"delay": 60_000, "deduplication": debounce}
+    await queue.add("x", **member(2))
+    await queue.add("x", **member(2, **later))
+    newest = await queue.add("x", **member(2, **later))
+
+    assert [job.id for job in await queue.get_delayed()] == [newest.id]
+    for lane in (None, "b"):
+        elsewhere = Deduplication("e", ttl=60_000, replace=True)
+        owner = await queue.add("x", lane=lane, delay=60_000, deduplication=elsewhere)
+        with pytest.raises(LaneFullError):
+            await queue.add("x", **member(2, delay=60_000, deduplication=elsewhere))
+        assert await queue.get_state(owner.id) == "delayed"
+        await queue.remove(owner.id)
 
 
 @pytest.mark.parametrize("waiting", [0, 1], ids=name_of)

@@ -67,7 +67,7 @@ local function addJob(job, data, opts)
     end
     return result
   end
-  if job.max_lane_size and isLaneFull(queue, job.lane, job.max_lane_size) then return -121 end
+  if job.max_lane_size and hasNoRoom(queue, job) then return -121 end
   local place, owner = insertJob(queue, gate, job, data, opts, now)
   if job.once then rememberOnce(queue, job.id, job.once.key, job.once.ms) end
   if owner then return owner end

@@ -67,6 +67,21 @@ local function replaceDelayed(queue, gate, wanted, owner, new_id)
   redis.call("DEL", queue.base .. ":dn:" .. wanted.id)
 end
 
+--- Is there no room for a new job, although it needs one? Asked before anything is written: one that
+--- is deduplicated comes into no lane, and one that replaces a job of its lane takes its place.
+local function hasNoRoom(queue, job)
+  if not isLaneFull(queue, job.lane, job.max_lane_size) then return false end
+  if not job.de then return true end
+  local owner_key = queue.base .. ":de:" .. job.de.id
+  local owner = redis.call("GET", owner_key)
+  if not owner or isStale(queue, owner_key, owner) then return true end
+  if not job.de.replace or (job.de.keep_last and isActive(queue, owner)) then return false end
+  if redis.call("ZSCORE", queue.delayed, owner) then return true end
+  local lane = findDelayedInLane(queue, owner)
+  if not lane then return false end
+  return laneOf(lane) ~= laneName(job.lane) or isLaneFull(queue, job.lane, job.max_lane_size, -1)
+end
+
 --- `new` = { id, name, data, opts, delay, due }, the job that wants in.
 local function deduplicate(queue, gate, wanted, new)
   local owner_key = queue.base .. ":de:" .. wanted.id

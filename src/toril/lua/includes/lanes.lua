@@ -380,17 +380,23 @@ local function promoteInLane(queue, gate, field, id, mark)
   redis.call("HSET", queue.base .. ":" .. id, "delay", 0)
 end
 
---- Take a job of a lane that waits for a time; returns its `x.lane` and its mark, or nothing. The
---- caller puts it elsewhere or releases the lane.
-local function takeDelayedInLane(queue, id)
+--- The `x.lane` and the mark of a job of a lane that waits for a time, or nothing.
+local function findDelayedInLane(queue, id)
   local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
   if not field then return nil end
   for _, mark in ipairs({ PLAIN, STARTED }) do
-    if takeFromAside(queue, laneMember(field, id, mark)) == 1 then
+    if redis.call("ZSCORE", queue["lanes:delayed"], laneMember(field, id, mark)) then
       return field, mark
     end
   end
   return nil
+end
+
+--- Take such a job; returns the same. The caller puts it elsewhere or releases the lane.
+local function takeDelayedInLane(queue, id)
+  local field, mark = findDelayedInLane(queue, id)
+  if field then takeFromAside(queue, laneMember(field, id, mark)) end
+  return field, mark
 end
 
 --- Its head failed for good: nothing of the lane runs until an operator resumes it.
