@@ -18,9 +18,10 @@ from tests.crash.world import World, open_world
 from toril.errors import RefusedError
 
 PATIENT_LOCK_MS = 8000
-SHORT_LOCK_MS = 400
-DELAY_S = 0.6
-RUN_TIMEOUT_S = 60.0
+SHORT_LOCK_MS = 1000
+"""Long enough that a busy machine renews it, short enough to wait for the locks of the dead."""
+DELAY_S = 1.5
+RUN_TIMEOUT_S = 240.0
 
 _UNHEARD = 255  # the fork server did not hear in time how the process ended
 _forks = multiprocessing.get_context("forkserver")

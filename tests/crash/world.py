@@ -16,7 +16,9 @@ import redis.asyncio
 from tests.keyspace import audit, keys_under
 from toril import FlowProducer, Queue, Worker
 
-QUIET_TIMEOUT_S = 15.0
+QUIET_TIMEOUT_S = 60.0
+RECOVERY_LOCK_MS = 8000
+"""Nobody breaks the line of those who recover: being slow is no reason to run a job twice."""
 _BUSY_LISTS = ("wait", "paused", "active")
 _BUSY_SETS = ("prioritized", "delayed", "waiting-children")
 _LANES = ("lanes:waiting", "lanes:delayed", "lanes:held")
@@ -79,7 +81,7 @@ class World:
         handler = options.pop("handler", self.handle)
         return Worker(name, handler, **{**defaults, **options})
 
-    async def work(self, *names: str, timeout_s: float = 4.0, **options: Any) -> None:
+    async def work(self, *names: str, timeout_s: float = 30.0, **options: Any) -> None:
         """Let workers whose lines may break do what there is to do."""
         workers = [self.worker(name, **options) for name in names or ("q",)]
         async with AsyncExitStack() as stack:
@@ -89,12 +91,13 @@ class World:
             while not await self.is_quiet() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             for worker in workers:
-                await worker.close(timeout=2000)
+                await worker.close(timeout=10_000)
 
     async def recover(self) -> None:
         """Fresh workers, one for each queue, until nothing is left to do."""
         names = [name for name in self.queues if not name.endswith("-dlq")]
-        workers = [self.worker(name, is_clean=True, concurrency=4) for name in names]
+        options = {"concurrency": 4, "lock_duration": RECOVERY_LOCK_MS}
+        workers = [self.worker(name, is_clean=True, **options) for name in names]
         for worker in workers:
             await worker.start()
         try:
@@ -105,7 +108,7 @@ class World:
                 await asyncio.sleep(0.02)
         finally:
             for worker in workers:
-                await worker.close(timeout=1000)
+                await worker.close(timeout=10_000)
 
     async def is_quiet(self) -> bool:
         """Is there nothing that a worker could do, now or later?"""
