@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from base64 import b64encode
 from datetime import timedelta
@@ -19,6 +20,7 @@ from toril import Backoff, FlowProducer, GroupJob, NewJob, Queue, Router, Unreco
 from toril.doctor import Severity, examine
 from toril.doctor.finding import Finding, Report
 from toril.doctor.server import ServerFacts, check_server
+from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency import RedisStore, idempotent
 from toril.outbox import Outbox, Relay
@@ -266,6 +268,24 @@ async def test_a_paused_queue_with_jobs_is_told(queue, url, prefix):
     report = await examine(url, prefix=prefix)
 
     assert codes(report, subject="queue payments", least=Severity.WARNING) == ["D209"]
+    assert "it is paused, and 1 job waits" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (counted(1, "job", "wait"), "1 job waits"),
+        (counted(0, "job", "wait"), "0 jobs wait"),
+        (counted(2, "job"), "2 jobs"),
+        (lasting(0), "less than a second"),
+        (lasting(59_999), "59 seconds"),
+        (lasting(60_000), "1 minute"),
+        (lasting(7_300_000), "2 hours"),
+        (lasting(3 * 86_400_000), "3 days"),
+    ],
+)
+def test_numbers_and_times_are_said_as_people_do(said, expected):
+    assert said == expected
 
 
 async def test_a_backlog_of_hours_is_told(queue, url, prefix, client):
@@ -312,6 +332,7 @@ async def test_dead_letters_that_nobody_reads_and_a_worker_on_them(queue, url, p
         worked = await examine(url, prefix=prefix)
 
     assert codes(fresh, subject="payments-dlq") == ["D203"]
+    assert re.search(r"1 dead letter, the oldest for (\d+|less than a) second", str(fresh))
     assert codes(fresh, subject="payments-dlq", least=Severity.WARNING) == []
     assert codes(old, subject="payments-dlq", least=Severity.WARNING) == ["D203"]
     assert "D216" in codes(worked, subject="payments-dlq", least=Severity.ERROR)

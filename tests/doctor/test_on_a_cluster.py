@@ -78,7 +78,7 @@ async def test_queues_and_their_workers_are_seen_on_every_node(queues, cluster_u
         (told,) = [
             one for one in report.findings if one.code == "D208" and queue.name in one.subject
         ]
-        assert "1 workers: " in told.problem
+        assert "1 worker: " in told.problem
         assert "toril" in told.problem
     assert codes(report, "keyspace") == []
     for worker in workers:

@@ -10,6 +10,7 @@ import msgspec
 from toril.client.queue import Queue
 from toril.doctor.finding import Finding, Severity
 from toril.doctor.options import as_stored, check_retention, check_retries
+from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency.decorator import MARK
 from toril.idempotency.window import retry_window
@@ -172,13 +173,13 @@ async def check_relays(relays: Sequence[Any]) -> list[Finding]:
                     code="D401",
                     severity=Severity.ERROR,
                     subject=subject,
-                    problem=f"{stats.parked} rows are parked",
+                    problem=f"it has parked {counted(stats.parked, 'row')}",
                     harm="Their jobs were promised by a commit and do not exist.",
                     remedy="get_parked() says why; correct them and unpark() them.",
                 )
             )
         if stats.lag_ms > _LONG_LAG_MS:
-            waited = f"{stats.lag_ms // 1000} s, of {stats.pending}"
+            waited = f"{lasting(stats.lag_ms)}, of {stats.pending}"
             findings.append(
                 Finding(
                     code="D402",

@@ -13,6 +13,7 @@ from toril.client.connection import Connection
 from toril.doctor.finding import Finding, Severity
 from toril.doctor.options import check_retries
 from toril.doctor.reader import ConnectionReader
+from toril.doctor.wording import counted, lasting
 from toril.protocol import reading
 from toril.protocol.codec import JobOpts
 from toril.protocol.discovering import ClusterNode
@@ -189,7 +190,7 @@ def _work(queue: QueueFacts) -> Iterator[Finding]:
             code="D209",
             severity=Severity.WARNING,
             subject=queue.subject,
-            problem=f"it is paused, and {queue.to_do} jobs wait",
+            problem=f"it is paused, and {counted(queue.to_do, 'job', 'wait')}",
             harm="Nobody runs them until it is resumed.",
             remedy="await queue.resume(), when the reason is gone.",
         )
@@ -199,17 +200,17 @@ def _work(queue: QueueFacts) -> Iterator[Finding]:
             code="D201",
             severity=Severity.ERROR,
             subject=queue.subject,
-            problem=f"{queue.to_do} jobs wait and no worker is connected",
+            problem=f"{counted(queue.to_do, 'job', 'wait')} and no worker is connected",
             harm="Nobody runs them, and nobody brings back the jobs of workers that died.",
             remedy="Start a worker for it, or remove the jobs if the queue is not used any more.",
         )
     elif queue.waiting and queue.now_ms - queue.waiting[0].timestamp > LONG_WAIT_MS:
-        hours = (queue.now_ms - queue.waiting[0].timestamp) / 3_600_000
+        age = lasting(queue.now_ms - queue.waiting[0].timestamp)
         yield Finding(
             code="D210",
             severity=Severity.WARNING,
             subject=queue.subject,
-            problem=f"its oldest waiting job was added {hours:.1f} hours ago",
+            problem=f"its oldest waiting job was added {age} ago",
             harm="Workers do not keep up, or hang.",
             remedy="Add workers or concurrency, and look at how long jobs run.",
         )
@@ -224,7 +225,7 @@ def _letters(queue: QueueFacts) -> Iterator[Finding]:
             code="D203",
             severity=Severity.WARNING if is_old else Severity.INFO,
             subject=queue.subject,
-            problem=f"{count} dead letters, the oldest for {age_ms / 3_600_000:.1f} hours",
+            problem=f"{counted(count, 'dead letter')}, the oldest for {lasting(age_ms)}",
             harm="Work that was asked for was not done, and nobody has looked at it.",
             remedy="get_dead_letter_jobs() says why; replay them or purge them.",
         )
@@ -243,7 +244,7 @@ def _letters(queue: QueueFacts) -> Iterator[Finding]:
             code="D204",
             severity=Severity.WARNING if count > MANY_FAILED else Severity.INFO,
             subject=queue.subject,
-            problem=f"{count} jobs failed for good and lie in its failed set",
+            problem=f"it keeps {counted(count, 'job')} that failed for good",
             harm="They were not done, and nothing but this set says so.",
             remedy="Worker(dead_letter_queue=…) and an alert; retry_all() for those there now.",
         )
@@ -298,7 +299,7 @@ def _recurring(queue: QueueFacts) -> Iterator[Finding]:
             code="D213",
             severity=Severity.WARNING,
             subject=queue.subject,
-            problem=f"{len(old)} recurring jobs were made by add(…, repeat), as {old[0]!r}",
+            problem=f"add(…, repeat) made {counted(len(old), 'recurring job')}, as {old[0]!r}",
             harm="That way is deprecated in BullMQ 5 and gone in 6: they will stop.",
             remedy="upsert_job_scheduler(id, cron=…) makes each anew; then remove the old ones.",
         )
@@ -331,7 +332,7 @@ def _libraries(queue: QueueFacts) -> Iterator[Finding]:
         code="D208",
         severity=Severity.INFO,
         subject=queue.subject,
-        problem=f"{len(workers)} workers: {', '.join(kinds)}",
+        problem=f"{counted(len(workers), 'worker')}: {', '.join(kinds)}",
         harm="Nothing, if that is what you expect.",
         remedy="Let all workers of a queue run the same version.",
     )
@@ -345,7 +346,10 @@ def _libraries(queue: QueueFacts) -> Iterator[Finding]:
             code="D207",
             severity=Severity.ERROR,
             subject=queue.subject,
-            problem=f"it uses {' and '.join(used)}, and {len(strangers)} workers are not Toril's",
+            problem=(
+                f"it uses {' and '.join(used)}, and has"
+                f" {counted(len(strangers), 'worker')} of another library"
+            ),
             harm="They finish jobs without telling the group or the lane, which then never ends.",
             remedy="Let only Toril's workers take from it.",
         )
@@ -358,7 +362,7 @@ def _compensation(queue: QueueFacts, names: dict[str, QueueFacts]) -> Iterator[F
                 code="D202",
                 severity=Severity.ERROR,
                 subject=queue.subject,
-                problem=f"{queue.to_do} compensations wait and no worker is connected",
+                problem=f"{counted(queue.to_do, 'compensation', 'wait')}, and no worker is there",
                 harm="What was done for groups that failed is not undone.",
                 remedy=f"Run Worker({queue.name!r}, …) beside the workers of the queue itself.",
             )
