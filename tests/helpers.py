@@ -7,13 +7,15 @@ import inspect
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
 T = TypeVar("T")
 
 NOT_RUN = "NOT RUN: "
+PATIENCE_S = 20.0
+"""A wait that ends well costs nothing, however long it might have been."""
 
 
 def not_run(reason: str) -> NoReturn:
@@ -23,7 +25,7 @@ def not_run(reason: str) -> NoReturn:
 
 async def wait_until(
     predicate: Callable[[], T | Awaitable[T]],
-    timeout: float = 5.0,
+    timeout: float = PATIENCE_S,
     *,
     every: float = 0.005,
     message: str = "",
@@ -44,8 +46,23 @@ async def wait_until(
         await asyncio.sleep(every)
 
 
+async def until_renewed(client: Any, lock: str, timeout: float = PATIENCE_S) -> None:
+    """Wait until the key ``lock`` lives longer than it did a moment ago: its holder renewed it."""
+    left_ms: list[int] = [await client.pttl(lock)]
+
+    async def is_renewed() -> bool:
+        left_ms.append(await client.pttl(lock))
+        return left_ms[-1] > left_ms[-2] > 0
+
+    await wait_until(is_renewed, timeout, every=0.02, message=f"{lock} is renewed")
+
+
 def wait_until_sync(
-    predicate: Callable[[], T], timeout: float = 5.0, *, every: float = 0.005, message: str = ""
+    predicate: Callable[[], T],
+    timeout: float = PATIENCE_S,
+    *,
+    every: float = 0.005,
+    message: str = "",
 ) -> T:
     """`wait_until` for tests without an event loop."""
     deadline = time.monotonic() + timeout

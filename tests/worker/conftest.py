@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from tests.helpers import wait_until
+from tests.helpers import PATIENCE_S, wait_until
 from tests.worker.programs import Program, programs
 from toril import Queue, Worker
 
@@ -24,11 +24,15 @@ async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
 
 @pytest.fixture
 async def start_worker(url: str, prefix: str) -> AsyncIterator[StartWorker]:
-    """Starts a worker of queue "q"; it hands its jobs back when the test is over."""
+    """Starts a worker of queue "q"; it hands its jobs back when the test is over.
+
+    An idle one looks again in ten minutes: what it is to do before, it has to be woken for.
+    """
     workers: list[Worker] = []
+    defaults = {"connection": url, "prefix": prefix, "drain_delay": 600_000}
 
     async def start(handler: Any, **options: Any) -> Worker:
-        worker = Worker("q", handler, **{"connection": url, "prefix": prefix, **options})
+        worker = Worker("q", handler, **{**defaults, **options})
         workers.append(worker)
         await worker.start()
         return worker
@@ -69,7 +73,7 @@ class Inside:
             if not names or row["event"] in names
         ]
 
-    async def until_finished(self, count: int, timeout: float = 5.0) -> None:
+    async def until_finished(self, count: int, timeout: float = PATIENCE_S) -> None:
         """Wait until this many jobs have completed or failed for good."""
 
         async def finished() -> bool:
@@ -78,7 +82,7 @@ class Inside:
 
         await wait_until(finished, timeout, message=f"{count} jobs finished")
 
-    async def until_active(self, count: int = 1, timeout: float = 5.0) -> list[str]:
+    async def until_active(self, count: int = 1, timeout: float = PATIENCE_S) -> list[str]:
         async def active() -> list[str]:
             ids = await self.ids("active")
             return ids if len(ids) >= count else []

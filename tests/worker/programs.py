@@ -60,9 +60,9 @@ async def die_at_once(job: Any) -> None:
     os._exit(9)
 
 
-async def block_for_a_second(job: Any) -> str:
+async def block_for_seconds(job: Any) -> str:
     say("holding", job.id)
-    time.sleep(1.0)
+    time.sleep(3)
     return "blocked"
 
 
@@ -100,7 +100,7 @@ HANDLERS = (
     briefly,
     stubborn,
     die_at_once,
-    block_for_a_second,
+    block_for_seconds,
     write_when_told,
     deaf_and_writing,
 )
@@ -147,7 +147,7 @@ class Program:
             self._lines.put(line.strip())
         self._lines.put(None)
 
-    async def hear(self, start: str, timeout: float = 10.0) -> str:
+    async def hear(self, start: str, timeout: float = 30.0) -> str:
         """Wait for a line that begins so; lines before it are in ``said``."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -171,7 +171,7 @@ class Program:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    async def wait(self, timeout: float = 10.0) -> int:
+    async def wait(self, timeout: float = 30.0) -> int:
         return await asyncio.to_thread(self.process.wait, timeout)
 
     def end(self) -> None:

@@ -42,8 +42,17 @@ def in_thread(job):
         time.sleep(0.01)
 
 
+tests_are_over = threading.Event()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _let_deaf_threads_go():
+    yield
+    tests_are_over.set()
+
+
 def deaf_thread(job):
-    threading.Event().wait(3)
+    tests_are_over.wait(600)
 
 
 async def deaf_task(job):
@@ -79,11 +88,8 @@ async def test_what_does_not_finish_in_time_is_handed_back(handler, queue, start
     worker = await start_worker(handler, concurrency=2)
     await wait_until(lambda: len(worker.current_jobs) == 2)
 
-    began = time.monotonic()
-    await worker.close(timeout=50)
-    took = time.monotonic() - began
+    await asyncio.wait_for(worker.close(timeout=50), 20)
 
-    assert took < 1.5
     waiting = await inside.ids("wait")
     # RPOP takes from the end: those that were handed back come first.
     assert set(waiting[-2:]) == {job.id for job in jobs[:2]}
@@ -98,10 +104,8 @@ async def test_what_does_not_finish_in_time_is_handed_back(handler, queue, start
     async def other(job):
         runs.append(job.id)
 
-    began = time.monotonic()
-    await start_worker(other, concurrency=4)
+    await start_worker(other, concurrency=4, stalled_interval=600_000)
     await inside.until_finished(4)
-    assert time.monotonic() - began < 1
     assert sorted(runs) == sorted(job.id for job in jobs)
     assert await inside.events("stalled") == []
 
@@ -115,13 +119,11 @@ async def test_an_idle_worker_gets_what_another_hands_back_at_once(queue, start_
     await queue.add("job")
     worker = await start_worker(on_loop)
     await wait_until(lambda: worker.is_processing)
-    await start_worker(other)
+    await start_worker(other, stalled_interval=600_000)
     await wait_until(lambda: _is_blocked(inside))
-    began = time.monotonic()
     await worker.close(timeout=0)
-    await asyncio.wait_for(taken.wait(), 2)
 
-    assert time.monotonic() - began < 1
+    await asyncio.wait_for(taken.wait(), 20)
     await inside.until_finished(1)
 
 
@@ -207,10 +209,8 @@ async def test_close_ends_although_the_server_does_not_answer(concurrency, start
         await worker.start()
         await wait_until(lambda: worker.is_processing)
         server.freeze()
-        began = time.monotonic()
-        await worker.close(timeout=100)
+        await asyncio.wait_for(worker.close(timeout=100), 30)
 
-        assert time.monotonic() - began < 9
         left = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]
         assert not [name for name in left if name.startswith(("Worker", "Pump", "Watch", "Sweep"))]
         server.thaw()
@@ -239,10 +239,8 @@ async def test_without_a_job_a_silent_server_is_not_waited_for(how, start_server
     elif how == "refuses":
         await wait_until(lambda: errors)
 
-    began = time.monotonic()
-    await worker.close(timeout=60_000)
+    await asyncio.wait_for(worker.close(timeout=600_000), 30)
 
-    assert time.monotonic() - began < 8
     server.thaw()
     listener.close()
 

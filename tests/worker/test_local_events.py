@@ -112,10 +112,8 @@ async def test_a_paused_worker_takes_nothing_until_it_resumes(queue, start_worke
 
     assert ran == ["running"]
     assert len(await inside.ids("wait")) == 1
-    began = time.monotonic()
     worker.resume()
     await inside.until_finished(2)
-    assert time.monotonic() - began < 1
     assert ran == ["running", "later"]
     assert not worker.is_paused
 
@@ -134,12 +132,10 @@ async def test_a_paused_worker_wakes_nobody_up_in_vain(queue, start_worker, insi
     await wait_until(lambda: _waiting(inside, 1))
     paused.pause()
     await start_worker(second)
-    began = time.monotonic()
     await queue.add("job")
     await inside.until_finished(1)
 
     assert ran == ["second"]
-    assert time.monotonic() - began < 1
 
 
 async def _waiting(inside, count) -> bool:

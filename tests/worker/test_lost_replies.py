@@ -122,7 +122,7 @@ async def test_an_add_is_not_doubled_although_the_job_is_gone_already(
     proxy.may_lose.clear()
     async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
         adding = asyncio.create_task(queue.add("job", remove_on_complete=True))
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 20)
         proxy.rule = lambda words: None
         proxy.may_lose.set()
         job = await adding
@@ -141,7 +141,7 @@ async def test_renewals_and_waits_survive_broken_lines(fault, proxy, queue, pref
 
     async def handler(job):
         ran[job.id] += 1
-        await asyncio.sleep(0.05 if job.name != "long" else 1.2)
+        await asyncio.sleep(0.05 if job.name != "long" else 3)
 
     added = [(await queue.add("long")).id]
     added += [job.id for job in await queue.add_bulk([NewJob(f"{n}") for n in range(30)])]
@@ -151,11 +151,11 @@ async def test_renewals_and_waits_survive_broken_lines(fault, proxy, queue, pref
         connection=proxy.url,
         prefix=prefix,
         concurrency=4,
-        lock_duration=1000,
+        lock_duration=2000,
         stalled_interval=100,
     )
     await worker.start()
-    await inside.until_finished(31, 20)
+    await inside.until_finished(31, 40)
     proxy.rule = lambda words: None
     await worker.close()
 

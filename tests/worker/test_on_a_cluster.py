@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import Counter
 
 import pytest
 import redis.asyncio.cluster
 
-from tests.helpers import wait_until
+from tests.helpers import until_renewed, wait_until
 from toril import NewJob, Queue, Worker
 from toril.errors import CrossSlotError
 from toril.protocol.keys import slot
@@ -58,18 +57,19 @@ async def test_jobs_run_on_a_cluster(where, cluster, cluster_url, tag):
         await job.progress(50)
         await job.log("a row")
         if job.name == "long":
-            await asyncio.sleep(1)
+            await until_renewed(raw, f"{prefix}:{name}:{job.id}:lock")
         return job.data
 
-    async with Queue(name, connection=target, prefix=prefix) as queue:
+    raw = redis.asyncio.cluster.RedisCluster.from_url(cluster.url)
+    async with raw, Queue(name, connection=target, prefix=prefix) as queue:
         jobs = [await queue.add("long"), *await queue.add_bulk([NewJob(f"{n}") for n in range(50)])]
-        options = {"lock_duration": 300, "stalled_interval": 100}
+        options = {"lock_duration": 3000, "stalled_interval": 100}
         worker = Worker(name, handler, connection=target, prefix=prefix, concurrency=10, **options)
         async with worker:
-            await queue.wait_until_empty(timeout=10_000)
+            await queue.wait_until_empty(timeout=20_000)
             await wait_until(lambda: len(ran) == 51)
-            # The lease's thread renews on the cluster too: three lock durations and no stall.
-            assert await queue.wait_for(jobs[0].id, timeout=5000) == {}
+            # The lease's thread renews on the cluster too.
+            assert await queue.wait_for(jobs[0].id, timeout=20_000) == {}
         assert ran == Counter(job.id for job in jobs)
         assert (await queue.get_job_counts())["completed"] == 51
     if where == "client":
@@ -84,13 +84,13 @@ async def test_an_idle_worker_on_a_cluster_is_woken_at_once(cluster_url, tag):
         began.set()
 
     options = {"connection": cluster_url, "prefix": f"{{{tag}}}"}
-    async with Queue("q", **options) as queue, Worker("q", handler, **options):
+    async with (
+        Queue("q", **options) as queue,
+        Worker("q", handler, drain_delay=600_000, **options),
+    ):
         await asyncio.sleep(0.3)
-        before = time.monotonic()
         await queue.add("job")
-        await asyncio.wait_for(began.wait(), 4)
-
-        assert time.monotonic() - before < 1
+        await asyncio.wait_for(began.wait(), 20)
 
 
 async def test_a_slot_that_moves_under_load_loses_nothing(cluster, cluster_url, tag):
@@ -122,10 +122,10 @@ async def test_a_slot_that_moves_under_load_loses_nothing(cluster, cluster_url, 
             for _ in range(2):
                 owners.append(await asyncio.to_thread(cluster.migrate_slot, number, step=20))
                 goal = len(ran) + 50
-                await wait_until(lambda goal=goal: len(ran) > goal, 15)
+                await wait_until(lambda goal=goal: len(ran) > goal, 30)
             stops = True
             await producer
-            await wait_until(lambda: set(ran) == set(added), 15)
+            await wait_until(lambda: set(ran) == set(added), 30)
 
         assert len({node.port for node in owners}) == 3
         assert ran == Counter(added)

@@ -29,7 +29,7 @@ def is_alive(pid: int) -> bool:
 
 async def pid_of(inside: Inside, job_id: str) -> int:
     """The process that runs a job, which the job has logged."""
-    rows = await wait_until(lambda: inside.logs(job_id), 10)
+    rows = await wait_until(lambda: inside.logs(job_id), 20)
     return int(rows[-1].removeprefix("pid "))
 
 
@@ -204,13 +204,13 @@ async def test_a_cancelled_job_is_killed(queue, start_worker, inside):
 
 async def test_a_job_whose_lock_is_lost_is_killed(queue, start_worker, inside):
     job = await queue.add("hold")
-    worker = await start_worker(jobs.router, executor="process", lock_duration=300)
+    worker = await start_worker(jobs.router, executor="process", lock_duration=3000)
     lost = asyncio.Event()
     worker.on("lost", lambda job, error: lost.set())
     pid = await pid_of(inside, job.id)
 
     await inside.client.set(f"{inside.base}:{job.id}:lock", "another worker's", px=60_000)
-    await asyncio.wait_for(lost.wait(), 5)
+    await asyncio.wait_for(lost.wait(), 20)
 
     await wait_until(lambda: not is_alive(pid))
     assert (await inside.job(job.id)).get("atm", "0") == "0"
@@ -278,8 +278,8 @@ async def test_processes_do_not_outlive_a_parent_that_is_killed(
         program.send_signal(signal.SIGKILL)
         program.wait(10)
 
-    await wait_until(lambda: not is_alive(pid), 5)
-    await wait_until(lambda: _is_gone(inside, job.id), 5)
+    await wait_until(lambda: not is_alive(pid))
+    await wait_until(lambda: _is_gone(inside, job.id))
 
 
 async def _is_gone(inside: Inside, job_id: str) -> bool:

@@ -51,7 +51,7 @@ async def test_a_second_signal_ends_at_once(queue, start_program, inside):
     assert program.process.poll() is None
 
     program.signal(signal.SIGTERM)
-    assert await program.wait(3) == 0
+    assert await program.wait(30) == 0
 
     assert await inside.ids("wait") == [job.id]
 
@@ -65,7 +65,7 @@ async def test_a_second_signal_ends_a_process_whose_loop_is_blocked(queue, start
 
     program.signal(signal.SIGTERM)
 
-    assert await program.wait(8) == 128 + signal.SIGTERM
+    assert await program.wait(30) == 128 + signal.SIGTERM
 
 
 async def test_several_workers_in_one_process_on_uvloop(queue, start_program, inside):

@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 import redis
+import redis.asyncio
 
-from tests.helpers import wait_until
+from tests.helpers import until_renewed, wait_until
 from tests.servers import SAFE_ON_DISK
 from toril import NewJob, Queue, Worker
 from toril.errors import ServerOutOfMemoryError
@@ -49,13 +50,13 @@ class Load:
 
     async def until_some_more(self, count: int = 50) -> None:
         goal = sum(self.ran.values()) + count
-        await wait_until(lambda: sum(self.ran.values()) >= goal, 15)
+        await wait_until(lambda: sum(self.ran.values()) >= goal, 30)
 
     async def end(self) -> None:
         """Stop adding and wait until everything ran."""
         self._stops = True
         await self._producer
-        await wait_until(lambda: set(self.ran) == set(self.added), 15)
+        await wait_until(lambda: set(self.ran) == set(self.added), 30)
 
     async def __aexit__(self, *exc_info):
         self._stops = True
@@ -154,7 +155,7 @@ async def test_a_server_that_is_a_replica_for_a_while(start_server):
     async with Load(server.unix_url) as load:
         with server.client() as client:
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
-            await wait_until(lambda: load.met("read only"), 10)
+            await wait_until(lambda: load.met("read only"), 30)
             client.execute_command("REPLICAOF", "NO", "ONE")
         await load.until_some_more()
         await load.end()
@@ -168,7 +169,7 @@ async def test_a_server_that_is_busy_with_a_script(start_server):
     server = start_server({"busy-reply-threshold": "20"})
     async with Load(server.unix_url) as load:
         endless = asyncio.create_task(asyncio.to_thread(_run_forever, server))
-        await wait_until(lambda: load.met("BUSY") or load.met("busy"), 10)
+        await wait_until(lambda: load.met("BUSY") or load.met("busy"), 30)
         with server.client() as client:
             client.script_kill()
         await endless
@@ -192,7 +193,7 @@ async def test_a_server_that_cannot_save(start_server):
         with server.client() as client:
             blocked.mkdir()
             client.bgsave()
-            await wait_until(lambda: load.met("MISCONF"), 10)
+            await wait_until(lambda: load.met("MISCONF"), 30)
             blocked.rmdir()
             client.bgsave()
         await load.until_some_more()
@@ -269,7 +270,7 @@ async def test_a_full_server_drains_itself(start_server):
             handler,
             connection=server.unix_url,
             concurrency=2,
-            lock_duration=300,
+            lock_duration=3000,
             stalled_interval=100,
             remove_on_complete=True,
         )
@@ -278,12 +279,11 @@ async def test_a_full_server_drains_itself(start_server):
             with pytest.raises(ServerOutOfMemoryError, match="maxmemory"):
                 await queue.add("more")
             await worker.start()
-            await asyncio.wait_for(holding.wait(), 5)
-            began = time.monotonic()
-            await wait_until(lambda: len(ran) == 200, 15)
-            # Three lock durations under memory pressure: renewals are not refused.
-            await wait_until(lambda: time.monotonic() - began > 0.9)
-            assert client.exists(f"bull:q:{long.id}:lock")
+            await asyncio.wait_for(holding.wait(), 20)
+            await wait_until(lambda: len(ran) == 200, 30)
+            # Renewals are not refused under memory pressure.
+            async with redis.asyncio.Redis.from_url(server.unix_url) as raw:
+                await until_renewed(raw, f"bull:q:{long.id}:lock")
             may_end.set()
             await wait_until(lambda: len(ran) == 201)
             await worker.close()
