@@ -46,7 +46,7 @@ async def test_a_lane_that_is_held_paused_or_halted(queue, hand):
 
 async def test_a_job_behind_others_or_behind_a_rate_limit(queue, hand):
     jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(3)])
-    assert "waits in lane 'a' behind 2 others" in await queue.explain(jobs[2].id)
+    assert "waits in lane 'a' behind 2 jobs" in await queue.explain(jobs[2].id)
 
     await queue.set_lane_rate_limit(RateLimit(1, 60_000), "a")
     (job,) = await hand.take(1)
@@ -82,7 +82,7 @@ async def test_a_lane_that_several_may_hold(queue, hand):
     jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(4)])
     await queue.set_lane_concurrency(2, "a")
     await hand.take(1)
-    assert "waits in lane 'a' behind 2 others" in await queue.explain(jobs[3].id)
+    assert "waits in lane 'a' behind 2 jobs" in await queue.explain(jobs[3].id)
     assert "no worker of queue 'q'" in await queue.explain(jobs[1].id)
 
     await hand.take(1)
@@ -112,7 +112,7 @@ async def test_the_queue_holds_it_up(queue, hand):
     await queue.set_global_concurrency(1)
     (job,) = await hand.take(5)
     other = next(item.id for item in await queue.get_waiting())
-    assert "runs 1 jobs, as many as it may" in await queue.explain(other)
+    assert "runs 1 job, as many as it may" in await queue.explain(other)
     await queue.remove_global_concurrency()
     await queue.rate_limit(60_000)
     assert "waits for the rate limit of queue 'q'" in await queue.explain(other)
@@ -131,7 +131,7 @@ async def test_ready_jobs_silent_workers_and_no_job(queue, hand, client, url, pr
         job = await queue.add("x", lane="a")
         plain = await queue.add("x")
         assert "is ready and will be taken in its turn" in await queue.explain(job.id)
-        assert "is ready; about 1 jobs wait" in await queue.explain(plain.id)
+        assert "is ready; about 1 job waits in the same place" in await queue.explain(plain.id)
         await queue.pause()
         done.set()
     await queue.resume()

@@ -73,7 +73,7 @@ def _in_lane(lane: str | None, facts: Facts) -> str | None:
     if "limited_until" in facts:
         return f"{where}, whose rate limit is reached until {_moment(facts['limited_until'])}"
     if int(facts.get("place", 0)) > 0:
-        return f"{where} behind {facts['place']} others"
+        return f"{where} behind {_jobs(facts['place'])}"
     return None
 
 
@@ -93,14 +93,19 @@ def _at_the_gate(queue: str, facts: Facts, workers: int) -> str:
     if "paused" in facts:
         return f"waits because queue {queue!r} is paused"
     if int(facts.get("concurrency", 0)) and int(facts["active"]) >= int(facts["concurrency"]):
-        return f"waits because queue {queue!r} runs {facts['active']} jobs, as many as it may"
+        return f"waits because queue {queue!r} runs {_jobs(facts['active'])}, as many as it may"
     if "limited_ms" in facts:
         return f"waits for the rate limit of queue {queue!r}, {facts['limited_ms']} ms at most"
     if not workers:
         return f"is ready, and no worker of queue {queue!r} is connected"
     if facts.get("lane") or not int(facts.get("before", 0)):
         return "is ready and will be taken in its turn"
-    return f"is ready; about {facts['before']} jobs wait in the same place"
+    others = f"{_jobs(facts['before'])} {'waits' if facts['before'] == '1' else 'wait'}"
+    return f"is ready; about {others} in the same place"
+
+
+def _jobs(count: str) -> str:
+    return "1 job" if count == "1" else f"{count} jobs"
 
 
 def _since(facts: Facts) -> str:
