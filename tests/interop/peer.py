@@ -64,7 +64,7 @@ class PeerView:
         self.prefix = prefix
         self.version = process.version
 
-    async def call(self, operation: str, /, *, timeout: float = 20.0, **fields: Any) -> Any:
+    async def call(self, operation: str, /, *, timeout: float = 30.0, **fields: Any) -> Any:
         """Perform ``operation`` in Node and return its result; raises ``NodeError``."""
         return await self.process.request(operation, {"prefix": self.prefix, **fields}, timeout)
 
@@ -107,7 +107,7 @@ class PeerView:
         return events
 
     async def event(
-        self, name: str, *, timeout: float = 10.0, where: Callable[[Message], bool] | None = None
+        self, name: str, *, timeout: float = 30.0, where: Callable[[Message], bool] | None = None
     ) -> Message:
         """The next unsolicited event of that name ('took', 'holding', 'worker:failed', …)."""
         return await self.process.next_event(name, timeout, where)

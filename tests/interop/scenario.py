@@ -65,7 +65,7 @@ async def run(steps: list[Step], driver: Driver, client: Any, prefix: str) -> di
             error.add_note(f"in step {number}: {verb} {arguments}")
             raise
     found = await golden.dump(client, prefix)
-    workers = any(verb in {"work", "crash"} for verb, _ in steps)
+    workers = any(verb in {"work", "while_active", "crash"} for verb, _ in steps)
     return golden.normalise(found, prefix=prefix, keep=_chosen_ids(steps), markers=not workers)
 
 
@@ -143,7 +143,7 @@ def _chosen_ids(steps: list[Step]) -> set[str]:
 
 
 async def wait_until(
-    condition: Callable[[], Awaitable[Any]], what: str, *, timeout: float = 10.0
+    condition: Callable[[], Awaitable[Any]], what: str, *, timeout: float = 20.0
 ) -> Any:
     """Ask until the answer is true and return it; say ``what`` was waited for if it never is."""
     deadline = time.monotonic() + timeout
@@ -156,7 +156,7 @@ async def wait_until(
 
 
 async def wait_for_state(
-    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = 10.0
+    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = 20.0
 ) -> str:
     """Wait until the job is in one of ``states``; ``"gone"`` is a job that is stored nowhere."""
     last = "?"

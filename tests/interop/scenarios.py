@@ -7,8 +7,8 @@ BullMQ 5 keeps jobs in another list than BullMQ 6 (``V5_DIFFERS``).
 from __future__ import annotations
 
 from tests.interop.scenario import Step
+from tests.interop.support import DOOMED, SURVIVING
 
-FAST_LOCKS = {"lock_duration": 400, "stalled_interval": 100}
 SOON = 60
 FAR = 3_600_000
 
@@ -386,13 +386,13 @@ SCENARIOS: dict[str, list[Step]] = {
     ],
     "a stalled job is recovered": [
         ("add", {"queue": "q", "name": "long", "data": {}, "as": "a"}),
-        ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **FAST_LOCKS}),
+        ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **DOOMED}),
         ("expire", {"queue": "q", "job": "a"}),
-        ("work", {"queue": "q", "behaviours": {}, "until": {"a": "completed"}, **FAST_LOCKS}),
+        ("work", {"queue": "q", "behaviours": {}, "until": {"a": "completed"}, **SURVIVING}),
     ],
     "a job that stalls too often fails": [
         ("add", {"queue": "q", "name": "long", "data": {}, "attempts": 3, "as": "a"}),
-        ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **FAST_LOCKS}),
+        ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **DOOMED}),
         ("expire", {"queue": "q", "job": "a"}),
         (
             "work",
@@ -401,7 +401,7 @@ SCENARIOS: dict[str, list[Step]] = {
                 "behaviours": {},
                 "until": {"a": "failed"},
                 "max_stalled_count": 0,
-                **FAST_LOCKS,
+                **SURVIVING,
             },
         ),
     ],

@@ -5,14 +5,24 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-from tests.helpers import wait_until
+from tests.helpers import PATIENCE_S, wait_until
 from tests.interop.scenario import state_of
 
 FAR = 3_600_000
 
+DOOMED = {"lock_duration": 1000, "stalled_interval": 100}
+NODE_DOOMED = {"lockDuration": 1000, "stalledInterval": 100}
+"""For those who are killed: their locks expire soon."""
+SURVIVING = {"lock_duration": 30_000, "stalled_interval": 100}
+NODE_SURVIVING = {"lockDuration": 30_000, "stalledInterval": 100}
+"""For those who take over: however slow the machine is, they lose nothing themselves."""
+PATIENT = {"drain_delay": 600_000}
+NODE_PATIENT = {"drainDelay": 600}
+"""For those who have to be woken: an idle one looks by itself in ten minutes (BullMQ: in 10 s)."""
+
 
 async def wait_for_state(
-    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = 10.0
+    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = PATIENCE_S
 ) -> str:
     """Wait until the job is in one of ``states`` and say in which."""
 
@@ -24,7 +34,7 @@ async def wait_for_state(
 
 
 async def wait_for_finished(
-    client: Any, prefix: str, queue: str, count: int, *, timeout: float = 20.0
+    client: Any, prefix: str, queue: str, count: int, *, timeout: float = PATIENCE_S
 ) -> None:
     """Wait until ``count`` jobs of the queue are completed or failed."""
 
@@ -50,7 +60,7 @@ async def wait_until_idle(client: Any, prefix: str, queue: str, workers: int = 1
         ]
         return len(waiting) >= workers
 
-    await wait_until(blocked, 10, message=f"{workers} workers of {queue} are idle")
+    await wait_until(blocked, message=f"{workers} workers of {queue} are idle")
 
 
 async def events_of(client: Any, prefix: str, queue: str, *names: str) -> list[dict[str, str]]:

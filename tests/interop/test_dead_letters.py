@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import wait_until
-from tests.interop.support import events_of, wait_for_state
+from tests.interop.support import NODE_PATIENT, events_of, wait_for_state
 from tests.interop.test_dashboards import Board
 
 BAD = {"*": [["fail", "it broke"]]}
@@ -44,7 +44,7 @@ async def test_a_node_worker_consumes_the_dead_letters(peer, toril, client, pref
 
 async def test_a_node_worker_waiting_there_is_woken(peer, toril, client, prefix):
     """DLQ-12: the marker."""
-    worker = await peer.work(DLQ)
+    worker = await peer.work(DLQ, **NODE_PATIENT)
     await toril.start_worker("q", BAD, dead_letter_queue=DLQ)
 
     await toril.add("q", "charge", {"n": 1})
@@ -52,7 +52,7 @@ async def test_a_node_worker_waiting_there_is_woken(peer, toril, client, prefix)
     async def seen() -> bool:
         return len(await peer.seen(worker)) == 1
 
-    await wait_until(seen, 4)
+    await wait_until(seen, 9)
 
 
 async def test_node_jobs_become_dead_letters_and_come_back(peer, toril, client, prefix):

@@ -13,8 +13,8 @@ from tests.helpers import wait_until
 from tests.interop.golden import without_class
 from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver, Step, run
-from tests.interop.scenarios import FAST_LOCKS, SOON
-from tests.interop.support import event_names, events_of, wait_for_state
+from tests.interop.scenarios import SOON
+from tests.interop.support import DOOMED, SURVIVING, event_names, events_of, wait_for_state
 from tests.keyspace import keys_under
 
 EVERYTHING: list[Step] = [
@@ -31,7 +31,7 @@ EVERYTHING: list[Step] = [
                 "flaky": [["fail_until", 1, "not yet"], ["return", None]],
             },
             "until": {"a": "completed", "b": "failed", "c": "completed"},
-            **FAST_LOCKS,
+            **SURVIVING,
         },
     ),
     (
@@ -52,16 +52,16 @@ EVERYTHING: list[Step] = [
             "queue": "q",
             "behaviours": {"later": [["fail_until", 1, "not yet"], ["return", 7]]},
             "until": {"d": "completed"},
-            **FAST_LOCKS,
+            **SURVIVING,
         },
     ),
     ("pause", {"queue": "q"}),
     ("resume", {"queue": "q"}),
     ("clean", {"queue": "q", "state": "completed", "grace": 0, "limit": 100}),
     ("add", {"queue": "q", "name": "long", "data": {}, "as": "e"}),
-    ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **FAST_LOCKS}),
+    ("crash", {"queue": "q", "behaviours": {"long": [["hang"]]}, "name": "w", **DOOMED}),
     ("expire", {"queue": "q", "job": "e"}),
-    ("work", {"queue": "q", "behaviours": {}, "until": {"e": "completed"}, **FAST_LOCKS}),
+    ("work", {"queue": "q", "behaviours": {}, "until": {"e": "completed"}, **SURVIVING}),
     ("retry", {"queue": "q", "job": "b"}),
     ("remove", {"queue": "q", "job": "b"}),
     ("drain", {"queue": "q", "delayed": False}),
@@ -93,7 +93,7 @@ async def test_item_12_a_listener_in_node_cannot_tell_who_did_it(peer, toril, cl
 async def test_item_13_waiting_in_node_gets_the_value_toril_returned(value, peer, toril):
     await toril.start_worker("q", {"*": [["sleep", 20], ["return", value]]})
 
-    result = await peer.call("job.addAndWait", queue="q", args=["x", {}], ttl=5000)
+    result = await peer.call("job.addAndWait", queue="q", args=["x", {}], ttl=20_000)
 
     assert result == value
 
@@ -102,7 +102,7 @@ async def test_item_13_waiting_in_node_is_told_of_torils_failure(peer, toril):
     await toril.start_worker("q", {"*": [["fail", "it broke"]]})
 
     with pytest.raises(NodeError, match="it broke"):
-        await peer.call("job.addAndWait", queue="q", args=["x", {}], ttl=5000)
+        await peer.call("job.addAndWait", queue="q", args=["x", {}], ttl=20_000)
 
 
 async def test_item_13_waiting_in_node_for_what_is_already_finished(peer, toril, client, prefix):
@@ -113,16 +113,16 @@ async def test_item_13_waiting_in_node_for_what_is_already_finished(peer, toril,
     await wait_for_state(client, prefix, "q", bad, "failed")
 
     wait = "job.waitUntilFinished"
-    assert await peer.call(wait, queue="q", jobId=good, ttl=5000) == {"n": 1}
+    assert await peer.call(wait, queue="q", jobId=good, ttl=20_000) == {"n": 1}
     with pytest.raises(NodeError, match="it broke"):
-        await peer.call(wait, queue="q", jobId=bad, ttl=5000)
+        await peer.call(wait, queue="q", jobId=bad, ttl=20_000)
 
 
 async def test_item_13_waiting_in_node_for_a_job_removed_on_completion(peer, toril):
     await toril.start_worker("q", {"*": [["sleep", 100], ["return", "here"]]})
 
     result = await peer.call(
-        "job.addAndWait", queue="q", args=["x", {}, {"removeOnComplete": True}], ttl=5000
+        "job.addAndWait", queue="q", args=["x", {}, {"removeOnComplete": True}], ttl=20_000
     )
 
     assert result == "here"
@@ -135,7 +135,7 @@ async def test_item_13_waiting_in_toril_gets_what_bullmq_returned(peer, toril):
     gone = await queue.add("gone", remove_on_complete=True)
 
     values = await asyncio.gather(
-        queue.wait_for(good.id, timeout=5000), queue.wait_for(gone.id, timeout=5000)
+        queue.wait_for(good.id, timeout=20_000), queue.wait_for(gone.id, timeout=20_000)
     )
 
     assert values == [[1, None], 2]
@@ -155,7 +155,7 @@ async def test_item_14_toril_reads_bullmqs_events_even_unknown_ones(peer, toril,
         "events.publish", queue="q", args=[{"eventName": "invented", "someField": "42"}]
     )
     await peer.work("q", {"*": [["progress", {"a": 1}], ["return", {"b": [2]}]]})
-    await wait_until(lambda: "drained" in [event.name for event in heard], 10)
+    await wait_until(lambda: "drained" in [event.name for event in heard])
     reading.cancel()
 
     by_name = {event.name: event for event in heard}
@@ -206,7 +206,7 @@ async def test_item_15_events_of_our_own_reach_nodes_listeners(peer, toril, clie
     await client.xadd(f"{prefix}:q:events", own)
     await toril.start_worker("q")
 
-    result = await peer.call("job.addAndWait", queue="q", args=["x", {"n": 1}], ttl=5000)
+    result = await peer.call("job.addAndWait", queue="q", args=["x", {"n": 1}], ttl=20_000)
 
     assert result == {"n": 1}
     custom = [e for e in await peer.recorded("q") if e["event"] == "group:completed"]

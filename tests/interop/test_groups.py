@@ -49,7 +49,7 @@ async def test_a_failure_in_bullmq_undoes_what_both_did(peer, toril, client, pre
     async def b_is_gone() -> bool:
         return not await client.exists(f"{prefix}:b:{b.id}")
 
-    await wait_until(b_is_gone, 10)
+    await wait_until(b_is_gone)
     await peer.work("c", {"*": [["fail", "out of stock"]]})
     await wait_for_state(client, prefix, "c", c.id, "failed")
     queue = toril.queue("a")
@@ -88,7 +88,7 @@ async def test_a_worker_of_ours_settles_what_bullmq_finished(
         info = await toril.queue("a").get_group_state(node.group_id)
         return info.state == groups.GroupState.COMPLETED
 
-    await wait_until(is_completed, 10)
+    await wait_until(is_completed)
 
 
 async def test_bullmq_never_runs_a_member_that_was_cancelled_in_a_long_list(

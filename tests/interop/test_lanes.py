@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from tests.helpers import wait_until
-from tests.interop.support import wait_for_state
+from tests.interop.support import DOOMED, NODE_SURVIVING, SURVIVING, wait_for_state
 from tests.interop.test_dashboards import Board
 from toril import NewJob
 
 HANG = {"*": [["hang"]]}
-TORIL_FAST = {"lock_duration": 400, "stalled_interval": 100}
-NODE_FAST = {"lockDuration": 400, "stalledInterval": 100}
 
 
 async def lane_of(queue, count=3, **options):
@@ -39,14 +37,14 @@ async def test_a_dead_holder_that_bullmq_sweeps_does_not_let_others_overtake(
     """FIFO-12, FIFO-20: BullMQ runs the swept job, and Toril's next sweep lets the lane go on."""
     queue = toril.queue("q")
     first, *others = await lane_of(queue)
-    await toril.crash("q", HANG, **TORIL_FAST)
+    await toril.crash("q", HANG, **DOOMED)
 
-    worker = await peer.work("q", **NODE_FAST)
+    worker = await peer.work("q", **NODE_SURVIVING)
     await wait_for_state(client, prefix, "q", first, "completed")
     assert [job["id"] for job in await peer.seen(worker)] == [first]
     assert (await queue.get_lane("a")).holder == first
 
-    await toril.start_worker("q", **TORIL_FAST)
+    await toril.start_worker("q", **SURVIVING)
     for job_id in others:
         await wait_for_state(client, prefix, "q", job_id, "completed")
     await wait_until(lambda: _has_no_lanes(queue))

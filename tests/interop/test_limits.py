@@ -9,6 +9,8 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.interop.support import (
+    NODE_PATIENT,
+    PATIENT,
     events_of,
     wait_for_finished,
     wait_for_state,
@@ -44,7 +46,8 @@ async def test_item_25_mixed_workers_keep_one_rate_limit(source, peer, toril, cl
     starts = await starts_of(client, prefix, 40)
     # A fixed window lets at most two windows' worth meet at its edge.
     assert most_in_a_window(starts, 300) <= 20
-    assert 3 * 300 - 50 <= max(starts) - min(starts) <= 8 * 300
+    # Four windows; a busy machine needs some more, and those who look seldom many more.
+    assert 3 * 300 - 50 <= max(starts) - min(starts) <= 30 * 300
     assert len(running.handler.seen) + len(await peer.seen(worker)) == 40
 
 
@@ -95,8 +98,8 @@ async def test_item_26_mixed_workers_keep_the_global_concurrency(peer, toril, cl
         await (peer if n % 2 else toril).add("q", f"{n}")
 
     started = asyncio.get_running_loop().time()
-    running = await toril.start_worker("q", behaviours, concurrency=5)
-    await peer.work("q", behaviours, concurrency=5)
+    running = await toril.start_worker("q", behaviours, concurrency=5, **PATIENT)
+    await peer.work("q", behaviours, concurrency=5, **NODE_PATIENT)
     most = 0
 
     async def finished() -> bool:
@@ -109,13 +112,15 @@ async def test_item_26_mixed_workers_keep_the_global_concurrency(peer, toril, cl
 
     assert most == 3
     assert running.handler.most_running <= 3
-    # 20 rounds of 15 ms; a slot that waited for drainDelay would cost 5 s.
-    assert took < 4
+    # 20 rounds of 15 ms; a slot that waited for a worker's next look would cost 10 s.
+    assert took < 9
 
 
 @pytest.mark.parametrize("pauser", ["bullmq", "toril"])
 async def test_item_27_a_pause_by_one_stops_the_other(pauser, peer, toril, client, prefix):
-    other = await (toril.start_worker("q") if pauser == "bullmq" else peer.work("q"))
+    other = await (
+        toril.start_worker("q", **PATIENT) if pauser == "bullmq" else peer.work("q", **NODE_PATIENT)
+    )
     await wait_until_idle(client, prefix, "q")
     await peer.call("queue.open", queue="q")
 
@@ -126,7 +131,7 @@ async def test_item_27_a_pause_by_one_stops_the_other(pauser, peer, toril, clien
     counts = await toril.queue("q").get_job_counts()
     assert (counts["waiting"], counts["prioritized"], counts["active"]) == (2, 1, 0)
     await (peer.call("queue.resume", queue="q") if pauser == "bullmq" else toril.resume("q"))
-    await wait_for_finished(client, prefix, "q", 3, timeout=4)
+    await wait_for_finished(client, prefix, "q", 3, timeout=9)
 
     if pauser == "bullmq":
         assert [job.id for job in other.handler.seen][:2] == ids

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from tests.helpers import wait_until
 from tests.interop.peer import NodePeer
-from tests.interop.support import event_names, events_of, wait_for_finished, wait_for_state
+from tests.interop.support import (
+    DOOMED,
+    NODE_DOOMED,
+    NODE_SURVIVING,
+    SURVIVING,
+    event_names,
+    events_of,
+    wait_for_finished,
+    wait_for_state,
+)
 
 HANG = {"*": [["hang"]]}
-TORIL_FAST = {"lock_duration": 400, "stalled_interval": 100}
-NODE_FAST = {"lockDuration": 400, "stalledInterval": 100}
 RECOVERED = ["added", "waiting", "active", "waiting", "stalled", "active", "completed"]
 GIVEN_UP = ["waiting", "stalled", "active", "failed"]
 
@@ -17,9 +24,9 @@ async def test_item_16_bullmq_finishes_what_a_killed_toril_worker_began(
     peer, toril, client, prefix
 ):
     job_id = await peer.add("q", "long", {"n": 1})
-    await toril.crash("q", HANG, **TORIL_FAST)
+    await toril.crash("q", HANG, **DOOMED)
 
-    await peer.work("q", **NODE_FAST)
+    await peer.work("q", **NODE_SURVIVING)
     await wait_for_state(client, prefix, "q", job_id, "completed")
 
     job = await peer.job("q", job_id)
@@ -33,7 +40,7 @@ async def test_item_16_toril_finishes_what_a_killed_bullmq_worker_began(
     job_id = await toril.add("q", "long", {"n": 1})
     await _crash_node(peer, url, prefix)
 
-    await toril.start_worker("q", **TORIL_FAST)
+    await toril.start_worker("q", **SURVIVING)
     await wait_for_state(client, prefix, "q", job_id, "completed")
 
     job = await toril.queue("q").get_job(job_id)
@@ -43,10 +50,10 @@ async def test_item_16_toril_finishes_what_a_killed_bullmq_worker_began(
 
 async def test_item_16_bullmq_gives_up_a_job_that_killed_toril_twice(peer, toril, client, prefix):
     job_id = await peer.add("q", "long", attempts=5)
-    await toril.crash("q", HANG, **TORIL_FAST)
-    await toril.crash("q", HANG, **TORIL_FAST)
+    await toril.crash("q", HANG, **DOOMED)
+    await toril.crash("q", HANG, **DOOMED)
 
-    worker = await peer.work("q", **NODE_FAST)
+    worker = await peer.work("q", **NODE_SURVIVING)
     await wait_for_state(client, prefix, "q", job_id, "failed")
 
     job = await toril.queue("q").get_job(job_id)
@@ -63,7 +70,7 @@ async def test_item_16_toril_gives_up_a_job_that_killed_bullmq_twice(
     await _crash_node(peer, url, prefix)
     await _crash_node(peer, url, prefix)
 
-    running = await toril.start_worker("q", **TORIL_FAST)
+    running = await toril.start_worker("q", **SURVIVING)
     await wait_for_state(client, prefix, "q", job_id, "failed")
 
     job = await peer.job("q", job_id)
@@ -74,9 +81,9 @@ async def test_item_16_toril_gives_up_a_job_that_killed_bullmq_twice(
 
 
 async def test_item_17_a_long_job_is_never_taken_for_stalled(peer, toril, client, prefix):
-    """Both sweep, at different intervals, while each runs a job of three lock durations."""
-    lock_ms = 500
-    behaviours = {"*": [["sleep", 3 * lock_ms], ["return", "done"]]}
+    """Both sweep, at different intervals, while each runs a job of two lock durations."""
+    lock_ms = 1500
+    behaviours = {"*": [["sleep", 2 * lock_ms], ["return", "done"]]}
     ids = [await peer.add("q", "one"), await toril.add("q", "two")]
 
     running = await toril.start_worker("q", behaviours, lock_duration=lock_ms, stalled_interval=70)
@@ -128,6 +135,6 @@ async def test_item_18_a_job_that_outlasts_the_shutdown_goes_to_bullmq_at_once(
 async def _crash_node(peer, url: str, prefix: str) -> None:
     """A BullMQ worker that takes the job, once its turn comes, and is killed."""
     async with NodePeer(peer.version, url, prefix) as victim:
-        await victim.work("q", HANG, **NODE_FAST)
+        await victim.work("q", HANG, **NODE_DOOMED)
         await victim.event("holding")
         await victim.kill()

@@ -74,7 +74,7 @@ class RunningWorker:
         self.handler = handler
         self.task = asyncio.create_task(worker.run())
 
-    async def stop(self, timeout: int = 5000) -> None:
+    async def stop(self, timeout: int = 20_000) -> None:
         self.handler.release()
         await self.worker.close(timeout=timeout)
         await self.task
@@ -86,7 +86,7 @@ class WorkerProcess:
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
 
-    async def line(self, wanted: str, timeout: float = 10.0) -> str:
+    async def line(self, wanted: str, timeout: float = 30.0) -> str:
         """The next line of its output that starts with ``wanted``."""
         assert self._child.stdout is not None
         async with asyncio.timeout(timeout):
