@@ -52,7 +52,7 @@ class Terminal:
             ["tmux", "-S", str(Path(self._directory) / "s"), "-f", "/dev/null", *words],
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=30,
             check=check,
         )
         return done.stdout

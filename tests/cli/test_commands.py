@@ -317,7 +317,7 @@ def test_long_work_moves_a_bar_on_a_terminal_and_prints_none_elsewhere(cli_env, 
         with contextlib.suppress(OSError):  # how Linux says that the other side is closed
             while piece := os.read(ours, 65536).decode():
                 drawn += piece
-        out, _ = process.communicate(timeout=10)
+        out, _ = process.communicate(timeout=30)
     os.close(ours)
 
     assert out == "Added 5,000 jobs.\n"

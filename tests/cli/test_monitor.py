@@ -62,7 +62,7 @@ async def shows(pilot: Pilot[None], question: Callable[[], Any]) -> None:
         await pilot.pause()
         return question()
 
-    await wait_until(ask, timeout=10, every=0.02)
+    await wait_until(ask, timeout=30, every=0.02)
 
 
 async def test_counts_lanes_and_the_last_update_are_shown_and_follow(url: str, prefix: str):
@@ -139,7 +139,7 @@ async def test_a_group_that_is_undone_shows_what_is(url: str, prefix: str):
             {name: Compensation(undo) for name, undo in (("charge", "refund"), ("book", "free"))},
         )
         async with Worker("pay", handle, **options), Worker("pay:compensation", handle, **options):
-            await queue.wait_for_group(node.group_id, timeout=10_000)
+            await queue.wait_for_group(node.group_id, timeout=30_000)
     async with monitor(url, prefix, "pay") as (app, pilot):
         await pilot.press("3")
         line = "charge ✓ completed, NOT UNDONE   book ✓ completed, undone   reserve ✗ failed"

@@ -82,7 +82,7 @@ def test_a_router_runs_the_jobs_of_a_queue_until_sigterm(start: Start, queue: Qu
 
     process = start("shop:router", "--queue", "one", "-c", "3", "--name", "anna")
 
-    assert queue.wait_for(job.id, timeout=15_000) == "first"
+    assert queue.wait_for(job.id, timeout=30_000) == "first"
     assert queue.get_job(job.id).processed_by == "anna"
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
@@ -92,11 +92,11 @@ def test_functions_and_lists_of_workers_run_too(start: Start, queue: Queue, url:
     with Queue("two", connection=url, prefix=prefix) as two:
         jobs = [(queue, queue.add("who")), (two, two.add("who"))]
         start("shop:workers")
-        assert [of.wait_for(job.id, timeout=15_000) for of, job in jobs] == ["first", "first"]
+        assert [of.wait_for(job.id, timeout=30_000) for of, job in jobs] == ["first", "first"]
     with Queue("three", connection=url, prefix=prefix) as three:
         job = three.add("double", {"n": 21})
         start("shop:plain", "--queue", "three")
-        assert three.wait_for(job.id, timeout=15_000) == 42
+        assert three.wait_for(job.id, timeout=30_000) == 42
 
 
 def test_options_of_a_worker_that_has_its_own_are_refused(
@@ -112,13 +112,13 @@ def test_with_reload_a_changed_file_starts_the_worker_anew(
     start: Start, queue: Queue, write: Callable[[str], None], tmp_path: Path
 ):
     process = start("shop:router", "--queue", "one", "--reload")
-    assert queue.wait_for(queue.add("who").id, timeout=15_000) == "first"
+    assert queue.wait_for(queue.add("who").id, timeout=30_000) == "first"
 
     write("second, after a change")
     os.utime(tmp_path / "shop.py", (1, 1))
 
     def answers_anew() -> bool:
-        return queue.wait_for(queue.add("who").id, timeout=15_000) == "second, after a change"
+        return queue.wait_for(queue.add("who").id, timeout=30_000) == "second, after a change"
 
     wait_until_sync(answers_anew, timeout=20, every=0.2)
     process.send_signal(signal.SIGTERM)

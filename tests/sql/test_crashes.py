@@ -71,12 +71,12 @@ async def test_a_relay_that_dies_leaves_one_job_per_row(
 
     async with make_worker(engine, tables, url, prefix):
         if step in ("sent", "marked", "committed"):
-            await wait_until(lambda: len(effects(engine, tables)) == 3, 20)
-            await wait_until(lambda: _is_idle(queue), 20)
+            await wait_until(lambda: len(effects(engine, tables)) == 3, 40)
+            await wait_until(lambda: _is_idle(queue), 40)
         async with make_relay(engine, tables, url, prefix) as relay:
-            await wait_until(lambda: _has_dispatched(relay, 3), 20)
-        await wait_until(lambda: len(effects(engine, tables)) == 3, 20)
-        await wait_until(lambda: _is_idle(queue), 20)
+            await wait_until(lambda: _has_dispatched(relay, 3), 40)
+        await wait_until(lambda: len(effects(engine, tables)) == 3, 40)
+        await wait_until(lambda: _is_idle(queue), 40)
 
     assert sorted(effects(engine, tables)) == sorted(ids)
     assert [await queue.get_job(job_id) for job_id in ids] == [None] * 3
@@ -106,7 +106,7 @@ async def test_a_worker_that_dies_leaves_one_effect_per_job(
     assert (done_before > 0) is (step == "committed")
 
     async with make_worker(engine, tables, url, prefix):
-        await wait_until(lambda: _have_completed(queue, 2), 20)
+        await wait_until(lambda: _have_completed(queue, 2), 40)
 
     assert sorted(effects(engine, tables)) == sorted(ids)
     assert [(await queue.get_job(job_id)).return_value for job_id in ids] == ids

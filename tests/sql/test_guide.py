@@ -49,7 +49,7 @@ async def test_a_relay_in_the_lifespan_of_a_service(lifespan, engine, outbox, ur
         async with lifespan(app), api:
             assert (await api.post("/orders/13")).status_code == 500
             kept = (await api.post("/orders/14")).json()
-            await wait_until(queue.get_waiting_count, 10)
+            await wait_until(queue.get_waiting_count, 30)
         others = asyncio.all_tasks() - {asyncio.current_task()}
 
         assert [(job.id, job.data) for job in await queue.get_waiting()] == [(kept, {"order": 14})]

@@ -151,14 +151,14 @@ async def test_a_relay_goes_on_when_the_database_is_restarted(
         await wait_until(queue.get_waiting_count)
 
         await asyncio.to_thread(server.stop)
-        await wait_until(lambda: relay.metrics.errors > 0, 15)
+        await wait_until(lambda: relay.metrics.errors > 0, 30)
         await asyncio.to_thread(server.start)
         fresh = create_engine(engine.url)
         write(fresh, tables)
         fresh.dispose()
 
         await wait_until(lambda: _has(queue, 2), 30)
-        await relay.close(timeout=5000)
+        await relay.close(timeout=20_000)
         await running
         engine.dispose()
 
@@ -223,7 +223,7 @@ def test_a_lock_that_is_waited_for_too_long_is_waited_for_again(mariadb, engine,
     with Session(engine) as session, session.begin(), once(session, OneJob(), table=guarded) as run:
         waiting = threading.Thread(target=lambda: results.append(handler(OneJob())))
         waiting.start()
-        wait_until_sync(lambda: timeouts, 10)
+        wait_until_sync(lambda: timeouts, 30)
         run.result = "first"
     waiting.join(20)
 
