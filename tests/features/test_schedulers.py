@@ -96,7 +96,7 @@ async def test_a_worker_that_dies_before_it_advances_loses_nothing(queue, work, 
     async def handler(job):
         runs.append(job.id)
 
-    async with work(handler, stalled_interval=50, lock_duration=200, max_stalled_count=0):
+    async with work(handler, stalled_interval=50, max_stalled_count=0):
         await wait_until(lambda: len(runs) >= 3)
 
     assert runs[0] == job_id
@@ -107,7 +107,7 @@ async def test_after_a_pause_there_is_one_run_and_then_the_grid_again(queue, wor
     """As after downtime: what was missed is not made up for."""
     job = await queue.upsert_job_scheduler("s", every=200)
     first = int(job.id.rsplit(":", 1)[1])
-    await wait_until(lambda: _is_past(client, first + 650), 3)
+    await wait_until(lambda: _is_past(client, first + 650))
     runs = []
 
     async def handler(job):
@@ -158,7 +158,7 @@ async def test_an_end_ends_the_schedule(queue, work, client):
     end = await server_ms(client) + 150
     await queue.upsert_job_scheduler("s", every=50, end=end)
     async with work(nothing):
-        await wait_until(lambda: _is_past(client, end + 150), 2)
+        await wait_until(lambda: _is_past(client, end + 150))
 
     times = await iterations(client, queue)
     assert 2 <= len(times) <= 5
@@ -201,7 +201,7 @@ async def test_a_cron_pattern_goes_on_second_after_second(queue, work, client):
 
     await queue.upsert_job_scheduler("s", cron="* * * * * *", immediately=True)
     async with work(handler):
-        await wait_until(lambda: len(runs) == 3, 5)
+        await wait_until(lambda: len(runs) == 3)
 
     assert runs[1] - runs[0] <= 1000
     assert [at % 1000 for at in runs[1:]] == [0, 0]
