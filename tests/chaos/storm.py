@@ -33,6 +33,8 @@ PREFIX = "storm"
 KINDS = ("plain", "delayed", "prioritized", "lane", "group", "flow", "fails", "flaky")
 SHARES = (58, 10, 5, 15, 4, 2, 2, 4)
 BATCH = 50
+PATIENCE_S = 120.0
+"""How long whoever makes the weather waits for a server that writes much to its disk."""
 BACKLOG = 3000
 KEPT = 20_000
 """How many completed jobs stay, so that an add that is tried again finds what it added."""
@@ -57,6 +59,7 @@ class Storm:
     work_s: float = 0.002
     seed: int = 0
     calm_s: float = 60.0
+    kills_at_once: int = 1
     every_s: tuple[float, float] = (0.2, 0.6)
 
     faults: list[Fault] = field(default_factory=list)
@@ -129,7 +132,10 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
     began = time.monotonic()
     server = Server(SAFE_ON_DISK, tcp=True).start()
     client = redis.asyncio.Redis.from_url(
-        server.unix_url, decode_responses=True, encoding_errors="backslashreplace"
+        server.unix_url,
+        decode_responses=True,
+        encoding_errors="backslashreplace",
+        socket_timeout=PATIENCE_S,
     )
     async with Proxy(server.port) as proxy:
         crew = _Crew(storm, [server.url, proxy.url])
@@ -290,7 +296,7 @@ async def _disturb(
         if adding.done() and adding.exception() is not None:
             return
         await asyncio.sleep(dice.uniform(*storm.every_s))
-        if storm.killed < storm.kills:
+        for _ in range(min(storm.kills_at_once, storm.kills - storm.killed)):
             # In turn, so that everybody has lived long enough to hold jobs.
             await crew.kill(storm.killed % storm.processes)
             storm.killed += 1
