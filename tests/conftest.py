@@ -22,6 +22,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let a run that is told to end stop its servers first, as it does on Ctrl-C."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # A shell without job control starts what runs in the background deaf to Ctrl-C, and the
+        # programs that the tests start would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # A collection in the middle of a rewritten module confuses CPython 3.11 now and then ("AST
     # constructor recursion depth mismatch"), and finds next to nothing while tests are read.
     gc.disable()

@@ -356,14 +356,14 @@ async def test_waiting_for_a_group_that_is_forgotten_at_once(world: World):
     node = await world.order("ab", group_retention=True)
     waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
 
-    await wait_until(lambda: any(one.is_reading for one in queue._listenings.values()))
+    await wait_until(lambda: any(one._waiters for one in queue._listenings.values()))
     await world.complete("ab")
 
     info = await waiting
     assert (info.state, info.completed_count) == ("COMPLETED", 2)
     node = await world.order("ab", group_retention=True)
     waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
-    await wait_until(lambda: any(one.is_reading for one in queue._listenings.values()))
+    await wait_until(lambda: any(one._waiters for one in queue._listenings.values()))
     await queue.cancel_group(node.group_id)
     assert (await waiting).state == "FAILED"
     await queue.close()
