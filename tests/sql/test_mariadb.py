@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 import pytest
-from sqlalchemy import create_engine, event, insert, select, text, update
+from sqlalchemy import create_engine, event, insert, or_, select, text, update
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -14,9 +14,10 @@ from tests.helpers import wait_until, wait_until_sync
 from tests.sql.cutting import cut_all_connections
 from tests.sql.mariadb import MariaDb
 from tests.sql.program import Tables
-from toril import Queue
+from toril import NewJob, Queue
 from toril.idempotency import SqlStore, idempotent, once
 from toril.outbox import Relay
+from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import now_ms
 
 
@@ -208,6 +209,30 @@ async def test_a_batch_that_loses_a_deadlock_is_relayed_again_at_once(
     assert relay.tries >= 2
     assert relay.metrics.duplicates == 1
     assert {job.id for job in await queue.get_waiting()} == {first, second}
+
+
+def test_a_claim_does_not_compare_every_row_with_every_other(engine, tables):
+    """Long lanes in a table with many rows that are done: not all are read for each that waits."""
+    table = tables.outbox.table
+    for _ in range(20):
+        jobs = [NewJob("charge", lane=f"user-{n % 5}" if n % 2 else None) for n in range(100)]
+        with engine.begin() as connection:
+            tables.outbox.add_bulk(connection, "payments", jobs)
+    is_done = or_(table.c.lane.is_(None), table.c.seq <= 1000)
+    with engine.begin() as connection:
+        connection.execute(update(table).where(is_done).values(status="dispatched"))
+    with engine.begin() as connection:
+        before = rows_read(connection)
+        rows = claim_pending(connection, table, Claim(relay="a", limit=100, lease_ms=30_000))
+        read = rows_read(connection) - before
+
+    assert [row.seq for row in rows] == list(range(1002, 1202, 2))
+    assert read < 20 * 500
+
+
+def rows_read(connection):
+    counters = connection.execute(text("SHOW SESSION STATUS LIKE 'Handler_read%'"))
+    return sum(int(count) for _, count in counters)
 
 
 def test_a_lock_that_is_waited_for_too_long_is_waited_for_again(mariadb, engine, tables):

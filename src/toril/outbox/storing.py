@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 from sqlalchemy import (
     Connection,
+    FromClause,
     Select,
     Table,
     and_,
     delete,
-    exists,
     func,
+    literal,
     not_,
     or_,
     select,
@@ -59,7 +60,8 @@ def has_row_locks(dialect_name: str) -> bool:
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """The next rows to dispatch, in order, and of each lane only what is next in it."""
     now = now_ms(connection.dialect)
-    heads = _claim(connection, table, claim, _is_due(table, now), _is_head(table))
+    is_head = _is_head(table, connection.dialect)
+    heads = _claim(connection, table, claim, _is_due(table, now), is_head)
     lanes = {(row.queue, row.lane) for row in heads if row.lane is not None}
     rest = claim.limit - len(heads)
     if not lanes or rest <= 0:
@@ -227,7 +229,9 @@ def _claim(
 ) -> list[OutboxRow]:
     if has_row_locks(connection.dialect.name):
         query = _rows(table).where(*conditions).order_by(table.c[order]).limit(claim.limit)
-        query = _in_order_of_index(query, table, order, connection.dialect)
+        # MySQL locks what it reads, so it must not read everything in order to sort it. It would
+        # for a small table, and one relay would hold all rows.
+        query = _by_index(query, table, table, ["status", order], connection.dialect)
         query = query.with_for_update(skip_locked=True, of=table)
         return _read(connection.execute(query).mappings())
     now = now_ms(connection.dialect)
@@ -241,19 +245,20 @@ def _claim(
     return sorted(_read(connection.execute(statement).mappings()), key=lambda row: row.seq)
 
 
-def _in_order_of_index(
-    query: Select[Any], table: Table, order: str, dialect: Dialect
+def _by_index(
+    query: Select[Any],
+    table: Table,
+    alias: FromClause,
+    columns: list[str],
+    dialect: Dialect,
 ) -> Select[Any]:
-    """MySQL locks what it reads, so it must not read everything in order to sort it.
-
-    It would for a small table, and one relay would hold all rows.
-    """
+    """Tell MySQL to read ``alias`` by the index of ``columns``: it often chooses another one."""
     if dialect.name not in MYSQL:
         return query
     for index in table.indexes:
-        if index.name and [column.name for column in index.columns] == ["status", order]:
+        if index.name and [column.name for column in index.columns] == columns:
             name = dialect.identifier_preparer.quote(index.name)
-            return query.with_hint(table, f"FORCE INDEX ({name})")
+            return query.with_hint(alias, f"FORCE INDEX ({name})")
     return query
 
 
@@ -261,19 +266,22 @@ def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:
     return and_(table.c.status == PENDING, table.c.due_at <= now)
 
 
-def _is_head(table: Table) -> ColumnElement[bool]:
-    return or_(table.c.lane.is_(None), ~_has_earlier(table))
+def _is_head(table: Table, dialect: Dialect) -> ColumnElement[bool]:
+    return or_(table.c.lane.is_(None), ~_has_earlier(table, dialect))
 
 
-def _has_earlier(table: Table) -> ColumnElement[bool]:
+def _has_earlier(table: Table, dialect: Dialect) -> ColumnElement[bool]:
     """Does an earlier row of the same lane wait?"""
     earlier = table.alias("earlier")
-    return exists().where(
+    query = select(literal(1)).where(
         earlier.c.lane == table.c.lane,
         earlier.c.queue == table.c.queue,
         earlier.c.status == PENDING,
         earlier.c.seq < table.c.seq,
     )
+    # By any other index every row is compared with all that the queue ever had.
+    query = _by_index(query, table, earlier, ["lane", "queue", "status", "seq"], dialect)
+    return query.correlate(table).exists()
 
 
 def _set(
