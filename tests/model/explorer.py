@@ -116,8 +116,12 @@ class _Exploration:
         result = self._machine.run(state, START_MS, request)
         before, after = (view_of(one, self._world.queues) for one in (state, result.state))
         step = Step(request.script, request, lambda reply: Node(state, (), 0, ()))
-        for problem in step_problems(before, after, result, step, START_MS):
-            raise Violation(f"{self._world.name}: before it begins: {problem}")
+        try:
+            problems = list(step_problems(before, after, result, step, START_MS))
+        except (LookupError, ValueError, TypeError) as error:
+            problems = [f"what is there cannot be read: {error!r}"]
+        if problems:
+            raise Violation(f"{self._world.name}: before it begins: {problems[0]}")
         return result.state
 
     def _all_idle(self, start: Node) -> Node:
@@ -168,7 +172,7 @@ class _Exploration:
                 self._findings.expansions += 1
                 self._findings.steps[step.name] += 1
                 is_new = self._seen.is_new(after)
-                if is_new or result.events:
+                if is_new or result.events or step.is_deed:
                     self._check(node, before, step, result, after, is_new)
                 if is_new:
                     self._origin.setdefault(hash(after), (here, step.name))

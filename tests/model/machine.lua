@@ -5,9 +5,11 @@
 --        what it lacks: how many keys, then the keys
 --        the steps: how many, then for each its script, the time in s, how many keys and the keys,
 --        how many words and the words
--- Returns for each step { changes, events, reply } or an error's text, and the lines that were run.
+-- Returns for each step { changes, events, reply, renewed } or an error's text, and the lines that
+-- were run.
 -- `changes` are key, kind and packed content of what is different now; the kind is "" for a key that
--- is gone. A kind that ends in "!" has a time to live; how long is never told.
+-- is gone. A kind that ends in "!" has a time to live; `renewed` are the keys that were given one in
+-- this step, and for how long: afterwards nobody knows.
 local at = 0
 local function word()
   at = at + 1
@@ -97,19 +99,23 @@ local scripts = {
 --SCRIPTS--
 
 local function changes()
-  local found = {}
+  local found, renewed = {}, {}
   for _, key in ipairs(touched) do
     local kind = call("TYPE", key).ok
     local n = #found
     if READERS[kind] then
-      local has_end = kind == "string" and call("PTTL", key) > 0
+      local left_ms = kind == "string" and call("PTTL", key) or 0
+      local has_end = left_ms > 0
+      if has_end and left_ms <= FOREVER_MS / 2 then
+        renewed[#renewed + 1], renewed[#renewed + 2] = key, left_ms
+      end
       found[n + 1], found[n + 2] = key, has_end and kind .. "!" or kind
       found[n + 3] = cmsgpack.pack(READERS[kind](key))
     elseif kind == "none" and kinds[key] then
       found[n + 1], found[n + 2], found[n + 3] = key, "", ""
     end
   end
-  return found
+  return found, renewed
 end
 
 local function undo()
@@ -132,7 +138,8 @@ for i = 1, tonumber(word()) do
   local is_fine, reply = pcall(script, keys, arguments)
   if is_fine then
     if reply == nil then reply = false end
-    results[i] = { changes(), events, reply }
+    local found, renewed = changes()
+    results[i] = { found, events, reply, renewed }
   else
     results[i] = type(reply) == "table" and reply.err or tostring(reply)
   end

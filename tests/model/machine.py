@@ -46,11 +46,13 @@ EVERYTHING = Request("everything", (), ())
 
 
 class Result(NamedTuple):
-    """The state after a request, the events that it wrote, and its reply."""
+    """The state after a request, the events that it wrote, its reply, and which keys were given a
+    time to live, in ms."""
 
     state: State
     events: list[list[bytes]]
     reply: Any
+    renewed: dict[str, int]
 
 
 Timed = tuple[int, Request]
@@ -142,7 +144,7 @@ class Machine:
     def _result(self, state: State, there: dict[str, Cell], told: Any) -> Result | ScriptError:
         if isinstance(told, bytes):
             return ScriptError(told.decode(errors="replace"))
-        changes, events, reply = told
+        changes, events, reply, ends = told
         after: dict[str, Cell] | None = None
         for i in range(0, len(changes), 3):
             key, kind, packed = changes[i : i + 3]
@@ -154,7 +156,9 @@ class Machine:
                 if there.get(cell.key) is not cell:
                     after = after or dict(there)
                     after[cell.key] = cell
-        return Result(state if after is None else state_of(after.values()), events, reply)
+        renewed = {ends[i].decode(): ends[i + 1] for i in range(0, len(ends), 2)}
+        now = state if after is None else state_of(after.values())
+        return Result(now, events, reply, renewed)
 
     def _words(self, state: State, requests: list[Timed]) -> list[Any]:
         wanted = {cell.key: cell for cell in state}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from toril.protocol import scripts
+
 FILES = (
     *("settle", "sweep", "renew", "remove", "promote", "retry", "pause", "resume", "add"),
     *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler"),
@@ -20,7 +22,7 @@ FILES = (
     *("includes/deduplicate", "includes/deduplication", "includes/deadLetter"),
     *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
     *("includes/cancelWaiting", "includes/schedule", "includes/openEnd", "includes/hold"),
-    *("includes/metrics", "includes/retain"),
+    *("includes/metrics", "includes/retain", "purgeDeadLetters"),
 )
 
 _WRITERS = (
@@ -40,6 +42,8 @@ _OPPOSITES = {
     "SADD": "SREM",
     "SREM": "SADD",
 }
+_HEADER = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
+_COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _VERB = re.compile(r'"(' + "|".join(_OPPOSITES) + r')"')
 
 
@@ -59,25 +63,11 @@ class Mutant:
         return f"{self.file}:{self.line} {verb} {' '.join(self.before.split())}"
 
     def __call__(self, name: str, source: str) -> str:
-        """The text of a script with this change; unchanged when it does not use the file."""
-        place = self.place_in(name, source)
-        if place is None:
-            return source
-        return source[:place] + self.after + source[place + len(self.before) :]
-
-    def place_in(self, name: str, source: str) -> int | None:
-        """Where the line is in a script that was put together: found by the lines around it."""
-        if not self.file.startswith("includes/") and name != self.file:
-            return None
-        text = _code(self.file)
-        end = self.offset + len(self.before)
-        begin = text.rfind("\n", 0, text.rfind("\n", 0, self.offset)) + 1
-        place = source.find(text[begin:end])
-        if place >= 0:
-            return place + self.offset - begin
-        after = text.find("\n", text.find("\n", end) + 1)
-        place = source.find(text[self.offset : after])
-        return place if place >= 0 else None
+        """The text of a script with this change; the same when it does not use the file."""
+        start = _places(self.file)[self.offset]
+        text = _text(self.file)
+        changed = text[:start] + self.after + text[start + len(self.before) :]
+        return _assembled(name, {self.file: changed})
 
 
 @cache
@@ -101,28 +91,64 @@ def all_mutants() -> tuple[Mutant, ...]:
 
 def marked(name: str, source: str) -> str:
     """The text of a script in which every line that a mutant changes says that it was run."""
-    places: dict[tuple[int, str], list[int]] = {}
+    return _assembled(name, _marked_files())
+
+
+@cache
+def _marked_files() -> dict[str, str]:
+    found: dict[str, dict[tuple[int, str], list[int]]] = {}
     for number, mutant in enumerate(all_mutants()):
-        place = mutant.place_in(name, source)
-        if place is not None:
-            places.setdefault((place, mutant.before), []).append(number)
+        place = (_places(mutant.file)[mutant.offset], mutant.before)
+        found.setdefault(mutant.file, {}).setdefault(place, []).append(number)
+    return {file: _marked(_text(file), places) for file, places in found.items()}
+
+
+def _marked(text: str, places: dict[tuple[int, str], list[int]]) -> str:
     for (place, before), numbers in sorted(places.items(), reverse=True):
-        marks = " ".join(f"COVER({number})" for number in numbers)
         if before.startswith('"'):
-            text = before
+            word = before
             for number in numbers:
-                text = f"COVER({number}, {text})"
-            source = source[:place] + text + source[place + len(before) :]
+                word = f"COVER({number}, {word})"
+            text = text[:place] + word + text[place + len(before) :]
         else:
-            source = f"{source[:place]}{marks} {source[place:]}"
-    return source
+            marks = " ".join(f"COVER({number})" for number in numbers)
+            text = f"{text[:place]}{marks} {text[place:]}"
+    return text
+
+
+def _assembled(name: str, changed: dict[str, str]) -> str:
+    """A script put together of files some of which are changed."""
+
+    def read(include: str) -> str:
+        file = f"includes/{include}"
+        return changed[file] if file in changed else _text(file)
+
+    source = scripts.put_together(changed[name] if name in changed else _text(name), read)
+    return re.sub(r"^#!lua.*\n", "", source)
+
+
+@cache
+def _text(file: str) -> str:
+    return files("toril").joinpath("lua", f"{file}.lua").read_text("utf-8")
+
+
+@cache
+def _places(file: str) -> list[int]:
+    """Where each character of the code is in the file: comments are no code."""
+    text, places = _text(file), list(range(len(_text(file))))
+    for pattern in (_HEADER, _COMMENT):
+        left, end = [], 0
+        for match in pattern.finditer(text):
+            left += places[end : match.start()]
+            end = match.end()
+        places = left + places[end:]
+        text = pattern.sub("", text)
+    return places
 
 
 @cache
 def _code(file: str) -> str:
-    text = files("toril").joinpath("lua", f"{file}.lua").read_text("utf-8")
-    text = re.sub(r"--\[\[.*?\]\]", "", text, flags=re.DOTALL)
-    return re.sub(r"^\s*--.*\n", "", text, flags=re.MULTILINE)
+    return _COMMENT.sub("", _HEADER.sub("", _text(file)))
 
 
 def _whole_call(text: str, start: int) -> str | None:

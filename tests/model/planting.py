@@ -6,12 +6,13 @@ from tests.model.explorer import explore
 from tests.model.machine import EndlessScriptError, Machine, ScriptError
 from tests.model.mutants import Mutant, all_mutants, marked
 from tests.model.violation import Violation
-from tests.model.worlds import WORLDS
+from tests.model.worlds import CORNERS, WORLDS
 from tests.servers import Server
 
+EVERYWHERE = CORNERS | WORLDS
 MOST_TO_COVER = 1_500
-LOOKS = ((600, 3), (4_000, 10))
-"""For how many steps how many worlds are explored for a bug: a few for a short time, then more."""
+LOOKS = ((600, 3), (4_000, len(EVERYWHERE)))
+"""For how many steps how many worlds are explored for a bug: a few for a short time, then all."""
 
 Coverage = dict[int, dict[str, int]]
 """Where the line of each mutant is run, by its number: the world, and after how many steps."""
@@ -19,10 +20,10 @@ Coverage = dict[int, dict[str, int]]
 
 def coverage(server: Server) -> Coverage:
     where: Coverage = {}
-    for name, world in WORLDS.items():
+    for name, world in EVERYWHERE.items():
         for most in (400, MOST_TO_COVER):
             machine = Machine(server, marked)
-            explore(world, machine, most=most, is_deep=True, drain_share=0.0)
+            explore(world, machine, most=most, is_deep=name in WORLDS, drain_share=0.0)
             machine.close()
             for number in machine.covered:
                 where.setdefault(number, {}).setdefault(name, most)
@@ -42,7 +43,7 @@ def find(mutant: Mutant, worlds: dict[str, int], server: Server) -> str | None:
 def _look(mutant: Mutant, name: str, most: int, server: Server) -> str | None:
     machine = Machine(server, mutant)
     try:
-        explore(WORLDS[name], machine, most=most, is_deep=True, drain_share=0.03)
+        explore(EVERYWHERE[name], machine, most=most, is_deep=name in WORLDS, drain_share=0.03)
     except (Violation, ScriptError) as violation:
         if isinstance(violation.__cause__ or violation, EndlessScriptError):
             server.kill()

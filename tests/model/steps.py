@@ -42,6 +42,7 @@ from tests.model.world import (
 from toril.protocol import lanes, leasing, settling
 
 SWEEP_EVERY_MS = 30_000
+DEEDS = ("renew", "pause", "resume", "promote", "retry", "remove", "setLane", "upsertScheduler")
 TICK_MS = 1000
 
 
@@ -63,6 +64,11 @@ class Step:
     """What the reply said that was lost."""
     is_front: bool = False
     """Does what comes back stand before the others?"""
+
+    @property
+    def is_deed(self) -> bool:
+        """Is it something that was asked for, so that doing nothing may be wrong?"""
+        return self.request.script in DEEDS
 
 
 def steps_of(world: World, node: Node, view: View) -> Iterator[Step]:
@@ -199,6 +205,8 @@ def _holding(moment: _Moment, index: int, worker: Worker, held: Held) -> Iterato
             call = Call(following, ((held, GIVE_BACK),), 0)
             name = f"{GIVE_BACK} {held.job_id}"
             yield from _calling(moment, index, worker, name, call, fault=GIVING_BACK)
+            if moment.may(LEAVING):
+                yield from _calling(moment, index, worker, f"{name}, leaves", call, fault=LEAVING)
     if moment.may(RENEWAL):
         yield _renewing(moment, index, worker, held)
     if moment.may(CONFIRMATION):

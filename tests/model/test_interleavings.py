@@ -22,12 +22,13 @@ from tests.model.world import (
     LOST,
     RENEWAL,
 )
-from tests.model.worlds import WORLDS
+from tests.model.worlds import CORNERS, WORLDS
 from tests.proving import PROVES_ALL, amount
 from tests.servers import Server
 
 TOTAL = amount(500_000, 10_000_000)
 DEEP_SHARE = 0.75
+CORNER_STEPS = amount(1_500, 40_000)
 MOST_FAULTS = 4
 NEEDED = {
     LOST: "reply lost",
@@ -87,6 +88,17 @@ def test_nothing_goes_wrong_in_any_order(name, way, model_server, record_testsui
             if not any(word in step for step in seen)
         }
         assert not missing, f"a branch that never happened proves nothing: {missing}"
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_nothing_goes_wrong_in_a_corner(name, model_server):
+    """reliability 3.2: moments that the large worlds reach late or never."""
+    machine = Machine(model_server)
+    findings = explore(CORNERS[name], machine, most=CORNER_STEPS, drain_share=0.05)
+    machine.close()
+
+    assert findings.is_exhausted or findings.expansions >= CORNER_STEPS
+    assert findings.drained > 0
 
 
 def test_the_shares_are_what_is_claimed():

@@ -16,7 +16,7 @@ from tests.proving import PROVES_ALL
 from tests.servers import Server
 
 PARTS = 16
-BAR = 0.89
+BAR = 0.95
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_planted_bugs_are_found(model_server, where, part):
 
 
 def test_few_survive(where):
-    """reliability 3.2 asks for 95 % of those whose line is run; the bar rises to it."""
+    """reliability 3.2 asks for 95 % of those whose line is run."""
     run = {mutant.name for number, mutant in enumerate(all_mutants()) if number in where}
     counted = run - EQUIVALENT.keys()
     print(f"{len(all_mutants())} planted, {len(counted)} counted, {len(SURVIVORS)} survive")

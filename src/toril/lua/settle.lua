@@ -166,7 +166,8 @@ local function giveUp(outcome, i, job, reason, stacktrace)
   else
     redis.call("HSET", job, "stacktrace", stacktrace)
   end
-  finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
+  -- It would have been tried again, so its attempts are not exhausted.
+  finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, attempts = math.huge,
     released = batch.locks }, known, a.points, now)
   return 0
 end

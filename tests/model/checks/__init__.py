@@ -34,6 +34,8 @@ from tests.model.checks.groups import (
     group_step_problems,
 )
 from tests.model.checks.lanes import lane_problems
+from tests.model.checks.lists import list_problems
+from tests.model.checks.locks import lock_problems
 from tests.model.checks.order import order_problems
 from tests.model.checks.places import place_problems
 from tests.model.checks.schedulers import scheduler_problems
@@ -81,6 +83,8 @@ def step_problems(
     yield from field_problems(before, after, events, changed, now_ms)
     yield from order_problems(before, after, events, step)
     yield from deed_problems(before, after, events, step, result.reply)
+    yield from lock_problems(after, step, result)
+    yield from list_problems(before, after, step, result.reply)
     yield from group_step_problems(before, after, events, step, result.reply)
     if step.call is not None:
         yield from settling_problems(before, after, step, result.reply)

@@ -49,6 +49,8 @@ def deed_problems(
     yield from _deduplicated(before, after, events, step, reply)
     yield from _advanced(before, after, step, reply)
     yield from _buried(before, after, events)
+    yield from _purged(before, after, events, step)
+    yield from _removed(after, events, step, reply)
 
 
 def _counters(after: View, name: str, step: Step, reply: Any) -> Iterator[str]:
@@ -147,6 +149,8 @@ def _deduplicated(
         owned = after.queues[name].jobs.get(job_id, {}).get("deid")
         if b"added" in told and owned and after.queues[name].deduplication.get(owned) != job_id:
             yield f"T7: {job_id} was added and does not own {owned}"
+    if b"removed" in events.names("q") and after.queues["q"].next_jobs:
+        yield "T7: a job was replaced, and another one still waits for its turn"
     if not isinstance(reply[1], bytes):
         return
     replaces = any(b'"replace":true' in word for word in step.request.words[1:])
@@ -159,6 +163,9 @@ def _deduplicated(
     is_active = before.queues["q"].places.get(reply[1].decode()) == "active"
     if keeps_last and is_active and not after.queues["q"].next_jobs:
         yield "T7: the last one was to be kept and is not"
+    for kept in after.queues["q"].next_jobs.values() if keeps_last and is_active else ():
+        if kept.keys() != {"name", "data", "opts", "jid"}:
+            yield f"T7: the last one was to be kept alone, and {sorted(kept)} are"
 
 
 def _advanced(before: View, after: View, step: Step, reply: Any) -> Iterator[str]:
@@ -178,3 +185,37 @@ def _buried(before: View, after: View, events: Events) -> Iterator[str]:
         yield f"T7: {letters} are dead letters and nobody was told"
     if counts[1] - counts[0] != len(letters):
         yield f"T7: {letters} are dead letters and {counts} were counted"
+
+
+def _purged(before: View, after: View, events: Events, step: Step) -> Iterator[str]:
+    """Every letter that waits is gone, counted and told of; one that is being run is not."""
+    if step.request.script != "purgeDeadLetters":
+        return
+    was, now = before.queues["q-dlq"], after.queues["q-dlq"]
+    gone = was.places.keys() - now.places.keys()
+    counts = [int(queue.meta.get("x.purged", 0)) for queue in (was, now)]
+    if counts[1] - counts[0] != len(gone):
+        yield f"T7: {gone} were purged and {counts} were counted"
+    if (b"cleaned" in events.names("q-dlq")) != bool(gone):
+        yield f"T7: {gone} were purged, and {events.names('q-dlq')} was told"
+    is_first = not any(key.startswith(f"{was.base}:toril:purge-") for key in before.keys)
+    if is_first and now.order.get("wait"):
+        yield f"T7: {now.order['wait']} were to be purged"
+    if any(was.places[job_id] != "wait" for job_id in gone):
+        yield f"T7: {gone} were purged, and not all of them waited"
+
+
+def _removed(after: View, events: Events, step: Step, reply: Any) -> Iterator[str]:
+    """A parent that is to be removed is not let go, and does not name who was removed before it."""
+    if step.request.script != "remove":
+        return
+    for (name, job_id), told in events.of_jobs.items():
+        if b"removed" in told and len(told) > 1:
+            yield f"T7: {name}: {job_id} was removed, and {told} was told"
+    if isinstance(reply, int) or not reply[0]:
+        return
+    for part in ("dependencies", "processed", "failed", "unsuccessful"):
+        cell = after.keys.get(f"p:q:p:{part}")
+        for child in cell.content if cell is not None else ():
+            if child.startswith("p:q:c") and after.place_of(child) is None:
+                yield f"T7: {child} was removed and is among the {part} of its parent"

@@ -172,6 +172,11 @@ def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator
     )
     if now.state == "ACTIVE" and now.undo[: len(was.undo)] != was.undo:
         yield f"{was.undo} completed and is {now.undo} now"
+    newly = now.tried[len(was.tried) :]
+    is_reverse = now.record.get("x.order") == "reverse"
+    in_order = now.undo + newly[::-1] if is_reverse else newly + now.undo
+    if now.state != "COMPLETED" and in_order[: len(was.undo)] != was.undo:
+        yield f"{was.undo} were to be undone first, and {in_order} are"
     tried = [number for number in now.tried if number in was.undo and number not in now.undo]
     wanted = [number for number in was.undo if number in tried]
     if now.record.get("x.order") == "reverse":

@@ -23,6 +23,8 @@ def lane_problems(queue: Queue) -> Iterator[str]:
     for lane in queue.lanes_ready:
         if "wait" not in waiting[lane]:
             yield f"S5: lane {lane} is ready and has no job"
+        if lane in queue.lanes_stopped or lane in queue.lanes_later:
+            yield f"S5: lane {lane} is ready, and stopped or held back"
     for lane, places in waiting.items():
         is_waiting = "wait" in places
         if lane not in queue.lanes_index:

@@ -21,6 +21,7 @@ def order_problems(before: View, after: View, events: Events, step: Step) -> Ite
             *_began(name, queue, events),
             *_due_first(name, queue, events),
             *_shared(was, queue, step),
+            *_turns(before, after, queue),
         ]
         yield from (f"{name}: {problem}" for problem in problems)
 
@@ -122,6 +123,18 @@ def _shared(was: Queue, queue: Queue, step: Step) -> Iterator[str]:
     turns = [one.meta.get("toril.lanesNext") for one in (was, queue)]
     if is_take and both and was is not queue and not step.is_repeated and turns[0] == turns[1]:
         yield f"T6: it is the turn of {turns[0]} again"
+
+
+def _turns(before: View, after: View, queue: Queue) -> Iterator[str]:
+    """A lane that is ready anew does not stand before those that were."""
+    key = f"{queue.base}:lanes:ready"
+    if key not in before.keys or key not in after.keys:
+        return
+    was, now = before.keys[key].scores, after.keys[key].scores
+    for lane, turn in now.items():
+        others = [was[other] for other in now if other in was]
+        if lane not in was and others and turn < max(others):
+            yield f"T5: lane {lane} has turn {turn} and came after {was}"
 
 
 def _opts(queue: Queue, job_id: str) -> str:

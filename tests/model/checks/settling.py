@@ -33,6 +33,8 @@ def settling_problems(before: View, after: View, step: Step, reply: Any) -> Iter
                 yield f"T2: {step.name}: {held.job_id} failed and {made} attempts were counted"
             if "failedReason" not in new or "stacktrace" not in new:
                 yield f"T2: {step.name}: {held.job_id} failed and nobody knows why"
+            elif not any(new["stacktrace"] in _text(word) for word in step.request.words):
+                yield f"T2: {step.name}: {held.job_id} failed and has the traces of another attempt"
         is_completed = is_done and how == DONE and now.places.get(held.job_id) == "completed"
         if is_completed and new.get("returnvalue") != f'"result of {held.job_id}"':
             yield f"T2: {step.name}: {held.job_id} returned {new.get('returnvalue')}"
@@ -43,3 +45,7 @@ def settling_problems(before: View, after: View, step: Step, reply: Any) -> Iter
         lock = now.locks.get(job_id)
         if lock != worker.token_of(call):
             yield f"T3: {step.name}: {job_id} was given out and is locked by {lock}"
+
+
+def _text(word: bytes | str) -> str:
+    return word if isinstance(word, str) else word.decode("utf-8", "surrogateescape")

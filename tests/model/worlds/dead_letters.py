@@ -20,21 +20,28 @@ def _replay(view: View) -> Any:
     return dead_letters.replay(keys_of("q-dlq"), letters[0], "again", "q")
 
 
-def _purge(view: View) -> Any:
+def _drain(view: View) -> Any:
     return first(removing.drain(keys_of("q-dlq")))
 
 
-CLIENTS = (
-    Client("replay", _replay, may_remove=True),
-    Client("drain the letters", _purge, may_remove=True, is_silent=True),
-)
+def _purge(view: View) -> Any:
+    keys, every = keys_of("q-dlq"), dead_letters.Filter()
+    sweep = dead_letters.sweep_key(keys, "purge", every)
+    return dead_letters.purge_slice(keys, dead_letters.Walk(), every, run="r", sweep=sweep)
+
+
+REPLAY = Client("replay", _replay, may_remove=True)
+DRAIN = Client("drain the letters", _drain, may_remove=True, is_silent=True)
+PURGE_THEM = Client("purge the letters", _purge, may_remove=True, is_silent=True)
+CLIENTS = (REPLAY, DRAIN)
+
 
 LETTER = World(
     "one letter",
     ("q", "q-dlq"),
     (Worker("a", "q", BURIES), Worker("c", "q-dlq")),
     (add("x", "fails"),),
-    CLIENTS,
+    (REPLAY, PURGE_THEM),
     ends=failing("fails"),
     faults=((LOST, 2), (GHOST, 1), (DEATH, 1), (EXPIRY, 1)),
     may_remove=True,
@@ -56,7 +63,7 @@ PURGE = World(
     ("q", "q-dlq"),
     (Worker("a", "q", BURIES._replace(points=2)),),
     (add("x", "fails", priority=1), add("y", "fails", lane="l"), add("z", "fails", delay=1000)),
-    CLIENTS,
+    (REPLAY, DRAIN, PURGE_THEM),
     ends=failing("fails"),
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
     may_remove=True,

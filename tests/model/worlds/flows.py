@@ -80,7 +80,7 @@ FAILS_LATE = World(
 )
 
 
-def _late_child(view: View) -> Any:
+def late_child(view: View) -> Any:
     job = NewJob("fails", {"n": "c"}, job_id="c", timestamp=START_MS, fail_parent_on_failure=True)
     return adding.add(keys_of("q"), [adding.prepare(job, "c", ("p", f"{PREFIX}:q"))])
 
@@ -90,7 +90,7 @@ WAITS = World(
     ("q",),
     two(),
     (add("p", "parent", attempts=2), add("w")),
-    (Client("add c", _late_child), removes("c")),
+    (Client("add c", late_child), removes("c")),
     ends={"fails": (FAIL,), "parent": (WAIT, FAIL)},
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1), (LEAVING, 1)),
     starts_idle=True,

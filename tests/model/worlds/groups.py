@@ -25,15 +25,19 @@ ONE_WORKER = (Worker("a", "q"), Worker("c", "q:compensation"))
 TWO_WORKERS = (*two(), Worker("c", "q:compensation"))
 
 
-def _group(
-    order: str = "parallel", *, names: Sequence[str] = MEMBERS, keep: Keep | None = None
+def group(
+    order: str = "parallel",
+    *,
+    names: Sequence[str] = MEMBERS,
+    keep: Keep | None = None,
+    **options: Any,
 ) -> Any:
     undo = {
         name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
     }
-    group = new_group(
+    made = new_group(
         "order",
-        [GroupJob(name, {"n": name}, queue_name="q") for name in names],
+        [GroupJob(name, {"n": name}, queue_name="q", **options) for name in names],
         undo,
         queue_name=None,
         compensation_queue="{queue}:compensation",
@@ -42,7 +46,7 @@ def _group(
         keep=keep,
         timeout=None,
     )
-    return groups.create(PREFIX, group, "g", [f"j{n + 1}" for n in range(len(names))])
+    return groups.create(PREFIX, made, "g", [f"j{n + 1}" for n in range(len(names))])
 
 
 CANCEL = Client(
@@ -63,7 +67,7 @@ GROUP = World(
     "a group of three",
     QUEUES,
     TWO_WORKERS,
-    (_group(),),
+    (group(),),
     (CANCEL,),
     ends=FAILING,
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
@@ -74,7 +78,7 @@ ALONE = World(
     "a group of three and one worker",
     QUEUES,
     ONE_WORKER,
-    (_group(),),
+    (group(),),
     (CANCEL, BY_HAND),
     ends=FAILING,
     faults=FAULTS,
@@ -85,7 +89,7 @@ BACKWARDS = World(
     "a group undone backwards",
     QUEUES,
     TWO_WORKERS,
-    (_group("reverse"),),
+    (group("reverse"),),
     (CANCEL,),
     ends=failing("two", "undo-two"),
     faults=((LOST, 1), (DEATH, 1)),
@@ -96,7 +100,7 @@ LARGE = World(
     "a group of five",
     QUEUES,
     ONE_WORKER,
-    (_group(names=("one", "two", "three", "three", "three")), add("x"), add("y")),
+    (group(names=("one", "two", "three", "three", "three")), add("x"), add("y")),
     (CANCEL, removes("j5")),
     ends=FAILING,
     faults=((LOST, 1), (EXPIRY, 1)),
@@ -107,7 +111,7 @@ FORGOTTEN = World(
     "a group that is forgotten",
     QUEUES,
     ONE_WORKER,
-    (_group(keep=Keep(count=0)),),
+    (group(keep=Keep(count=0)),),
     (CANCEL, BY_HAND),
     ends=FAILING,
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),

@@ -13,7 +13,7 @@ from toril.options import Schedule
 from toril.protocol import scheduling
 
 
-def _schedule() -> Any:
+def schedule() -> Any:
     plan = scheduling.upsert(
         keys_of("q"), "tick", Schedule(every=1000), NewJob("tick", {"n": "tick"})
     )
@@ -21,6 +21,6 @@ def _schedule() -> Any:
     return plan.send(START_MS)
 
 
-SCHEDULER = World("a scheduler and two workers", ("q",), two(), (_schedule(), add("w")))
+SCHEDULER = World("a scheduler and two workers", ("q",), two(), (add("w"), schedule()))
 
 WORLDS = (SCHEDULER,)

@@ -1,0 +1,220 @@
+"""Corners: moments that the other worlds reach late or never, each from close by.
+
+Each is explored wide.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.model.actors import FAIL, WAIT, Worker, keys_of
+from tests.model.machine import Request
+from tests.model.view import PREFIX, View
+from tests.model.world import EXPIRY, GIVING_BACK, LEAVING, RENEWAL, Client, World, failing
+from tests.model.worlds.common import add, adds, first, removes, two
+from tests.model.worlds.deduplication import LAST
+from tests.model.worlds.flows import late_child
+from tests.model.worlds.groups import QUEUES, group
+from tests.model.worlds.schedulers import schedule
+from toril import Backoff, Deduplication, FlowJob
+from toril.options import RateLimit
+from toril.protocol import flows, lanes, limiting, moving, pausing, removing
+
+ONE = (Worker("a", "q"),)
+LEAVES = ((LEAVING, 1),)
+RESUME = Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True)
+
+
+def _resumed(what: str, *given: Any) -> World:
+    """The workers found the queue paused, and nobody else tells them of what is there."""
+    paused = (*given, first(pausing.pause(keys_of("q"))))
+    return _corner(f"resumed with {what}", paused, RESUME, starts_idle=True)
+
+
+def _corner(name: str, given: tuple[Any, ...], *clients: Client, **more: Any) -> World:
+    return World(name, ("q",), more.pop("workers", two()), given, clients, **{"faults": (), **more})
+
+
+def _promote(job_id: str) -> Client:
+    return Client(
+        f"promote {job_id}",
+        lambda view: moving.promote(keys_of("q"), job_id, call=f"promote {job_id}"),
+    )
+
+
+def _family(*, parent: str = "parent", other: str = "job", **policy: Any) -> Any:
+    root = FlowJob(
+        parent,
+        {"n": "p"},
+        queue_name="q",
+        job_id="p",
+        children=[
+            FlowJob("fails", {"n": "c1"}, queue_name="q", job_id="c1", **policy),
+            FlowJob(other, {"n": "c2"}, queue_name="q", job_id="c2", **policy),
+        ],
+    )
+    return flows.add(flows.prepare([root], PREFIX, iter(("f0", "f1", "f2")).__next__))
+
+
+def _remove_a_slice(view: View) -> Any:
+    """One of the family, once none of the children is pending."""
+    if f"{PREFIX}:q:p:dependencies" in view.keys:
+        return None
+    return first(removing.remove(keys_of("q"), "p", children=True, slice_size=1))
+
+
+SLICES = tuple(Client(f"remove slice {n}", _remove_a_slice, may_remove=True) for n in (1, 2))
+
+
+def _lane_limit(most: int) -> Any:
+    return first(lanes.set_rate_limit(keys_of("q"), RateLimit(most, 1000), "l"))
+
+
+FROM_ANOTHER = Request(
+    "write",
+    (f"{PREFIX}:q:dn:d",),
+    ("name", "other", "data", "{}", "opts", "{}", "jid", "o", "pk", "p:q:gone", "pd", "{}"),
+)
+
+WORLDS = (
+    _resumed("a job", add("x")),
+    _resumed("a delayed job", add("x", delay=1000)),
+    _resumed("a delayed job of a lane", add("x", lane="l", delay=1000)),
+    _corner("promoted", (add("x", delay=1000),), _promote("x"), starts_idle=True),
+    _corner("two priorities", (add("x", priority=2), add("y", priority=1))),
+    _corner(
+        "back to the front",
+        (add("y"), add("z"), add("x", "retries", lifo=True, attempts=2)),
+        ends=failing("retries"),
+        faults=LEAVES,
+    ),
+    _corner("given back", (add("x"),), faults=((GIVING_BACK, 1), (LEAVING, 1))),
+    _corner(
+        "a place is free again",
+        (limiting.set_concurrency(keys_of("q"), 1), add("x"), add("y")),
+        faults=LEAVES,
+    ),
+    _corner("renewed", (add("x"),), faults=((EXPIRY, 1), (RENEWAL, 1))),
+    _corner(
+        "back to the lane",
+        (
+            add("x", "retries", lane="l", attempts=2, backoff=Backoff.fixed(0)),
+            add("y", "later", lane="m", backoff=Backoff.fixed(1000), attempts=2),
+        ),
+        ends=failing("retries", "later"),
+        faults=LEAVES,
+    ),
+    _corner(
+        "removed from a lane",
+        (add("x", lane="l", delay=1000),),
+        removes("x"),
+        starts_idle=True,
+    ),
+    _corner(
+        "a lane is stopped",
+        (add("x", lane="l"), add("y", lane="l")),
+        Client("pause l", lambda view: lanes.pause(keys_of("q"), "l")),
+        Client("resume l", lambda view: lanes.resume(keys_of("q"), "l")),
+    ),
+    _corner(
+        "lanes in turn",
+        (add("x", lane="l"), add("y", lane="l"), add("z", lane="l")),
+        adds("o", lane="o"),
+        workers=ONE,
+        faults=LEAVES,
+    ),
+    _corner(
+        "the limit of a lane is lowered",
+        (_lane_limit(2), add("x", lane="l"), add("y", lane="l")),
+        Client("lower the limit", lambda view: _lane_limit(1)),
+        faults=LEAVES,
+        ticks=0,
+    ),
+    _corner(
+        "a parent comes to the front",
+        (_family(fail_parent_on_failure=True), add("w")),
+        ends=failing("fails"),
+        faults=LEAVES,
+    ),
+    _corner(
+        "a parent is let go by a removal",
+        (_family(), add("w")),
+        removes("c1"),
+        removes("c2"),
+        workers=ONE,
+    ),
+    _corner(
+        "a parent is announced",
+        (_family(ignore_dependency_on_failure=True),),
+        ends=failing("fails"),
+        faults=LEAVES,
+    ),
+    _corner(
+        "a child fails while its parent runs",
+        (add("p", "parent"),),
+        Client("add c", late_child),
+        ends={"fails": (FAIL,), "parent": (WAIT,)},
+    ),
+    _corner(
+        "a parent that waited in vain waits again",
+        (add("p", "parent"),),
+        Client("add c", late_child),
+        ends={"parent": (WAIT,)},
+        workers=ONE,
+        faults=((EXPIRY, 1),),
+    ),
+    _corner(
+        "a family is removed in slices",
+        (_family(other="fails", fail_parent_on_failure=True),),
+        *SLICES,
+        ends=failing("fails"),
+        workers=ONE,
+    ),
+    _corner(
+        "a family whose failures are ignored is removed in slices",
+        (_family(other="fails", ignore_dependency_on_failure=True),),
+        *SLICES,
+        ends=failing("fails"),
+        workers=ONE,
+    ),
+    _corner(
+        "the newest alone waits for its turn",
+        (add("x", deduplication=LAST), FROM_ANOTHER),
+        adds("y", deduplication=LAST),
+        faults=LEAVES,
+    ),
+    _corner(
+        "replaced while another one waits",
+        (add("x", "fails", attempts=2, backoff=Backoff.fixed(1000), deduplication=LAST),),
+        adds("y", deduplication=LAST),
+        adds("z", delay=1000, deduplication=Deduplication("d", replace=True))._replace(
+            may_remove=True
+        ),
+        ends=failing("fails"),
+    ),
+    _corner(
+        "a schedule for idle workers",
+        (),
+        Client("schedule", lambda view: schedule()),
+        starts_idle=True,
+        ticks=0,
+    ),
+    World(
+        "undone backwards after a stall",
+        QUEUES,
+        (*two(), Worker("c", "q:compensation")),
+        (group("reverse"),),
+        ends=failing("three"),
+        faults=((EXPIRY, 1),),
+        may_remove=True,
+    ),
+    World(
+        "tried again while it is undone",
+        QUEUES,
+        (*two(), Worker("c", "q:compensation")),
+        (group(names=("one", "two"), attempts=2),),
+        ends=failing("one", "two"),
+        faults=(),
+        may_remove=True,
+    ),
+)
