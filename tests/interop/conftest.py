@@ -31,7 +31,9 @@ async def peer(
     request: pytest.FixtureRequest, node_peers: dict[int, SharedPeer], prefix: str
 ) -> AsyncIterator[PeerView]:
     """BullMQ of either version; what the test opened there is closed after it."""
-    view = node_peers[request.param].at(prefix)
+    shared = node_peers[request.param]
+    await shared.forget_events()
+    view = shared.at(prefix)
     yield view
     await view.close_all()
 

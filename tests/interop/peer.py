@@ -215,6 +215,10 @@ class NodePeer(PeerView):
                 ) from None
         return event
 
+    async def forget_events(self) -> None:
+        """Drop the events that nobody asked for."""
+        self._events.clear()
+
     async def kill(self) -> None:
         """End the process as a crash does, without a word to Redis."""
         if self._child is not None and self._child.returncode is None:
@@ -309,6 +313,10 @@ class SharedPeer:
         self, name: str, timeout: float, where: Callable[[Message], bool] | None
     ) -> Message:
         return await self._there(self._peer.next_event(name, timeout, where))
+
+    async def forget_events(self) -> None:
+        """Drop what earlier tests left: one of their events is no answer to another test."""
+        await self._there(self._peer.forget_events())
 
     def close(self) -> None:
         self._wait(self._peer.close())
