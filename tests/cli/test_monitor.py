@@ -60,7 +60,10 @@ async def shows(pilot: Pilot[None], question: Callable[[], Any]) -> None:
 
     async def ask() -> Any:
         await pilot.pause()
-        return question()
+        try:
+            return question()
+        except IndexError:  # the row that is asked about is not there yet
+            return False
 
     await wait_until(ask, timeout=30, every=0.02)
 
