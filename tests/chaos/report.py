@@ -92,7 +92,7 @@ def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
         if fault.kind in ("kill", "stop") and fault.pid == earlier.pid:
             return True
         # Nobody could renew a lock while the server was away or the line was silent.
-        if fault.kind in ("restart", "silence") and end - fault.until < WINDOW_S:
+        if fault.kind in ("restart", "silence", "stall") and end - fault.until < WINDOW_S:
             return True
     return False
 

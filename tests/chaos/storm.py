@@ -8,6 +8,7 @@ finished, and `report.py` looks at what came of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -36,6 +37,7 @@ BATCH = 50
 PATIENCE_S = 120.0
 """How long whoever makes the weather waits for a server that writes much to its disk."""
 BACKLOG = 3000
+STALL_S = 1.0
 KEPT = 20_000
 """How many completed jobs stay, so that an add that is tried again finds what it added."""
 
@@ -140,6 +142,7 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
     async with Proxy(server.port) as proxy:
         crew = _Crew(storm, [server.url, proxy.url])
         crew.start_all()
+        watching = asyncio.create_task(_watch(storm, server.unix_url))
         try:
             adding = asyncio.create_task(_add_all(storm, server.url, client))
             await _disturb(storm, server, client, proxy, crew, adding)
@@ -147,7 +150,9 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
             proxy.rule = lambda words: None
             await _until_calm(storm, client)
         finally:
+            watching.cancel()
             await crew.end()
+            (storm.directory / "faults.json").write_text(json.dumps(storm.faults))
     storm.seconds = time.monotonic() - began
     return server, client
 
@@ -347,6 +352,19 @@ async def _fault(
             await asyncio.sleep(0.5)
             await client.config_set("maxmemory", 0)
     storm.faults.append(Fault(kind, began, time.time()))
+
+
+async def _watch(storm: Storm, url: str) -> None:
+    """Write down when the server did not answer for so long that locks may have run out."""
+    async with redis.asyncio.Redis.from_url(url, socket_timeout=PATIENCE_S) as client:
+        while True:
+            began = time.time()
+            with contextlib.suppress(redis.exceptions.RedisError):
+                await client.ping()
+            if time.time() - began > STALL_S:
+                storm.seen["server did not answer for a second"] += 1
+                storm.faults.append(Fault("stall", began, time.time()))
+            await asyncio.sleep(0.1)
 
 
 async def _until_calm(storm: Storm, client: Any) -> None:

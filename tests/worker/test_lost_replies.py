@@ -205,6 +205,25 @@ async def _is_unlocked(inside, job_id) -> bool:
     return await inside.lock(job_id) is None
 
 
+async def test_a_job_that_arrives_late_is_locked_anew(connection, queue, inside, client):
+    """Its first renewal comes half a lock later; what is left of the old lock may be less."""
+    job = await queue.add("late")
+    command = settling.settle(queue.keys, [], taking("w:1"), flight="w-0", request=1)
+    await connection.run(command)
+    lock = f"{queue.keys.base}:{job.id}:lock"
+    full_ms = await client.pttl(lock)
+    await client.pexpire(lock, 1000)
+
+    again = await connection.run(command)
+
+    assert [words[-1] for words in again.jobs] == [job.id.encode()]
+    assert full_ms - 5000 < await client.pttl(lock) <= taking("w:1").lock_ms
+    await client.delete(lock)
+    assert (await connection.run(command)).jobs == []
+    assert not await client.exists(lock)
+    await queue.remove(job.id)
+
+
 async def test_the_same_request_gives_the_same_answer(connection, queue, inside):
     """I5: settle and take, asked twice, are done once."""
     jobs = [await queue.add(f"{n}") for n in range(3)]

@@ -65,6 +65,8 @@ if last then
     for _, taken_id in ipairs(last.taken) do
       local job = base .. ":" .. taken_id
       if redis.call("GET", job .. ":lock") == last.token then
+        -- Most of its time may have gone by while nobody knew of the job.
+        redis.call("PEXPIRE", job .. ":lock", digits(a.lock_ms))
         jobs[#jobs + 1] = readTaken(job, taken_id)
       end
     end

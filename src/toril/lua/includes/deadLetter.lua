@@ -47,7 +47,7 @@ local function drawLetterId(dead_letters)
     dead_letters.last = redis.call("INCRBY", dead_letters.queue.id, digits(dead_letters.drawn))
   end
   dead_letters.drawn = dead_letters.drawn - 1
-  local id = string.format("%.0f", dead_letters.last - dead_letters.drawn)
+  local id = string.format("%d", dead_letters.last - dead_letters.drawn)
   dead_letters.ids[#dead_letters.ids + 1] = id
   return id
 end

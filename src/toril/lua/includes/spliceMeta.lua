@@ -7,8 +7,8 @@ end
 
 --- Where the closing brace of an object is; nothing for a text that is no object.
 local function closingBrace(text)
-  if not string.find(text, "^[ \n\r\t]*{") then return nil end
   local last = #text
+  if string.byte(text) ~= 123 and not string.find(text, "^[ \n\r\t]*{") then return nil end
   while isSpace(string.byte(text, last)) do
     last = last - 1
   end
@@ -22,7 +22,8 @@ local function spliceMeta(data, metadata, time)
   if not brace then
     return '{"_dlqData":' .. data .. ',"_dlqMeta":' .. metadata .. time .. "}}", true
   end
-  local is_empty = string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
+  -- Behind the brace of most objects comes the first name.
+  local is_empty = string.byte(data, 2) ~= 34 and string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
   return string.sub(data, 1, brace - 1) .. (is_empty and '"_dlqMeta":' or ',"_dlqMeta":')
     .. metadata .. time .. "}" .. string.sub(data, brace), false
 end
