@@ -124,6 +124,8 @@ async def test_cancel_against_completion(world: World):
     cancels: list[asyncio.Task[None]] = []
 
     async def cancel(n: int) -> None:
+        # From at once to 36 ms: however fast the machine is, some results leave before, some after.
+        await asyncio.sleep((n % 20) ** 2 / 10_000)
         try:
             await world.queue("a").cancel_group(nodes[n].group_id)
         except InvalidGroupStateError as error:
@@ -134,8 +136,7 @@ async def test_cancel_against_completion(world: World):
         ran[n] += 1
         if ran[n] == 3:
             cancels.append(asyncio.create_task(cancel(n)))
-            for _ in range(n % 8):  # sometimes the result leaves first, sometimes the cancel
-                await asyncio.sleep(0)
+            await asyncio.sleep(n % 3 / 1000)
         return job.id
 
     handlers = [
@@ -160,7 +161,7 @@ async def test_cancel_against_completion(world: World):
     states = Counter(str(info.state) for info in await world.queue("a").get_groups())
     assert states["COMPLETED"] == refused.total() == refused["Cannot cancel a completed group"]
     assert states["COMPLETED"] + states["FAILED"] == count
-    assert min(states.values()) > count / 20, "they did not race"
+    assert min(states["COMPLETED"], states["FAILED"]) > count / 20, f"they did not race: {states}"
     told = Counter(row["event"] for row in await world.events())
     assert told["group:completed"] == states["COMPLETED"]
     assert told["group:failed"] == states["FAILED"]
