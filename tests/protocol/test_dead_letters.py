@@ -33,6 +33,7 @@ from toril.protocol.keys import FOREIGN, Keys, hash_tag
 from toril.protocol.settling import Policy, Raised, Returned, Settled, Take, decide, settle
 
 KEYS = Keys("bull", "orders-dlq")
+NOW_MS = 1_794_723_276_316
 
 
 def job(data: bytes = b'{"n":1}', **fields: object) -> Job:
@@ -55,16 +56,18 @@ def test_only_a_worker_with_a_target_makes_letters():
     without = decide(job(), Raised(error), Policy(), dice=0.0)
     with_target = decide(job(), Raised(error), Policy(dead_letters=BurialPolicy()), dice=0.0)
 
-    assert "dead" not in without.details
+    assert "after" not in without.details
     assert with_target.kind == "failed"
     assert without.letter is None
-    assert with_target.details["dead"] == {}
     assert with_target.letter is not None
-    assert with_target.payloads == (
+    item = Settled("j1", "token", with_target, job())
+    take = Take(count=0, token="token", lock_ms=1000)
+    command = settle(Keys("bull", "orders"), [item], take, flight="f", request=1, now_ms=NOW_MS)
+    assert command.payloads == [
         "ValueError: no",
-        with_target.letter.metadata,
+        with_target.letter.text_at(NOW_MS),
         with_target.letter.note,
-    )
+    ]
 
 
 def test_a_job_with_attempts_left_or_a_result_makes_no_letter():
@@ -135,9 +138,14 @@ def test_a_fingerprint_can_stand_between_quotes():
 
 
 def read(letter: Letter | None) -> tuple[dict, dict]:
-    """The metadata and the note, the time that the script writes being 1."""
+    """The metadata and the note."""
     assert letter is not None
-    return json.loads(letter.metadata + "1}"), json.loads(letter.note)
+    text = letter.text_at(NOW_MS)
+    after = letter.marks["after"]
+    metadata = text[after:-1] if after else text
+    note = json.loads(letter.note)
+    assert note["size"] == len(metadata)
+    return json.loads(metadata), note
 
 
 def test_a_letter_says_what_happened_to_its_job():
@@ -159,7 +167,7 @@ def test_a_letter_says_what_happened_to_its_job():
         "failedReason": 'ETIMEDOUT "é"\n?',
         "stacktrace": ["first", "second"],
         "attemptsMade": 3,
-        "deadLetteredAt": 1,
+        "deadLetteredAt": NOW_MS,
         "originalTimestamp": 5,
         "originalOpts": {"attempts": 1},
         "errorType": "ValueError",
@@ -200,7 +208,7 @@ def test_an_earlier_life_is_told_of_as_it_was_written():
     letter = letter_of(returned, ValueError("x"), "x", "r", "[]", BurialPolicy())
     metadata, _ = read(letter)
 
-    assert letter.marks == {"is_returned": True}
+    assert letter.marks == {"after": len('{"n":1,"_dlqMeta":'), "is_returned": True}
     assert (metadata["replays"], metadata["history"]) == (1, [json.loads(history)])
     assert '"originalData":[ 1.0 ],' in letter.metadata
 
@@ -226,7 +234,7 @@ def test_data_that_are_no_json_are_marked():
     )
 
     assert letter is not None
-    assert letter.marks == {"is_raw": True, "stacktrace": "[]"}
+    assert letter.marks == {"after": 0, "is_raw": True, "stacktrace": "[]"}
 
 
 def test_a_source_that_is_kept_gets_its_traces_too():
@@ -234,7 +242,7 @@ def test_a_source_that_is_kept_gets_its_traces_too():
 
     outcome = decide(job(), Raised(raised(ValueError("no"))), policy, dice=0.0)
 
-    assert json.loads(outcome.details["dead"]["stacktrace"])[0].endswith("ValueError: no\n")
+    assert json.loads(outcome.details["stacktrace"])[0].endswith("ValueError: no\n")
 
 
 def next_options(first: Job) -> dict:

@@ -54,7 +54,7 @@ local function metadataOf(job_id, hash)
     .. (string.match(hash[2] or "", "^%d+$") or "0") .. ',"originalOpts":' .. opts
     .. ',"errorType":"","fingerprint":"diverted","cause":"diverted","replays":' .. (hash[3] or "0")
     .. ',"history":[' .. (hash[4] or "") .. "]"
-    .. (hash[5] and ',"originalData":' .. hash[5] or "") .. ',"deadLetteredAt":'
+    .. (hash[5] and ',"originalData":' .. hash[5] or "") .. ',"deadLetteredAt":' .. stamp(now) .. "}"
 end
 
 local function divert(field, job_id)
@@ -65,11 +65,11 @@ local function divert(field, job_id)
     "atm")
   local metadata = metadataOf(job_id, hash)
   local note = cjson.encode({ source = a.source, job = job_id, why = string.lower(reason),
-    fp = "diverted", opts = hash[1] or "{}", size = #metadata + #stamp(now) + 1, lane = a.lane,
+    fp = "diverted", opts = hash[1] or "{}", size = #metadata, lane = a.lane,
     order_ms = string.sub(field, 1, 16) })
   finishJob(queue, gate, { id = job_id, state = "failed", value = reason, previous = "waiting",
     metadata = metadata, note = note, dead_letters = dead_letters,
-    dead = { is_returned = hash[3] and true } }, known, nil, now)
+    dead = { after = 0, is_returned = hash[3] and true } }, known, nil, now)
 end
 
 local sent = 0

@@ -10,15 +10,16 @@
             marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, dead, skip,
-            on_exhausted, begun},
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, skip,
+            on_exhausted, begun, after, stacktrace, is_raw, is_returned (the last four of one that goes
+            to the dead letters: includes/deadLetter.lua)},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
             them), queue str? (this queue's name)
             After the map, raw, for each outcome in order: `completed` the return value; `failed`,
             `retry` and `delayed` the reason and the stack traces ("" for none). Of one that goes to
-            the dead letters the reason, the metadata as JSON up to their time, and the note.
+            the dead letters the reason, the data with the metadata or these alone, and the note.
   Returns   results (for each outcome 0, a refusal, or its id among the dead letters), jobs,
             rate limit ms, next due ms, now ms
   Refuses   -1    the job does not exist                                  JobNotFoundError
@@ -100,7 +101,7 @@ local dead_letters
 if dead_base then
   local jobs = {}
   for _, outcome in ipairs(a.outcomes) do
-    if outcome.dead then jobs[#jobs + 1] = base .. ":" .. outcome.id end
+    if outcome.after then jobs[#jobs + 1] = base .. ":" .. outcome.id end
   end
   dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children)
 end
@@ -136,7 +137,7 @@ function settle.completed(outcome, i, job)
 end
 
 function settle.failed(outcome, i, job)
-  local dead = outcome.dead
+  local dead = outcome.after and outcome
   local reason, stacktrace = nextFailure()
   local metadata, note
   if dead then

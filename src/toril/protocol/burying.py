@@ -1,6 +1,7 @@
 """What is written beside a job that failed for good and goes to the dead letters.
 
-The script splices the metadata into the data's text as they are made here; it adds only the time.
+The metadata become part of the data's text: of a plain object's here, of anything else's in the
+script, and there too if somebody has changed the data since they were read.
 Beside them a note is kept for the scripts that filter and replay.
 """
 
@@ -47,7 +48,9 @@ NOT_REPLAYED = frozenset(
 )
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
-_LENGTH_OF_TIME = len("1700000000000}")
+_MEMBER = b',"_dlqMeta":'
+_FIRST_TIME_MS = 1_000_000_000_000
+_LENGTH_OF_TIME = len(f"{_FIRST_TIME_MS}}}")
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
@@ -63,11 +66,19 @@ class Letter(msgspec.Struct, frozen=True, gc=False):
 
     cause: str
     fingerprint: str
+    before: bytes
+    """What comes before the metadata: the data and a name; nothing if the script puts them in."""
     metadata: str
-    """As JSON, up to the time: that and the end are written by the script."""
+    """As JSON, up to their time."""
     note: str
     """What scripts need to know of a letter later, as JSON: they cannot decode its data."""
-    marks: dict[str, bool | str]
+    marks: dict[str, bool | str | int]
+    """``after``, the length of what comes before; and what few letters have."""
+
+    def text_at(self, now_ms: int) -> bytes:
+        """The data with the metadata in them; the metadata alone if the script puts them in."""
+        metadata = f"{self.metadata}{max(now_ms, _FIRST_TIME_MS)}}}".encode()
+        return b"%b%b}" % (self.before, metadata) if self.before else metadata
 
 
 def letter_of(
@@ -105,18 +116,18 @@ def letter_of(
         f',"opts":{quoted(legacy.options(key))},"size":{size + _LENGTH_OF_TIME}'
         f"{_place(job, legacy)}}}"
     )
-    return Letter(cause, where, metadata, note, _marks(job, traces, policy))
-
-
-def _marks(job: StoredJob, traces: str, policy: BurialPolicy) -> dict[str, bool | str]:
-    marks: dict[str, bool | str] = {}
+    before, is_json = b"", _is_json(job)
+    data = job.raw(b"data") or b""
+    if is_json and data[:2] == b'{"' and data[-1:] == b"}":
+        before = data[:-1] + _MEMBER
+    marks: dict[str, bool | str | int] = {"after": len(before)}
     if policy.keep_source:
         marks["stacktrace"] = traces
     if job.raw(b"x.replays") is not None:
         marks["is_returned"] = True
-    if not _is_json(job):
+    if not is_json:
         marks["is_raw"] = True
-    return marks
+    return Letter(cause, where, before, metadata, note, marks)
 
 
 def _earlier_lives(job: StoredJob) -> str:

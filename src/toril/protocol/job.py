@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from toril.protocol import codec
 from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
@@ -136,7 +138,11 @@ class StoredJob:
     @property
     def dead_letter(self) -> DeadLetterMetadata | None:
         """Why and whence it came here, if it is a dead letter."""
-        return metadata_in(self.data)
+        metadata = metadata_in(self.data)
+        if metadata is None or b"x.letter" not in self._fields:
+            return metadata
+        # Those in the data have the worker's idea of the time; filters go by the server's.
+        return msgspec.structs.replace(metadata, dead_lettered_at=self.timestamp)
 
     @property
     def idempotency_key(self) -> str:

@@ -6,11 +6,13 @@ keys by that line.  ``--- @include "includes/name"`` is replaced by that file, o
 The server runs a whole script at every call, and defining a function costs it time even when
 nobody calls it.  So includes that begin with ``--- @lazily`` (what most jobs do not need: groups,
 lanes, parents …) are wrapped into one function, which defines theirs when one of them is called.
+``--- @lazily for letters`` makes a function of its own for those includes.
 """
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha1
@@ -21,7 +23,7 @@ import msgspec
 
 _KEY_LINE = re.compile(r"^local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
 _INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$')
-_LAZILY = "--- @lazily\n"
+_LAZILY = re.compile(r"--- @lazily(?: for (\w+))?\n")
 _HEADER = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
@@ -92,10 +94,9 @@ def put_together(source: str, read: Callable[[str], str] | None = None) -> str:
     """``source`` with its includes, without its comments: they are for readers."""
     assembly = _Assembly(read or read_include)
     assembly.assemble(_HEADER.sub("", source))
-    before, lazy, after = (
-        _COMMENT_LINE.sub("", part.text) for part in (assembly.plain, assembly.lazy, assembly.body)
-    )
-    return _defined_late(before, lazy, after) if lazy else f"{before}{after}"
+    before, after = (_COMMENT_LINE.sub("", part.text) for part in (assembly.plain, assembly.body))
+    lazy = {name: _COMMENT_LINE.sub("", part.text) for name, part in assembly.lazy.items()}
+    return _defined_late(before, lazy, after)
 
 
 class _Assembly:
@@ -109,7 +110,8 @@ class _Assembly:
         self._seen: set[str] = set()
         self._needed_at_once: set[str] = set()
         self.plain = _Part()
-        self.lazy = _Part()
+        self.lazy: dict[str, _Part] = defaultdict(_Part)
+        """What is defined late, by what it is needed for."""
         self.body = _Part()
 
     def assemble(self, source: str) -> None:
@@ -122,7 +124,7 @@ class _Assembly:
     def _find_needed_at_once(self, text: str) -> None:
         for name in _included(text):
             nested = self._read(name)
-            if name not in self._needed_at_once and not nested.startswith(_LAZILY):
+            if name not in self._needed_at_once and not _LAZILY.match(nested):
                 self._needed_at_once.add(name)
                 self._find_needed_at_once(nested)
 
@@ -133,38 +135,51 @@ class _Assembly:
                 part.lines.append(line)
             elif match[1] not in self._seen:
                 self._seen.add(match[1])
-                is_plain = match[1] in self._needed_at_once
-                self._add(self._read(match[1]).splitlines(), self.plain if is_plain else self.lazy)
+                text = self._read(match[1])
+                if match[1] in self._needed_at_once:
+                    self._add(text.splitlines(), self.plain)
+                elif lazily := _LAZILY.match(text):
+                    self._add(text.splitlines(), self.lazy[lazily[1] or ""])
+                else:
+                    self._add(text.splitlines(), part)
 
 
 def _included(text: str) -> list[str]:
     return [match[1] for line in text.splitlines() if (match := _INCLUDE.match(line))]
 
 
-def _defined_late(before: str, lazy: str, after: str) -> str:
-    """One function that defines the lazy ones, and a stand-in for each that is called from outside.
+def _defined_late(before: str, lazy: dict[str, str], after: str) -> str:
+    """Functions that define the lazy ones, and a stand-in for each that is called from elsewhere.
 
     The stand-ins are declared first, so that the plain functions find them.
     """
-    constants = "".join(match[0] for match in _CONSTANT.finditer(lazy))
-    lazy = _CONSTANT.sub("", lazy)
-    used_outside = set(_WORD.findall(before + after))
-    for name in _VARIABLE.findall(lazy):
-        if name in used_outside:
-            raise ValueError(f"a lazy include keeps {name!r}, which plain code uses")
-    exported = [name for name in _FUNCTION.findall(lazy) if name in used_outside]
-    if not exported:
+    constants, declared, definers = "", [], ""
+    for purpose, text in lazy.items():
+        others = (other for name, other in lazy.items() if name != purpose)
+        used_elsewhere = set(_WORD.findall("".join((before, after, *others))))
+        constants += "".join(match[0] for match in _CONSTANT.finditer(text))
+        part = _CONSTANT.sub("", text)
+        for name in _VARIABLE.findall(part):
+            if name in used_elsewhere:
+                raise ValueError(f"a lazy include keeps {name!r}, which other code uses")
+        exported = [name for name in _FUNCTION.findall(part) if name in used_elsewhere]
+        declared += exported
+        definers += _definer(f"defineLate{purpose.capitalize()}", part, exported)
+    if not declared:
         return f"{before}{after}"
+    first_line, newline, rest = before.partition("\n")
+    return f"{first_line}{newline}local {', '.join(declared)}\n{constants}{rest}{definers}{after}"
+
+
+def _definer(name: str, part: str, exported: list[str]) -> str:
+    """A function that defines what ``part`` does, and the stand-ins that call it first."""
 
     def assigned(match: re.Match[str]) -> str:
         return f"{match[1]} = function" if match[1] in exported else match[0]
 
-    lazy = _FUNCTION.sub(assigned, lazy)
+    if not exported:
+        return ""
     stand_ins = "".join(
-        f"{name} = function(...) defineLate() return {name}(...) end\n" for name in exported
+        f"{each} = function(...) {name}() return {each}(...) end\n" for each in exported
     )
-    first_line, newline, rest = before.partition("\n")
-    return (
-        f"{first_line}{newline}local {', '.join(exported)}\n{constants}{rest}"
-        f"local function defineLate()\n{lazy}end\n{stand_ins}{after}"
-    )
+    return f"local function {name}()\n{_FUNCTION.sub(assigned, part)}end\n{stand_ins}"

@@ -215,17 +215,15 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
     message = codec.words_of(error)
     reason = reason_of(error, message)
     traces = _stacktraces(job, error)
-    payloads: tuple[bytes | str, ...] = (reason, traces)
     letter = None
     if policy.dead_letters is not None:
         letter = letter_of(job, error, message, reason, traces, policy.dead_letters)
-        if letter is not None:
-            details["dead"] = letter.marks
-            payloads = (reason, letter.metadata, letter.note)
+    if letter is not None:
+        details |= letter.marks
     return Outcome(
         kind="failed",
         details=details,
-        payloads=payloads,
+        payloads=(reason, traces) if letter is None else (),
         error=error,
         reason=reason,
         letter=letter,
@@ -296,13 +294,15 @@ def settle(
     request: int,
     confirmations: Sequence[Confirmation] = (),
     dead_letters: Keys | None = None,
+    now_ms: int = 0,
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
     ``flight`` and ``request`` name the call: sent again with the same two it returns what it
     returned, and one that a newer request has overtaken is refused. ``confirmations`` name the
     calls whose replies have arrived, when no newer call of their flights says so, and
-    ``dead_letters`` the queue that takes the jobs which failed for good.
+    ``dead_letters`` the queue that takes the jobs which failed for good. ``now_ms`` is the server's
+    time, as far as the worker knows it, for the metadata of these.
     """
     outcomes = []
     payloads: list[bytes | str] = []
@@ -311,7 +311,10 @@ def settle(
         outcomes.append(
             {"id": item.job_id, "token": item.token, "kind": outcome.kind, **outcome.details}
         )
-        payloads.extend(outcome.payloads)
+        if outcome.letter is None:
+            payloads.extend(outcome.payloads)
+        else:
+            payloads += (outcome.reason, outcome.letter.text_at(now_ms), outcome.letter.note)
     args: dict[str, Any] = {
         "outcomes": outcomes,
         "take": take.count,
@@ -329,7 +332,7 @@ def settle(
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
     extra = {"replies": keys.own("replies")}
-    if dead_letters is not None and any("dead" in outcome for outcome in outcomes):
+    if dead_letters is not None and any("after" in outcome for outcome in outcomes):
         args["dead_letters"] = dead_letters.name
         args["queue"] = keys.name
         extra["dead_base"] = dead_letters.base

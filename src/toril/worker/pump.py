@@ -185,7 +185,9 @@ class Pump:
         self._away += 1
         try:
             take = self._make_take(wanted, token)
-            reply = await flight.call(batch, take, request, list(confirmations))
+            reply = await flight.call(
+                batch, take, request, list(confirmations), now_ms=self.server_ms
+            )
         finally:
             self._away -= 1
             self._asked_for -= wanted

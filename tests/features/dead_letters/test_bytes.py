@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,8 +81,11 @@ class Laboratory:
             client.hset(self.source.job(job_id), mapping=fields)
             client.lpush(self.source.wait, job_id)
 
-    def kill(self, count: int) -> list[str]:
-        """Take ``count`` jobs and let them fail; returns their ids among the dead letters."""
+    def kill(self, count: int, meanwhile: Callable[[str], object] = str) -> list[str]:
+        """Take ``count`` jobs and let them fail; returns their ids among the dead letters.
+
+        ``meanwhile`` is called with the id of each job between the two.
+        """
         taken = self._settle([], count)
         items = []
         for row in taken.jobs:
@@ -90,6 +94,7 @@ class Laboratory:
             policy = Policy(dead_letters=BurialPolicy())
             outcome = decide(job, Raised(ValueError("no")), policy, dice=0.0)
             items.append(Settled(job_id, "token", outcome, job))
+            meanwhile(job_id)
         assert len(items) == count
         return [code.decode() for code in self._settle(items, 0).results]  # type: ignore[union-attr]
 
@@ -179,6 +184,23 @@ def test_tricky_payloads_come_back_byte_for_byte(text, laboratory, raw):
 def test_random_payloads_come_back_byte_for_byte(some, laboratory, raw):
     """DLQ-14 (C-12)."""
     there_and_back(laboratory, raw, [text.encode("utf-8", "surrogatepass") for text in some])
+
+
+@pytest.mark.parametrize("after", [b'{"n":2}', b'{"n":10}', b'{"n":1,"m":2}', b"{}", b"[1]"])
+@pytest.mark.parametrize("before", [b'{"n":1}', b"{}", b"[1]", b'"}"', b'{"n":'])
+def test_data_that_others_change_meanwhile_die_as_they_are(before, after, laboratory, raw):
+    """DLQ-14: the worker has put its metadata into data that are not the job's any more."""
+    laboratory.put(raw, [before])
+
+    (letter_id,) = laboratory.kill(
+        1, lambda job_id: raw.hset(laboratory.source.job(job_id), "data", after)
+    )
+
+    letter = json.loads(raw.hget(laboratory.target.job(letter_id), "data"))
+    assert letter["_dlqMeta"]["failedReason"] == "no"
+    new_id = laboratory.replay(letter_id)
+    assert raw.hget(laboratory.source.job(new_id), "data") == after
+    raw.delete(laboratory.source.job(new_id), laboratory.source.wait)
 
 
 @pytest.mark.parametrize("text", [b'{"a":', b"\xff\xfe", b"", b"{'a': 1}", b"{]}"])

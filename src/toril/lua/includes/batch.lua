@@ -64,5 +64,5 @@ local function releaseBatch(queue, batch)
   end
   redis.call("DEL", unpack(batch.locks))
   redis.call("SREM", queue.stalled, unpack(batch.ids))
-  releaseLanes(queue, batch.lanes)
+  if #batch.lanes > 0 then releaseLanes(queue, batch.lanes) end
 end

@@ -1,4 +1,4 @@
---- @lazily
+--- @lazily for letters
 --- @include "includes/jsonText"
 --- @include "includes/spliceMeta"
 
@@ -6,9 +6,9 @@
 --- id, whose data are the old ones and the metadata. The caller has taken it out of its place.
 ---
 --- `dead_letters` is what openDeadLetters gave; the script ends with closeDeadLetters.
---- `ended` = { id, metadata, note, dead }: the metadata as JSON up to their time, what scripts need to
---- know of the letter later as JSON, and `dead` = { stacktrace (the source is kept and gets it), is_raw,
---- is_returned }.
+--- `ended` = { id, metadata, note, dead }: the metadata as JSON, what scripts need to know of the letter
+--- later as JSON, and `dead` = { after, stacktrace (the source is kept and gets it), is_raw, is_returned }.
+--- `after` bytes come before the metadata: these are in the data already, as the worker knew them.
 --- Returns the id among the dead letters.
 
 --- The target at `base` for jobs of the queue called `source`; `jobs` are the keys of those that will
@@ -69,12 +69,23 @@ local function writeRest(letter, job, dead, known, is_wrapped)
   end
 end
 
+--- The data of a letter and whether they were wrapped. Most come ready from the worker, and are only
+--- made here if somebody has changed the data since.
+local function letterText(data, metadata, dead)
+  if dead.after == 0 then
+    return spliceMeta(not dead.is_raw and (data or "{}") or "null", metadata)
+  end
+  if data and #data == dead.after - 11 and string.find(metadata, string.sub(data, 1, -2), 1, true) == 1 then
+    return metadata, false
+  end
+  return spliceMeta(data or "{}", string.sub(metadata, dead.after + 1, -2))
+end
+
 --- `known` is what readEnding gave, with the data.
 local function deadLetter(queue, dead_letters, ended, known, now)
   local job = queue.base .. ":" .. ended.id
   local dead, target = ended.dead, dead_letters.queue
-  local text, is_wrapped = spliceMeta(not dead.is_raw and (known.data or "{}") or "null",
-    ended.metadata, stamp(now))
+  local text, is_wrapped = letterText(known.data, ended.metadata, dead)
   local id = drawLetterId(dead_letters)
   local letter = target.base .. ":" .. id
   redis.call("HSET", letter, "name", known.name, "data", text, "opts", '{"attempts":0}',

@@ -15,17 +15,17 @@ local function closingBrace(text)
   return string.byte(text, last) == 125 and last or nil
 end
 
---- `metadata` end where their time follows. Returns the new text and whether the data were wrapped.
---- It is made in one piece: the server looks at every byte of each text that a script makes.
-local function spliceMeta(data, metadata, time)
+--- Returns the new text and whether the data were wrapped. It is made in one piece: the server looks
+--- at every byte of each text that a script makes.
+local function spliceMeta(data, metadata)
   local brace = closingBrace(data)
   if not brace then
-    return '{"_dlqData":' .. data .. ',"_dlqMeta":' .. metadata .. time .. "}}", true
+    return '{"_dlqData":' .. data .. ',"_dlqMeta":' .. metadata .. "}", true
   end
   -- Behind the brace of most objects comes the first name.
   local is_empty = string.byte(data, 2) ~= 34 and string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
   return string.sub(data, 1, brace - 1) .. (is_empty and '"_dlqMeta":' or ',"_dlqMeta":')
-    .. metadata .. time .. "}" .. string.sub(data, brace), false
+    .. metadata .. string.sub(data, brace), false
 end
 
 --- The data as they were before spliceMeta, of metadata that take `size` bytes; nothing when they are
