@@ -82,6 +82,43 @@ async def test_a_busy_drain_makes_one_call_per_batch(concurrency, most, start_se
         await worker.close()
 
 
+async def test_a_call_settles_one_batch_and_takes_the_next(start_server):
+    """While one call is away another one still asks for as many jobs as it settles.
+
+    2,000 jobs, 100 at a time over two flights, are 40 calls that do both; never do more than 100
+    handlers run.
+    """
+    server = start_server()
+    done = asyncio.Event()
+    finished = running = most = 0
+
+    async def handler(job):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    def count(job, result):
+        nonlocal finished
+        finished += 1
+        if finished == 2000:
+            done.set()
+
+    worker = Worker("q", handler, connection=server.unix_url, concurrency=100)
+    worker.on("completed", count)
+    async with Queue("q", connection=server.unix_url) as queue:
+        await queue.add_bulk([NewJob(f"{n}") for n in range(2000)])
+        with counting(server) as counted:
+            await worker.start()
+            await asyncio.wait_for(done.wait(), 20)
+        scripts = counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
+        await worker.close()
+
+    assert 40 <= scripts <= 50
+    assert most <= 100
+
+
 async def test_picking_up_a_job_is_one_message(start_server):
     """The take waits at the server behind the marker: no call is needed when a job comes."""
     server = start_server()

@@ -44,10 +44,15 @@ async def test_a_worker_whose_line_breaks_runs_every_job_once(
 ):
     """reliability 2.2: a lost reply orphans no job and fails none."""
     ran = Counter()
+    running = most = 0
 
     async def handler(job):
+        nonlocal running, most
         ran[job.id] += 1
+        running += 1
+        most = max(most, running)
         await asyncio.sleep(random.random() * 0.002)
+        running -= 1
         return job.name
 
     added = [job.id for job in await queue.add_bulk([NewJob(f"{n}") for n in range(60)])]
@@ -60,6 +65,7 @@ async def test_a_worker_whose_line_breaks_runs_every_job_once(
 
     assert len(proxy.broken) > 1
     assert ran == Counter(added)
+    assert most <= concurrency
     assert set(await inside.ids("completed")) == set(added)
     finished = await inside.events("completed", "failed", "stalled")
     assert sorted(finished) == sorted(("completed", job_id) for job_id in added)

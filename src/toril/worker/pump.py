@@ -62,6 +62,7 @@ class Pump:
         self._finished: list[Settled] = []
         self._to_confirm: dict[Confirmation, asyncio.Future[None] | None] = {}
         self._running = 0
+        self._leaving = 0
         self._asked_for = 0
         self._request = 0
         self._away = 0
@@ -182,6 +183,7 @@ class Pump:
         wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
         request, token = self._number(flight)
         self._asked_for += wanted
+        self._leaving += len(batch)
         self._away += 1
         try:
             take = self._make_take(wanted, token)
@@ -191,6 +193,7 @@ class Pump:
         finally:
             self._away -= 1
             self._asked_for -= wanted
+            self._leaving -= len(batch)
             for known in confirmations.values():
                 if known is not None and not known.done():
                     known.set_result(None)
@@ -269,12 +272,16 @@ class Pump:
             self.look_again()
 
     def _room(self, settled: int) -> int:
-        """How many jobs may be asked for, if ``settled`` of those held are given back now."""
+        """How many jobs may be asked for, if ``settled`` of those held are given back now.
+
+        Those whose outcome is on its way run no more: whoever comes in their place is counted.
+        """
         if not self._takes:
             return 0
         if self._held_until and asyncio.get_running_loop().time() < self._held_until - 0.001:
             return 0
-        return max(0, self._concurrency - self._running - self._asked_for + settled)
+        running = self._running - self._leaving - settled
+        return max(0, self._concurrency - running - self._asked_for)
 
     def _free(self) -> int:
         return self._room(0)
