@@ -60,6 +60,8 @@ class Step:
     is_silent: bool = False
     is_repeated: bool = False
     held: str = ""
+    confirmed: str = ""
+    """The line of a worker whose last reply is said to have arrived."""
     first_answer: bytes = b""
     """What the reply said that was lost."""
     is_front: bool = False
@@ -248,6 +250,7 @@ def _confirming(moment: _Moment, worker: Worker, held: Held) -> Step:
         request_of(command),
         lambda reply: moment.after(CONFIRMATION),
         held=held.job_id,
+        confirmed=worker.flight,
     )
 
 

@@ -126,10 +126,10 @@ def _lane_changed(after: View, step: Step) -> Iterator[str]:
 
 def _confirmed(after: View, step: Step) -> Iterator[str]:
     """What is known to have arrived is not handed out again, nor excused when it stalls."""
-    if " confirms " not in step.name:
+    if not step.confirmed:
         return
     replies = after.keys["p:q:toril:replies"].pairs
-    last = replies[f"{step.name.partition(' ')[0]}0-0"].encode("utf-8", "surrogateescape")
+    last = replies[step.confirmed].encode("utf-8", "surrogateescape")
     if step.held in msgspec.msgpack.decode(last, strict=False)["taken"]:
         yield f"T7: {step.name}: the last reply has not arrived"
 
