@@ -42,15 +42,22 @@ def deed_problems(
     yield from _limited(after, step, reply)
     yield from _lane_changed(after, step)
     yield from _confirmed(after, step)
-    is_known = step.request.script == "cancelGroup" and reply != -131  # forgotten since
-    if is_known and step.first_answer and reply != step.first_answer:
-        yield f"T7: {step.name} said {reply!r}, and {step.first_answer!r} the first time"
+    yield from _cancelled_again(step, reply)
     yield from _changed_priority(after, step, reply)
     yield from _deduplicated(before, after, events, step, reply)
     yield from _advanced(before, after, step, reply)
     yield from _buried(before, after, events)
     yield from _purged(before, after, events, step)
     yield from _removed(after, events, step, reply)
+
+
+def _cancelled_again(step: Step, reply: Any) -> Iterator[str]:
+    """Whoever asks again because the reply was lost hears what was said; or, if it was refused, the
+    state in which the group is by now, unless that is forgotten."""
+    if step.request.script != "cancelGroup" or not step.first_answer or reply == -131:
+        return
+    if (reply == b"ACTIVE") != (step.first_answer == b"ACTIVE"):
+        yield f"T7: {step.name} said {reply!r}, and {step.first_answer!r} the first time"
 
 
 def _counters(after: View, name: str, step: Step, reply: Any) -> Iterator[str]:
