@@ -69,33 +69,47 @@ local function writeRest(letter, job, dead, known, is_wrapped)
   end
 end
 
+--- Are the data those that the worker has put the metadata into, behind `after` bytes?
+local function isUnchanged(data, text, after)
+  return data and #data == after - 11 and string.find(text, string.sub(data, 1, -2), 1, true) == 1
+end
+
 --- The data of a letter and whether they were wrapped. Most come ready from the worker, and are only
 --- made here if somebody has changed the data since.
 local function letterText(data, metadata, dead)
   if dead.after == 0 then
     return spliceMeta(not dead.is_raw and (data or "{}") or "null", metadata)
   end
-  if data and #data == dead.after - 11 and string.find(metadata, string.sub(data, 1, -2), 1, true) == 1 then
-    return metadata, false
-  end
+  if isUnchanged(data, metadata, dead.after) then return metadata, false end
   return spliceMeta(data or "{}", string.sub(metadata, dead.after + 1, -2))
+end
+
+--- A new letter; closeDeadLetters puts it into the list.
+local function writeLetter(dead_letters, name, text, note, now)
+  local target = dead_letters.queue
+  local id = drawLetterId(dead_letters)
+  redis.call("HSET", target.base .. ":" .. id, "name", name, "data", text, "opts", '{"attempts":0}',
+    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", note)
+  emit(target, "waiting", "jobId", id)
+  return id
+end
+
+local function tellOfLetter(queue, dead_letters, id, reason, letter_id)
+  emit(queue, "deadLettered", "jobId", id, "queue", dead_letters.source,
+    "deadLetterQueue", dead_letters.name, "failedReason", reason, "deadLetterJobId", letter_id)
 end
 
 --- `known` is what readEnding gave, with the data.
 local function deadLetter(queue, dead_letters, ended, known, now)
-  local job = queue.base .. ":" .. ended.id
-  local dead, target = ended.dead, dead_letters.queue
+  local job, dead = queue.base .. ":" .. ended.id, ended.dead
   local text, is_wrapped = letterText(known.data, ended.metadata, dead)
-  local id = drawLetterId(dead_letters)
-  local letter = target.base .. ":" .. id
-  redis.call("HSET", letter, "name", known.name, "data", text, "opts", '{"attempts":0}',
-    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", ended.note)
+  local id = writeLetter(dead_letters, known.name, text, ended.note, now)
+  local letter = dead_letters.queue.base .. ":" .. id
   if is_wrapped or known.group or dead.is_returned then
     writeRest(letter, job, dead, known, is_wrapped)
   end
   if dead_letters.has_more and redis.call("EXISTS", job .. ":logs") == 1 then
     redis.call(dead.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
   end
-  emit(target, "waiting", "jobId", id)
   return id
 end
