@@ -100,8 +100,8 @@ end
 local dead_letters
 if dead_base then
   local jobs = {}
-  for _, outcome in ipairs(a.outcomes) do
-    if outcome.after then jobs[#jobs + 1] = base .. ":" .. outcome.id end
+  for i, outcome in ipairs(a.outcomes) do
+    if outcome.after then jobs[#jobs + 1] = batch.jobs[i] end
   end
   dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children)
 end
@@ -303,7 +303,7 @@ if #a.outcomes > 0 then
   trimEvents(queue, gate)
 end
 for i, outcome in ipairs(a.outcomes) do
-  results[i] = settle[outcome.kind](outcome, i, base .. ":" .. outcome.id)
+  results[i] = settle[outcome.kind](outcome, i, batch.jobs[i])
 end
 releaseBatch(queue, batch)
 

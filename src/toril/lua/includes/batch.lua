@@ -10,15 +10,17 @@ local function areOldest(queue, outcomes, is_settled)
   return true
 end
 
---- Who holds the locks, whether any of these jobs has children, and how they leave `active`.
+--- The keys of the jobs and of their locks, who holds these, whether any of the jobs has children, and
+--- how they leave `active`.
 local function readBatch(queue, gate, outcomes)
-  local batch = { size = #outcomes, holders = {}, has_children = false, leaves_together = false,
-    locks = {}, ids = {}, completed = {}, lanes = {} }
+  local jobs, locks = {}, {}
+  local batch = { size = #outcomes, jobs = jobs, lock_of = locks, holders = {}, has_children = false,
+    leaves_together = false, locks = {}, ids = {}, completed = {}, lanes = {} }
   if #outcomes == 0 then return batch end
-  local locks, children, is_settled = {}, {}, {}
+  local children, is_settled = {}, {}
   for i, outcome in ipairs(outcomes) do
     local job = queue.base .. ":" .. outcome.id
-    locks[i] = job .. ":lock"
+    jobs[i], locks[i] = job, job .. ":lock"
     children[2 * i - 1], children[2 * i] = job .. ":dependencies", job .. ":unsuccessful"
     is_settled[outcome.id] = true
   end
@@ -44,8 +46,8 @@ local function leaveInBatch(queue, batch, i, outcome)
   if not batch.leaves_together and redis.call("LREM", queue.active, -1, outcome.id) == 0 then
     return -3
   end
-  batch.locks[#batch.locks + 1] = queue.base .. ":" .. outcome.id .. ":lock"
-  batch.ids[#batch.ids + 1] = outcome.id
+  local n = #batch.ids + 1
+  batch.locks[n], batch.ids[n] = batch.lock_of[i], outcome.id
   return nil
 end
 
