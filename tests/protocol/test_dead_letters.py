@@ -237,6 +237,14 @@ def test_data_that_are_no_json_are_marked():
     assert letter.marks == {"after": 0, "is_raw": True, "stacktrace": "[]"}
 
 
+@pytest.mark.parametrize("tie", ["deid", "x.group", "x.lane"])
+def test_jobs_that_share_something_with_others_are_marked(tie):
+    letter = letter_of(job(**{tie: "a"}), ValueError("x"), "x", "r", "[]", BurialPolicy())
+
+    assert letter is not None
+    assert letter.marks["is_tied"] is True
+
+
 def test_a_source_that_is_kept_gets_its_traces_too():
     policy = Policy(dead_letters=BurialPolicy(keep_source=True))
 

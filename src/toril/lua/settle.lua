@@ -11,8 +11,9 @@
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, skip,
-            on_exhausted, begun, after, stacktrace, is_raw, is_returned (the last four of one that goes
-            to the dead letters: includes/deadLetter.lua)},
+            on_exhausted, begun, after, stacktrace, is_raw, is_returned, is_tied (the last five of one
+            that goes to the dead letters: includes/deadLetter.lua; a tie is a group, a lane or a
+            deduplication id)},
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
@@ -138,29 +139,35 @@ end
 
 --- What finishJob does for a job that goes to the dead letters, cheaper, for most of them: those
 --- without ties to others and with nothing beside their hash, whose data are as the worker knew them.
---- Returns nothing, and has changed nothing, for any other.
+--- Returns nothing, and has changed nothing, for any other. Events are written here without `emit`: in
+--- a storm of failures each call within a script counts.
 local function buryPlainly(outcome, i, job)
-  if outcome.after == 0 or outcome.stacktrace or outcome.is_returned or dead_letters.has_more then
+  if outcome.after == 0 or outcome.is_tied or outcome.stacktrace or outcome.is_returned
+      or dead_letters.has_more then
     return nil
   end
-  local hash = redis.call("HMGET", job, "name", "data", "atm", "parentKey", "deid", "x.group", "x.lane")
+  local hash = redis.call("HMGET", job, "name", "data", "atm", "parentKey")
   local reason, text = ARGV[payload], ARGV[payload + 1]
-  if not hash[1] or hash[4] or hash[5] or hash[6] or hash[7]
-      or not isUnchanged(hash[2], text, outcome.after) then
-    return nil
-  end
+  if not hash[1] or hash[4] or not isUnchanged(hash[2], text, outcome.after) then return nil end
   payload = payload + 3
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
   has_finished = true
-  local letter_id = writeLetter(dead_letters, hash[1], text, ARGV[payload - 1], now)
-  local moved, attempts_made = dead_letters.moved, (tonumber(hash[3]) or 0) + 1
+  local id, attempts_made, moved = outcome.id, (tonumber(hash[3]) or 0) + 1, dead_letters.moved
   moved[#moved + 1] = job
-  emit(queue, "failed", "jobId", outcome.id, "failedReason", reason, "prev", "active")
+  local letter_id = drawLetterId(dead_letters)
+  redis.call("HSET", dead_base .. ":" .. letter_id, "name", hash[1], "data", text,
+    "opts", '{"attempts":0}', "timestamp", stamp(now), "delay", "0", "priority", "0",
+    "x.letter", ARGV[payload - 1])
+  redis.call("XADD", dead_events, "*", "event", "waiting", "jobId", letter_id)
+  redis.call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason,
+    "prev", "active")
   if attempts_made >= (outcome.attempts or 0) then
-    emit(queue, "retries-exhausted", "jobId", outcome.id, "attemptsMade", digits(attempts_made))
+    redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", id,
+      "attemptsMade", digits(attempts_made))
   end
-  tellOfLetter(queue, dead_letters, outcome.id, reason, letter_id)
+  redis.call("XADD", events, "*", "event", "deadLettered", "jobId", id, "queue", a.queue,
+    "deadLetterQueue", a.dead_letters, "failedReason", reason, "deadLetterJobId", letter_id)
   if a.points then
     countFinish(queue, "failed", a.points, now)
     countFinish(queue, "deadLettered", a.points, now)

@@ -127,6 +127,9 @@ def letter_of(
         marks["is_returned"] = True
     if not is_json:
         marks["is_raw"] = True
+    # What a job shares with others it has from its first day to its last.
+    if job.raw(b"deid") or job.raw(b"x.group") or job.raw(b"x.lane"):
+        marks["is_tied"] = True
     return Letter(cause, where, before, metadata, note, marks)
 
 

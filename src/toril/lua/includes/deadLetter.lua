@@ -84,32 +84,21 @@ local function letterText(data, metadata, dead)
   return spliceMeta(data or "{}", string.sub(metadata, dead.after + 1, -2))
 end
 
---- A new letter; closeDeadLetters puts it into the list.
-local function writeLetter(dead_letters, name, text, note, now)
-  local target = dead_letters.queue
-  local id = drawLetterId(dead_letters)
-  redis.call("HSET", target.base .. ":" .. id, "name", name, "data", text, "opts", '{"attempts":0}',
-    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", note)
-  emit(target, "waiting", "jobId", id)
-  return id
-end
-
-local function tellOfLetter(queue, dead_letters, id, reason, letter_id)
-  emit(queue, "deadLettered", "jobId", id, "queue", dead_letters.source,
-    "deadLetterQueue", dead_letters.name, "failedReason", reason, "deadLetterJobId", letter_id)
-end
-
 --- `known` is what readEnding gave, with the data.
 local function deadLetter(queue, dead_letters, ended, known, now)
-  local job, dead = queue.base .. ":" .. ended.id, ended.dead
+  local job = queue.base .. ":" .. ended.id
+  local dead, target = ended.dead, dead_letters.queue
   local text, is_wrapped = letterText(known.data, ended.metadata, dead)
-  local id = writeLetter(dead_letters, known.name, text, ended.note, now)
-  local letter = dead_letters.queue.base .. ":" .. id
+  local id = drawLetterId(dead_letters)
+  local letter = target.base .. ":" .. id
+  redis.call("HSET", letter, "name", known.name, "data", text, "opts", '{"attempts":0}',
+    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", ended.note)
   if is_wrapped or known.group or dead.is_returned then
     writeRest(letter, job, dead, known, is_wrapped)
   end
   if dead_letters.has_more and redis.call("EXISTS", job .. ":logs") == 1 then
     redis.call(dead.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
   end
+  emit(target, "waiting", "jobId", id)
   return id
 end

@@ -109,7 +109,8 @@ local function finishJob(queue, gate, ended, known, points, now)
     countFinish(queue, state, points, now)
   end
   if letter_id then
-    tellOfLetter(queue, ended.dead_letters, id, value, letter_id)
+    emit(queue, "deadLettered", "jobId", id, "queue", ended.dead_letters.source,
+      "deadLetterQueue", ended.dead_letters.name, "failedReason", value, "deadLetterJobId", letter_id)
     if points then
       countFinish(queue, "deadLettered", points, now)
     end
