@@ -164,9 +164,10 @@ async def _is(look, wanted) -> bool:
     return await look() == wanted
 
 
-async def test_everything_happens_that_happens_at_any_failure(side):
+@pytest.mark.parametrize("data", [{"n": 1}, [1]], ids=["by the short way", "by the long one"])
+async def test_everything_happens_that_happens_at_any_failure(data, side):
     """DLQ-10, DLQ-11, DLQ-12 (C-10, C-15): events of both queues, in order."""
-    job = await side.orders.add("charge", {"n": 1}, attempts=1)
+    job = await side.orders.add("charge", data, attempts=1)
 
     async with side.failing(metrics_points=60):
         await side.letters(1)
