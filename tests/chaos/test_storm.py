@@ -1,4 +1,4 @@
-"""A storm over real processes (reliability 3.5): a tenth of it here, 100,000 jobs in `make chaos`."""
+"""A storm over real processes (reliability 3.5): a tenth here, 100,000 jobs in `make chaos`."""
 
 from __future__ import annotations
 

@@ -164,10 +164,10 @@ async def _is(look, wanted) -> bool:
     return await look() == wanted
 
 
-@pytest.mark.parametrize("data", [{"n": 1}, [1]], ids=["by the short way", "by the long one"])
-async def test_everything_happens_that_happens_at_any_failure(data, side):
+@pytest.mark.parametrize("ties", [{}, {"lane": "a"}], ids=["by the short way", "by the long one"])
+async def test_everything_happens_that_happens_at_any_failure(ties, side):
     """DLQ-10, DLQ-11, DLQ-12 (C-10, C-15): events of both queues, in order."""
-    job = await side.orders.add("charge", data, attempts=1)
+    job = await side.orders.add("charge", {"n": 1}, attempts=1, **ties)
 
     async with side.failing(metrics_points=60):
         await side.letters(1)
