@@ -411,8 +411,13 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
             assert "total 1,234" in terminal.screen()
             assert len(lines) == 24
             assert all(len(line) <= 80 for line in lines)
-            terminal.press("5")
-            wait_until_sync(lambda: "waiting" in terminal.screen().partition("time")[2], timeout=20)
+
+            def shows_events() -> bool:
+                # What is pressed before the terminal listens is lost.
+                terminal.press("5")
+                return "waiting" in terminal.screen().partition("time")[2]
+
+            wait_until_sync(shows_events, timeout=30, every=0.5)
             terminal.press("?")
             wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
             terminal.press("Escape")
