@@ -56,30 +56,11 @@ async def test_a_busy_drain_makes_one_call_per_batch(concurrency, most, start_se
 
     A few more: the sweep, a confirmation, and each script's source when the server learns it.
     """
-    server = start_server()
-    done = asyncio.Event()
-    finished = 0
 
     async def handler(job):
         return None
 
-    def count(job, result):
-        nonlocal finished
-        finished += 1
-        if finished == 200:
-            done.set()
-
-    worker = Worker("q", handler, connection=server.unix_url, concurrency=concurrency)
-    worker.on("completed", count)
-    async with Queue("q", connection=server.unix_url) as queue:
-        await queue.add_bulk([NewJob(f"{n}") for n in range(200)])
-        with counting(server) as counted:
-            await worker.start()
-            await asyncio.wait_for(done.wait(), 10)
-
-        scripts = counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
-        assert scripts <= most
-        await worker.close()
+    assert await calls_of_a_drain(start_server(), 200, handler, concurrency) <= most
 
 
 async def test_a_call_settles_one_batch_and_takes_the_next(start_server):
@@ -88,9 +69,7 @@ async def test_a_call_settles_one_batch_and_takes_the_next(start_server):
     2,000 jobs, 100 at a time over two flights, are 40 calls that do both; never do more than 100
     handlers run.
     """
-    server = start_server()
-    done = asyncio.Event()
-    finished = running = most = 0
+    running = most = 0
 
     async def handler(job):
         nonlocal running, most
@@ -99,24 +78,30 @@ async def test_a_call_settles_one_batch_and_takes_the_next(start_server):
         await asyncio.sleep(0)
         running -= 1
 
+    assert 40 <= await calls_of_a_drain(start_server(), 2000, handler, 100) <= 50
+    assert most <= 100
+
+
+async def calls_of_a_drain(server, jobs: int, handler, concurrency: int) -> int:
+    """How many scripts a worker runs until that many jobs are completed."""
+    done = asyncio.Event()
+    finished = 0
+
     def count(job, result):
         nonlocal finished
         finished += 1
-        if finished == 2000:
+        if finished == jobs:
             done.set()
 
-    worker = Worker("q", handler, connection=server.unix_url, concurrency=100)
+    worker = Worker("q", handler, connection=server.unix_url, concurrency=concurrency)
     worker.on("completed", count)
     async with Queue("q", connection=server.unix_url) as queue:
-        await queue.add_bulk([NewJob(f"{n}") for n in range(2000)])
+        await queue.add_bulk([NewJob(f"{n}") for n in range(jobs)])
         with counting(server) as counted:
             await worker.start()
-            await asyncio.wait_for(done.wait(), 20)
-        scripts = counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
+            await asyncio.wait_for(done.wait(), 10)
         await worker.close()
-
-    assert 40 <= scripts <= 50
-    assert most <= 100
+    return counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
 
 
 async def test_picking_up_a_job_is_one_message(start_server):

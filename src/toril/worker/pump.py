@@ -180,10 +180,10 @@ class Pump:
         del self._finished[:MOST_PER_CALL]
         confirmations, self._to_confirm = self._to_confirm, {}
         # What is settled now is free when the reply comes: ask for it in the same call.
-        wanted = min(self._room(len(batch)), self._share, MOST_PER_CALL)
+        self._leaving += len(batch)
+        wanted = min(self._free(), self._share, MOST_PER_CALL)
         request, token = self._number(flight)
         self._asked_for += wanted
-        self._leaving += len(batch)
         self._away += 1
         try:
             take = self._make_take(wanted, token)
@@ -271,8 +271,8 @@ class Pump:
             self._held_until = 0.0
             self.look_again()
 
-    def _room(self, settled: int) -> int:
-        """How many jobs may be asked for, if ``settled`` of those held are given back now.
+    def _free(self) -> int:
+        """How many jobs may be asked for.
 
         Those whose outcome is on its way run no more: whoever comes in their place is counted.
         """
@@ -280,11 +280,8 @@ class Pump:
             return 0
         if self._held_until and asyncio.get_running_loop().time() < self._held_until - 0.001:
             return 0
-        running = self._running - self._leaving - settled
+        running = self._running - self._leaving
         return max(0, self._concurrency - running - self._asked_for)
-
-    def _free(self) -> int:
-        return self._room(0)
 
     def _wanted(self) -> int:
         return min(self._free(), self._share) if self._may_find else 0
