@@ -29,13 +29,13 @@ redis.call("INCRBY", base .. ":id", #ids)
 """
 
 METADATA = {
-    "sourceQueue": SOURCE,
     "originalJobId": "j1",
+    "originalTimestamp": 1_700_000_000_000,
+    "deadLetteredAt": 1_700_000_000_000,
+    "sourceQueue": SOURCE,
     "failedReason": "Connection refused",
     "stacktrace": ["Traceback (most recent call last):\n" + '  File "bank.py", line 1\n' * 4],
     "attemptsMade": 3,
-    "deadLetteredAt": 1_700_000_000_000,
-    "originalTimestamp": 1_700_000_000_000,
     "originalOpts": {"attempts": 3},
 }
 
@@ -44,12 +44,11 @@ def forge(url: str, count: int, queue: str = "bench-dlq") -> None:
     """Put ``count`` dead letters into ``queue``."""
     metadata = _compact(METADATA)
     note = {
+        "size": len(metadata),
         "source": SOURCE,
-        "job": "j1",
         "why": "connectionerror: connection refused",
         "fp": "ConnectionError@bank.py:call",
-        "opts": _compact({"attempts": 3, "idempotencyKey": "bench:j1:1700000000000"}),
-        "size": len(metadata),
+        "opts": _compact({"attempts": 3}),
     }
     texts = [f',"_dlqMeta":{metadata}', _compact(note), _compact({**note, "fp": RARE})]
     with redis.Redis.from_url(url, socket_timeout=120) as client:

@@ -120,8 +120,8 @@ async def _letters(storm: Storm, client: Any) -> Any:
     ids = await client.lrange(f"{base}:wait", 0, -1)
     sources = Counter()
     for letter in ids:
-        note = json.loads(await client.hget(f"{base}:{letter}", "x.letter"))
-        sources[note["job"]] += 1
+        data = json.loads(await client.hget(f"{base}:{letter}", "data"))
+        sources[data["_dlqMeta"]["originalJobId"]] += 1
     storm.seen["dead letters"] = len(ids)
     wanted = {label for label, kind in storm.added.items() if kind == "fails"}
     for label in wanted - sources.keys():

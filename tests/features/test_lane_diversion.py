@@ -70,6 +70,7 @@ async def test_a_lane_is_diverted_in_order_and_replayed_in_order(queue, dlq, wor
     assert "its lane was diverted" in letters[0].dead_letter.failed_reason
     assert await queue.get_lanes() == []
 
+    assert {letter.dead_letter.attempts_made for letter in letters} == {0, 1}
     again = Handler()
     assert await dlq.replay_all_dead_letters() == 251
     async with work(again, concurrency=10):

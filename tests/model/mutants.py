@@ -19,15 +19,16 @@ FILES = (
     *("includes/finish", "includes/take", "includes/takeLanes", "includes/lanes"),
     *("includes/batch", "includes/place", "includes/promoteDue", "includes/promoteJob"),
     *("includes/removeJob", "includes/takeOut", "includes/deleteJob", "includes/insertJob"),
-    *("includes/deduplicate", "includes/deduplication", "includes/deadLetter"),
+    *("includes/deduplicate", "includes/deduplication"),
+    *("includes/deadLetter", "includes/buryPlainly"),
     *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
     *("includes/cancelWaiting", "includes/schedule", "includes/openEnd", "includes/hold"),
     *("includes/metrics", "includes/retain", "purgeDeadLetters"),
 )
 
 _WRITERS = (
-    r"redis\.call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|deleteJob|"
-    r"releaseBatch|promoteDue|releaseLane|placeLane|enterLane|dropLaneHolder|saveLaneHolders|"
+    r"redis\.call|call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|"
+    r"deleteJob|releaseBatch|promoteDue|releaseLane|placeLane|enterLane|dropLaneHolder|saveLaneHolders|"
     r"returnToLane|putOffInLane|wakeForLanes|wakeLanesWhenDue|groupOnSettled|settleGroup|endGroup|"
     r"turnGroup|cancelMembers|undoNext|emitGroup|releaseDeduplication|forgetDeduplication|"
     r"childCompleted|childFailed|releaseParent|unlinkFromParent|removeJob|insertJob|writeFailure"

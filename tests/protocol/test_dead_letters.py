@@ -26,6 +26,7 @@ from toril.protocol.burying import (
     fingerprint,
     letter_of,
 )
+from toril.protocol.command import Command
 from toril.protocol.dead_letter import metadata_in, without_metadata
 from toril.protocol.dead_letters import Filter, Slice, Walk, after, again
 from toril.protocol.job import Job
@@ -33,7 +34,6 @@ from toril.protocol.keys import FOREIGN, Keys, hash_tag
 from toril.protocol.settling import Policy, Raised, Returned, Settled, Take, decide, settle
 
 KEYS = Keys("bull", "orders-dlq")
-NOW_MS = 1_794_723_276_316
 
 
 def job(data: bytes = b'{"n":1}', **fields: object) -> Job:
@@ -50,24 +50,76 @@ def raised(error: BaseException) -> BaseException:
         return caught
 
 
+def buried(*jobs: Job, error: BaseException | None = None, **policy: bool) -> Command:
+    """The call that sends jobs to the dead letters after ``error``."""
+    burial = Policy(dead_letters=BurialPolicy(**policy))
+    items = []
+    for each in jobs:
+        outcome = decide(each, Raised(error or ValueError("no")), burial, dice=0.0)
+        items.append(Settled(each.id, "token", outcome, each))
+    take = Take(count=0, token="token", lock_ms=1000)
+    source = Keys("bull", "orders")
+    return settle(source, items, take, flight="f", request=1, dead_letters=KEYS)
+
+
 def test_only_a_worker_with_a_target_makes_letters():
     error = raised(ValueError("no"))
 
     without = decide(job(), Raised(error), Policy(), dice=0.0)
     with_target = decide(job(), Raised(error), Policy(dead_letters=BurialPolicy()), dice=0.0)
 
-    assert "after" not in without.details
-    assert with_target.kind == "failed"
     assert without.letter is None
+    assert without.payloads[0] == "ValueError: no"
+    assert with_target.kind == "failed"
     assert with_target.letter is not None
-    item = Settled("j1", "token", with_target, job())
-    take = Take(count=0, token="token", lock_ms=1000)
-    command = settle(Keys("bull", "orders"), [item], take, flight="f", request=1, now_ms=NOW_MS)
-    assert command.payloads == [
-        "ValueError: no",
-        with_target.letter.text_at(NOW_MS),
-        with_target.letter.note,
+    assert with_target.payloads == ()
+
+
+def test_what_letters_have_in_common_is_sent_once():
+    """However many fail: the script has what is a job's own at hand."""
+    error = raised(ValueError("no"))
+    command = buried(job(), job(timestamp=6), job(opts={"attempts": 0}), error=error)
+
+    ways = [(each["trouble"], each["at"]) for each in command.args["outcomes"]]
+    assert ways == [(1, "5"), (1, "6"), (2, "5")]
+    assert command.args["troubles"] == [
+        {"name": "charge", "made": 1, "attempts": 1},
+        {"name": "charge", "made": 1, "attempts": 0},
     ]
+    assert len(command.payloads) == 2 * 3
+    assert command.payloads[0] == command.payloads[3] == "ValueError: no"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"atm": 1},
+        {"name": "refund"},
+        {"priority": 3},
+        {"opts": {"attempts": 1, "kl": 5}},
+        {"stacktrace": '["earlier"]'},
+    ],
+)
+def test_jobs_that_differ_are_not_in_the_same_trouble(other):
+    error = raised(ValueError("no"))
+    command = buried(job(), job(**other), error=error)
+
+    assert [each["trouble"] for each in command.args["outcomes"]] == [1, 2]
+
+
+def test_errors_that_differ_are_not_the_same_trouble():
+    errors = [raised(ValueError("no")), raised(ValueError("never")), raised(KeyError("no"))]
+    letters = [letter_after(error) for error in errors]
+
+    assert len({letter.trouble.metadata for letter in letters}) == len(errors)
+    assert len({letter.trouble for letter in letters}) == len(errors)
+    assert letter_after(raised(ValueError("no"))).trouble is letters[0].trouble
+
+
+def letter_after(error: BaseException) -> Letter:
+    outcome = decide(job(), Raised(error), Policy(dead_letters=BurialPolicy()), dice=0.0)
+    assert outcome.letter is not None
+    return outcome.letter
 
 
 def test_a_job_with_attempts_left_or_a_result_makes_no_letter():
@@ -138,18 +190,16 @@ def test_a_fingerprint_can_stand_between_quotes():
 
 
 def read(letter: Letter | None) -> tuple[dict, dict]:
-    """The metadata and the note."""
+    """The metadata and the note, as far as they come from the worker."""
     assert letter is not None
-    text = letter.text_at(NOW_MS)
-    after = letter.marks["after"]
-    metadata = text[after:-1] if after else text
-    note = json.loads(letter.note)
-    assert note["size"] == len(metadata)
-    return json.loads(metadata), note
+    texts = (letter.trouble.metadata, letter.trouble.note)
+    assert all(text.startswith(",") for text in texts)
+    metadata, note = (json.loads(f"{{{text[1:]}}}") for text in texts)
+    return metadata, note
 
 
 def test_a_letter_says_what_happened_to_its_job():
-    """DLQ-14: the eight fields of the source, and ours."""
+    """DLQ-14: what is not the job's own of the eight fields of the source, and ours."""
     metadata, _ = read(
         letter_of(
             job(opts={"attempts": 1}, atm=2),
@@ -163,18 +213,13 @@ def test_a_letter_says_what_happened_to_its_job():
 
     assert metadata == {
         "sourceQueue": "orders",
-        "originalJobId": "j1",
         "failedReason": 'ETIMEDOUT "é"\n?',
         "stacktrace": ["first", "second"],
         "attemptsMade": 3,
-        "deadLetteredAt": NOW_MS,
-        "originalTimestamp": 5,
         "originalOpts": {"attempts": 1},
         "errorType": "ValueError",
         "fingerprint": "ValueError@test_dead_letters.py:raised",
         "cause": "attempts",
-        "replays": 0,
-        "history": [],
     }
 
 
@@ -187,13 +232,16 @@ def test_a_note_has_what_scripts_cannot_read_in_the_data():
     )
     _, note = read(letter)
 
-    assert note.pop("opts").startswith('{"attempts":1')
+    assert json.loads(note.pop("opts")) == {
+        "attempts": 1,
+        "priority": 3,
+        "lane": "a",
+        "orderMs": 9,
+    }
     assert note == {
         "source": "orders",
-        "job": "j1",
         "why": "valueerror: etimedout",
         "fp": "ValueError@test_dead_letters.py:raised",
-        "size": len(letter.metadata.encode()) + len("1794723276316}"),
         "priority": 3,
         "delay": 7,
         "lane": "a",
@@ -201,25 +249,30 @@ def test_a_note_has_what_scripts_cannot_read_in_the_data():
     }
 
 
-def test_an_earlier_life_is_told_of_as_it_was_written():
-    history = '{"deadLetteredAt":1,"replayedAt":2}'
-    returned = job(**{"x.replays": 1, "x.history": history, "x.original": "[ 1.0 ]"})
+def test_a_priority_that_was_changed_later_is_noted():
+    _, note = read(letter_of(job(priority=4), ValueError("x"), "x", "r", "[]", BurialPolicy()))
 
-    letter = letter_of(returned, ValueError("x"), "x", "r", "[]", BurialPolicy())
-    metadata, _ = read(letter)
-
-    assert letter.marks == {"after": len('{"n":1,"_dlqMeta":'), "is_returned": True}
-    assert (metadata["replays"], metadata["history"]) == (1, [json.loads(history)])
-    assert '"originalData":[ 1.0 ],' in letter.metadata
+    assert note["priority"] == 4
 
 
-def test_options_that_are_no_object_do_not_spoil_the_metadata():
-    broken = Job("bull", "orders", "j1", {b"name": b"x", b"data": b"{}", b"opts": b"[1"})
+def test_the_usual_options_are_not_noted():
+    usual = job(opts={"attempts": 0})
 
-    metadata, note = read(letter_of(broken, ValueError("x"), "x", "r", "[]", BurialPolicy()))
+    _, note = read(letter_of(usual, ValueError("x"), "x", "r", "[]", BurialPolicy()))
+
+    assert note == {"source": "orders", "why": "r", "fp": "ValueError@attempts"}
+
+
+@pytest.mark.parametrize("options", [b"[1", b'{"attempts":', b""])
+def test_options_that_are_no_object_do_not_spoil_the_metadata(options):
+    broken = Job("bull", "orders", "j1", {b"name": b"x", b"data": b"{}", b"opts": options})
+
+    letter = letter_of(broken, ValueError("x"), "x", "r", "[]", BurialPolicy())
+    metadata, note = read(letter)
 
     assert metadata["originalOpts"] == {}
-    assert json.loads(note["opts"]) == {"idempotencyKey": "orders:j1:0"}
+    assert json.loads(note["opts"]) == {}
+    assert letter.own["at"] == "0"
 
 
 def test_an_error_without_words_is_known_by_its_type():
@@ -229,44 +282,53 @@ def test_an_error_without_words_is_known_by_its_type():
 
 
 def test_data_that_are_no_json_are_marked():
-    letter = letter_of(
-        job(b'{"a":'), ValueError("x"), "x", "r", "[]", BurialPolicy(keep_source=True)
-    )
+    letter = letter_of(job(b'{"a":'), ValueError("x"), "x", "r", "[]", BurialPolicy())
 
     assert letter is not None
-    assert letter.marks == {"after": 0, "is_raw": True, "stacktrace": "[]"}
+    assert letter.own == {"at": "5", "is_special": True, "is_raw": True}
 
 
-@pytest.mark.parametrize("tie", ["deid", "x.group", "x.lane"])
-def test_jobs_that_share_something_with_others_are_marked(tie):
-    letter = letter_of(job(**{tie: "a"}), ValueError("x"), "x", "r", "[]", BurialPolicy())
+@pytest.mark.parametrize("field", ["deid", "x.group", "x.lane", "x.replays"])
+def test_jobs_that_have_more_than_most_are_marked(field):
+    letter = letter_of(job(**{field: "1"}), ValueError("x"), "x", "r", "[]", BurialPolicy())
 
     assert letter is not None
-    assert letter.marks["is_tied"] is True
+    assert letter.own["is_special"] is True
+
+
+@pytest.mark.parametrize(
+    ("job_id", "is_special"), [("a:b-1 é", False), ('a"', True), ("a\\", True)]
+)
+def test_ids_that_json_must_escape_are_marked(job_id, is_special):
+    odd = Job("bull", "orders", job_id, {b"name": b"x", b"data": b"{}"})
+
+    letter = letter_of(odd, ValueError("x"), "x", "r", "[]", BurialPolicy())
+
+    assert letter is not None
+    assert letter.own.get("is_special", False) is is_special
 
 
 def test_a_source_that_is_kept_gets_its_traces_too():
-    policy = Policy(dead_letters=BurialPolicy(keep_source=True))
+    command = buried(job(), error=raised(ValueError("no")), keep_source=True)
 
-    outcome = decide(job(), Raised(raised(ValueError("no"))), policy, dice=0.0)
+    (trouble,) = command.args["troubles"]
+    assert json.loads(trouble["stacktrace"])[0].endswith("ValueError: no\n")
+    assert command.args["outcomes"][0]["is_special"] is True
 
-    assert json.loads(outcome.details["stacktrace"])[0].endswith("ValueError: no\n")
 
-
-def next_options(first: Job) -> dict:
+def next_life(first: Job) -> tuple[dict, str | None]:
+    """The options of a replayed job, and the idempotency key that it had chosen."""
     _, note = read(letter_of(first, ValueError("x"), "x", "r", "[]", BurialPolicy()))
-    return json.loads(note["opts"])
+    return json.loads(note["opts"]), note.get("key")
 
 
 def test_replay_options_are_those_of_the_job_without_its_ties():
     """C-16."""
     opts = dict.fromkeys(burying.NOT_REPLAYED, 1) | {"attempts": 3, "lane": "a", "kl": 5}
 
-    kept = next_options(job(opts=opts))
-
-    assert kept == {"attempts": 3, "lane": "a", "kl": 5, "idempotencyKey": "orders:j1:5"}
+    assert next_life(job(opts=opts)) == ({"attempts": 3, "lane": "a", "kl": 5}, None)
     chosen = job(opts={"attempts": 1, "idempotencyKey": "mine"})
-    assert next_options(chosen)["idempotencyKey"] == "mine"
+    assert next_life(chosen) == ({"attempts": 1}, "mine")
 
 
 @pytest.mark.parametrize(

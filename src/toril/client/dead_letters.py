@@ -358,6 +358,7 @@ class DeadLetters:
                 force=force,
                 text=new_text or dead_letters.original_text(job),
                 options=dead_letters.original_options(job, meta),
+                job_id=meta.original_job_id,
                 priority=priority if isinstance(priority, int) else 0,
                 delay=delay if isinstance(delay, int) else 0,
                 is_repaired=is_repaired,

@@ -41,35 +41,28 @@ if not told then return { 0, 0, 0 } end
 local cause = cjson.decode(told)
 local members = redis.call("ZRANGEBYLEX", lanes_waiting, "[" .. lane .. " ", "(" .. lane .. "!",
   "LIMIT", a.skip, a.slice)
-local dead_letters = openDeadLetters(dead_base, a.dead_letters, a.source, {}, true)
+local dead_letters = openDeadLetters(dead_base, a.dead_letters, a.source, {}, true, {}, now)
 
 local reason = "its lane was diverted: job " .. cause.job .. " failed"
 
---- No worker has seen this job: what it would write beside a letter is written here.
-local function metadataOf(job_id, hash)
-  local opts = hash[1] and string.sub(hash[1], 1, 1) == "{" and hash[1] or "{}"
-  return '{"sourceQueue":' .. jsonText(a.source) .. ',"originalJobId":' .. jsonText(job_id)
-    .. ',"failedReason":' .. jsonText(reason) .. ',"stacktrace":[],"attemptsMade":'
-    .. digits(tonumber(hash[6]) or 0) .. ',"originalTimestamp":'
-    .. (string.match(hash[2] or "", "^%d+$") or "0") .. ',"originalOpts":' .. opts
-    .. ',"errorType":"","fingerprint":"diverted","cause":"diverted","replays":' .. (hash[3] or "0")
-    .. ',"history":[' .. (hash[4] or "") .. "]"
-    .. (hash[5] and ',"originalData":' .. hash[5] or "") .. ',"deadLetteredAt":' .. stamp(now) .. "}"
-end
+--- No worker has seen these jobs: what it would write beside their letters is written here.
+local metadata = ',"sourceQueue":' .. jsonText(a.source) .. ',"failedReason":'
+  .. jsonText(reason) .. ',"stacktrace":[],"errorType":"","fingerprint":"diverted","cause":"diverted"'
+
+local note = ',"source":' .. jsonText(a.source) .. ',"why":' .. jsonText(string.lower(reason))
+  .. ',"fp":"diverted","key":false,"lane":' .. jsonText(a.lane)
 
 local function divert(field, job_id)
   local key = base .. ":" .. job_id
-  local known = readEnding(key, true)
+  local known = readEnding(key)
   if not known then return end
-  local hash = redis.call("HMGET", key, "opts", "timestamp", "x.replays", "x.history", "x.original",
-    "atm")
-  local metadata = metadataOf(job_id, hash)
-  local note = cjson.encode({ source = a.source, job = job_id, why = string.lower(reason),
-    fp = "diverted", opts = hash[1] or "{}", size = #metadata, lane = a.lane,
-    order_ms = string.sub(field, 1, 16) })
+  local opts = redis.call("HGET", key, "opts")
+  if not opts or string.sub(opts, 1, 1) ~= "{" then opts = "{}" end
+  local trouble = {
+    metadata = metadata .. ',"attemptsMade":' .. digits(known.attempts_made) .. ',"originalOpts":' .. opts,
+    note = note .. ',"opts":' .. jsonText(opts) .. ',"order_ms":"' .. string.sub(field, 1, 16) .. '"' }
   finishJob(queue, gate, { id = job_id, state = "failed", value = reason, previous = "waiting",
-    metadata = metadata, note = note, dead_letters = dead_letters,
-    dead = { after = 0, is_returned = hash[3] and true } }, known, nil, now)
+    trouble = trouble, dead_letters = dead_letters }, known, nil, now)
 end
 
 local sent = 0

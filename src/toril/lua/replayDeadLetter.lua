@@ -8,9 +8,9 @@
   Keys      base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events
   Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
             max_replays int?, has_data bool? (the client took the letter apart),
-            is_repaired bool?, priority int?, delay int? (of a letter that another program wrote),
+            job str? (the id of its first job), is_repaired bool?, priority int?, delay int? (of a letter that another program wrote),
             force bool?, resend bool?
-            After the map, raw, if has_data: the data, the options as JSON.
+            After the map, raw, if has_data: the data, the options as JSON or nothing.
   Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
   Refuses   -1    there is no such dead letter                         DeadLetterNotFoundError
             -111  it is running                                        JobLockedError
@@ -73,7 +73,8 @@ if not known[1] then
   if a.resend and wasReplayed() then return a.new_id end
   return -1
 end
-if not a.has_data and not firstData(known[2], readNote(known[3]), known[4], known[5]) then
+if (not given_opts or given_opts == "")
+    and not firstData(known[2], readNote(known[3]), known[4], known[5]) then
   return 1
 end
 if a.max_replays and (tonumber(known[6]) or 0) >= a.max_replays then return -112 end
@@ -84,7 +85,7 @@ if not place then return -111 end
 
 local now = clock()
 local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
-  is_repaired = a.is_repaired, priority = a.priority, delay = a.delay }
+  job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay }
 if a.has_data then
   how.data = given_data
   if given_opts ~= "" then how.opts = given_opts end

@@ -11,16 +11,18 @@
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, skip,
-            on_exhausted, begun, after, stacktrace, is_raw, is_returned, is_tied (the last five of one
-            that goes to the dead letters: includes/deadLetter.lua; a tie is a group, a lane or a
-            deduplication id)},
+            on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
+            dead letters: the number of its trouble, when it was added as text, does it take the long
+            way, are its data no JSON)},
+            troubles list of {name, made, attempts, keep, on_exhausted, stacktrace}? (what those that go
+            to the dead letters have in common: includes/deadLetter.lua; `made` attempts of `attempts`),
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
             them), queue str? (this queue's name)
-            After the map, raw, for each outcome in order: `completed` the return value; `failed`,
-            `retry` and `delayed` the reason and the stack traces ("" for none). Of one that goes to
-            the dead letters the reason, the data with the metadata or these alone, and the note.
+            After the map, raw, for each trouble: the reason, the metadata, the note. Then for each
+            outcome in order: `completed` the return value; `failed`, `retry` and `delayed` the reason
+            and the stack traces ("" for none), and nothing for one with a trouble.
   Returns   results (for each outcome 0, a refusal, or its id among the dead letters), jobs,
             rate limit ms, next due ms, now ms
   Refuses   -1    the job does not exist                                  JobNotFoundError
@@ -52,6 +54,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/metrics"
 --- @include "includes/batch"
 --- @include "includes/finish"
+--- @include "includes/buryPlainly"
 --- @include "includes/hold"
 --- @include "includes/takeLanes"
 --- @include "includes/take"
@@ -87,8 +90,13 @@ for _, call in ipairs(a.received or {}) do
   end
 end
 
+local troubles = a.troubles or {}
+for i, trouble in ipairs(troubles) do
+  trouble.reason, trouble.metadata, trouble.note = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
+end
+
 local gate = readGate(queue)
-local payload = 2
+local payload = 2 + 3 * #troubles
 local has_finished = false
 local batch = readBatch(queue, gate, a.outcomes)
 
@@ -102,9 +110,10 @@ local dead_letters
 if dead_base then
   local jobs = {}
   for i, outcome in ipairs(a.outcomes) do
-    if outcome.after then jobs[#jobs + 1] = batch.jobs[i] end
+    if outcome.trouble then jobs[#jobs + 1] = batch.jobs[i] end
   end
-  dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children)
+  dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children,
+    troubles, now)
 end
 
 local function writeFailure(job, reason, stacktrace)
@@ -137,55 +146,21 @@ function settle.completed(outcome, i, job)
   return 0
 end
 
---- What finishJob does for a job that goes to the dead letters, cheaper, for most of them: those
---- without ties to others and with nothing beside their hash, whose data are as the worker knew them.
---- Returns nothing, and has changed nothing, for any other. Events are written here without `emit`: in
---- a storm of failures each call within a script counts.
-local function buryPlainly(outcome, i, job)
-  if outcome.after == 0 or outcome.is_tied or outcome.stacktrace or outcome.is_returned
-      or dead_letters.has_more then
-    return nil
-  end
-  local hash = redis.call("HMGET", job, "name", "data", "atm", "parentKey")
-  local reason, text = ARGV[payload], ARGV[payload + 1]
-  if not hash[1] or hash[4] or not isUnchanged(hash[2], text, outcome.after) then return nil end
-  payload = payload + 3
-  local refusal = leaveInBatch(queue, batch, i, outcome)
-  if refusal then return refusal end
-  has_finished = true
-  local id, attempts_made, moved = outcome.id, (tonumber(hash[3]) or 0) + 1, dead_letters.moved
-  moved[#moved + 1] = job
-  local letter_id = drawLetterId(dead_letters)
-  redis.call("HSET", dead_base .. ":" .. letter_id, "name", hash[1], "data", text,
-    "opts", '{"attempts":0}', "timestamp", stamp(now), "delay", "0", "priority", "0",
-    "x.letter", ARGV[payload - 1])
-  redis.call("XADD", dead_events, "*", "event", "waiting", "jobId", letter_id)
-  redis.call("XADD", events, "*", "event", "failed", "jobId", id, "failedReason", reason,
-    "prev", "active")
-  if attempts_made >= (outcome.attempts or 0) then
-    redis.call("XADD", events, "*", "event", "retries-exhausted", "jobId", id,
-      "attemptsMade", digits(attempts_made))
-  end
-  redis.call("XADD", events, "*", "event", "deadLettered", "jobId", id, "queue", a.queue,
-    "deadLetterQueue", a.dead_letters, "failedReason", reason, "deadLetterJobId", letter_id)
-  if a.points then
-    countFinish(queue, "failed", a.points, now)
-    countFinish(queue, "deadLettered", a.points, now)
-  end
-  return letter_id
-end
-
 function settle.failed(outcome, i, job)
-  local dead = outcome.after and outcome
-  local letter_id = dead and buryPlainly(outcome, i, job)
-  if letter_id then return letter_id end
-  local reason, stacktrace = nextFailure()
-  local metadata, note
-  if dead then
-    metadata, stacktrace, note = stacktrace, dead.stacktrace, ARGV[payload]
-    payload = payload + 1
+  local trouble = outcome.trouble and troubles[outcome.trouble]
+  local letter_id = trouble
+    and buryPlainly(queue, dead_letters, batch, i, outcome, trouble, a.points, now)
+  if letter_id then
+    has_finished = has_finished or type(letter_id) == "string"
+    return letter_id
   end
-  local known = readEnding(job, dead)
+  local how, reason, stacktrace = outcome, nil, nil
+  if trouble then
+    how, reason, stacktrace = trouble, trouble.reason, trouble.stacktrace
+  else
+    reason, stacktrace = nextFailure()
+  end
+  local known = readEnding(job)
   if not known then return -1 end
   local refusal = leaveInBatch(queue, batch, i, outcome)
   if refusal then return refusal end
@@ -193,10 +168,9 @@ function settle.failed(outcome, i, job)
   if stacktrace then
     redis.call("HSET", job, "stacktrace", stacktrace)
   end
-  return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason,
-    keep = outcome.keep, attempts = outcome.attempts, metadata = metadata, note = note,
-    dead = dead, dead_letters = dead_letters, released = batch.locks,
-    on_exhausted = outcome.on_exhausted }, known, a.points, now) or 0
+  return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, keep = how.keep,
+    attempts = how.attempts, trouble = trouble, is_raw = outcome.is_raw, dead_letters = dead_letters,
+    released = batch.locks, on_exhausted = how.on_exhausted }, known, a.points, now) or 0
 end
 
 --- A member whose group is being undone is not tried again: it has failed for good.

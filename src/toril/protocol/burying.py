@@ -1,8 +1,8 @@
 """What is written beside a job that failed for good and goes to the dead letters.
 
-The metadata become part of the data's text: of a plain object's here, of anything else's in the
-script, and there too if somebody has changed the data since they were read.
-Beside them a note is kept for the scripts that filter and replay.
+The metadata become part of the data's text, and beside them a note is kept for the scripts that
+filter and replay.  Both are put together by the script that moves the job: what is the job's own it
+has at hand, and the rest, which is most, comes once for all letters of the same trouble.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ NOT_REPLAYED = frozenset(
 )
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
-_MEMBER = b',"_dlqMeta":'
-_FIRST_TIME_MS = 1_000_000_000_000
-_LENGTH_OF_TIME = len(f"{_FIRST_TIME_MS}}}")
+DEFAULT_OPTIONS = '{"attempts":0}'
+"""Those of most jobs: scripts know them."""
+
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
@@ -61,24 +61,31 @@ class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_source: bool = False
 
 
+class Trouble(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What jobs have in common that failed in the same way and had the same options.
+
+    In a storm of failures that is nearly everything that there is to say of them.
+    """
+
+    name: str
+    """Of the jobs."""
+    attempts_made: int
+    cause: str
+    fingerprint: str
+    reason: str
+    metadata: str
+    """Members of a JSON object, each with a comma before it: the job's own come first."""
+    note: str
+    """What scripts need to know of a letter later, written alike: they cannot decode its data."""
+
+
 class Letter(msgspec.Struct, frozen=True, gc=False):
     """What the script is given of a job that goes to the dead letters."""
 
-    cause: str
-    fingerprint: str
-    before: bytes
-    """What comes before the metadata: the data and a name; nothing if the script puts them in."""
-    metadata: str
-    """As JSON, up to their time."""
-    note: str
-    """What scripts need to know of a letter later, as JSON: they cannot decode its data."""
-    marks: dict[str, bool | str | int]
-    """``after``, the length of what comes before; and what few letters have."""
-
-    def text_at(self, now_ms: int) -> bytes:
-        """The data with the metadata in them; the metadata alone if the script puts them in."""
-        metadata = f"{self.metadata}{max(now_ms, _FIRST_TIME_MS)}}}".encode()
-        return b"%b%b}" % (self.before, metadata) if self.before else metadata
+    trouble: Trouble
+    own: dict[str, bool | str]
+    """``at``, when the job was added; ``is_special`` if it has more than most, ``is_raw`` if its
+    data are no JSON."""
 
 
 def letter_of(
@@ -92,99 +99,99 @@ def letter_of(
     """The letter of a job that goes to the dead letters; None when it does not.
 
     ``message`` are the error's own words, ``reason`` what is told of it, ``traces`` are JSON.
-
-    The texts are put together from pieces that are JSON already: in a storm of failures an encoder
-    would cost more than everything else.
     """
     cause = cause_of(job, error, message)
     if cause == "stalled" and not policy.include_stalled:
         return None
-    where = fingerprint(error, cause)
-    queue, job_id, timestamp = quoted(job.queue_name), quoted(job.id), max(job.timestamp, 0)
-    legacy = _legacy(job.raw(b"opts") or b"{}")
-    key = legacy.key or f"{job.queue_name}:{job.id}:{timestamp}"
-    metadata = (
-        f'{{"sourceQueue":{queue},"originalJobId":{job_id}'
-        f',"failedReason":{quoted(message[: len(reason)] or reason)},"stacktrace":{traces}'
-        f',"attemptsMade":{job.attempts_made + 1},"originalTimestamp":{timestamp}'
-        f',"originalOpts":{legacy.original},"errorType":{quoted(type(error).__name__)}'
-        f',"fingerprint":"{where}","cause":"{cause}"{_earlier_lives(job)},"deadLetteredAt":'
+    trouble = _trouble(
+        job.name,
+        job.attempts_made + 1,
+        cause,
+        fingerprint(error, cause),
+        reason,
+        message[: len(reason)] or reason,
+        traces,
+        type(error).__name__,
+        job.queue_name,
+        job.raw(b"opts") or b"{}",
+        job.raw(b"priority") or b"0",
     )
-    size = len(metadata) if metadata.isascii() else len(metadata.encode())
-    note = (
-        f'{{"source":{queue},"job":{job_id},"why":{quoted(reason.casefold())},"fp":"{where}"'
-        f',"opts":{quoted(legacy.options(key))},"size":{size + _LENGTH_OF_TIME}'
-        f"{_place(job, legacy)}}}"
+    own: dict[str, bool | str] = {"at": str(max(job.timestamp, 0))}
+    if not _is_json(job):
+        own["is_raw"] = own["is_special"] = True
+    elif policy.keep_source or _is_special(job):
+        own["is_special"] = True
+    return Letter(trouble, own)
+
+
+def _is_special(job: StoredJob) -> bool:
+    """Has it an earlier life, something to share with others, or an id that JSON must escape?
+
+    What a job shares it has from its first day to its last.
+    """
+    return job.has_any(_OF_FEW) or len(quoted(job.id)) > len(job.id) + 2
+
+
+_OF_FEW = frozenset({b"x.replays", b"deid", b"x.group", b"x.lane"})
+
+
+@lru_cache(maxsize=128)
+def _trouble(
+    name: str,
+    attempts_made: int,
+    cause: str,
+    where: str,
+    reason: str,
+    message: str,
+    traces: str,
+    kind: str,
+    queue_name: str,
+    options: bytes,
+    priority: bytes,
+) -> Trouble:
+    """Put together from pieces that are JSON already; kept, as it will be needed again."""
+    opts, queue = codec.decode_options(options), quoted(queue_name)
+    original = codec.text(options) if opts.raw else "{}"
+    return Trouble(
+        name=name,
+        attempts_made=attempts_made,
+        cause=cause,
+        fingerprint=where,
+        reason=reason,
+        metadata=(
+            f',"sourceQueue":{queue},"failedReason":{quoted(message)},"stacktrace":{traces}'
+            f',"attemptsMade":{attempts_made},"originalOpts":{original}'
+            f',"errorType":{quoted(kind)},"fingerprint":"{where}","cause":"{cause}"'
+        ),
+        note=(
+            f',"source":{queue},"why":{quoted(reason.casefold())},"fp":"{where}"'
+            f"{_next_life(opts, codec.number(priority) or 0)}"
+        ),
     )
-    before, is_json = b"", _is_json(job)
-    data = job.raw(b"data") or b""
-    if is_json and data[:2] == b'{"' and data[-1:] == b"}":
-        before = data[:-1] + _MEMBER
-    marks: dict[str, bool | str | int] = {"after": len(before)}
-    if policy.keep_source:
-        marks["stacktrace"] = traces
-    if job.raw(b"x.replays") is not None:
-        marks["is_returned"] = True
-    if not is_json:
-        marks["is_raw"] = True
-    # What a job shares with others it has from its first day to its last.
-    if job.raw(b"deid") or job.raw(b"x.group") or job.raw(b"x.lane"):
-        marks["is_tied"] = True
-    return Letter(cause, where, before, metadata, note, marks)
 
 
-def _earlier_lives(job: StoredJob) -> str:
-    """How often the job came back from the dead letters, when, and with which data at first."""
-    replays = job.raw(b"x.replays")
-    if replays is None:
-        return ',"replays":0,"history":[]'
-    history, original = job.raw(b"x.history") or b"", job.raw(b"x.original")
-    first = "" if original is None else f',"originalData":{original.decode()}'
-    return f',"replays":{replays.decode()},"history":[{history.decode()}]{first}'
+def _next_life(opts: codec.JobOpts, priority: int) -> str:
+    """The options of a replayed job and its place in the queue, as far as they are not the usual.
 
-
-def _place(job: StoredJob, legacy: _Legacy) -> str:
-    """Where in its queue the job will be put again, unless at the end."""
-    if legacy.is_plain and job.raw(b"priority") in (None, b"0"):
-        return ""
-    place: dict[str, Any] = {}
-    if priority := job.opts.priority or job.priority:
-        place["priority"] = priority
-    if job.opts.delay:
-        place["delay"] = job.opts.delay
-    if job.opts.lane is not None:
-        place["lane"] = job.opts.lane
-        place["order_ms"] = job.opts.raw.get("orderMs") or job.timestamp
-    return f",{codec.encode(place, 'the place of a job').decode()[1:-1]}" if place else ""
-
-
-class _Legacy(msgspec.Struct, frozen=True):
-    """What a job's options leave to a dead letter."""
-
-    original: str
-    before_key: str
-    """The options of the next life, up to the idempotency key."""
-    key: str | None
-    is_plain: bool
-
-    def options(self, key: str) -> str:
-        """The options for the next life; the idempotency key stays that of the first."""
-        return f'{self.before_key}"idempotencyKey":{quoted(key)}}}'
-
-
-@lru_cache(maxsize=256)
-def _legacy(text: bytes) -> _Legacy:
-    """Most jobs of a queue have the same options."""
-    opts = codec.decode_options(text)
+    The idempotency key stays that of the first life: the job's own, or what its id makes.
+    """
     options = replayable(opts.raw)
     options.pop("idempotencyKey", None)
-    kept = codec.encode(options, "the options of a dead letter").decode()
-    return _Legacy(
-        original=codec.text(text) if text[:1] == b"{" else "{}",
-        before_key=f"{kept[:-1]}," if options else "{",
-        key=opts.idempotency_key,
-        is_plain=not opts.priority and not opts.delay and opts.lane is None,
-    )
+    life: dict[str, Any] = {}
+    text = codec.encode(options, "the options of a dead letter").decode()
+    if text != DEFAULT_OPTIONS:
+        life["opts"] = text
+    if opts.idempotency_key is not None:
+        life["key"] = opts.idempotency_key
+    if opts.priority or priority:
+        life["priority"] = opts.priority or priority
+    if opts.delay:
+        life["delay"] = opts.delay
+    if opts.lane is not None:
+        life["lane"] = opts.lane
+        if opts.raw.get("orderMs"):
+            life["order_ms"] = opts.raw["orderMs"]
+    return f",{codec.encode(life, 'the next life of a job').decode()[1:-1]}" if life else ""
 
 
 def cause_of(job: StoredJob, error: BaseException, message: str) -> str:

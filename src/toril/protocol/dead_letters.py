@@ -221,6 +221,7 @@ def replay(
     force: bool = False,
     text: bytes | None = None,
     options: bytes = b"",
+    job_id: str = "",
     priority: int = 0,
     delay: int = 0,
     is_repaired: bool = False,
@@ -242,6 +243,8 @@ def replay(
         args["force"] = True
     if text is not None:
         args["has_data"] = True
+    if job_id:
+        args["job"] = job_id
     if is_repaired:
         args["is_repaired"] = True
     if priority:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from toril.protocol import codec
 from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
@@ -61,6 +59,10 @@ class StoredJob:
         """A field of its hash, byte for byte."""
         value: bytes | None = self._fields.get(field)
         return value
+
+    def has_any(self, fields: frozenset[bytes]) -> bool:
+        """Has its hash one of these?"""
+        return not fields.isdisjoint(self._fields)
 
     @property
     def timestamp(self) -> int:
@@ -138,11 +140,7 @@ class StoredJob:
     @property
     def dead_letter(self) -> DeadLetterMetadata | None:
         """Why and whence it came here, if it is a dead letter."""
-        metadata = metadata_in(self.data)
-        if metadata is None or b"x.letter" not in self._fields:
-            return metadata
-        # Those in the data have the worker's idea of the time; filters go by the server's.
-        return msgspec.structs.replace(metadata, dead_lettered_at=self.timestamp)
+        return metadata_in(self.data)
 
     @property
     def idempotency_key(self) -> str:

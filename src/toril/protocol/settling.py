@@ -30,7 +30,7 @@ from toril.errors import (
 )
 from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
 from toril.protocol import codec
-from toril.protocol.burying import BurialPolicy, Letter, letter_of
+from toril.protocol.burying import BurialPolicy, Letter, Trouble, letter_of
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
@@ -218,8 +218,8 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
     letter = None
     if policy.dead_letters is not None:
         letter = letter_of(job, error, message, reason, traces, policy.dead_letters)
-    if letter is not None:
-        details |= letter.marks
+        if letter is not None and policy.dead_letters.keep_source:
+            details["stacktrace"] = traces
     return Outcome(
         kind="failed",
         details=details,
@@ -294,27 +294,26 @@ def settle(
     request: int,
     confirmations: Sequence[Confirmation] = (),
     dead_letters: Keys | None = None,
-    now_ms: int = 0,
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
     ``flight`` and ``request`` name the call: sent again with the same two it returns what it
     returned, and one that a newer request has overtaken is refused. ``confirmations`` name the
     calls whose replies have arrived, when no newer call of their flights says so, and
-    ``dead_letters`` the queue that takes the jobs which failed for good. ``now_ms`` is the server's
-    time, as far as the worker knows it, for the metadata of these.
+    ``dead_letters`` the queue that takes the jobs which failed for good.
     """
-    outcomes = []
+    outcomes: list[dict[str, Any]] = []
     payloads: list[bytes | str] = []
+    troubles = _Troubles()
     for item in settled:
         outcome = item.outcome
-        outcomes.append(
-            {"id": item.job_id, "token": item.token, "kind": outcome.kind, **outcome.details}
-        )
+        told: dict[str, Any] = {"id": item.job_id, "token": item.token, "kind": outcome.kind}
         if outcome.letter is None:
+            outcomes.append(told | outcome.details)
             payloads.extend(outcome.payloads)
         else:
-            payloads += (outcome.reason, outcome.letter.text_at(now_ms), outcome.letter.note)
+            told["trouble"] = troubles.number_of(outcome.letter.trouble, outcome.details)
+            outcomes.append(told | outcome.letter.own)
     args: dict[str, Any] = {
         "outcomes": outcomes,
         "take": take.count,
@@ -332,7 +331,8 @@ def settle(
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
     extra = {"replies": keys.own("replies")}
-    if dead_letters is not None and any("after" in outcome for outcome in outcomes):
+    if dead_letters is not None and troubles.details:
+        args["troubles"] = troubles.details
         args["dead_letters"] = dead_letters.name
         args["queue"] = keys.name
         extra["dead_base"] = dead_letters.base
@@ -344,8 +344,32 @@ def settle(
         extra["dead_id"] = dead_letters.id
         extra["dead_events"] = dead_letters.events
     return script(
-        "settle", keys, args, _parse_reply, extra=extra, payloads=payloads, resend=Resend.SAME
+        "settle",
+        keys,
+        args,
+        _parse_reply,
+        extra=extra,
+        payloads=troubles.texts + payloads,
+        resend=Resend.SAME,
     )
+
+
+class _Troubles:
+    """The troubles of one call, each told once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Trouble, int] = {}
+        self.details: list[dict[str, Any]] = []
+        self.texts: list[bytes | str] = []
+
+    def number_of(self, trouble: Trouble, details: dict[str, Any]) -> int:
+        """Its place among them, from 1. With one worker, equal troubles have equal ``details``."""
+        number = self._numbers.get(trouble)
+        if number is None:
+            number = self._numbers[trouble] = len(self._numbers) + 1
+            self.details.append({"name": trouble.name, "made": trouble.attempts_made, **details})
+            self.texts += (trouble.reason, trouble.metadata, trouble.note)
+        return number
 
 
 def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:

@@ -7,6 +7,7 @@ numbers, from the same few places.  So the text of each frame is kept, as it is 
 from __future__ import annotations
 
 import traceback
+from functools import lru_cache
 from json.encoder import encode_basestring
 from types import CodeType, TracebackType
 
@@ -33,13 +34,21 @@ def formatted_json(error: BaseException, longest: int) -> str:
     """The same as a JSON text, of which the last ``longest`` characters are enough."""
     frames = _frames(error)
     if frames is not None:
-        inside = "".join([text for _, _, text in frames])
-        if len(inside) < longest:
-            head = _HEAD_INSIDE if frames else ""
-            text = f'"{head}{inside}{quoted(_last_line(error)[-longest:])[1:]}'
-            if len(text) <= longest:
-                return text
+        text = _put_together(tuple([text for _, _, text in frames]), _last_line(error), longest)
+        if text is not None:
+            return text
     return quoted(formatted(error)[-longest:])
+
+
+@lru_cache(maxsize=256)
+def _put_together(frames: tuple[str, ...], last_line: str, longest: int) -> str | None:
+    """The text of a trace from those of its frames; None if that is too long.
+
+    Equal failures get the same text, so that whoever compares them need not look into it.
+    """
+    head = _HEAD_INSIDE if frames else ""
+    text = f'"{head}{"".join(frames)}{quoted(last_line[-longest:])[1:]}'
+    return text if len(text) <= longest else None
 
 
 def quoted(text: str) -> str:

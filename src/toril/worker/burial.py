@@ -71,7 +71,7 @@ class Burial:
             dead_letter_queue=self.keys.name,
             failed_reason=item.outcome.reason,
             dead_letter_job_id=letter_id,
-            cause=letter.cause,
-            fingerprint=letter.fingerprint,
+            cause=letter.trouble.cause,
+            fingerprint=letter.trouble.fingerprint,
             error=item.outcome.error,
         )

@@ -46,7 +46,6 @@ class Flight:
         take: Take,
         request: int,
         confirmations: Sequence[Confirmation] = (),
-        now_ms: int = 0,
     ) -> Reply:
         """Settle and take; tries until the server has answered this very request.
 
@@ -60,7 +59,6 @@ class Flight:
             request=request,
             confirmations=confirmations,
             dead_letters=self._dead_letters,
-            now_ms=now_ms,
         )
         pause_s = 0.05
         while True:

@@ -187,9 +187,7 @@ class Pump:
         self._away += 1
         try:
             take = self._make_take(wanted, token)
-            reply = await flight.call(
-                batch, take, request, list(confirmations), now_ms=self.server_ms
-            )
+            reply = await flight.call(batch, take, request, list(confirmations))
         finally:
             self._away -= 1
             self._asked_for -= wanted

@@ -34,29 +34,25 @@ async def forge(
 
 def letter(number: int, name: str, source: str) -> dict[str, str | int]:
     meta = {
-        "sourceQueue": source,
         "originalJobId": f"first-{number}",
+        "originalTimestamp": 1_600_000_000_000,
+        "deadLetteredAt": 1_700_000_000_000 + number,
+        "sourceQueue": source,
         "failedReason": "Connection refused",
         "stacktrace": ["Traceback"],
         "attemptsMade": 1,
-        "deadLetteredAt": 1_700_000_000_000 + number,
-        "originalTimestamp": 1_600_000_000_000,
         "originalOpts": {"attempts": 0},
         "errorType": "ConnectionError",
         "fingerprint": "ConnectionError@bank.py:call",
         "cause": "attempts",
-        "replays": 0,
-        "history": [],
     }
     data = f'{{"n":{number}'
     metadata = json.dumps(meta, separators=(",", ":"))
     note = {
+        "size": len(metadata),
         "source": source,
-        "job": f"first-{number}",
         "why": "connectionerror: connection refused",
         "fp": "ConnectionError@bank.py:call",
-        "opts": json.dumps({"attempts": 0, "idempotencyKey": f"{source}:first-{number}:1"}),
-        "size": len(metadata),
     }
     return {
         "name": name,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.features.dead_letters.conftest import DLQ, refuse
 from tests.helpers import wait_until
-from toril import Backoff, DeadLetterOptions, Deduplication, Queue, Worker
+from toril import Backoff, DeadLetterOptions, Deduplication, NewJob, Queue, Worker
 from toril.errors import CrossSlotError, InvalidOptionError, UnrecoverableError
 from toril.sync import Queue as BlockingQueue
 
@@ -302,6 +302,47 @@ async def test_the_metadata_tell_everything(side):
     assert meta.fingerprint == "ConnectionError@conftest.py:refuse"
     assert (meta.cause, meta.replays, meta.history) == ("attempts", 0, [])
     assert (await side.orders.add("other")).dead_letter is None
+
+
+async def test_both_ways_there_write_the_same(side):
+    """DLQ-14: by the short way and, as a member of a lane, by the long one."""
+    for options in ({}, {"lane": "a"}):
+        await side.orders.add("charge", {"n": 1}, attempts=1, **options)
+
+    async with side.failing():
+        await side.letters(2)
+
+    (one, other) = await side.dlq.get_dead_letter_jobs()
+    stored = [await side.hash(letter.id, DLQ) for letter in (one, other)]
+    assert stored[0].keys() == stored[1].keys()
+    assert list(one.data["_dlqMeta"]) == list(other.data["_dlqMeta"])
+    for letter in (one, other):
+        assert letter.dead_letter.dead_lettered_at == letter.timestamp
+        assert letter.dead_letter.stacktrace == one.dead_letter.stacktrace
+
+
+async def test_failures_of_many_kinds_in_one_call_keep_their_own_words(side):
+    """What letters have in common is sent once; no letter gets what is another's."""
+    reasons = [f"bank {number % 3} is away" for number in range(60)]
+    jobs = [
+        NewJob(f"charge-{number % 2}", {"n": number, "reason": reason}, attempts=number % 2)
+        for number, reason in enumerate(reasons)
+    ]
+    added = await side.orders.add_bulk(jobs)
+
+    async with side.failing(concurrency=60):
+        await side.letters(len(jobs))
+
+    letters = await side.dlq.get_dead_letter_jobs(0, -1)
+    seen = {letter.dead_letter.original_job_id: letter for letter in letters}
+    for number, (job, new) in enumerate(zip(added, jobs, strict=True)):
+        letter = seen[job.id]
+        meta = letter.dead_letter
+        assert (letter.name, letter.data["n"]) == (new.name, number)
+        assert meta.failed_reason == reasons[number]
+        assert reasons[number] in meta.stacktrace[0]
+        assert meta.original_opts == {"attempts": number % 2}
+        assert meta.original_timestamp == job.timestamp
 
 
 async def test_ids_there_are_the_targets_own(side, url, prefix):

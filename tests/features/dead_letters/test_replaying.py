@@ -152,6 +152,38 @@ async def test_the_idempotency_key_is_that_of_the_first_life(side):
             assert (await side.orders.get_job(new_id)).idempotency_key == keys[new_id]
 
 
+@pytest.mark.parametrize("job_id", ["plain", 'quo"ted\\', "é-1", '","originalTimestamp"'])
+async def test_keys_and_histories_know_any_id(job_id, side):
+    """They are read in the metadata, where ids are written as JSON has them."""
+    first = await side.orders.add("charge", {"n": 1}, job_id=job_id)
+    async with side.failing():
+        await side.letters(1)
+
+    new_id = await side.dlq.replay_dead_letter("1")
+
+    assert (await side.orders.get_job(new_id)).idempotency_key == first.idempotency_key
+    (replay,) = json.loads(f"[{(await side.hash(new_id))['x.history']}]")
+    assert replay["originalJobId"] == job_id
+
+
+@pytest.mark.parametrize("repair", [{}, {"data": {"n": 5}}], ids=["as it is", "repaired"])
+async def test_a_letter_that_somebody_changed_keeps_its_key(repair, side):
+    first = await side.orders.add("charge", {"n": 1})
+    async with side.failing():
+        await side.letters(1)
+    key = f"{side.prefix}:{DLQ}:1"
+    data = json.loads(await side.client.hget(key, "data"))
+    await side.client.hset(key, "data", json.dumps({**data, "more": 1}))
+
+    new_id = await side.dlq.replay_dead_letter("1", **repair)
+
+    job = await side.orders.get_job(new_id)
+    assert job.idempotency_key == first.idempotency_key
+    assert job.data == repair.get("data", {"n": 1, "more": 1})
+    (replay,) = json.loads(f"[{(await side.hash(new_id))['x.history']}]")
+    assert replay["originalJobId"] == first.id
+
+
 async def test_a_replayed_job_is_in_its_lane_again(side):
     """C-16: and in its old place there, before what came later."""
     await side.orders.add("charge", {"n": 1}, lane="user 42", order_ms=5, attempts=1)

@@ -6,23 +6,25 @@
 --- id, whose data are the old ones and the metadata. The caller has taken it out of its place.
 ---
 --- `dead_letters` is what openDeadLetters gave; the script ends with closeDeadLetters.
---- `ended` = { id, metadata, note, dead }: the metadata as JSON, what scripts need to know of the letter
---- later as JSON, and `dead` = { after, stacktrace (the source is kept and gets it), is_raw, is_returned }.
---- `after` bytes come before the metadata: these are in the data already, as the worker knew them.
---- Returns the id among the dead letters.
+--- `trouble` is what jobs have in common that failed in the same way and had the same options:
+--- { metadata, note, stacktrace (the source is kept and gets it) }. `metadata` and `note` are members of
+--- JSON objects, each with a comma before it; what is a job's own comes before them.
 
 --- The target at `base` for jobs of the queue called `source`; `jobs` are the keys of those that will
 --- probably go there in this call, so that what they have in common is asked for once: has any of them
 --- logs or children?
-local function openDeadLetters(base, name, source, jobs, has_children)
+local function openDeadLetters(base, name, source, jobs, has_children, troubles, now)
   local target = queueAt(base)
   local beside = {}
-  for _, job in ipairs(jobs) do
-    local n = #beside
-    beside[n + 1], beside[n + 2], beside[n + 3] = job .. ":logs", job .. ":processed", job .. ":failed"
+  for i, job in ipairs(jobs) do
+    local n = 3 * i
+    beside[n - 2], beside[n - 1], beside[n] = job .. ":logs", job .. ":processed", job .. ":failed"
   end
-  return { queue = target, gate = readGate(target), name = name, source = source,
-    expected = #jobs, drawn = 0, ids = {}, moved = {},
+  for _, trouble in ipairs(troubles) do
+    trouble.plain_end = ',"deadLetteredAt":' .. stamp(now) .. trouble.metadata .. "}}"
+  end
+  return { queue = target, gate = readGate(target), prefix = base .. ":", name = name, source = source,
+    stamp = stamp(now), expected = #jobs, drawn = 0, ids = {}, moved = {},
     has_more = has_children or redis.call("EXISTS", unpack(beside)) > 0 }
 end
 
@@ -52,53 +54,60 @@ local function drawLetterId(dead_letters)
   return id
 end
 
---- What only few letters have: data that are no object or no JSON, a group, earlier lives.
-local function writeRest(letter, job, dead, known, is_wrapped)
-  if dead.is_raw then
-    redis.call("HSET", letter, "x.data", known.data or "")
+--- A whole number of a hash, as JSON has it; 0 for one that somebody damaged.
+local function wholeNumber(text)
+  return text and string.match(text, "^[1-9]%d*$") or "0"
+end
+
+--- What scripts need to know of a letter later, as they cannot decode its data. It is the same for all
+--- in the same trouble whose metadata have `size` bytes; the job's own come first in these.
+local function writeNote(trouble, size)
+  trouble.noted_size, trouble.noted = size, '{"size":' .. digits(size) .. trouble.note .. "}"
+  return trouble.noted
+end
+
+--- What few letters have: data that are no object or no JSON, a group, earlier lives.
+local function writeRest(letter, raw_data, is_wrapped, group, lives)
+  if raw_data then
+    redis.call("HSET", letter, "x.data", raw_data)
   elseif is_wrapped then
     redis.call("HSET", letter, "x.wrapped", "1")
   end
-  if known.group then
-    redis.call("HSET", letter, "x.member", known.group)
+  if group then
+    redis.call("HSET", letter, "x.member", group)
   end
-  if not dead.is_returned then return end
-  local earlier = redis.call("HMGET", job, "x.replays", "x.history", "x.original")
-  for i, field in ipairs({ "x.replays", "x.history", "x.original" }) do
-    if earlier[i] then redis.call("HSET", letter, field, earlier[i]) end
+  for field, value in pairs(lives) do
+    if value then redis.call("HSET", letter, field, value) end
   end
 end
 
---- Are the data those that the worker has put the metadata into, behind `after` bytes?
-local function isUnchanged(data, text, after)
-  return data and #data == after - 11 and string.find(text, string.sub(data, 1, -2), 1, true) == 1
+--- How often a job came back from the dead letters, when, and with which data at first.
+local function earlierLives(replays, history, original)
+  if not replays then return "" end
+  return ',"replays":' .. wholeNumber(replays) .. ',"history":[' .. (history or "") .. "]"
+    .. (original and ',"originalData":' .. original or "")
 end
 
---- The data of a letter and whether they were wrapped. Most come ready from the worker, and are only
---- made here if somebody has changed the data since.
-local function letterText(data, metadata, dead)
-  if dead.after == 0 then
-    return spliceMeta(not dead.is_raw and (data or "{}") or "null", metadata)
-  end
-  if isUnchanged(data, metadata, dead.after) then return metadata, false end
-  return spliceMeta(data or "{}", string.sub(metadata, dead.after + 1, -2))
-end
-
---- `known` is what readEnding gave, with the data.
-local function deadLetter(queue, dead_letters, ended, known, now)
-  local job = queue.base .. ":" .. ended.id
-  local dead, target = ended.dead, dead_letters.queue
-  local text, is_wrapped = letterText(known.data, ended.metadata, dead)
+--- `ended` = { id, trouble, is_raw (the data are no JSON) }, `known` is what readEnding gave.
+--- Returns the id among the dead letters.
+local function deadLetter(queue, dead_letters, ended, known)
+  local job, trouble = queue.base .. ":" .. ended.id, ended.trouble
+  local hash = redis.call("HMGET", job, "data", "timestamp", "x.replays", "x.history", "x.original")
+  local data = hash[1] or "{}"
+  local metadata = '{"originalJobId":' .. jsonText(ended.id) .. ',"originalTimestamp":'
+    .. wholeNumber(hash[2]) .. ',"deadLetteredAt":' .. dead_letters.stamp
+    .. earlierLives(hash[3], hash[4], hash[5]) .. trouble.metadata .. "}"
+  local text, is_wrapped = spliceMeta(ended.is_raw and "null" or data, metadata)
   local id = drawLetterId(dead_letters)
-  local letter = target.base .. ":" .. id
+  local letter = dead_letters.prefix .. id
   redis.call("HSET", letter, "name", known.name, "data", text, "opts", '{"attempts":0}',
-    "timestamp", stamp(now), "delay", "0", "priority", "0", "x.letter", ended.note)
-  if is_wrapped or known.group or dead.is_returned then
-    writeRest(letter, job, dead, known, is_wrapped)
-  end
+    "timestamp", dead_letters.stamp, "delay", "0", "priority", "0", "x.letter",
+    writeNote(trouble, #metadata))
+  writeRest(letter, ended.is_raw and data, is_wrapped, known.group,
+    { ["x.replays"] = hash[3], ["x.history"] = hash[4], ["x.original"] = hash[5] })
   if dead_letters.has_more and redis.call("EXISTS", job .. ":logs") == 1 then
-    redis.call(dead.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
+    redis.call(trouble.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
   end
-  emit(target, "waiting", "jobId", id)
+  emit(dead_letters.queue, "waiting", "jobId", id)
   return id
 end

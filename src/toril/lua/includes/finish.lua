@@ -2,16 +2,12 @@
 --- @include "includes/groups"
 --- @include "includes/openEnd"
 
---- What has to be known of a job to end it, or nothing when it does not exist; with its data when it
---- may go to the dead letters.
-local function readEnding(job, dead)
-  local hash = dead and redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group",
-      "x.lane", "data")
-    or redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
+--- What has to be known of a job to end it, or nothing when it does not exist.
+local function readEnding(job)
+  local hash = redis.call("HMGET", job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
   if not hash[1] then return nil end
   return {
     name = hash[1],
-    data = hash[7],
     attempts_made = tonumber(hash[2]) or 0,
     parent_key = hash[3],
     parent = hash[3] and redis.call("HGET", job, "parent"),
@@ -27,8 +23,8 @@ end
 --- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
 --- job that ends without having run; `released` the locks that the call is about to give back.
 --- `known` is what readEnding gave. `on_exhausted` is what becomes of its lane.
---- A failed job with `dead`, `metadata`, `note` and `dead_letters` moves there instead of to `failed`;
---- its id there is returned.
+--- A failed job with a `trouble` and `dead_letters` moves there instead of to `failed`; its id there is
+--- returned.
 local function finishJob(queue, gate, ended, known, points, now)
   local id, state, value = ended.id, ended.state, ended.value
   local job = queue.base .. ":" .. id
@@ -60,17 +56,17 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
 
   local keep = ended.keep
-  local started, dead, is_open = not ended.previous, ended.dead, false
+  local started, trouble, is_open = not ended.previous, ended.trouble, false
   if known.group and state == "failed" then
     local run = redis.call("HMGET", job, "ats", "x.lost", "defa")
     started = started or run[1] ~= false
     is_open = isOpenEnd(run[1], run[2], run[3])
     if wasCancelled(known.group, job) then
-      keep, dead = { count = 0 }, nil
+      keep, trouble = { count = 0 }, nil
     end
   end
-  local letter_id = dead and deadLetter(queue, ended.dead_letters, ended, known, now)
-  local is_moved = letter_id and not dead.stacktrace
+  local letter_id = trouble and deadLetter(queue, ended.dead_letters, ended, known)
+  local is_moved = letter_id and not trouble.stacktrace
   if is_moved and not known.parent_key and not known.group then
     local moved = ended.dead_letters.moved
     moved[#moved + 1] = job

@@ -2,9 +2,10 @@
 --- Give a dead letter another life in the queue it came from: a new job with the first data and
 --- options and no attempts made. The letter's place in its list is the caller's to clear.
 ---
---- `how` = { prefix, source, keep_delay, by, data, opts, priority, delay, is_repaired }; the data and
---- options are given when the client has taken the letter apart itself. Returns nothing, and changes
---- nothing, when somebody changed the data so that the metadata cannot be cut out.
+--- `how` = { prefix, source, keep_delay, by, data, opts, job, priority, delay, is_repaired }; the data,
+--- the options and the id of the first job are given when the client has taken the letter apart itself.
+--- Returns nothing, and changes nothing, when somebody changed the data so that the metadata cannot be
+--- cut out.
 --- @include "includes/deleteJob"
 --- @include "includes/deduplicate"
 --- @include "includes/insertJob"
@@ -19,7 +20,7 @@ local function historyWith(history, letter, how, now)
   local entry = '{"deadLetteredAt":' .. string.format("%.0f", letter.at)
     .. ',"replayedAt":' .. stamp(now)
     .. ',"deadLetterJobId":' .. jsonText(letter.id)
-    .. ',"originalJobId":' .. jsonText(letter.note.job or "")
+    .. ',"originalJobId":' .. (letter.quoted_id or jsonText(how.job or ""))
     .. ',"fingerprint":' .. jsonText(letter.note.fp or "")
     .. (how.by and ',"by":' .. jsonText(how.by) or "")
     .. (how.is_repaired and ',"repaired":true' or "") .. "}"
@@ -52,6 +53,26 @@ local function firstData(data, note, raw, is_wrapped)
   return raw or note and unsplice(data or "", tonumber(note.size), is_wrapped)
 end
 
+--- The id of a letter's job, as JSON has it, and when that was added: they come first in the metadata.
+--- Nothing when somebody changed the data so that these are not where they were put.
+local function firstLife(data, note)
+  local size = tonumber(note.size)
+  local brace = data and size and closingBrace(data)
+  if not brace or brace <= size then return nil end
+  return string.match(data, '^{"originalJobId":(".-"),"originalTimestamp":(%d+),', brace - size)
+end
+
+--- The options of the next life; the idempotency key stays that of the first, if there was one.
+local function nextOpts(note, quoted_id, at)
+  local opts, key = note.opts or '{"attempts":0}', note.key and jsonText(note.key)
+  if note.key == nil and quoted_id then
+    key = string.sub(jsonText(note.source), 1, -2) .. ":" .. string.sub(quoted_id, 2, -2) .. ":" .. at
+      .. '"'
+  end
+  if not key then return opts end
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":' .. key .. "}"
+end
+
 --- The caller ends with wakeSources(sources).
 local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local key = dead_letters.base .. ":" .. id
@@ -62,15 +83,17 @@ local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local first = firstData(known[2], note, raw, known[6])
   local data = how.data or first
   if not data then return nil end
+  local quoted_id, at = firstLife(known[2], note)
+  letter.quoted_id = quoted_id
 
   local base = how.prefix .. ":" .. how.source
   local source = sourceAt(sources, base)
   local job = { id = new_id, name = known[1],
     priority = how.priority or note.priority or 0,
     delay = how.keep_delay and (how.delay or note.delay) or 0,
-    lane = note.lane, order_ms = tonumber(note.order_ms) }
-  local opts = how.opts or note.opts or '{"attempts":0}'
-  local place = insertJob(source.queue, source.gate, job, data, opts, now)
+    lane = note.lane, order_ms = tonumber(note.order_ms or at) }
+  local place = insertJob(source.queue, source.gate, job, data,
+    how.opts or nextOpts(note, quoted_id, at), now)
   source.places[place] = true
   source.added = source.added + 1
   local more = { "x.replays", digits((tonumber(known[7]) or 0) + 1),
