@@ -135,7 +135,7 @@ def _is_special(job: StoredJob) -> bool:
 _OF_FEW = frozenset({b"x.replays", b"deid", b"x.group", b"x.lane"})
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def _trouble(
     name: str,
     attempts_made: int,
