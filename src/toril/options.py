@@ -359,6 +359,11 @@ class NewJob(_Named, frozen=True, kw_only=True):
         if self.parent is not None:
             self._check_family()
 
+    @property
+    def is_bare(self) -> bool:
+        """Has it no options at all? Then there is nothing to look at one by one."""
+        return msgspec.structs.astuple(self)[2:] == _NO_OPTIONS  # behind the name and the data
+
     def _check_lane(self) -> None:
         if self.lane is not None:
             check_lane(self.lane)
@@ -418,6 +423,7 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
 
 
 OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}
+_NO_OPTIONS = (None,) * len(OPTION_NAMES)
 
 
 def new_job(

@@ -14,7 +14,7 @@ from toril.errors import (
     PayloadError,
 )
 from toril.options import Deduplication, NewJob, RateLimit
-from toril.protocol import adding, deduplicating, editing, leasing, limiting
+from toril.protocol import adding, codec, deduplicating, editing, leasing, limiting
 from toril.protocol.adding import Added
 from toril.protocol.keys import Keys
 from toril.protocol.replies import Trouble, classify
@@ -41,7 +41,10 @@ def prepare(**options) -> adding.Prepared:
     ids=repr,
 )  # fmt: skip
 def test_a_new_job_is_prepared(options, entry):
-    assert prepare(**options).entry == {"name": "x", **entry}
+    prepared = prepare(**options)
+
+    assert prepared.entry == {"name": "x", **entry}
+    assert prepared.opts == codec.encode_options(NewJob("x", **options))
 
 
 def test_a_new_job_is_checked():

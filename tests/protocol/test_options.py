@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from toril.errors import (
@@ -16,8 +17,10 @@ from toril.errors import (
 from toril.options import (
     MAX_DELAY_MS,
     MAX_PRIORITY,
+    OPTION_NAMES,
     Backoff,
     Deduplication,
+    FlowJob,
     Keep,
     NewJob,
     RateLimit,
@@ -40,6 +43,16 @@ def test_durations(value, ms):
 def test_what_is_no_duration(value):
     with pytest.raises(InvalidOptionError, match="delay="):
         milliseconds(value, "delay")
+
+
+def test_a_job_is_bare_when_it_has_no_option_of_all():
+    """Those with one are looked at closely, whatever its value."""
+    assert NewJob("x", {"n": 1}).is_bare
+    assert not FlowJob("x", queue_name="q").is_bare
+    for option in OPTION_NAMES:
+        job = NewJob("x")
+        msgspec.structs.force_setattr(job, option, 0)
+        assert not job.is_bare, option
 
 
 def test_moments():

@@ -63,6 +63,8 @@ def prepare(
     else:
         data = codec.encode_limited(job.data, job.size_limit, f"the data of job {job.name!r}")
     entry: dict[str, Any] = {"id": generated_id, "name": job.name}
+    if job.is_bare and parent is None and once_ms is None:
+        return Prepared(generated_id, entry, data, codec.PLAIN_OPTIONS)
     if job.job_id:
         check_job_id(job.job_id)
         entry["id"] = job.job_id

@@ -61,7 +61,7 @@ class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_source: bool = False
 
 
-class Trouble(msgspec.Struct, frozen=True, eq=False, gc=False):
+class SharedTrouble(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What jobs have in common that failed in the same way and had the same options.
 
     In a storm of failures that is nearly everything that there is to say of them.
@@ -82,7 +82,7 @@ class Trouble(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Letter(msgspec.Struct, frozen=True, gc=False):
     """What the script is given of a job that goes to the dead letters."""
 
-    trouble: Trouble
+    trouble: SharedTrouble
     own: dict[str, bool | str]
     """``at``, when the job was added; ``is_special`` if it has more than most, ``is_raw`` if its
     data are no JSON."""
@@ -148,11 +148,11 @@ def _trouble(
     queue_name: str,
     options: bytes,
     priority: bytes,
-) -> Trouble:
+) -> SharedTrouble:
     """Put together from pieces that are JSON already; kept, as it will be needed again."""
     opts, queue = codec.decode_options(options), quoted(queue_name)
     original = codec.text(options) if opts.raw else "{}"
-    return Trouble(
+    return SharedTrouble(
         name=name,
         attempts_made=attempts_made,
         cause=cause,

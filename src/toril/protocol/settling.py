@@ -30,7 +30,7 @@ from toril.errors import (
 )
 from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, milliseconds
 from toril.protocol import codec
-from toril.protocol.burying import BurialPolicy, Letter, Trouble, letter_of
+from toril.protocol.burying import BurialPolicy, Letter, SharedTrouble, letter_of
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import StoredJob
@@ -358,11 +358,11 @@ class _Troubles:
     """The troubles of one call, each told once."""
 
     def __init__(self) -> None:
-        self._numbers: dict[Trouble, int] = {}
+        self._numbers: dict[SharedTrouble, int] = {}
         self.details: list[dict[str, Any]] = []
         self.texts: list[bytes | str] = []
 
-    def number_of(self, trouble: Trouble, details: dict[str, Any]) -> int:
+    def number_of(self, trouble: SharedTrouble, details: dict[str, Any]) -> int:
         """Its place among them, from 1. With one worker, equal troubles have equal ``details``."""
         number = self._numbers.get(trouble)
         if number is None:
