@@ -48,7 +48,6 @@ local reason = "its lane was diverted: job " .. cause.job .. " failed"
 --- No worker has seen these jobs: what it would write beside their letters is written here.
 local metadata = ',"sourceQueue":' .. jsonText(a.source) .. ',"failedReason":'
   .. jsonText(reason) .. ',"stacktrace":[],"errorType":"","fingerprint":"diverted","cause":"diverted"'
-
 local note = ',"source":' .. jsonText(a.source) .. ',"why":' .. jsonText(string.lower(reason))
   .. ',"fp":"diverted","key":false,"lane":' .. jsonText(a.lane)
 

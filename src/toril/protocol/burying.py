@@ -48,9 +48,6 @@ NOT_REPLAYED = frozenset(
 )
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
-DEFAULT_OPTIONS = '{"attempts":0}'
-"""Those of most jobs: scripts know them."""
-
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
@@ -178,9 +175,9 @@ def _next_life(opts: codec.JobOpts, priority: int) -> str:
     options = replayable(opts.raw)
     options.pop("idempotencyKey", None)
     life: dict[str, Any] = {}
-    text = codec.encode(options, "the options of a dead letter").decode()
-    if text != DEFAULT_OPTIONS:
-        life["opts"] = text
+    text = codec.encode(options, "the options of a dead letter")
+    if text != codec.PLAIN_OPTIONS:
+        life["opts"] = text.decode()
     if opts.idempotency_key is not None:
         life["key"] = opts.idempotency_key
     if opts.priority or priority:
