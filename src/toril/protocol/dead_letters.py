@@ -30,7 +30,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
 
 LETTERS_PER_LOOK = 400
-REPLAYS_PER_SLICE = 80
+REPLAYS_PER_SLICE = 50
 PURGES_PER_SLICE = 150
 """So that a script takes less than 10 ms, also on a slow server."""
 LEFT_BEHIND = 2000
