@@ -8,7 +8,8 @@
   Keys      base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events
   Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
             max_replays int?, has_data bool? (the client took the letter apart),
-            job str? (the id of its first job), is_repaired bool?, priority int?, delay int? (of a letter that another program wrote),
+            job str? (the id of its first job), is_repaired bool?,
+            priority int?, delay int? (of a letter that another program wrote),
             force bool?, resend bool?
             After the map, raw, if has_data: the data, the options as JSON or nothing.
   Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data

@@ -56,10 +56,9 @@ end
 --- The id of a letter's job, as JSON has it, and when that was added: they come first in the metadata.
 --- Nothing when somebody changed the data so that these are not where they were put.
 local function firstLife(data, note)
-  local size = tonumber(note.size)
-  local brace = data and size and closingBrace(data)
-  if not brace or brace <= size then return nil end
-  return string.match(data, '^{"originalJobId":(".-"),"originalTimestamp":(%d+),', brace - size)
+  local from = data and findMeta(data, tonumber(note.size))
+  if not from then return nil end
+  return string.match(data, '^{"originalJobId":(".-"),"originalTimestamp":(%d+),', from)
 end
 
 --- The options of the next life; the idempotency key stays that of the first, if there was one.

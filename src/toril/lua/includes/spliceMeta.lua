@@ -28,12 +28,19 @@ local function spliceMeta(data, metadata)
     .. metadata .. string.sub(data, brace), false
 end
 
+--- Where metadata of `size` bytes begin, and the brace behind them; nothing if the text has no room for
+--- them.
+local function findMeta(text, size)
+  local brace = size and closingBrace(text)
+  if not brace or brace <= size then return nil end
+  return brace - size, brace
+end
+
 --- The data as they were before spliceMeta, of metadata that take `size` bytes; nothing when they are
 --- not where they were put: somebody has written the text anew.
 local function unsplice(text, size, is_wrapped)
-  local brace = size and closingBrace(text)
-  if not brace then return nil end
-  local from = brace - size
+  local from, brace = findMeta(text, size)
+  if not from then return nil end
   if string.sub(text, from - 11, from) ~= '"_dlqMeta":{' or string.byte(text, brace - 1) ~= 125 then
     return nil
   end
