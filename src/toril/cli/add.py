@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
 import click
 
 from toril import NewJob
-from toril.cli.printing import print_json, progress_bar, say
+from toril.cli.printing import echo, print_json, progress_bar, say
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import DURATION, counted, read_json
 from toril.options import OPTION_NAMES
@@ -78,7 +77,7 @@ def add(
             say(server, f"{job.id}: {was}", **facts)
             return
         if not server.as_json:
-            click.echo(f"{job.id}: added, waiting for it", err=True)
+            echo(f"{job.id}: added, waiting for it", err=True)
         returned = queue.wait_for(job.id, timeout=wait_timeout)
     print_json({**facts, "return_value": returned} if server.as_json else returned)
 
@@ -114,5 +113,5 @@ def _payloads(lines: IO[str]) -> Iterator[Any]:
                 yield read_json(line, f"line {number}")
             except click.UsageError:
                 if number > JOBS_PER_CALL:
-                    print(f"toril: the lines before line {number} may be added", file=sys.stderr)
+                    echo(f"toril: the lines before line {number} may be added", err=True)
                 raise

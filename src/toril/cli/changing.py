@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from toril.cli.finding import queue_of
-from toril.cli.printing import print_json, progress_bar, say
+from toril.cli.printing import echo, print_json, progress_bar, say
 from toril.cli.server import Server, queue_option, with_server
 from toril.cli.values import confirm, counted, yes_option
 from toril.errors import InvalidOptionError, JobNotFoundError, RefusedError
@@ -162,10 +162,10 @@ def _each(
         except RefusedError as error:
             answer |= {"done": False, "error": str(error)}
             if not server.as_json:
-                click.echo(f"toril: {error}", err=True)
+                echo(f"toril: {error}", err=True)
         else:
             if not server.as_json:
-                click.echo(f"{job_id}: {answer['how']}")
+                echo(f"{job_id}: {answer['how']}")
         answers.append(answer)
     if server.as_json:
         print_json(answers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from toril.cli.printing import say
+from toril.cli.printing import echo_lines, print_json
 from toril.cli.server import Server, with_server
 
 _HOW = {
@@ -31,4 +31,7 @@ def completion(server: Server, shell: str) -> None:
     made = get_completion_class(shell)
     assert made is not None
     script = made(root.command, {}, "toril", "_TORIL_COMPLETE").source()
-    say(server, script, shell=shell, script=script)
+    if server.as_json:
+        print_json({"shell": shell, "script": script})
+        return
+    echo_lines(script)

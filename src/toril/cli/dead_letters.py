@@ -11,6 +11,8 @@ import click
 from toril.cli.jobs import data_of
 from toril.cli.printing import (
     age,
+    echo,
+    echo_lines,
     heading,
     print_facts,
     print_json,
@@ -113,7 +115,7 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
     known = [("id", job.id), ("name", job.name), ("queue", job.queue_name)]
     if meta is None:
         print_facts(known)
-        click.echo("It has no metadata: it is an ordinary job of this queue.")
+        echo("It has no metadata: it is an ordinary job of this queue.")
         return
     print_facts(
         [
@@ -133,7 +135,7 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
     print_json(without_metadata(data_of(job)))
     for number, trace in enumerate(meta.stacktrace, 1):
         heading(f"Attempt {number}")
-        click.echo(trace)
+        echo_lines(trace)
 
 
 @dlq.command("summary")
@@ -322,10 +324,10 @@ def _replay_each(
             except RefusedError as error:
                 answer["error"] = str(error)
                 if not server.as_json:
-                    click.echo(f"toril: {error}", err=True)
+                    echo(f"toril: {error}", err=True)
             else:
                 if not server.as_json:
-                    click.echo(f"{job_id}: replayed as {answer['new_id']}")
+                    echo(f"{job_id}: replayed as {answer['new_id']}")
             answers.append(answer)
     if server.as_json:
         print_json(answers)

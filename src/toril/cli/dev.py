@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from toril.cli.printing import print_json
+from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
 from toril.client import embedded
 from toril.protocol.command import plain
@@ -58,10 +58,12 @@ def dev(server: Server, directory: str, temporary: bool, port: int | None) -> No
                 indent=None,
             )
         else:
-            click.echo(f"A server is running; its data are in {running.directory}.\n")
-            click.echo(f"  export TORIL_URL={url}\n")
-            click.echo("Tell the other programs so, for example: toril add payments charge '{}'")
-            click.echo("Ctrl-C stops it, when no other program uses it any more.")
+            echo(f"A server is running; its data are in {running.directory}.")
+            echo()
+            echo(f"  export TORIL_URL={url}")
+            echo()
+            echo("Tell the other programs so, for example: toril add payments charge '{}'")
+            echo("Ctrl-C stops it, when no other program uses it any more.")
         while not told.wait(0.5):
             pass
 

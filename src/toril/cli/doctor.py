@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import click
 
+from toril.cli.printing import Styled, echo, print_json
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.worker import load
 from toril.client.connection import Connection
@@ -60,7 +62,7 @@ def doctor(
 
     report = asyncio.run(_examine(server, queue_names, objects, no_audit, most_keys))
     if server.as_json:
-        click.echo(report.to_json())
+        print_json(json.loads(report.to_json()))
     else:
         _print(report.findings)
     return report.exit_code
@@ -89,13 +91,14 @@ async def _examine(
 
 def _print(findings: list[Finding]) -> None:
     for one in findings:
-        mark = click.style(f"{one.severity.value:<8}", fg=_COLOURS[one.severity], bold=True)
-        click.echo(f"{mark} {one.code}  {one.subject}: {one.problem}")
-        click.echo(f"         {one.harm}")
-        click.echo(f"         → {one.remedy}\n")
+        mark = Styled(f"{one.severity.value:<8}", _COLOURS[one.severity], is_bold=True)
+        echo(mark, f" {one.code}  {one.subject}: {one.problem}")
+        echo(f"         {one.harm}")
+        echo(f"         → {one.remedy}")
+        echo()
     counts = [
         f"{number} {severity.value}{'s' if number != 1 else ''}"
         for severity in Severity
         if (number := sum(one.severity is severity for one in findings))
     ]
-    click.echo(", ".join(counts) or "Nothing is wrong.")
+    echo(", ".join(counts) or "Nothing is wrong.")

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from toril import Event, QueueEvents
-from toril.cli.printing import print_json, shortened
+from toril.cli.printing import Styled, echo, print_json, shortened
 from toril.cli.server import Server, complete_queue, with_server
 from toril.client.connection import Connection
 from toril.protocol.command import plain
@@ -108,14 +108,15 @@ class _Printer:
             facts = {"queue": queue_name, "event": event.name, "id": event.id}
             print_json({**facts, "job_id": event.job_id, "data": event.data}, indent=None)
         else:
-            click.echo(self._line(queue_name, event))
+            echo(*self._line(queue_name, event))
         if self._left is not None:
             self._left -= 1
         return self._left == 0
 
-    def _line(self, queue_name: str, event: Event) -> str:
+    def _line(self, queue_name: str, event: Event) -> tuple[str | Styled, ...]:
         moment = datetime.fromtimestamp(int(event.id.partition("-")[0]) / 1000, UTC).astimezone()
-        name = click.style(f"{event.name:<14}", fg=_COLOURS.get(event.name))
+        name = Styled(f"{event.name:<14}", _COLOURS.get(event.name))
         data = shortened(event.data, 100) if event.data else ""
         stamp = f"{moment:%H:%M:%S.%f}"[:-3]
-        return f"{stamp}  {queue_name:<{self._width}}  {name}  {event.job_id or '':<24}  {data}"
+        head = f"{stamp}  {queue_name:<{self._width}}  "
+        return head, name, f"  {event.job_id or '':<24}  {data}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from toril.cli.printing import age, heading, print_facts, print_json, print_table, say, when
+from toril.cli.printing import age, echo, heading, print_facts, print_json, print_table, say, when
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import confirm, counted, yes_option
 from toril.errors import GroupNotFoundError
@@ -125,11 +125,10 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
     )
     if group.state is GroupState.FAILED_COMPENSATION:
         where = f"{shlex.quote(queue_name)} {group_id}"
-        click.echo(
-            "\nRepair the cause and try again, or put it right by hand and say so:\n"
-            f"  toril groups retry-compensation {where}\n"
-            f"  toril groups resolve {where} --note 'what was done'"
-        )
+        echo()
+        echo("Repair the cause and try again, or put it right by hand and say so:")
+        echo(f"  toril groups retry-compensation {where}")
+        echo(f"  toril groups resolve {where} --note 'what was done'")
 
 
 def _undone(member: GroupMember) -> str | None:

@@ -9,7 +9,7 @@ import click
 
 from toril.cli.finding import queue_of
 from toril.cli.jobs import data_of, summary
-from toril.cli.printing import heading, print_facts, print_json, span, when
+from toril.cli.printing import echo_lines, heading, print_facts, print_json, span, when
 from toril.cli.server import Server, queue_option, with_server
 from toril.errors import JobNotFoundError
 from toril.protocol.job import Job
@@ -108,7 +108,7 @@ def _print(found: Job, state: str, explained: str, logs: list[str]) -> None:
 def _print_part(title: str, text: str) -> None:
     if text:
         heading(title)
-        click.echo(text)
+        echo_lines(text)
 
 
 def _ran_for(found: Job) -> str | None:

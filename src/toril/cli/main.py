@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from io import TextIOWrapper
+from types import TracebackType
 
 from toril.errors import (
     EmbeddedServerError,
@@ -24,6 +27,7 @@ except ImportError:  # pragma: no cover (the extra is not installed)
     sys.exit('the command line needs click; install it with: pip install "toril[cli]"')
 
 from toril.cli.catalogue import LazyGroup
+from toril.cli.printing import echo, echo_lines
 from toril.cli.server import server_options
 
 DONE, REFUSED, USAGE, NO_SERVER, INTERRUPTED = 0, 1, 2, 3, 130
@@ -56,6 +60,11 @@ def toril(**options: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
+    sys.excepthook = _show_trace
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A name that the terminal's encoding lacks must not end the command.
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(run(arguments))
 
 
@@ -76,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort as error:
         # click says "from None", and only the context tells what was typed instead of an answer.
         if isinstance(error.__cause__ or error.__context__, (KeyboardInterrupt, EOFError)):
-            click.echo(err=True)
+            echo(err=True)
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return INTERRUPTED
         return _say("nothing was done: it was not confirmed; --yes does it without asking", REFUSED)
@@ -104,8 +113,14 @@ def code_for(error: TorilError) -> int:
             return REFUSED
 
 
+def _show_trace(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    echo_lines("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"), err=True)
+
+
 def _say(message: str, code: int) -> int:
-    click.echo(f"toril: {' '.join(message.split())}", err=True)
+    echo(f"toril: {' '.join(message.split())}", err=True)
     return code
 
 

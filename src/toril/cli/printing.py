@@ -1,15 +1,23 @@
-"""How answers look: tables for people, JSON for programs, times that one can read."""
+"""How answers look: tables for people, JSON for programs, times that one can read.
+
+Everything that a command prints goes through this module, because much of it was written by others:
+what a terminal would obey is made visible here, and ``ruff`` refuses other ways to print.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from toril.protocol.text import visible, visible_json, visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +32,30 @@ _LONG, _LEAST_TEXT, _LEAST_NAME, _LEAST_COLUMNS = 12, 6, 36, 3
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000))
 
 
+class Styled(NamedTuple):
+    """A part of a line that stands out where colours are wanted."""
+
+    text: str
+    colour: str | None = None
+    is_bold: bool = False
+
+
+def echo(*parts: str | Styled, err: bool = False) -> None:
+    """Print one line, on stderr if ``err``; a line break inside it is visible, too."""
+    is_plain = not _wants_colours(sys.stderr if err else sys.stdout)
+    line = "".join(_drawn(part, is_plain) for part in parts)
+    click.echo(line, err=err, color=not is_plain)
+
+
+def echo_lines(text: str, *, err: bool = False) -> None:
+    """Print a text of several lines."""
+    click.echo(visible_lines(text), err=err, color=False)
+
+
 def print_json(value: Any, *, indent: int | None = 2) -> None:
     """One JSON document; what JSON does not know is written as text."""
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=_plain))
+    document = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    click.echo(visible_json(document))
 
 
 def say(server: Server, sentence: str, **facts: Any) -> None:
@@ -34,7 +63,19 @@ def say(server: Server, sentence: str, **facts: Any) -> None:
     if server.as_json:
         print_json(facts)
         return
-    click.echo(sentence)
+    echo(sentence)
+
+
+def log_to_terminal(*, verbose: bool) -> None:
+    """Write what is logged to stderr, that of the user's own code as well."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+
+
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible_lines(super().format(record))
 
 
 def print_table(
@@ -48,17 +89,18 @@ def print_table(
     """
     from rich import box
     from rich.table import Table
-    from rich.text import Text
+
+    from toril.cli.shown import Shown
 
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
-        click.echo(empty)
+        echo(empty)
         return
     if sys.stdout.isatty():
         columns, cells = fitted(columns, cells, console().width)
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=title,
+        title=None if title is None else Shown(title),
         title_justify="left",
         padding=(0, 1, 0, 0),
         pad_edge=False,
@@ -67,13 +109,13 @@ def print_table(
     for column in columns:
         is_number = column.startswith("#")
         table.add_column(
-            column.removeprefix("#"),
+            Shown(column.removeprefix("#")),
             justify="right" if is_number else "left",
             overflow="fold",
             no_wrap=is_number,
         )
     for row in cells:
-        table.add_row(*(Text(text) for text in row))
+        table.add_row(*(Shown(text) for text in row))
     console().print(table)
 
 
@@ -113,18 +155,19 @@ def fitted(
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
     """Names and values, one pair a line; values that are None are left out."""
-    known = [(name, _cell(value)) for name, value in facts if value is not None]
+    known = [(name, _text(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in known), default=0)
     for name, text in known:
-        head, *rest = text.splitlines() or [""]
-        click.echo(f"{click.style(name.ljust(width), bold=True)}  {head}")
+        head, *rest = text.split("\n")
+        echo(Styled(name.ljust(width), is_bold=True), "  ", head)
         for line in rest:
-            click.echo(f"{' ' * width}  {line}")
+            echo(" " * width, "  ", line)
 
 
 def heading(text: str) -> None:
     """A line over a part of the answer."""
-    click.echo(f"\n{click.style(text, bold=True)}")
+    echo()
+    echo(Styled(text, is_bold=True))
 
 
 def console() -> Console:
@@ -191,7 +234,24 @@ def progress_bar(
         yield lambda done: bar.update(task, completed=done)
 
 
+def _wants_colours(stream: IO[str]) -> bool:
+    """Only a terminal gets colours, and not where ``NO_COLOR`` is set (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _drawn(part: str | Styled, is_plain: bool) -> str:
+    if isinstance(part, str):
+        return visible(part)
+    if is_plain:
+        return visible(part.text)
+    return click.style(visible(part.text), fg=part.colour, bold=part.is_bold or None)
+
+
 def _cell(value: Any) -> str:
+    return visible(_text(value))
+
+
+def _text(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from toril.cli.printing import heading, print_facts, print_json, print_table, span
+from toril.cli.printing import echo, heading, print_facts, print_json, print_table, span
 from toril.cli.server import Server, complete_queue, with_server
 from toril.protocol import pausing, reading
 from toril.protocol.keys import Keys
@@ -90,7 +90,7 @@ def _show_one(server: Server, name: str) -> None:
         print_json({**facts, "workers": listed})
         return
     if not is_there:
-        click.echo(f"There is no queue {name!r} under the prefix {server.prefix!r} (yet).")
+        echo(f"There is no queue {name!r} under the prefix {server.prefix!r} (yet).")
         return
     print_facts(
         (name.removeprefix("is_").replace("_", " "), _readable(name, value))

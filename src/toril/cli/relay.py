@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import logging
-import sys
 
 import click
 
 from toril import run
+from toril.cli.printing import echo, log_to_terminal
 from toril.cli.server import Server, with_server
 from toril.cli.values import DURATION
 from toril.cli.worker import load
@@ -35,14 +34,10 @@ def relay(server: Server, targets: tuple[str, ...], timeout: int, verbose: bool)
     Example:
       toril relay shop.outbox:relay
     """
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_terminal(verbose=verbose)
     relays = [load(target) for target in targets]
     for target, found in zip(targets, relays, strict=True):
         if not inspect.iscoroutinefunction(getattr(found, "run", None)):
             raise click.UsageError(f"{target!r} is no Relay: {found!r}")
-        click.echo(f"running {target}; Ctrl-C stops it", err=True)
+        echo(f"running {target}; Ctrl-C stops it", err=True)
     run(*relays, timeout=timeout)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import click
+from toril.cli.printing import echo
 
 LOOK_EVERY_S = 0.4
 _NOT_CODE = frozenset({"node_modules", "__pycache__", "venv", "build", "dist"})
@@ -42,7 +42,7 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
                 continue
             changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
             seen = now
-            click.echo(f"{changed} changed: starting anew", err=True)
+            echo(f"{changed} changed: starting anew", err=True)
             _end(process, timeout_s)
             process = _start(command)
     except _Told:

@@ -127,7 +127,8 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
         as_json=False,
     )
     try:
-        return [name for name in server.queue_names() if name.startswith(incomplete)]
+        names = (name for name in server.queue_names() if name.isprintable())
+        return [name for name in names if name.startswith(incomplete)]
     except ServerError:
         return []
     finally:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from toril.protocol.text import visible
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def yes_option(command: F) -> F:
 def confirm(question: str, *, yes: bool) -> None:
     """Go on if the person says yes; nothing is done otherwise."""
     if not yes:
-        click.confirm(question, abort=True, err=True)
+        click.confirm(visible(question), abort=True, err=True)  # noqa: TID251 (it is visible)
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from toril import Router, Worker, run
+from toril.cli.printing import echo, log_to_terminal
 from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import DURATION
@@ -69,18 +69,14 @@ def worker(
     """
     if reload:
         return run_and_reload(directories or (".",), timeout_s=timeout / 1000 + 5)
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)-7s %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_terminal(verbose=verbose)
     services = [
         service
         for target in targets
         for service in _services(server, target, queue, concurrency, worker_name)
     ]
     for service in services:
-        click.echo(f"running {service!r}; Ctrl-C stops it", err=True)
+        echo(f"running {service!r}; Ctrl-C stops it", err=True)
     run(*services, timeout=timeout, uvloop=uvloop)
     return 0
 

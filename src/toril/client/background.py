@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from toril.client.connection import Connection
+from toril.logs import get_logger
 
-logger = logging.getLogger("toril.client")
+logger = get_logger("toril.client")
 
 
 class Background:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 
 from toril.client.connection import Connection
 from toril.errors import ServerError
+from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
 from toril.protocol.keys import Keys
 
-logger = logging.getLogger("toril.client")
+logger = get_logger("toril.client")
 
 BLOCK_MS = 10_000
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -13,11 +12,12 @@ from toril.client.background import Background, call
 from toril.client.connection import Connection, Target
 from toril.client.event_cursor import EventCursor
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
 from toril.protocol.keys import Keys
 
-logger = logging.getLogger("toril.client")
+logger = get_logger("toril.client")
 
 Callback = Callable[[Event], Any]
 

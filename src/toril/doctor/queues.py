@@ -65,11 +65,18 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_for_dead_letters(self) -> bool:
-        return any(job.dead_letter is not None for job in self.waiting)
+        return any(_is_letter(job) for job in self.waiting)
 
     @property
     def subject(self) -> str:
         return f"queue {self.name}"
+
+
+def _is_letter(job: Job) -> bool:
+    try:
+        return job.dead_letter is not None
+    except ValueError:
+        return False  # its data are no JSON, so nothing was put into them
 
 
 async def find_queues(reader: ConnectionReader, prefix: str) -> list[str]:

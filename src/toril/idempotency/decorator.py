@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -10,9 +9,10 @@ import msgspec
 
 from toril.errors import InvalidOptionError
 from toril.idempotency.window import check_lifetime
+from toril.logs import get_logger
 from toril.options import NewJob
 
-logger = logging.getLogger("toril.idempotency")
+logger = get_logger("toril.idempotency")
 
 MARK = "toril_idempotency"
 """The attribute by which an idempotent handler is known."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +17,11 @@ from sqlalchemy.orm import Session, sessionmaker
 from toril.errors import InvalidOptionError
 from toril.idempotency.guard import DEFAULT_TTL_MS, Once, once
 from toril.idempotency.table import DEFAULT_TABLE
+from toril.logs import get_logger
 from toril.options import Duration, milliseconds
 from toril.sql import MOST_TRIES, is_passing
 
-logger = logging.getLogger("toril.idempotency")
+logger = get_logger("toril.idempotency")
 
 _PRUNE_EVERY_S = 3600.0
 _ROWS_PER_PRUNE = 1000

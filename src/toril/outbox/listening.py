@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-logger = logging.getLogger("toril.outbox")
+from toril.logs import get_logger
+
+logger = get_logger("toril.outbox")
 
 _LOOK_EVERY_S = 0.5
 _PAUSE_S = 5.0

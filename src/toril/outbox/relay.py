@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import time
 from collections import defaultdict
@@ -32,6 +31,7 @@ from toril.errors import (
     ServerRefusalError,
     ServerUnavailableError,
 )
+from toril.logs import get_logger
 from toril.options import Backoff, Duration, milliseconds, whole
 from toril.outbox import storing
 from toril.outbox.database import open_database
@@ -46,7 +46,7 @@ from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
 from toril.sql import MOST_TRIES, is_passing
 
-logger = logging.getLogger("toril.outbox")
+logger = get_logger("toril.outbox")
 
 T = TypeVar("T")
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-logger = logging.getLogger("toril.steps")
+from toril.logs import get_logger
+
+logger = get_logger("toril.steps")
 
 STARTED = "started"
 SUCCEEDED = "succeeded"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from toril.client.connection import Connection, Target
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.options import JobOptions
 
-logger = logging.getLogger("toril.steps")
+logger = get_logger("toril.steps")
 
 DEFAULT_PREFIX = "bull"
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, TypeVar
 
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.options import Duration
 from toril.steps.consumer import BaseConsumer
 from toril.steps.queues import close_all_queues
 from toril.worker.running import run
 
-logger = logging.getLogger("toril.steps")
+logger = get_logger("toril.steps")
 
 C = TypeVar("C", bound=BaseConsumer[Any])
 

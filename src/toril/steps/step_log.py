@@ -6,10 +6,11 @@ import logging
 from typing import Any
 
 from toril.errors import PayloadMismatchError
+from toril.logs import get_logger
 from toril.protocol.job import StoredJob
 from toril.steps.payload import JobPayload, decode
 
-logger = logging.getLogger("toril.steps")
+logger = get_logger("toril.steps")
 
 
 class StepLog(logging.LoggerAdapter[logging.Logger]):

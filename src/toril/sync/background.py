@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from toril.logs import get_logger
 from toril.sync.connection import Connection
 
-logger = logging.getLogger("toril.client")
+logger = get_logger("toril.client")
 
 _LONGEST_GOODBYE_S = 5.0
 

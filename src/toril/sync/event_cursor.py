@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 
 from toril.errors import ServerError
+from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
 from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
 
-logger = logging.getLogger("toril.sync")
+logger = get_logger("toril.sync")
 
 BLOCK_MS = 10_000
 

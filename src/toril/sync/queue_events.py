@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
 from toril.protocol.keys import Keys
@@ -18,7 +18,7 @@ from toril.sync.background import Background, call
 from toril.sync.connection import Connection, Target
 from toril.sync.event_cursor import EventCursor
 
-logger = logging.getLogger("toril.sync")
+logger = get_logger("toril.sync")
 
 Callback = Callable[[Event], Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 
 from toril.errors import FailedChildrenError, LockLostError, PendingChildrenError
+from toril.logs import get_logger
 from toril.protocol import settling
 from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
@@ -30,7 +30,7 @@ from toril.worker.lease import Lease
 from toril.worker.pump import Pump
 from toril.worker.recover import Sweeper
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 GRACE_S = 1.0
 _MOST_EARLY = 100

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-logger = logging.getLogger("toril.worker")
+from toril.logs import get_logger
+
+logger = get_logger("toril.worker")
 
 Callback = Callable[..., Any]
 

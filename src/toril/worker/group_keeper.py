@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Sequence
 
 from toril.client.connection import Connection
 from toril.errors import TorilError
+from toril.logs import get_logger
 from toril.protocol import groups
 from toril.protocol.keys import COMPENSATION_SUFFIX, Keys
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 LOOK_FOR_GROUPS_S = 15.0
 """How often a queue without open groups is asked whether it has any."""

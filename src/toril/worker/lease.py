@@ -6,17 +6,17 @@ The thread sleeps in a blocking read of the worker's mailbox, so a cancellation 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 from toril.errors import TorilError
+from toril.logs import get_logger
 from toril.protocol import leasing
 from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 _SLICE = 500
 _LONGEST_GOODBYE_S = 3.0

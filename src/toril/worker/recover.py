@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable
 
 from toril.client.connection import Connection
 from toril.errors import TorilError
+from toril.logs import get_logger
 from toril.protocol import lanes, leasing
 from toril.protocol.keys import Keys
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 
 class Sweeper:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import threading
@@ -12,10 +11,11 @@ from types import FrameType
 from typing import Any, Protocol, Self
 
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.options import Duration, milliseconds
 from toril.worker.child import refuse_in_child
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_RESORT_S = 3.0

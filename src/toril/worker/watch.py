@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Awaitable, Callable
 
 from toril.errors import TorilError
+from toril.logs import get_logger
 from toril.worker.pump import Pump
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 LONGEST_BLOCK_MS = 10_000
 

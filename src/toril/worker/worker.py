@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any, Self
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
 from toril.errors import InvalidOptionError, TorilError
+from toril.logs import get_logger
 from toril.options import (
     BackoffStrategy,
     Duration,
@@ -45,7 +45,7 @@ from toril.worker.schedules import Advancer
 from toril.worker.watch import Watch
 from toril.worker.writer import JobWriter
 
-logger = logging.getLogger("toril.worker")
+logger = get_logger("toril.worker")
 
 SILENCE_S = 2.0
 

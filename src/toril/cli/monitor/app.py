@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,10 +17,12 @@ from toril.cli.monitor import rows
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.rows import Rows
 from toril.cli.monitor.watcher import QueueWatch, View, Watcher
+from toril.cli.shown import Shown
 from toril.cli.values import counted
 from toril.client.connection import Connection
 from toril.client.queue import Queue
 from toril.errors import TorilError
+from toril.protocol.text import visible
 
 SHORTEST_INTERVAL_S = 0.2
 LONGEST_INTERVAL_S = 60.0
@@ -169,7 +170,7 @@ class MonitorApp(App[None]):
         line = f"{self._label}  prefix {self.watcher.prefix}{more}  {every}"
         status = self.query_one("#status", Static)
         status.set_class(bool(self._trouble), "trouble")
-        status.update(Text(self._trouble or f"{line}  last update {self._updated}"))
+        status.update(Shown(self._trouble or f"{line}  last update {self._updated}"))
         fill(
             self._queue_table, rows.queue_rows(list(self.watcher.queues.values()), self.size.width)
         )
@@ -195,26 +196,26 @@ class MonitorApp(App[None]):
             case View.EVENTS:
                 return rows.event_rows(watch)
 
-    def _note(self) -> Text:
+    def _note(self) -> Shown:
         if not self.watcher.queues:
             if self.watcher.is_searching:
-                return Text("Looking for queues…")
-            return Text(f"There is no queue under the prefix {self.watcher.prefix!r} yet.")
+                return Shown("Looking for queues…")
+            return Shown(f"There is no queue under the prefix {self.watcher.prefix!r} yet.")
         if not self._view_table.row_count and self.view is not View.LETTERS:
-            return Text(_NOTHING[self.view])
+            return Shown(_NOTHING[self.view])
         if self.view is View.GROUPS:
             return rows.member_line(self.watcher.details.members)
         if self.view is View.LETTERS:
             letters = self.watcher.letters
             if letters is not None and not letters.is_complete:
-                return Text("counting…")
+                return Shown("counting…")
             if not self._view_table.row_count:
-                return Text(_NOTHING[self.view])
-            return Text("r replays, x purges the chosen kind")
+                return Shown(_NOTHING[self.view])
+            return Shown("r replays, x purges the chosen kind")
         if self.view is View.LANES:
             held = [lane.name for lane in self.watcher.details.lanes if lane.holders]
-            return Text(f"active lanes: {', '.join(held[:20]) or 'none'}")
-        return Text()
+            return Shown(f"active lanes: {', '.join(held[:20]) or 'none'}")
+        return Shown()
 
     # ------------------------------------------------------------------ choosing
 
@@ -261,6 +262,10 @@ class MonitorApp(App[None]):
 
     # ------------------------------------------------------------------ doing
 
+    def tell(self, words: str, severity: Literal["information", "error"] = "information") -> None:
+        """Show words for a moment."""
+        self.notify(visible(words), severity=severity, markup=False)
+
     async def action_help(self) -> None:
         await self.push_screen(HelpScreen())
 
@@ -305,7 +310,7 @@ class MonitorApp(App[None]):
         survey = self.watcher.letters
         kind = chosen_key(self._view_table) if self.view is View.LETTERS else None
         if survey is None or not kind or kind not in survey.groups:
-            self.notify("Choose a kind of dead letters first: 4, then Tab and ↑ ↓.")
+            self.tell("Choose a kind of dead letters first: 4, then Tab and ↑ ↓.")
             return
         count = survey.groups[kind].count
 
@@ -313,20 +318,23 @@ class MonitorApp(App[None]):
             return f"{verb}: {counted(await act(queue, kind), 'dead letter')}"
 
         name = survey.keys.name
-        question = f"{verb} {counted(count, 'dead letter')} of {name!r}?\n\n{kind}"
-        self._ask(question, name, change)
+        self._ask(f"{verb} {counted(count, 'dead letter')} of {name!r}?", name, change, kind)
 
     @work(group="change")
     async def _ask(
-        self, question: str, queue_name: str, change: Callable[[Queue], Awaitable[str]]
+        self,
+        question: str,
+        queue_name: str,
+        change: Callable[[Queue], Awaitable[str]],
+        which: str = "",
     ) -> None:
-        if not await self.push_screen_wait(ConfirmScreen(question)):
+        if not await self.push_screen_wait(ConfirmScreen(question, which)):
             return
         queue = Queue(queue_name, connection=self._connection, prefix=self.watcher.prefix)
         try:
-            self.notify(await change(queue), markup=False)
+            self.tell(await change(queue))
         except TorilError as error:
-            self.notify(" ".join(str(error).split()), severity="error", markup=False)
+            self.tell(" ".join(str(error).split()), severity="error")
         finally:
             await queue.close()
         self._look_now()

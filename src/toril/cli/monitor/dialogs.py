@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
+
+from toril.cli.shown import Shown
 
 HELP = """\
 [b]Toril monitor[/]
@@ -53,13 +54,16 @@ class ConfirmScreen(ModalScreen[bool]):
         Binding("n,escape,q", "answer(False)", "No"),
     ]
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, which: str = "") -> None:
         super().__init__()
         self.question = question
+        self.which = which
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog"):
-            yield Static(Text(self.question), id="question")
+            yield Static(Shown(self.question), id="question")
+            if self.which:
+                yield Static(Shown(self.which), id="which")
             yield Static("\n[b]y[/] yes   [b]n[/] no")
 
     def action_answer(self, answer: bool) -> None:

@@ -7,16 +7,15 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from rich.text import Text
-
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import sparkline, time_of
 from toril.cli.monitor.watcher import QueueWatch
 from toril.cli.printing import age, shortened, span
+from toril.cli.shown import Shown
 from toril.protocol.glancing import ActiveJob, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 
-Rows = dict[str, list[Text]]
+Rows = dict[str, list[Shown]]
 """The cells of each row, by a key that stays the same from tick to tick."""
 
 QUEUE_COLUMNS = (
@@ -82,20 +81,20 @@ def queue_rows(watches: list[QueueWatch], width: int) -> Rows:
     return {watch.name: _queue_row(watch, room) for watch in watches}
 
 
-def _queue_row(watch: QueueWatch, room: Room) -> list[Text]:
+def _queue_row(watch: QueueWatch, room: Room) -> list[Shown]:
     glance, pace = watch.glance, watch.pace
-    name = Text(shortened(watch.name, room.queue_name - (2 if glance and glance.is_paused else 0)))
+    name = Shown(shortened(watch.name, room.queue_name - (2 if glance and glance.is_paused else 0)))
     if glance is None:
-        return [name, *(Text("") for _ in QUEUE_COLUMNS[1:])]
+        return [name, *(Shown("") for _ in QUEUE_COLUMNS[1:])]
     if glance.is_paused:
         name.append(" ⏸", "yellow")
     rate = pace.per_second[-1] if pace.per_second else 0.0
 
-    def number(value: int, style: str = "") -> Text:
-        return Text(room.number(value), style if value else "dim", justify="right")
+    def number(value: int, style: str = "") -> Shown:
+        return Shown(room.number(value), style if value else "dim", justify="right")
 
-    def last(values: deque[float]) -> Text:
-        return Text(room.span(values[-1]) if values else "", justify="right")
+    def last(values: deque[float]) -> Shown:
+        return Shown(room.span(values[-1]) if values else "", justify="right")
 
     return [
         name,
@@ -104,8 +103,8 @@ def _queue_row(watch: QueueWatch, room: Room) -> list[Text]:
         number(glance.delayed + glance.waiting_children, "yellow"),
         number(glance.completed),
         number(glance.failed, "red"),
-        Text(room.number(round(rate)) if rate >= 10 else f"{rate:.1f}", justify="right"),
-        Text(sparkline(pace.per_second, room.bars).ljust(room.bars), "green"),
+        Shown(room.number(round(rate)) if rate >= 10 else f"{rate:.1f}", justify="right"),
+        Shown(sparkline(pace.per_second, room.bars).ljust(room.bars), "green"),
         last(pace.waits_ms),
         last(pace.runs_ms),
     ]
@@ -153,9 +152,9 @@ def group_rows(groups: list[GroupInfo]) -> Rows:
     }
 
 
-def member_line(members: list[GroupMember]) -> Text:
+def member_line(members: list[GroupMember]) -> Shown:
     """The jobs of a group in one line: ``charge ✓  reserve ✗  mail -``."""
-    line = Text()
+    line = Shown()
     for member in members:
         line.append(f"{member.name} ")
         mark = _MARKS.get(member.status, "?")
@@ -195,25 +194,25 @@ def event_rows(watch: QueueWatch | None) -> Rows:
     }
 
 
-def summary_line(watch: QueueWatch | None, width: int) -> Text:
+def summary_line(watch: QueueWatch | None, width: int) -> Shown:
     """The counts of the chosen queue in words; of a long name as much as the line has room for."""
     if watch is None or watch.glance is None:
-        return Text()
+        return Shown()
     glance = watch.glance
     counts = (
         f"  active {glance.active:,}  waiting {glance.waiting:,}  delayed {glance.delayed:,}"
         f"  total {glance.total:,}  unique lanes {glance.lanes:,}  groups {glance.groups:,}"
     )
-    line = Text(shortened(watch.name, max(width - len(counts) - 2, 8)), "bold")
+    line = Shown(shortened(watch.name, max(width - len(counts) - 2, 8)), "bold")
     return line.append(counts, "not bold")
 
 
-def _texts(*values: Any) -> list[Text]:
+def _texts(*values: Any) -> list[Shown]:
     return [_text(value) for value in values]
 
 
-def _text(value: Any) -> Text:
+def _text(value: Any) -> Shown:
     if isinstance(value, int):
-        return Text(f"{value:,}", justify="right")
+        return Shown(f"{value:,}", justify="right")
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return Text(text, _STYLES.get(text, ""))
+    return Shown(text, _STYLES.get(text, ""))

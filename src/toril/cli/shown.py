@@ -1,0 +1,20 @@
+"""Text in tables and on the monitor's screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.text import Text  # noqa: TID251 (here it is made safe)
+
+from toril.protocol.text import visible
+
+
+class Shown(Text):
+    """A ``Text`` in which nothing is obeyed: no markup, and escape sequences are visible."""
+
+    def __init__(self, text: str = "", style: str = "", **options: Any) -> None:
+        super().__init__(visible(text), style, **options)
+
+    def append(self, text: Any, style: Any = None) -> Shown:
+        super().append(visible(text) if isinstance(text, str) else text, style)
+        return self

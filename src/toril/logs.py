@@ -1,0 +1,50 @@
+"""The loggers of Toril: one line is one event, whatever the names and errors in it contain."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from toril.protocol.text import visible, visible_lines
+
+
+def get_logger(name: str) -> logging.Logger:
+    """The logger ``name``, whose records cannot carry anything that a terminal would obey."""
+    logger = logging.getLogger(name)  # noqa: TID251 (here it is made safe)
+    logger.addFilter(_make_visible)
+    return logger
+
+
+class _Shown(str):
+    """The visible text of something; its ``repr`` is that of the original."""
+
+    __slots__ = ("_repr",)
+    _repr: str
+
+    @classmethod
+    def of(cls, value: Any) -> _Shown:
+        shown = cls(visible(str(value)))
+        shown._repr = visible(repr(value))
+        return shown
+
+    def __repr__(self) -> str:
+        return self._repr
+
+
+def _make_visible(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(_shown(value) for value in record.args)
+    if record.exc_info and not record.exc_text:
+        trace = logging.Formatter().formatException(record.exc_info)
+        if (shown := visible_lines(trace)) != trace:
+            # Every formatter takes the text that is there before it writes one itself.
+            record.exc_text = shown
+    return True
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if str(value).isprintable() and repr(value).isprintable():
+        return value
+    return _Shown.of(value)
