@@ -161,7 +161,7 @@ def test_addresses_that_are_refused(url):
 
 
 def test_passwords_stay_out_of_messages():
-    assert str(address.parse("redis://user:secret@h:1/0")) == "redis://user:***@h:1/0"
+    assert str(address.parse("redis://user:secret@h:1/0")) == "redis://***@h:1/0"
     assert address.redacted("redis://[bad") == "…"
     with pytest.raises(InvalidOptionError) as refused:
         address.parse("http://user:secret@h")

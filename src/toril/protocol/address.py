@@ -2,13 +2,17 @@
 
 Of a redis-py client only its settings are read, so that an async one serves blocking code as well:
 no module of the client library is needed for that.
+
+What may be a secret is never shown.  Passwords stand in credentials and in options, and in a URL
+that was mistyped anywhere; so only those parts are shown that were read as what they are.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -16,6 +20,13 @@ from toril.errors import InvalidOptionError
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
 _PLAIN_SCHEMES = ("redis", "rediss", "unix")
+_MANY_SCHEMES = tuple(
+    f"{scheme}+{flavour}" for scheme in ("redis", "rediss") for flavour in ("sentinel", "cluster")
+)
+_HOST = re.compile(r"(\[[\w:.%]+\]|[\w.-]*)(:\d{1,5})?")
+_DATABASE = re.compile(r"/?\d*/?")
+_MASTER = re.compile(r"/[\w.-]*(/\d*)?")
+_CREDENTIAL = re.compile(r"\w*(password|username)=")
 _SWITCH = {"true": True, "yes": True, "false": False, "no": False}
 _SENTINEL_OPTION = "sentinel_"
 _KEPT_OPTIONS = frozenset(
@@ -42,8 +53,11 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     is_tls: bool = False
     socket_class: Any = None
 
+    def __repr__(self) -> str:
+        return f"<Address {self}>"
+
     def __str__(self) -> str:
-        """For messages: without the password."""
+        """For messages: without anything that may be a secret."""
         if self.label:
             return self.label
         return redacted(self.url) if self.url else f"{self.kind}:{self.directory or ''}"
@@ -53,28 +67,54 @@ def parse(url: str) -> Address:
     """The address that ``url`` names."""
     if url.startswith("embedded:"):
         return Address(kind="embedded", directory=url.removeprefix("embedded:") or None)
+    parts = _split(url)
+    if parts is None or parts.scheme not in (*_PLAIN_SCHEMES, *_MANY_SCHEMES):
+        raise InvalidOptionError(
+            f"connection {redacted(url)!r} is not understood; use redis://, rediss://, unix://, "
+            f"redis+sentinel://, redis+cluster:// or embedded:"
+        )
+    if not _is_as_meant(parts):
+        raise InvalidOptionError(
+            f"connection {redacted(url)!r} cannot be read; write scheme://user:password@host:port, "
+            f"and in a password %2F for '/', %3F for '?', %23 for '#', %40 for '@'"
+        )
+    if parts.scheme in _PLAIN_SCHEMES:
+        return Address(kind="server", url=url)
+    return _many(url, parts)
+
+
+def _split(url: str) -> SplitResult | None:
     try:
-        parts = urlsplit(url)
-        scheme, _, flavour = parts.scheme.partition("+")
-        if parts.scheme in _PLAIN_SCHEMES:
-            return Address(kind="server", url=url)
-        if scheme in ("redis", "rediss") and flavour in ("sentinel", "cluster"):
-            return _many(url, parts.netloc, parts.path, parts.query, flavour, scheme == "rediss")
-    except ValueError as error:
-        raise InvalidOptionError(f"connection {redacted(url)!r} is no URL: {error}") from error
-    raise InvalidOptionError(
-        f"connection {redacted(url)!r} is not understood; use redis://, rediss://, unix://, "
-        f"redis+sentinel://, redis+cluster:// or embedded:"
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def _is_as_meant(parts: SplitResult) -> bool:
+    """Are there hosts where hosts belong, and credentials nowhere else?
+
+    A ``/``, ``?`` or ``#`` in a password ends the part with the hosts too early.
+    """
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    options = parts.query.split("&") if parts.query else ()
+    return (
+        all(_HOST.fullmatch(host) for host in hosts)
+        and bool(parts.netloc or parts.scheme == "unix")
+        and ("@" not in parts.path or parts.scheme == "unix")
+        and all("=" in one and ("@" not in one or _CREDENTIAL.match(one)) for one in options)
+        and not parts.fragment
     )
 
 
-def _many(url: str, netloc: str, path: str, query: str, flavour: str, tls: bool) -> Address:
-    credentials, _, host_list = netloc.rpartition("@")
+def _many(url: str, parts: SplitResult) -> Address:
+    scheme, _, flavour = parts.scheme.partition("+")
+    tls = scheme == "rediss"
+    credentials, _, host_list = parts.netloc.rpartition("@")
     default_port = 26379 if flavour == "sentinel" else 6379
     hosts = tuple(_host(item, default_port) for item in host_list.split(",") if item)
     if not hosts:
         raise InvalidOptionError(f"connection {redacted(url)!r} names no host")
-    given = {name: _SWITCH.get(value.lower(), value) for name, value in parse_qsl(query)}
+    given = {name: _SWITCH.get(value.lower(), value) for name, value in parse_qsl(parts.query)}
     sentinel_options: dict[str, Any] = {
         name.removeprefix(_SENTINEL_OPTION): value
         for name, value in given.items()
@@ -92,7 +132,7 @@ def _many(url: str, netloc: str, path: str, query: str, flavour: str, tls: bool)
         # Who can be told another master can be told everything: sentinels are spoken to as safely.
         certificates = {name: value for name, value in options.items() if name.startswith("ssl_")}
         sentinel_options = {"ssl": True, **certificates, **sentinel_options}
-    segments = [segment for segment in path.split("/") if segment]
+    segments = [segment for segment in parts.path.split("/") if segment]
     service = ""
     if flavour == "sentinel":
         if not segments:
@@ -102,6 +142,11 @@ def _many(url: str, netloc: str, path: str, query: str, flavour: str, tls: bool)
             )
         service = segments[0]
         if len(segments) > 1:
+            if not segments[1].isdecimal():
+                raise InvalidOptionError(
+                    f"connection {redacted(url)!r} names a database that is no number; write "
+                    f"redis+sentinel://host:26379/mymaster/0"
+                )
             options["db"] = int(segments[1])
     return Address(
         kind=flavour,
@@ -192,13 +237,16 @@ def _is_tls(socket_class: Any) -> bool:
 
 
 def redacted(url: str) -> str:
-    """``url`` without its password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
+    """What of ``url`` cannot be a secret: the scheme, the hosts, the database or the master.
+
+    If it cannot be read as it was meant, that is the scheme at most.
+    """
+    parts = _split(url)
+    if parts is None or parts.scheme not in (*_PLAIN_SCHEMES, *_MANY_SCHEMES):
         return "…"
-    credentials, at, hosts = parts.netloc.rpartition("@")
-    if not at:
-        return url
-    username = credentials.partition(":")[0]
-    return urlunsplit(parts._replace(netloc=f"{username}:***@{hosts}"))
+    if not _is_as_meant(parts):
+        return f"{parts.scheme}://…"
+    _, at, hosts = parts.netloc.rpartition("@")
+    kind = _MASTER if parts.scheme.endswith("sentinel") else _DATABASE
+    path = parts.path if parts.scheme == "unix" or kind.fullmatch(parts.path) else ""
+    return f"{parts.scheme}://{'***@' if at else ''}{hosts}{path}"

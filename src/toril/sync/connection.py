@@ -252,7 +252,9 @@ def _find(target: Any) -> Address:
         return address.parse(target)
     where = address.of_client(target)
     if where is None:
-        raise InvalidOptionError(f"connection={target!r} is neither a URL nor a redis-py client")
+        # What it holds is not repeated: it may be a password.
+        kind = type(target).__name__
+        raise InvalidOptionError(f"connection= is neither a URL nor a redis-py client but {kind!r}")
     return where
 
 

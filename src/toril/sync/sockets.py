@@ -30,8 +30,9 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as LineError
 from redis.exceptions import TimeoutError as LateError
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
+from toril.errors import InvalidOptionError
 from toril.protocol.address import Address, kept
 from toril.protocol.slots import Node
 from toril.version import VERSION
@@ -88,7 +89,7 @@ def maker(
 def _settings(where: Address) -> tuple[dict[str, Any], Any]:
     """The options of a socket as the user gave them, and its class."""
     if where.url and where.kind == "server":
-        given: dict[str, Any] = dict(cast(Any, parse_url)(where.url))
+        given = _parsed(where)
         return given, given.pop("connection_class", Connection)
     if isinstance(where.socket_class, type) and issubclass(where.socket_class, AbstractConnection):
         return where.options, where.socket_class
@@ -98,16 +99,48 @@ def _settings(where: Address) -> tuple[dict[str, Any], Any]:
     return given, SSLConnection if where.is_tls else Connection
 
 
+def _parsed(where: Address) -> dict[str, Any]:
+    try:
+        return dict(cast(Any, parse_url)(where.url))
+    except ValueError:
+        pass
+    # Outside of the handler: what redis-py says of a URL may quote a part of it.
+    raise InvalidOptionError(
+        f"connection '{where}' has an option of the wrong kind; socket_timeout, db and such take"
+        f" numbers, and a port is below 65536"
+    )
+
+
 def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
-    sentinel: Any = Sentinel(  # type: ignore[no-untyped-call]
+    sentinel: Any = _Sentinel(  # type: ignore[no-untyped-call]
         list(where.hosts),
-        sentinel_kwargs={**where.sentinel_options, "socket_timeout": REPLY_TIMEOUT_S},
+        # One that does not answer is not asked again before the others were.
+        sentinel_kwargs={
+            **where.sentinel_options,
+            "socket_timeout": REPLY_TIMEOUT_S,
+            "retry": Retry(NoBackoff(), 0),
+        },
     )
     options = {**where.options, **own, "ssl": where.is_tls}
     pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
         where.service, sentinel, is_master=True, **options
     )
     return pool.make_connection  # type: ignore[no-any-return]
+
+
+class _Sentinel(Sentinel):
+    """Says which sentinels were asked in vain, and not with what passwords, as redis-py may."""
+
+    def discover_master(self, service_name: str) -> Any:
+        try:
+            return cast(Any, super()).discover_master(service_name)
+        except MasterNotFoundError:
+            pass
+        asked = [one.connection_pool.connection_kwargs for one in self.sentinels]
+        hosts = ", ".join(f"{one.get('host')}:{one.get('port')}" for one in asked)
+        raise MasterNotFoundError(
+            f"none of the sentinels {hosts} answers and knows the master {service_name!r}"
+        )
 
 
 __all__ = [
