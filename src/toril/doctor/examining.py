@@ -10,7 +10,8 @@ from toril.client.connection import Connection, Target
 from toril.doctor import keyspace
 from toril.doctor.configuration import check_configuration, check_relays, sort_out
 from toril.doctor.finding import Finding, Report, Severity
-from toril.doctor.queues import check_queues, find_queues, longest_options, read_queues
+from toril.doctor.presence import check_elsewhere, check_named, find_queues
+from toril.doctor.queues import check_queues, longest_options, read_queues
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.server import examine_servers
 
@@ -40,9 +41,15 @@ async def examine(
     try:
         reader = await ConnectionReader.open(own)
         findings = await examine_servers(reader)
-        names = list(queues) or await find_queues(reader, prefix)
-        facts = await read_queues(own, reader, prefix, names)
-        findings += check_queues(facts)
+        if queues:
+            names, unusual = await check_named(own, reader, prefix, queues)
+        else:
+            names, unusual = await find_queues(reader, prefix)
+        findings += unusual
+        if not names:
+            findings += await check_elsewhere(reader, prefix)
+        facts, unread = await read_queues(own, reader, prefix, names)
+        findings += [*unread, *check_queues(facts)]
         in_use = {queue.name: longest_options(queue) for queue in facts}
         findings += check_configuration(parts, in_use)
         findings += await check_relays(parts.relays)

@@ -13,7 +13,9 @@ from toril.client.connection import Connection
 from toril.doctor.finding import Finding, Severity
 from toril.doctor.options import check_retries
 from toril.doctor.reader import ConnectionReader
+from toril.doctor.standstills import Standstills, check_standstills, read_standstills
 from toril.doctor.wording import counted, lasting
+from toril.errors import ServerUnavailableError
 from toril.protocol import reading
 from toril.protocol.codec import JobOpts
 from toril.protocol.discovering import ClusterNode
@@ -57,11 +59,20 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     workers: Sequence[WorkerFacts] | None = None
     waiting: Sequence[Job] = ()
     failed: Sequence[Job] = ()
+    stands: Standstills = Standstills()
     now_ms: int = 0
 
     @property
     def to_do(self) -> int:
         return sum(self.counts.get(state, 0) for state in ("waiting", "prioritized", "delayed"))
+
+    @property
+    def oldest_at(self) -> int | None:
+        """When the oldest job was added that might run now."""
+        times = [job.timestamp for job in self.waiting[:1]]
+        if self.stands.oldest_prioritized is not None:
+            times.append(self.stands.oldest_prioritized)
+        return min(times, default=None)
 
     @property
     def is_for_dead_letters(self) -> bool:
@@ -75,19 +86,8 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
 def _is_letter(job: Job) -> bool:
     try:
         return job.dead_letter is not None
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # its data are no JSON, so nothing was put into them
-
-
-async def find_queues(reader: ConnectionReader, prefix: str) -> list[str]:
-    """The names of the queues under ``prefix``, on every node."""
-    escaped = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix)
-    names = set()
-    for key in await reader.scan(f"{escaped}:*:meta"):
-        name = key[len(prefix) + 1 : -len(":meta")]
-        if ":" not in name.removesuffix(COMPENSATION_SUFFIX):
-            names.add(name)
-    return sorted(names)
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -99,18 +99,44 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 async def read_queues(
     connection: Connection, reader: ConnectionReader, prefix: str, names: Sequence[str]
-) -> list[QueueFacts]:
-    """What there is to see of these queues; those on a node that does not answer are left out."""
+) -> tuple[list[QueueFacts], list[Finding]]:
+    """What there is to see of these queues, and which of them cannot be looked at.
+
+    Those on a node that does not answer are left out.
+    """
     facts = await asyncio.gather(*(_read_node(reader, node) for node in reader.nodes))
     by_node = {node.near: of_node for node, of_node in zip(reader.nodes, facts, strict=True)}
     queues = [Keys(prefix, name) for name in names]
-    return await asyncio.gather(
+    read = await asyncio.gather(
         *(
-            _read_queue(connection, reader, keys, by_node[node.near])
+            _try_to_read(connection, reader, keys, by_node[node.near])
             for keys in queues
             if (node := reader.node_of(keys.marker)) is not None
         )
     )
+    return (
+        [one for one in read if isinstance(one, QueueFacts)],
+        [one for one in read if isinstance(one, Finding)],
+    )
+
+
+async def _try_to_read(
+    connection: Connection, reader: ConnectionReader, keys: Keys, node: NodeFacts
+) -> QueueFacts | Finding:
+    """One queue that cannot be read says nothing of the others."""
+    try:
+        return await _read_queue(connection, reader, keys, node)
+    except ServerUnavailableError:
+        raise
+    except Exception as error:  # noqa: BLE001 (the doctor examines what is broken)
+        return Finding(
+            code="D231",
+            severity=Severity.ERROR,
+            subject=f"queue {keys.name}",
+            problem=f"it could not be examined: {type(error).__name__}: {error}",
+            harm="Workers and producers may meet the same error.",
+            remedy="If the server is too old or the user may not run scripts, mend that first.",
+        )
 
 
 async def _read_node(reader: ConnectionReader, node: ClusterNode) -> NodeFacts:
@@ -146,6 +172,7 @@ async def _read_queue(
         workers=None if node.clients is None else _workers_in(node.clients, keys),
         waiting=await connection.follow(oldest),
         failed=await connection.follow(newest_failed),
+        stands=await read_standstills(connection, reader, keys, counts),
         now_ms=node.now_ms,
     )
 
@@ -180,6 +207,13 @@ def check_queues(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
     names = {queue.name: queue for queue in queues}
     for queue in queues:
         yield from _work(queue)
+        yield from check_standstills(
+            queue.subject,
+            queue.name,
+            queue.stands,
+            queue.counts.get("active", 0),
+            has_no_worker=queue.workers is not None and not queue.workers,
+        )
         yield from _letters(queue)
         yield from _growth(queue)
         yield from _retries(queue)
@@ -211,8 +245,8 @@ def _work(queue: QueueFacts) -> Iterator[Finding]:
             harm="Nobody runs them, and nobody brings back the jobs of workers that died.",
             remedy="Start a worker for it, or remove the jobs if the queue is not used any more.",
         )
-    elif queue.waiting and queue.now_ms - queue.waiting[0].timestamp > LONG_WAIT_MS:
-        age = lasting(queue.now_ms - queue.waiting[0].timestamp)
+    elif queue.oldest_at is not None and queue.now_ms - queue.oldest_at > LONG_WAIT_MS:
+        age = lasting(queue.now_ms - queue.oldest_at)
         yield Finding(
             code="D210",
             severity=Severity.WARNING,

@@ -1,0 +1,109 @@
+"""Which queues there are: under the prefix, under another one, or only in somebody's mind."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from toril.client.connection import Connection
+from toril.doctor.finding import Finding, Severity
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.wording import counted
+from toril.errors import InvalidNameError
+from toril.protocol import reading
+from toril.protocol.keys import COMPENSATION_SUFFIX, Keys, check_queue_name
+
+_META = ":meta"
+_MOST_SHOWN = 5
+_MOST_LOOKED_AT = 1000
+
+
+async def find_queues(reader: ConnectionReader, prefix: str) -> tuple[list[str], list[Finding]]:
+    """The queues under ``prefix``, on every node, and those that Toril cannot open."""
+    escaped = "".join(f"\\{char}" if char in "*?[]\\" else char for char in prefix)
+    keys = await reader.scan(f"{escaped}:*{_META}")
+    names = {key[len(prefix) + 1 : -len(_META)] for key in keys}
+    names = {name for name in names if ":" not in name.removesuffix(COMPENSATION_SUFFIX)}
+    odd = sorted(name for name in names if not _can_be_opened(name))
+    return sorted(names - set(odd)), list(_odd(odd))
+
+
+def _can_be_opened(name: str) -> bool:
+    try:
+        check_queue_name(name)
+    except InvalidNameError:
+        return False
+    return True
+
+
+def _odd(names: Sequence[str]) -> Iterator[Finding]:
+    if names:
+        shown = ", ".join(repr(name) for name in names[:_MOST_SHOWN])
+        more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+        yield Finding(
+            code="D225",
+            severity=Severity.WARNING,
+            subject="queues",
+            problem=f"Toril cannot open {counted(len(names), 'queue')}: {shown}{more}",
+            harm="Their names have control characters, outer spaces, or more than 256 characters.",
+            remedy="Move their jobs to queues with plain names, from the program that made them.",
+        )
+
+
+async def check_named(
+    connection: Connection, reader: ConnectionReader, prefix: str, names: Sequence[str]
+) -> tuple[list[str], list[Finding]]:
+    """The named queues without those that do not exist, and what to say of these."""
+    queues = [Keys(prefix, name) for name in names]
+    asked = [keys for keys in queues if reader.node_of(keys.marker) is not None]
+    there = await connection.run_all([reading.exists(keys) for keys in asked])
+    missing = [keys.name for keys, is_there in zip(asked, there, strict=True) if not is_there]
+    if not missing:
+        return list(names), []
+    known, _ = await find_queues(reader, prefix)
+    findings = [_missing(name, known) for name in missing]
+    return [name for name in names if name not in missing], findings
+
+
+def _missing(name: str, known: Sequence[str]) -> Finding:
+    close = difflib.get_close_matches(name, known, n=3)
+    like_it = f"Perhaps {' or '.join(map(repr, close))} is meant; else" if close else "Otherwise"
+    return Finding(
+        code="D226",
+        severity=Severity.WARNING,
+        subject=f"queue {name}",
+        problem="it does not exist: nothing was ever added to it under this prefix",
+        harm="Whoever adds to it and whoever works on it have different names in mind.",
+        remedy=f"{like_it} look at the prefix, or add its first job.",
+    )
+
+
+async def check_elsewhere(reader: ConnectionReader, prefix: str) -> list[Finding]:
+    """Queues under other prefixes, for one under which there are none."""
+    keys = (await reader.scan(f"*:*{_META}"))[:_MOST_LOOKED_AT]
+    kinds = await reader.ask([("TYPE", key) for key in keys])
+    hashes = [key for key, kind in zip(keys, kinds, strict=True) if kind == "hash"]
+    marks = await reader.ask([("HMGET", key, "version", "opts.maxLenEvents") for key in hashes])
+    prefixes = Counter(
+        key.removesuffix(_META).removesuffix(COMPENSATION_SUFFIX).rpartition(":")[0]
+        for key, marked in zip(hashes, marks, strict=True)
+        if any(marked)
+    )
+    del prefixes[prefix]
+    if not prefixes:
+        return []
+    shown = ", ".join(
+        f"{other!r} ({counted(count, 'queue')})"
+        for other, count in prefixes.most_common(_MOST_SHOWN)
+    )
+    return [
+        Finding(
+            code="D227",
+            severity=Severity.WARNING,
+            subject="queues",
+            problem=f"there is none under the prefix {prefix!r}, but under {shown}",
+            harm="With another prefix than the producers' a worker waits for ever, and silently.",
+            remedy="Give prefix= to queues and workers alike, and --prefix or TORIL_PREFIX here.",
+        )
+    ]

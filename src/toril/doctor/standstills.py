@@ -1,0 +1,164 @@
+"""Jobs that stand still although the queue goes on: nobody runs them, or somebody stopped them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from toril.client.connection import Connection
+from toril.doctor.finding import Finding, Severity
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.wording import counted
+from toril.protocol import glancing, lanes
+from toril.protocol.groups import GroupState
+from toril.protocol.keys import Keys
+from toril.protocol.lanes import Lane, lane_name
+
+_MOST_ACTIVE = 200
+_MOST_LANES = 20
+_MOST_SETTINGS = 10_000
+_MOST_GROUPS = 200
+_MOST_SHOWN = 3
+_PRIORITY = 2**32
+_PAUSE_S = 0.3
+
+
+class Standstills(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a queue does not go on by itself."""
+
+    unlocked: Sequence[str] = ()
+    """Jobs that are active and that nobody holds a lock of."""
+    lanes: Sequence[Lane] = ()
+    """Lanes with jobs that are paused or halted."""
+    groups: Sequence[str] = ()
+    """Groups that could not be undone."""
+    oldest_prioritized: int | None = None
+    """When the oldest of the most and of the least urgent jobs was added, in ms."""
+
+
+async def read_standstills(
+    connection: Connection, reader: ConnectionReader, keys: Keys, counts: dict[str, int]
+) -> Standstills:
+    return Standstills(
+        unlocked=await _unlocked(reader, keys) if counts.get("active") else (),
+        lanes=await _stopped_lanes(connection, reader, keys),
+        groups=await _groups_not_undone(connection, keys),
+        oldest_prioritized=(
+            await _oldest_prioritized(reader, keys) if counts.get("prioritized") else None
+        ),
+    )
+
+
+async def _unlocked(reader: ConnectionReader, keys: Keys) -> list[str]:
+    """Looked for twice: a job may end between one answer and the next."""
+    found = await _active_without_lock(reader, keys)
+    if not found:
+        return found
+    await asyncio.sleep(_PAUSE_S)
+    again = set(await _active_without_lock(reader, keys))
+    return [job_id for job_id in found if job_id in again]
+
+
+async def _active_without_lock(reader: ConnectionReader, keys: Keys) -> list[str]:
+    (ids,) = await reader.ask([("LRANGE", keys.active, str(-_MOST_ACTIVE), "-1")])
+    locks = await reader.ask([("EXISTS", f"{keys.job(job_id)}:lock") for job_id in ids])
+    return [job_id for job_id, lock in zip(ids, locks, strict=True) if not lock]
+
+
+async def _stopped_lanes(
+    connection: Connection, reader: ConnectionReader, keys: Keys
+) -> list[Lane]:
+    names: list[str] = []
+    cursor, seen = "0", 0
+    while len(names) < _MOST_LANES and seen < _MOST_SETTINGS:
+        page: list[Any]
+        ((cursor, page),) = await reader.ask([("HSCAN", keys.lanes_settings, cursor)])
+        pairs = list(zip(page[::2], page[1::2], strict=True))
+        names += [lane_name(name.encode()) for name, own in pairs if _is_stopped(own)]
+        seen += len(pairs)
+        if cursor == "0":
+            break
+    found = await connection.run_all([lanes.read(keys, name) for name in names]) if names else []
+    return [lane for lane in found if lane is not None and lane.depth]
+
+
+def _is_stopped(settings: str) -> bool:
+    return '"paused"' in settings or '"halted"' in settings
+
+
+async def _groups_not_undone(connection: Connection, keys: Keys) -> list[str]:
+    newest = await connection.run(glancing.newest_groups(keys, most=_MOST_GROUPS))
+    return [group.id for group in newest if group.state is GroupState.FAILED_COMPENSATION]
+
+
+async def _oldest_prioritized(reader: ConnectionReader, keys: Keys) -> int | None:
+    """Of the most urgent and of the least urgent: these are the ones that starve."""
+    key = keys.prioritized
+    first, last = await reader.ask(
+        [("ZRANGE", key, "0", "0"), ("ZRANGE", key, "-1", "-1", "WITHSCORES")]
+    )
+    if not first or not last:
+        return None
+    least = int(float(last[1])) // _PRIORITY * _PRIORITY
+    (starving,) = await reader.ask(
+        [("ZRANGEBYSCORE", key, str(least), "+inf", "LIMIT", "0", "1")],
+    )
+    times = await reader.ask([("HGET", keys.job(one), "timestamp") for one in (*first, *starving)])
+    return min((int(time) for time in times if time and time.isdigit()), default=None)
+
+
+def check_standstills(
+    subject: str, name: str, stands: Standstills, active: int, *, has_no_worker: bool
+) -> Iterator[Finding]:
+    if active and has_no_worker:
+        yield Finding(
+            code="D228",
+            severity=Severity.ERROR,
+            subject=subject,
+            problem=f"{counted(active, 'job')} active, and no worker is connected",
+            harm="The worker died; when the locks expire nobody is there to bring the jobs back.",
+            remedy="Start a worker: it takes over jobs whose locks have expired.",
+        )
+    elif stands.unlocked:
+        yield Finding(
+            code="D228",
+            severity=Severity.WARNING,
+            subject=subject,
+            problem=f"active, but without a lock: {_some('job', stands.unlocked)}",
+            harm="Their workers died or lost them; a handler may still be running.",
+            remedy="A worker brings them back within stalled_interval; if not, see its log.",
+        )
+    if stands.lanes:
+        stopped = [
+            f"{lane.name!r} ({lane.depth} waiting,"
+            f" {f'halted by job {lane.halted_by!r}' if lane.halted_by else 'paused'})"
+            for lane in stands.lanes[:_MOST_SHOWN]
+        ]
+        yield Finding(
+            code="D229",
+            severity=Severity.WARNING,
+            subject=subject,
+            problem=(
+                f"{counted(len(stands.lanes), 'lane')} with jobs stopped: {', '.join(stopped)}"
+            ),
+            harm="Nobody runs their jobs until they are resumed.",
+            remedy=f"toril lanes resume {name} LANE, when the reason is gone.",
+        )
+    if stands.groups:
+        yield Finding(
+            code="D230",
+            severity=Severity.ERROR,
+            subject=subject,
+            problem=f"could not be undone: {_some('group', stands.groups)}",
+            harm="What was done for them is neither complete nor taken back.",
+            remedy=f"toril groups show {name} ID; then retry-compensation, or resolve by hand.",
+        )
+
+
+def _some(noun: str, ids: Sequence[str]) -> str:
+    shown = ", ".join(repr(one) for one in ids[:_MOST_SHOWN])
+    more = f" and {len(ids) - _MOST_SHOWN} more" if len(ids) > _MOST_SHOWN else ""
+    return f"{noun} {shown}{more}"
