@@ -67,3 +67,25 @@ def test_the_help_imports_neither_commands_nor_what_draws_nor_what_opens_sockets
     assert done.returncode == 0, done.stderr
     assert "toril queues" in done.stdout
     assert "Exit codes: 0 done" in done.stdout
+
+
+GROUPS = ["", *(path for path, c in commands() if isinstance(c, click.Group))]
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_without_a_command_the_help_is_printed_as_help(path, capsys):
+    """Nothing was done, so the code is that of wrong usage; what is printed is no error."""
+    code = run(path.split())
+
+    bare = capsys.readouterr()
+    assert code == 2
+    assert bare.err == ""
+    run([*path.split(), "--help"])
+    assert bare.out == capsys.readouterr().out
+    assert len(bare.out.splitlines()) > 10
+
+
+def test_options_without_a_command_are_wrong_usage(capsys):
+    assert run(["--json"]) == 2
+
+    assert "see toril --help" in capsys.readouterr().err

@@ -293,3 +293,19 @@ def test_text_that_is_printable_stays_as_it_is():
     assert visible(everything).isprintable()
     assert json.loads(visible_json(json.dumps(everything, ensure_ascii=False))) == everything
     assert visible_json(json.dumps(everything, ensure_ascii=False)).isprintable()
+
+
+DOCTOR = "from toril.cli.main import main; main(['doctor', '--no-audit'])"
+
+
+@pytest.mark.parametrize(("no_color", "has_colours"), [("", True), ("1", False)])
+def test_the_doctor_has_colours_where_they_are_wanted(cli_env, no_color: str, has_colours: bool):
+    env = {**cli_env, "NO_COLOR": no_color, "TERM": "xterm-256color"}
+
+    assert ("\x1b[" in on_a_terminal(DOCTOR, env)) == has_colours
+
+
+def test_into_a_pipe_go_no_colours(toril):
+    for words in (("doctor",), ("queues",), ("events", "nowhere", "--help")):
+        done = toril(*words, env={"NO_COLOR": "", "TERM": "xterm-256color"})
+        assert "\x1b" not in done.out + done.err

@@ -69,7 +69,7 @@ def add(
         _add_lines(server, queue_name, name, lines, options, has_data=data is not None)
         return
     payload = None if data is None else read_json(data, "DATA")
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         job = queue.add(name, payload, **options)
         facts = {"id": job.id, "queue": queue_name, "name": name, "duplicated": job.duplicated}
         if not wait:
@@ -94,7 +94,10 @@ def _add_lines(
     if has_data or "job_id" in options:
         raise click.UsageError("--from goes neither with DATA nor with --id")
     total = 0
-    with server.queue(queue_name) as queue, progress_bar(server, "adding") as move:
+    with (
+        server.queue(queue_name, may_be_missing=True) as queue,
+        progress_bar(server, "adding") as move,
+    ):
         batch: list[NewJob] = []
         for payload in _payloads(lines):
             batch.append(NewJob(name, payload, **options))

@@ -58,7 +58,24 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
-class LazyGroup(click.Group):
+class NoCommand(click.ClickException):
+    """A group was called alone: its help is wanted, or something was forgotten."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        super().__init__("no command was given")
+        self.ctx = ctx
+
+
+class CommandGroup(click.Group):
+    """A group that is the same alone under every version of click."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise NoCommand(ctx)
+        return super().parse_args(ctx, args)
+
+
+class LazyGroup(CommandGroup):
     """A group whose commands are imported one by one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

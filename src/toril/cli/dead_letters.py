@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from toril.cli.catalogue import CommandGroup
 from toril.cli.jobs import data_of
 from toril.cli.printing import (
     age,
@@ -32,7 +33,7 @@ from toril.protocol.job import Job
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@click.group("dlq")
+@click.group("dlq", cls=CommandGroup)
 def dlq() -> None:
     """Look at dead letters, and send them back.
 
@@ -71,7 +72,7 @@ def list_letters(
     server: Server, queue_name: str, limit: int, skip: int, oldest_first: bool
 ) -> None:
     """List dead letters, the newest first."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         total = queue.get_dead_letter_count()
         jobs = queue.get_dead_letter_jobs(skip, skip + limit - 1, oldest_first=oldest_first)
     letters = [(job, job.dead_letter) for job in jobs]
@@ -103,7 +104,7 @@ def list_letters(
 @with_server
 def show(server: Server, queue_name: str, job_id: str) -> None:
     """Show one dead letter: its data, its failures, and how often it came back."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         job = queue.peek_dead_letter(job_id)
     if job is None:
         raise DeadLetterNotFoundError(f"queue {queue_name!r} has no dead letter {job_id!r}")
@@ -147,7 +148,7 @@ def summary(server: Server, queue_name: str, **filters: Any) -> None:
 
     A fingerprint is the type of the error and the place where it was raised.
     """
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         groups = queue.get_dead_letter_summary(**_filters(filters))
     rows = [
         {

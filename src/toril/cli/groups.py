@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from toril.cli.catalogue import CommandGroup
 from toril.cli.printing import age, echo, heading, print_facts, print_json, print_table, say, when
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import confirm, counted, yes_option
@@ -19,7 +20,7 @@ from toril.sync.queue import Queue
 _STATE = click.Choice([state.value for state in GroupState], case_sensitive=False)
 
 
-@click.group("groups")
+@click.group("groups", cls=CommandGroup)
 def groups() -> None:
     """Look at groups of jobs, cancel them, and settle those that could not be undone.
 
@@ -49,7 +50,7 @@ def list_groups(
     oldest_first: bool,
 ) -> None:
     """List the groups that a queue owns, the newest first."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_groups(states, skip, skip + limit - 1, newest_first=not oldest_first)
     if server.as_json:
         print_json([_facts(group) for group in found])
@@ -79,7 +80,7 @@ def list_groups(
 @with_server
 def show(server: Server, queue_name: str, group_id: str) -> None:
     """Show one group and its jobs, in whatever queues they are, and what became of undoing them."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         group = _known(queue, group_id)
         members = queue.get_group_jobs(group_id)
     reasons = _reasons(server, members)

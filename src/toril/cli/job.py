@@ -33,7 +33,7 @@ def job(server: Server, job_id: str, queue_name: str | None, log_rows: int) -> N
       toril job order-123 --queue payments --logs 200
       toril job order-123 --json | jq .failed_reason
     """
-    with server.queue(queue_of(server, job_id, queue_name)) as queue:
+    with server.queue(queue_of(server, job_id, queue_name), may_be_missing=True) as queue:
         found = queue.get_job(job_id)
         state = queue.get_state(job_id)
         if found is None or state is None:

@@ -39,7 +39,7 @@ def jobs(
       toril jobs payments -s waiting -s delayed -n 100 --oldest-first
       toril jobs payments --state failed --json | jq -r '.[].id'
     """
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         listed = [
             (state, job)
             for state in states or STATES

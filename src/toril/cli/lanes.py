@@ -6,15 +6,16 @@ from typing import Any
 
 import click
 
+from toril.cli.catalogue import CommandGroup
 from toril.cli.printing import age, print_facts, print_json, print_table, say, when
-from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.server import Server, create_option, queue_argument, with_server
 from toril.cli.values import confirm, counted, yes_option
 from toril.errors import RefusedError
 from toril.protocol import lanes as protocol
 from toril.protocol.lanes import Lane
 
 
-@click.group("lanes")
+@click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
     """Look at lanes, and let them wait or go on.
 
@@ -35,7 +36,7 @@ def lanes() -> None:
 @with_server
 def list_lanes(server: Server, queue_name: str, limit: int, skip: int) -> None:
     """List the lanes that have jobs, those longest at work first."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         total = queue.get_lane_count()
         names = queue.get_lanes(skip, skip + limit - 1)
         found = server.connection.run_all([protocol.read(queue.keys, name) for name in names])
@@ -67,7 +68,7 @@ def list_lanes(server: Server, queue_name: str, limit: int, skip: int) -> None:
 @with_server
 def show(server: Server, queue_name: str, lane: str) -> None:
     """Show one lane: who holds it, who is next, and why it waits."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_lane(lane)
     if found is None:
         raise RefusedError(f"lane {lane!r} of queue {queue_name!r} has no job and no settings")
@@ -93,10 +94,11 @@ def show(server: Server, queue_name: str, lane: str) -> None:
 @lanes.command("pause")
 @queue_argument
 @click.argument("lane")
+@create_option
 @with_server
-def pause(server: Server, queue_name: str, lane: str) -> None:
+def pause(server: Server, queue_name: str, lane: str, create: bool) -> None:
     """Let no worker take from a lane; a job that runs goes on."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=create) as queue:
         queue.pause_lane(lane)
     say(server, f"Lane {lane!r} is paused.", queue=queue_name, lane=lane, is_paused=True)
 

@@ -26,7 +26,7 @@ try:
 except ImportError:  # pragma: no cover (the extra is not installed)
     sys.exit('the command line needs click; install it with: pip install "toril[cli]"')
 
-from toril.cli.catalogue import LazyGroup
+from toril.cli.catalogue import LazyGroup, NoCommand
 from toril.cli.printing import echo, echo_lines
 from toril.cli.server import server_options
 
@@ -77,6 +77,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
         )
         sys.stdout.flush()
+    except NoCommand as error:
+        # Help and no complaint; but a script whose word was empty learns that nothing was done.
+        echo_lines(error.ctx.get_help())
+        return USAGE
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "toril"
         return _say(f"{error.format_message()}  (see {path} --help)", USAGE)

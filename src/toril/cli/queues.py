@@ -70,7 +70,7 @@ def queues(server: Server, queue_name: str | None) -> None:
 
 
 def _show_one(server: Server, name: str) -> None:
-    with server.queue(name) as queue:
+    with server.queue(name, may_be_missing=True) as queue:
         limit = queue.get_global_rate_limit()
         facts: dict[str, Any] = {
             "queue": name,

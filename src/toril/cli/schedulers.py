@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from toril import NewJob
+from toril.cli.catalogue import CommandGroup
 from toril.cli.printing import age, print_json, print_table, say, span
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import DURATION, confirm, read_json, yes_option
@@ -14,7 +15,7 @@ from toril.errors import RefusedError
 from toril.protocol.scheduling import JobScheduler
 
 
-@click.group("schedulers")
+@click.group("schedulers", cls=CommandGroup)
 def schedulers() -> None:
     """Look at schedulers, make them and remove them.
 
@@ -32,7 +33,7 @@ def schedulers() -> None:
 @with_server
 def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
     """List the schedulers of a queue, the next due first."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_job_schedulers(0, limit - 1)
     if server.as_json:
         print_json([_facts(scheduler) for scheduler in found])
@@ -65,7 +66,7 @@ def set_scheduler(
 ) -> None:
     """Make a scheduler, or change the one with this id."""
     payload = None if data is None else read_json(data, "--data")
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         job = queue.upsert_job_scheduler(
             scheduler_id, template=NewJob(name or scheduler_id, payload), **schedule
         )
@@ -86,8 +87,8 @@ def set_scheduler(
 @with_server
 def remove(server: Server, queue_name: str, scheduler_id: str, yes: bool) -> None:
     """Forget a scheduler and its next job."""
-    confirm(f"Remove scheduler {scheduler_id!r} of queue {queue_name!r}?", yes=yes)
     with server.queue(queue_name) as queue:
+        confirm(f"Remove scheduler {scheduler_id!r} of queue {queue_name!r}?", yes=yes)
         if not queue.remove_job_scheduler(scheduler_id):
             raise RefusedError(f"queue {queue_name!r} has no scheduler {scheduler_id!r}")
     say(server, f"Scheduler {scheduler_id!r} is gone.", id=scheduler_id, removed=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from toril.errors import ServerError
+from toril.errors import RefusedError, ServerError
 
 if TYPE_CHECKING:
     from toril.sync.connection import Connection
@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PATIENCE_S = 1.0
 """A person is waiting: a server that does not answer is reported soon."""
+
+_SLICES_FOR_NEAR_NAMES = 50
 
 
 class Server:
@@ -54,12 +56,15 @@ class Server:
             self._connection.close()
 
     @contextmanager
-    def queue(self, name: str) -> Iterator[Queue]:
-        """One queue; nobody else is asked whether it exists."""
+    def queue(self, name: str, *, may_be_missing: bool = False) -> Iterator[Queue]:
+        """One queue.  If it does not exist it is refused, unless the command looks or makes one."""
+        from toril.protocol import reading
         from toril.sync.queue import Queue
 
         queue = Queue(name, connection=self.connection, prefix=self.prefix)
         try:
+            if not may_be_missing and not self.connection.run(reading.exists(queue.keys)):
+                raise self._missing(name)
             yield queue
         finally:
             queue.close()
@@ -70,6 +75,23 @@ class Server:
 
         plan = discovering.queue_names(self.prefix, is_cluster=self.connection.is_cluster)
         return self.connection.follow(plan)
+
+    def _missing(self, name: str) -> RefusedError:
+        import difflib
+
+        from toril.protocol import discovering
+
+        names: set[str] = set()
+        cursor = discovering.BEGINNING
+        for _ in range(_SLICES_FOR_NEAR_NAMES):
+            found = self.connection.run(discovering.look(self.prefix, cursor))
+            names.update(found.names)
+            if found.is_last:
+                break
+            cursor = found.cursor
+        close = difflib.get_close_matches(name, sorted(names), n=1)
+        perhaps = f"; did you mean {close[0]!r}?" if close else ""
+        return RefusedError(f"there is no queue {name!r} under the prefix {self.prefix!r}{perhaps}")
 
 
 def server_options(command: F) -> F:
@@ -149,4 +171,13 @@ def queue_option(command: F) -> F:
         metavar="QUEUE",
         help="The queue of the job; looked for when it is left out.",
         shell_complete=complete_queue,
+    )(command)
+
+
+def create_option(command: F) -> F:
+    """The option ``--create`` of commands that make sense before a queue's first job."""
+    return click.option(
+        "--create",
+        is_flag=True,
+        help="Although the queue does not exist yet: before its first job.",
     )(command)
