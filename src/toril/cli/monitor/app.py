@@ -124,6 +124,8 @@ class MonitorApp(App[None]):
     def _look_in_time(self) -> None:
         """One more look, unless the server has not answered the last one yet."""
         if not self._is_looking:
+            # Noted here: on a busy machine the timer may strike again before the look begins.
+            self._is_looking = True
             self._look()
 
     def _look_now(self) -> None:
@@ -133,7 +135,6 @@ class MonitorApp(App[None]):
 
     @work(group="look")
     async def _look(self) -> None:
-        self._is_looking = True
         try:
             await self._look_once()
             while self._looks_again:
