@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -318,3 +320,100 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(EmbeddedServerError, match="cannot make the directory"):
         embedded.start(str(tmp_path / "file" / "data"))
+
+
+def modes(directory: Path) -> dict[str, int]:
+    """The permissions of everything that lies there, sockets included."""
+    return {
+        str(path.relative_to(directory)): stat.S_IMODE(path.lstat().st_mode)
+        for path in directory.rglob("*")
+    }
+
+
+@pytest.fixture
+def _careless_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_careless_umask")
+def test_what_it_makes_is_private(tmp_path: Path) -> None:
+    directory = tmp_path / "some" / "where"
+
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        client.set("payload", "card 4242")
+        made = modes(directory)
+
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
+    assert {"valkey.log", "appendonlydir", "valkey.sock"} <= set(made)
+    assert {path: oct(mode) for path, mode in made.items() if mode & 0o077} == {}
+    assert (directory / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.usefixtures("_careless_umask")
+def test_what_it_makes_in_a_directory_of_the_user_is_private(directory: Path) -> None:
+    """Log and data that a version before left open are closed as well."""
+    directory.mkdir(mode=0o755)
+    (directory / "notes.txt").write_text("mine")
+    (directory / "valkey.log").write_text("old\n")
+    (directory / "appendonlydir").mkdir()
+
+    with embedded.start(str(directory)) as server, connect(server.url) as client:
+        client.set("payload", "card 4242")
+        client.bgrewriteaof()
+        wait_until_sync(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0)
+        made = modes(directory)
+
+    assert made.pop("notes.txt") == 0o644, "what is not ours stays as it is"
+    assert {path: oct(mode) for path, mode in made.items() if mode & 0o077} == {}
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+    assert not (directory / ".gitignore").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757, 0o1777])
+def test_a_directory_that_others_can_write_to_is_refused(directory: Path, mode: int) -> None:
+    directory.mkdir()
+    directory.chmod(mode)
+
+    with pytest.raises(EmbeddedServerError, match="chmod go-w"):
+        embedded.start(str(directory))
+
+    assert list(directory.iterdir()) == [], "nothing was written there"
+
+
+def test_a_group_of_others_may_not_write_to_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But with a group of one's own, as many systems give, it is the same as not at all."""
+    directory.mkdir()
+    directory.chmod(0o775)
+    monkeypatch.setattr(embedded, "_has_own_group", lambda status: False)
+    with pytest.raises(EmbeddedServerError, match="chmod go-w"):
+        embedded.start(str(directory))
+
+    monkeypatch.setattr(embedded, "_has_own_group", lambda status: True)
+    embedded.start(str(directory)).close()
+
+
+def test_a_directory_of_somebody_else_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir(mode=0o755)
+    if os.getuid() == 0:
+        os.chown(directory, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+
+    with pytest.raises(EmbeddedServerError, match="belongs to another user"):
+        embedded.start(str(directory))
+
+    assert list(directory.iterdir()) == []
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+
+    with pytest.raises(EmbeddedServerError, match="another one"):
+        embedded.start(str(tmp_path / "file"))

@@ -11,17 +11,21 @@ The keeper (`embedded_keeper.py`) waits for an exclusive lock on ``users.lock``.
 the last user is gone, and then stops the server cleanly. A user that comes in that moment waits
 for its own lock until the keeper is done, and starts a new one.
 
+What lies there is for the user alone: jobs carry what nobody else should read.
+
 Rules: locks are taken in the order above. A lock is released by closing its file and never by
 LOCK_UN, because a forked child shares the lock and would take it from its parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import os
 import platform
+import shlex
 import socket
 import stat
 import subprocess
@@ -161,13 +165,56 @@ os.register_at_fork(
 
 
 def _make_directory(directory: Path) -> None:
+    """Make it for this user alone, or make sure that nobody else can put anything into it."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_ours = _make_private(directory)
+        status = directory.stat()
     except OSError as error:
         raise EmbeddedServerError(
             f"cannot make the directory {str(directory)!r} of the embedded server: "
             f"{error.strerror}; name another one with 'embedded:./directory'"
         ) from error
+    if status.st_uid != os.getuid():
+        raise EmbeddedServerError(
+            f"the directory {str(directory)!r} belongs to another user (id {status.st_uid}), who "
+            f"could read and change every job; name one of your own with 'embedded:./directory'"
+        )
+    others = 0o002 if _has_own_group(status) else 0o022
+    if status.st_mode & others:
+        raise EmbeddedServerError(
+            f"others can write to the directory {str(directory)!r}, and so change every job; "
+            f"run 'chmod go-w {shlex.quote(str(directory))}', or name another one with "
+            f"'embedded:./directory'"
+        )
+    if is_ours or directory.name == DEFAULT_DIRECTORY:
+        _keep_out_of_git(directory)
+
+
+def _keep_out_of_git(directory: Path) -> None:
+    """Nobody wants the data in a repository; without this file it works all the same."""
+    with contextlib.suppress(OSError):
+        fd = os.open(directory / ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(fd, "w") as file:  # noqa: PTH123 (it is open already)
+            file.write("*\n")
+
+
+def _make_private(directory: Path) -> bool:
+    """Make the directory, and those above it that are missing; False if it is there already."""
+    try:
+        directory.mkdir(mode=0o700)
+    except FileNotFoundError:
+        _make_private(directory.parent)
+        return _make_private(directory)
+    except FileExistsError:
+        if not directory.is_dir():
+            raise
+        return False
+    return True
+
+
+def _has_own_group(status: os.stat_result) -> bool:
+    """Is its group that of this user alone?  Many systems give each user one, with the same id."""
+    return status.st_gid == os.getgid() == os.getuid()
 
 
 def _lock(path: Path, mode: int, deadline: float) -> int:
