@@ -96,8 +96,11 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
     return script("readLane", keys, {"lane": lane}, parse, resend=Resend.SAME)
 
 
-def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index")) -> Plan[int]:
-    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many."""
+def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index", "kept")) -> Plan[int]:
+    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many.
+
+    The part ``kept`` sees to it that BullMQ takes no job that waits in a lane for an orphan.
+    """
     recovered = 0
     for part in parts:
         cursor = "0"

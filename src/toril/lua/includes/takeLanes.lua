@@ -72,6 +72,7 @@ local function popLanes(queue, count)
     ids[i] = job.id
   end
   redis.call("LPUSH", queue.active, unpack(ids))
+  dropKept(queue, unpack(ids))
   redis.call("HSET", queue.meta, "toril.laneTurn", string.format("%.17g", lanes.turn))
   local fence = redis.call("HINCRBY", queue.meta, "toril.laneFence", #ids) - #ids
   for i, job in ipairs(taken) do
