@@ -50,12 +50,28 @@ local function popReady(queue, count)
   return ids
 end
 
+--- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
+--- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
+--- retry. If its last run has no end yet, it may have done its work. Returns whether it ended.
+local function endStranded(queue, gate, id, membership, now)
+  local state = groupStateOf(membership)
+  if state == "ACTIVE" then return false end
+  local job = queue.base .. ":" .. id
+  if redis.call("HDEL", job, "x.forced") == 1 then return false end
+  redis.call("LREM", queue.active, 1, id)
+  if redis.call("HEXISTS", job, "ats") == 1 then noteOpenEnd(job) end
+  local reason = state == "COMPENSATING" and "its group is being undone" or "its group has ended"
+  finishJob(queue, gate, { id = id, state = "failed", value = reason, previous = "waiting" },
+    readEnding(job), nil, now)
+  return true
+end
+
 --- Lock one job for `who`. Returns what the worker is told and whether it only has to fail the job;
---- nothing for an id without a job.
-local function startJob(queue, id, who, now, fence)
+--- nothing for an id without a job, or for one that may not run.
+local function startJob(queue, gate, id, who, now, fence)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
-  local is_job, is_doomed, started, lane = false, false, 1, nil
+  local is_job, is_doomed, started, lane, membership = false, false, 1, nil, nil
   for i = 1, #hash, 2 do
     local field = hash[i]
     if field == "name" then
@@ -66,10 +82,15 @@ local function startJob(queue, id, who, now, fence)
       is_doomed = true
     elseif field == "x.lane" then
       lane = hash[i + 1]
+    elseif field == "x.group" then
+      membership = hash[i + 1]
     end
   end
   if not is_job then
     redis.call("LREM", queue.active, 1, id)
+    return nil
+  end
+  if membership and not is_doomed and endStranded(queue, gate, id, membership, now) then
     return nil
   end
   if lane and not fence then
@@ -143,7 +164,7 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   local is_limited = gate.max or limiter
   local jobs = {}
   local function start(id, fence)
-    local taken, is_doomed = startJob(queue, id, who, now, fence)
+    local taken, is_doomed = startJob(queue, gate, id, who, now, fence)
     if not taken then return false end
     jobs[#jobs + 1] = taken
     if is_limited and not is_doomed then
