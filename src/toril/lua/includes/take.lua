@@ -122,24 +122,6 @@ local function startJob(queue, gate, id, who, now, fence)
   return hash, is_doomed
 end
 
---- What may run next, already in `active`: { id, field, fence } each, the last two for jobs of lanes.
---- Plain jobs and lanes share the places; what one side does not need, the other gets.
-local function popFairly(queue, count)
-  local plain = plainShare(queue, count)
-  local taken = {}
-  local function addPlain(most)
-    for _, id in ipairs(popReady(queue, most)) do
-      taken[#taken + 1] = { id = id }
-    end
-  end
-  addPlain(plain)
-  for _, job in ipairs(popLanes(queue, count - #taken)) do
-    taken[#taken + 1] = job
-  end
-  if plain > 0 and #taken < count then addPlain(count - #taken) end
-  return taken
-end
-
 --- Is there any lane from which a job could be taken now or later?
 local function hasLanes(queue)
   return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
@@ -172,15 +154,21 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     end
     return true
   end
-  if has_lanes then
-    for _, job in ipairs(popFairly(queue, allowed)) do
-      -- An id without a job must not hold its lane.
-      if not start(job.id, job.fence) and job.field then releaseLane(queue, job.field, job.id) end
-    end
-  else
-    for _, id in ipairs(popReady(queue, allowed)) do
+  local function startPlain(most)
+    for _, id in ipairs(popReady(queue, most)) do
       start(id)
     end
+  end
+  -- Plain jobs and lanes share the places; what one side does not need, the other gets. The plain ones
+  -- come first: a job of a lane among them goes to its lane before that is asked for its head.
+  local plain = has_lanes and plainShare(queue, allowed) or allowed
+  startPlain(plain)
+  if #jobs < allowed and (has_lanes or rawget(queue, "lanes")) then
+    for _, job in ipairs(popLanes(queue, allowed - #jobs)) do
+      -- An id without a job must not hold its lane.
+      if not start(job.id, job.fence) then releaseLane(queue, job.field, job.id) end
+    end
+    if plain > 0 and #jobs < allowed then startPlain(allowed - #jobs) end
   end
   if #jobs == 0 then return jobs, 0, due() end
   redis.call("ZADD", queue.marker, "0", "0")

@@ -103,12 +103,39 @@ local function nextLaneDue(queue, due)
   return due
 end
 
+--- How many jobs of the plain list, from the end that is taken next, are looked at when there is a job
+--- of a lane among them.
+local NEAR = 300
+
+--- Let the jobs of lanes that stand near the end of the plain list into their lanes, all at once: a lane
+--- goes by its numbers, in whatever order somebody put them there. Those that hold their lanes stay.
+local function admitNeighbours(queue)
+  local ids = redis.call("LRANGE", queue.wait, -NEAR, -1) -- bounded: NEAR
+  local others = {}
+  for _, id in ipairs(ids) do
+    local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
+    if field and not holdsLane(queue, laneOf(field), id) then
+      enterLane(queue, field, id, PLAIN)
+    else
+      others[#others + 1] = id
+    end
+  end
+  if #others == #ids then return end
+  redis.call("LTRIM", queue.wait, 0, -#ids - 1)
+  if #others > 0 then redis.call("RPUSH", queue.wait, unpack(others)) end
+end
+
 --- A job of a lane that stood in the plain list: somebody else put it there. Whoever holds its lane
---- may run; else it goes where it belongs. Returns its fence, or nothing.
+--- may run; else it goes where it belongs, and others like it near by. Returns its fence, or nothing.
 local function admitStray(queue, field, id)
   if holdsLane(queue, laneOf(field), id) then
     return redis.call("HINCRBY", queue.meta, "toril.laneFence", 1)
   end
   enterLane(queue, field, id, PLAIN)
+  local lanes = lanesOf(queue)
+  if not lanes.has_looked_near then
+    lanes.has_looked_near = true
+    admitNeighbours(queue)
+  end
   return nil
 end
