@@ -16,6 +16,7 @@ from toril.protocol.keys import Keys
 
 SLICE = 200
 DIVERT_SLICE = 100
+DRAIN_SLICE = 100
 MOST_CONCURRENT = 1000
 MOST_WEIGHT = 1000
 
@@ -241,13 +242,13 @@ def drain(keys: Keys, lane: str, *, delayed: bool = False) -> Plan[int]:
             looked, gone = yield script(
                 "drainLane",
                 keys,
-                {"lane": lane, "place": place, "slice": SLICE, "skip": skip},
+                {"lane": lane, "place": place, "slice": DRAIN_SLICE, "skip": skip},
                 tuple,
                 extra={"repeat_": keys.repeat},
                 resend=Resend.SAME,
             )
             removed += gone
             skip += looked - gone
-            if looked < SLICE:
+            if looked < DRAIN_SLICE:
                 break
     return removed

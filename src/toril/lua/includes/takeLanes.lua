@@ -1,16 +1,19 @@
 --- @lazily
 --- Taking from lanes: each ready lane gives one job, in the order of their turns.
 
---- Let in the jobs of lanes and the lanes whose time has come, at most a thousand of each.
+--- How many jobs of lanes, and how many lanes, one call lets in.
+local MOST_DUE_IN_LANES = 100
+
+--- Let in the jobs of lanes and the lanes whose time has come.
 local function promoteLanes(queue, gate, now)
   local delayed, later = queue["lanes:delayed"], queue["lanes:later"]
-  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, 1000)
+  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
   if #due > 0 then takeFromAside(queue, unpack(due)) end
   for _, member in ipairs(due) do
     local _, mark, field, id = readLaneMember(member)
     promoteInLane(queue, gate, field, id, mark)
   end
-  local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, 1000)
+  local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
   if #lanes > 0 then redis.call("ZREM", later, unpack(lanes)) end
   for _, lane in ipairs(lanes) do
     local turn, ids = laneHolders(queue, lane)
