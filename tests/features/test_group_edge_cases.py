@@ -630,3 +630,42 @@ async def test_a_plain_job_pays_nothing_for_groups(world: World, monkeypatch: An
 
     assert with_groups == without
     assert with_groups["cmdstat_xadd"] > 10  # something was counted
+
+
+async def test_a_stranded_member_does_not_stop_its_lane(world, client):
+    """L1: a dashboard brings it back into the plain list; it fails, and the next one runs."""
+    node = await world.order("ab", a={"lane": "one", "attempts": 1})
+    await world.fail("a")
+    assert await world.state(node) == "FAILED"
+    await bring_back(client, world.queue("a").keys, node.jobs[0].id)
+    follower = await world.queue("a").add("next", lane="one")
+
+    taken = [job.id for _ in range(3) for job in await world.hand("a").take(2)]
+
+    assert taken == [follower.id]
+    stored = await world.queue("a").get_job(node.jobs[0].id)
+    assert (stored.failed_reason, stored.attempts_made) == ("its group has ended", 1)
+
+
+async def test_a_member_that_another_sweep_brought_back_is_undone(world, client):
+    """SAGA-42: BullMQ's stall check does not say that its run has no end; it may be done."""
+    node = await world.order("ab")
+    lost = await world.hand("a").take_one("a")
+    await world.fail("b")
+    await world.hand("a").lose(lost)
+    keys = world.queue("a").keys
+    await client.lrem(keys.active, 1, lost.id)
+    await client.rpush(keys.wait, lost.id)
+
+    assert await world.hand("a").take() == []
+
+    assert await world.place_of("a", lost.id) == "failed"
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def bring_back(client, keys, job_id):
+    """What BullMQ's retry does to the keys."""
+    await client.zrem(keys.failed, job_id)
+    await client.hdel(keys.job(job_id), "finishedOn", "processedOn", "failedReason")
+    await client.lpush(keys.wait, job_id)

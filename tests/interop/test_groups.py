@@ -108,3 +108,39 @@ async def test_bullmq_never_runs_a_member_that_was_cancelled_in_a_long_list(
     assert await peer.seen(worker) == []
     await toril.queue("a").reconcile_groups()
     assert (await toril.queue("a").get_group_state(node.group_id)).failed_count == 0
+
+
+async def test_a_member_of_an_undone_group_that_bullmq_retries_is_not_run(
+    peer, toril, client, prefix
+):
+    """Charge, refund, and no second charge: it goes back to failed, with the reason."""
+    node = await order(toril)
+    charged, failing, _ = node.jobs
+    charging = await toril.start_worker("a", {"*": [["return", 1]]})
+    await wait_for_state(client, prefix, "a", charged.id, "completed")
+    await toril.start_worker("b", {"*": [["fail", "no"]]})
+    await wait_for_state(client, prefix, "b", failing.id, "failed")
+
+    for state in ("being undone", "ended"):
+        seen = len(charging.handler.seen)
+        await peer.call("queue.retryJobs", queue="b", args=[{"state": "failed"}])
+        await peer.call("queue.retryJobs", queue="a", args=[{"state": "completed"}])
+        await peer.call("queue.retryJobs", queue="a", args=[{"state": "failed"}])
+
+        for name, job in (("a", charged), ("b", failing)):
+            await wait_for_reason(client, f"{prefix}:{name}:{job.id}", state)
+            assert await toril.queue(name).get_state(job.id) == "failed"
+        assert len(charging.handler.seen) == seen
+        undoing = await toril.start_worker("a-compensation", {"*": [["return", 1]]})
+        await wait_for_state(client, prefix, "a-compensation", f"{node.group_id}-c0", "completed")
+        await toril.stop_worker(undoing)
+
+    await toril.queue("a").retry(charged.id, force=True)
+    await wait_for_state(client, prefix, "a", charged.id, "completed")
+
+
+async def wait_for_reason(client: Any, job: str, words: str) -> None:
+    async def is_told() -> bool:
+        return words in (await client.hget(job, "failedReason") or "")
+
+    await wait_until(is_told, message=f"{job} failed because its group is {words}")

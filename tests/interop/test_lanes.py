@@ -65,6 +65,30 @@ async def test_a_failed_job_that_bullmq_retries_goes_back_to_its_lane(peer, tori
     await wait_until(lambda: _has_no_lanes(queue))
 
 
+async def test_failed_jobs_that_bullmq_retries_in_any_order_run_in_that_of_their_lane(
+    peer, toril, client, prefix
+):
+    """L2: retried as 2, 1, 0 with plain jobs between them, and with a fourth that has waited."""
+    queue = toril.queue("q")
+    ids = await lane_of(queue, attempts=1)
+    running = await toril.start_worker("q", {"x": [["fail", "no"]]})
+    for job_id in ids:
+        await wait_for_state(client, prefix, "q", job_id, "failed")
+    await toril.stop_worker(running)
+    ids.append((await queue.add("x", {"n": 3}, lane="a")).id)
+
+    for job_id in (ids[2], ids[1], ids[0]):
+        await peer.call("job.retry", queue="q", jobId=job_id, args=["failed"])
+        await toril.add("q", "plain")
+    running = await toril.start_worker("q", concurrency=1)
+
+    for job_id in ids:
+        await wait_for_state(client, prefix, "q", job_id, "completed")
+    seen = [job.id for job in running.handler.seen if job.name == "x"]
+    assert seen == ids
+    await wait_until(lambda: _has_no_lanes(queue))
+
+
 async def test_dashboards_show_jobs_of_lanes_once_they_run(peer, toril, client, prefix):
     """FIFO-32: active, completed and failed ones; those that wait are known to Toril only."""
     queue = toril.queue("q")

@@ -44,6 +44,8 @@ class Queue:
         self.lanes_index: list[str] = []
         self.lanes_aside: set[str] = set()
         self.lanes_delayed: set[str] = set()
+        self.lanes_jobs: set[str] = set()
+        self.kept: set[str] = set()
         self.lanes_dormant: set[str] = set()
         self.lanes_later: dict[str, float] = {}
         self.lanes_stopped: list[str] = []
@@ -134,12 +136,14 @@ def _lane_job(member: str) -> str:
 def _read_lane_waiting(queue: Queue, rest: str, cell: Cell) -> None:
     for member in cell.scores:
         queue.put(_lane_job(member), "wait")
+        queue.lanes_jobs.add(_lane_job(member))
 
 
 def _read_lane_delayed(queue: Queue, rest: str, cell: Cell) -> None:
     for member, score in cell.scores.items():
         queue.put(_lane_job(member), "delayed")
         queue.lanes_delayed.add(member)
+        queue.lanes_jobs.add(_lane_job(member))
         queue.scores.setdefault("delayed", {})[_lane_job(member)] = score * 4096
 
 
@@ -150,6 +154,10 @@ def _read_lanes_index(queue: Queue, rest: str, cell: Cell) -> None:
 
 def _read_lanes_aside(queue: Queue, rest: str, cell: Cell) -> None:
     queue.lanes_aside = set(cell.scores)
+
+
+def _read_kept(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.kept = set(cell.content) - {"groups", "compensation"}
 
 
 def _read_lanes_held(queue: Queue, rest: str, cell: Cell) -> None:
@@ -201,6 +209,7 @@ _READERS: dict[str, Reader] = {
     "lanes:waiting": _read_lane_waiting,
     "lanes:delayed": _read_lane_delayed,
     "lanes:held": _read_lanes_held,
+    "de": _read_kept,
     "lanes:ready": _read_lane_names("lanes_ready"),
     "lanes:index": _read_lanes_index,
     "lanes:aside": _read_lanes_aside,

@@ -56,6 +56,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"repeat", "zset", "scheduler index"),
     (r"repeat:[^:]+:[0-9]+", "hash", JOB),
     (r"repeat:.+", "hash", "scheduler"),
+    (r"de", "set", "kept"),
     (r"de:.+", "string", "deduplication"),
     (r"dn:.+", "hash", "deduplication next"),
     (r"metrics:(completed|failed|deadLettered)", "hash", "metrics"),

@@ -11,6 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+WORDS_KEPT = frozenset({"groups", "compensation"})
+"""What ``de`` names beside jobs: beginnings of keys that BullMQ would take for jobs."""
+
 Values = Mapping[str, Any]
 Jobs = Mapping[str, Mapping[str, str]]
 
@@ -26,7 +29,8 @@ def lane_in(member: str) -> str:
 
 def problems(base: str, values: Values, jobs: Jobs) -> Iterator[str]:
     """Every violation of K11 in the queue ``base``."""
-    for problem in (*_members(values, jobs), *_holders(values, jobs), *_places(values)):
+    found = (*_members(values, jobs), *_holders(values, jobs), *_places(values), *_kept(values))
+    for problem in found:
         yield f"K11: {base}: {problem}"
 
 
@@ -79,6 +83,19 @@ def _places(values: Values) -> Iterator[str]:
             yield f"lane {lane!r} is ready, though it is stopped or held"
         if lane not in ready | later and not is_stopped and not is_full:
             yield f"lane {lane!r} could run and is not ready"
+
+
+def _kept(values: Values) -> Iterator[str]:
+    kept = set(values.get("de", ())) - WORDS_KEPT
+    waiting = {
+        id_in(member)
+        for name in ("lanes:waiting", "lanes:delayed")
+        for member in values.get(name, ())
+    }
+    if missing := sorted(waiting - kept):
+        yield f"de does not name {missing}: BullMQ's removeOrphanedJobs would delete them"
+    if kept - waiting:
+        yield f"de names {sorted(kept - waiting)}, which wait in no lane"
 
 
 def holders_by_lane(values: Values) -> dict[str, list[str]]:

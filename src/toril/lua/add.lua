@@ -76,11 +76,13 @@ local function addJob(job, data, opts)
 end
 
 local results = { now }
+queue.keeping = {}
 for i, job in ipairs(a.jobs) do
   results[i + 1] = addJob(job, ARGV[2 * i], ARGV[2 * i + 1])
 end
 if counted > 0 then redis.call("INCRBY", queue.id, counted) end
 if places.ready then wake(queue, gate) end
 if places.delayed then wakeWhenDue(queue) end
+if #queue.keeping > 0 then keepCollected(queue) end
 if places.lane then wakeForLanes(queue, gate) end
 return results

@@ -37,7 +37,7 @@ if created_at then return tonumber(created_at) end
 
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
-  groups = "zset" }
+  groups = "zset", de = "set" }
 
 --- A key of another type would stop this script in the middle, and nothing undoes the first half.
 local function foreignKey(queue)
@@ -87,6 +87,10 @@ if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
 if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
 redis.call("HSET", group, unpack(record))
 redis.call("ZADD", groups, stamp(now), a.id)
+redis.call("SADD", owner.de, "groups")
+for source, target in pairs(a.targets) do
+  if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
+end
 redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
 
 local statuses, planned = {}, {}

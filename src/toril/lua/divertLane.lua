@@ -69,6 +69,7 @@ for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
   if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
     removeFromWaiting(queue, lane, member)
+    dropKept(queue, job_id)
     divert(field, job_id)
     sent = sent + 1
   end

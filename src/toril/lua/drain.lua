@@ -37,6 +37,15 @@ else
 end
 
 local is_lanes = place == lanes_waiting or place == lanes_delayed
+
+--- What is left of ids without a job.
+local function forgetMembers(members)
+  if place == lanes_delayed then takeFromAside(queue, unpack(members)) end
+  for _, member in ipairs(members) do
+    dropKept(queue, idInLane(member))
+  end
+end
+
 local gone, kept = {}, {}
 for _, member in ipairs(ids) do
   local to = isNextIteration(queue, is_lanes and idInLane(member) or member) and kept or gone
@@ -48,6 +57,6 @@ for _, member in ipairs(gone) do
 end
 if not is_list and #gone > 0 then
   redis.call("ZREM", place, unpack(gone))
-  if place == lanes_delayed then takeFromAside(queue, unpack(gone)) end -- ids without a job
+  if is_lanes then forgetMembers(gone) end
 end
 return { #gone, #kept, redis.call(is_list and "LLEN" or "ZCARD", place) }

@@ -39,6 +39,7 @@ for _, member in ipairs(members) do
     end
     takeFromAside(queue, member)
     removeFromWaiting(queue, lane, member)
+    dropKept(queue, id)
     removed = removed + 1
   end
 end

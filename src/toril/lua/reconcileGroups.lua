@@ -120,6 +120,23 @@ local function reconcile(key)
   settled = settled + #members + #undone
 end
 
+--- BullMQ's `removeOrphanedJobs` takes `groups` and `compensation` for jobs, and deletes what it knows
+--- below them, unless `de` names them. An index that it deleted is built again.
+local function keepFromOrphans()
+  local words = {}
+  if redis.call("EXISTS", base .. ":compensation:meta") == 1 then words[1] = "compensation" end
+  if redis.call("EXISTS", base .. ":groups", open, endedGroups(base)) > 0 then
+    words[#words + 1] = "groups"
+  end
+  if #words > 0 and redis.call("SADD", base .. ":de", unpack(words)) > 0 then
+    for _, group_id in ipairs(redis.call("ZREVRANGE", endedGroups(base), 0, 999)) do
+      local created_at = redis.call("HGET", base .. ":groups:" .. group_id, "createdAt")
+      if created_at then redis.call("ZADD", base .. ":groups", "NX", created_at, group_id) end
+    end
+  end
+end
+
+keepFromOrphans()
 local ids
 if a.everything then
   ids = redis.call("ZRANGE", open, a.skip, a.skip + 99)
@@ -133,7 +150,7 @@ for _, id in ipairs(ids) do
   local key = base .. ":groups:" .. id
   reconcile(key)
   local state = redis.call("HMGET", key, "state", "x.deadline", "createdAt")
-  -- A tool of BullMQ that looks for orphans deletes the index: it knows no such key.
+  -- Of an index that BullMQ deleted while nothing kept it from that.
   if state[1] then redis.call("ZADD", base .. ":groups", "NX", state[3], id) end
   local deadline = state[1] == "ACTIVE" and tonumber(state[2])
   if deadline and deadline <= now then

@@ -5,15 +5,17 @@
 
   A holder that is gone without letting go (a worker of BullMQ finished it, somebody removed it) no
   longer holds its lane. One that BullMQ's stall check put into the plain list goes back to its lane.
+  The part "kept" writes `de` anew where it does not name what waits in lanes: workers of an older
+  version neither write nor clear it.
 
   Keys      base, wait, active, delayed, prioritized, waiting_children, marker, meta, paused,
-            lanes_held, lanes_index, lanes_delayed
-  Args      part str ("held" or "index"), cursor str ("0" to begin), slice int
+            lanes_held, lanes_index, lanes_waiting, lanes_delayed, de
+  Args      part str ("held", "index" or "kept"), cursor str ("0" to begin), slice int
   Returns   the next cursor ("0" when done), how many lanes were let go
   Keeps     I1
   Cost      O(slice), and O(jobs running) for each holder without a lock
 ]]
-local base, wait, active, delayed, prioritized, waiting_children, marker, meta, paused, lanes_held, lanes_index, lanes_delayed = unpack(KEYS)
+local base, wait, active, delayed, prioritized, waiting_children, marker, meta, paused, lanes_held, lanes_index, lanes_waiting, lanes_delayed, de = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/gate"
@@ -38,6 +40,7 @@ local function isHolder(id)
   -- BullMQ puts what stalled to the end from which workers take.
   if redis.call("LPOS", wait, id, "RANK", -1, "MAXLEN", 1000) then
     redis.call("LREM", wait, -1, id)
+    keepJob(queue, id)
     addToWaiting(queue, laneOf(field), laneMember(field, id, STARTED))
   end
   return false
@@ -52,6 +55,34 @@ local function recover(lane)
   if #staying < #ids then saveLaneHolders(queue, lane, turn, staying) end
   return placeLane(queue, lane, #staying, turn) or #staying < #ids
 end
+
+--- The key that a cursor of the part "kept" stands in, and the one that comes after it.
+local KEPT = { w = lanes_waiting, d = lanes_delayed, k = de }
+local AFTER = { w = "d0", d = "k0", k = "0" }
+
+--- Name all that waits in lanes, then forget what does not.
+local function keepSlice(cursor)
+  if cursor == "0" then
+    if isAllKept(queue) then return "0" end
+    cursor = "w0"
+  end
+  local where = string.sub(cursor, 1, 1)
+  local verb = where == "k" and "SSCAN" or "ZSCAN"
+  local found = redis.call(verb, KEPT[where], string.sub(cursor, 2), "COUNT", a.slice)
+  for i = 1, #found[2], where == "k" and 1 or 2 do
+    local word = found[2][i]
+    if where ~= "k" then
+      keepJob(queue, idInLane(word))
+    elseif word ~= "groups" and word ~= "compensation" then
+      local field = redis.call("HGET", base .. ":" .. word, "x.lane")
+      if not field or not waitsInLane(queue, field, word) then dropKept(queue, word) end
+    end
+  end
+  if found[1] == "0" then return AFTER[where] end
+  return where .. found[1]
+end
+
+if a.part == "kept" then return { keepSlice(a.cursor), 0 } end
 
 local page
 if a.part == "held" then

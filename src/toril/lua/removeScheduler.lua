@@ -20,7 +20,10 @@ local queue = queueAt(base)
 local function takeOutPending(pending)
   if redis.call("ZREM", delayed, pending) == 1 then return true end
   local lane = takeDelayedInLane(queue, pending)
-  if lane then releaseLane(queue, lane, pending) end
+  if lane then
+    dropKept(queue, pending)
+    releaseLane(queue, lane, pending)
+  end
   return lane ~= nil
 end
 

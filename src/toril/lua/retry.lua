@@ -35,6 +35,6 @@ if redis.call("ZREM", failed, a.id) == 0 then
 end
 rememberCall(queue, a.call)
 local gate = readGate(queue)
-retryJob(queue, gate, a.id, state, a.resets_attempts)
+retryJob(queue, gate, a.id, state, a.resets_attempts, a.force)
 wake(queue, gate)
 return 0

@@ -35,7 +35,7 @@ for _, id in ipairs(ids) do
   local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
   if not membership or groupStateOf(membership) == "ACTIVE" then
     leaving[#leaving + 1] = id
-    if retryJob(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
+    if retryJob(queue, gate, id, a.state, a.resets_attempts, a.force) then count = count + 1 end
   end
 end
 if #leaving > 0 then

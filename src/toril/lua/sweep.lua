@@ -13,7 +13,8 @@
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
             else how many active ones are marked), slice int, forget_ms int
-  Returns   more (0 or 1), next cursor, the ids brought back, whether there are lanes to look at
+  Returns   more (0 or 1), next cursor, the ids brought back, whether there are lanes to look at (0 for
+            none)
   Emits     waiting, stalled
   Keeps     I1, I2, I3
   Cost      O(slice)
@@ -115,5 +116,6 @@ local marked = math.max(a.cursor, 0)
 local ids = redis.call("LRANGE", active, -(marked + a.slice), -(marked + 1)) -- bounded: slice
 if #ids > 0 then redis.call("SADD", stalled, unpack(ids)) end
 if #ids == a.slice then return { 1, marked + a.slice, brought_back, 0 } end
-return { 0, 0, brought_back, redis.call("EXISTS", queue["lanes:held"],
-  queue["lanes:diverting"]) }
+local lanes_to_look_at = redis.call("EXISTS", queue["lanes:held"], queue["lanes:diverting"])
+if lanes_to_look_at == 0 and not isAllKept(queue) then lanes_to_look_at = 1 end
+return { 0, 0, brought_back, lanes_to_look_at }

@@ -31,6 +31,7 @@ QUEUE_KEYS = frozenset(
         "id",
         "events",
         "repeat",
+        "de",
     }
 )
 """The fixed keys of a queue, by the last part of their names."""
@@ -41,7 +42,6 @@ LANE_KEYS = frozenset(
 """The fixed keys of a queue's lanes; ``keys.lanes_waiting`` is ``prefix:queue:lanes:waiting``."""
 
 RESERVED_IDS = QUEUE_KEYS | {
-    "de",
     "dn",
     "metrics",
     "priority",

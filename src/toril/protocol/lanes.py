@@ -16,6 +16,7 @@ from toril.protocol.keys import Keys
 
 SLICE = 200
 DIVERT_SLICE = 100
+DRAIN_SLICE = 100
 MOST_CONCURRENT = 1000
 MOST_WEIGHT = 1000
 
@@ -96,8 +97,11 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
     return script("readLane", keys, {"lane": lane}, parse, resend=Resend.SAME)
 
 
-def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index")) -> Plan[int]:
-    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many."""
+def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index", "kept")) -> Plan[int]:
+    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many.
+
+    The part ``kept`` sees to it that BullMQ takes no job that waits in a lane for an orphan.
+    """
     recovered = 0
     for part in parts:
         cursor = "0"
@@ -238,13 +242,13 @@ def drain(keys: Keys, lane: str, *, delayed: bool = False) -> Plan[int]:
             looked, gone = yield script(
                 "drainLane",
                 keys,
-                {"lane": lane, "place": place, "slice": SLICE, "skip": skip},
+                {"lane": lane, "place": place, "slice": DRAIN_SLICE, "skip": skip},
                 tuple,
                 extra={"repeat_": keys.repeat},
                 resend=Resend.SAME,
             )
             removed += gone
             skip += looked - gone
-            if looked < SLICE:
+            if looked < DRAIN_SLICE:
                 break
     return removed

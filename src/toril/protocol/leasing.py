@@ -88,7 +88,7 @@ def sweep(
         if not more:
             break
     if has_lanes:
-        yield from lanes.recover(keys, parts=("held",))
+        yield from lanes.recover(keys, parts=("held", "kept"))
         yield from lanes.divert(keys)
     return brought_back
 

@@ -10,6 +10,8 @@ from tests.model.view import Queue
 
 
 def lane_problems(queue: Queue) -> Iterator[str]:
+    if queue.kept != queue.lanes_jobs:
+        yield f"S5: {queue.lanes_jobs} wait in lanes and {queue.kept} are kept from BullMQ"
     if not (queue.lanes_index or queue.lanes_held or queue.lanes_ready or queue.lanes_delayed):
         return
     waiting = defaultdict(list)

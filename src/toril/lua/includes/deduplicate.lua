@@ -103,6 +103,7 @@ local function deduplicate(queue, gate, wanted, new)
     if redis.call("ZREM", queue.delayed, owner) == 0 then
       local lane = takeDelayedInLane(queue, owner)
       if not lane then return owner end
+      dropKept(queue, owner)
       releaseLane(queue, lane, owner)
     end
     replaceDelayed(queue, gate, wanted, owner, new.id)

@@ -13,6 +13,10 @@
 ---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited
 ---   lanes:diverting hash   lane -> what is to go to the dead letters, as JSON
 ---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
+---   de              set    the ids of the jobs that wait, of all lanes, for a turn or for a time
+---
+--- BullMQ's `removeOrphanedJobs` deletes every job that none of the keys it knows names. It knows `de`,
+--- the beginning of its deduplication keys, and keeps nothing under that name itself.
 ---
 --- A lane is taken when `lanes:held` says so, and by nothing else: no counter can drift.
 --- @include "includes/gate"
@@ -145,6 +149,43 @@ local function laneHead(queue, lane)
   return heads[lane]
 end
 
+--- Say that a job waits in a lane, so that BullMQ does not take it for an orphan. A script that adds
+--- many collects their ids in `queue.keeping` and writes them at once.
+local function keepJob(queue, id)
+  local keeping = rawget(queue, "keeping")
+  if keeping then
+    keeping[#keeping + 1] = id
+  else
+    redis.call("SADD", queue.de, id)
+  end
+end
+
+local function keepCollected(queue)
+  redis.call("SADD", queue.de, unpack(queue.keeping))
+  queue.keeping = {}
+end
+
+--- Jobs that wait in a lane no longer: another key names them now, or they are gone.
+local function dropKept(queue, ...)
+  local keeping = rawget(queue, "keeping")
+  if keeping and #keeping > 0 then keepCollected(queue) end
+  redis.call("SREM", queue.de, ...)
+end
+
+--- Does `de` name as many jobs as wait, and some of them by trial? Workers of an older version neither
+--- write nor clear it, and one they added can make up in number for one they took.
+local function isAllKept(queue)
+  local words = redis.call("SMISMEMBER", queue.de, "groups", "compensation")
+  local kept, waiting = redis.call("SCARD", queue.de) - words[1] - words[2], 0
+  for _, set in ipairs({ queue["lanes:waiting"], queue["lanes:delayed"] }) do
+    waiting = waiting + redis.call("ZCARD", set)
+    for _, member in ipairs(redis.call("ZRANDMEMBER", set, 20)) do
+      if redis.call("SISMEMBER", queue.de, idInLane(member)) == 0 then return false end
+    end
+  end
+  return kept == waiting
+end
+
 --- Write members of `lanes:waiting`: nothing else does, so that the heads that were read stay true.
 local function addToWaiting(queue, lane, member)
   redis.call("ZADD", queue["lanes:waiting"], "0", member)
@@ -159,6 +200,7 @@ end
 --- Write members of `lanes:delayed`: nothing else does, so that a lane finds its own in `lanes:aside`.
 local function putAside(queue, lane, member, due_ms)
   local lanes = lanesOf(queue)
+  keepJob(queue, idInLane(member))
   lanes.has_aside = true
   redis.call("ZADD", queue["lanes:delayed"], due_ms, member)
   redis.call("ZADD", queue["lanes:aside"], "0", member)
@@ -261,9 +303,11 @@ local function placeLane(queue, lane, holders, turn)
   return redis.call("ZADD", ready, "NX", math.max(lanes.turn, turn or 0) + 1 / rules.weight, lane) == 1
 end
 
---- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others.
-local function enterLane(queue, field, id, mark)
+--- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others. One that
+--- waited there for a time `is_kept` already.
+local function enterLane(queue, field, id, mark, is_kept)
   local lanes = lanesOf(queue)
+  if not is_kept then keepJob(queue, id) end
   local lane = laneOf(field)
   local member = laneMember(field, id, mark)
   addToWaiting(queue, lane, member)
@@ -355,10 +399,12 @@ end
 local function pullFromLane(queue, field, id)
   local plain, started = laneMember(field, id, PLAIN), laneMember(field, id, STARTED)
   if removeFromWaiting(queue, laneOf(field), plain, started) > 0 then
+    dropKept(queue, id)
     releaseLane(queue, field, id)
     return "wait"
   end
   if takeFromAside(queue, plain, started) > 0 then
+    dropKept(queue, id)
     releaseLane(queue, field, id)
     return "delayed"
   end
@@ -375,7 +421,7 @@ end
 --- Let a job of a lane wait for its turn that is not aside any more.
 local function promoteInLane(queue, gate, field, id, mark)
   if mark == STARTED then dropLaneHolder(queue, laneOf(field), id) end
-  enterLane(queue, field, id, mark)
+  enterLane(queue, field, id, mark, true)
   emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", "delayed")
   redis.call("HSET", queue.base .. ":" .. id, "delay", 0)
 end

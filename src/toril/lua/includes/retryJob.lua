@@ -11,11 +11,12 @@ local function relinkToParent(job, parent_key)
 end
 
 --- Let a job run again that is out of `state`, completed or failed. Returns nothing for an id
---- without a job.
-local function retryJob(queue, gate, id, state, resets_attempts)
+--- without a job. One that `is_forced` runs although its group is over or being undone.
+local function retryJob(queue, gate, id, state, resets_attempts, is_forced)
   local job = queue.base .. ":" .. id
-  local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts", "x.lane")
+  local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts", "x.lane", "x.group")
   if not known[1] then return false end
+  if is_forced and known[6] then redis.call("HSET", job, "x.forced", "1") end
   redis.call("HDEL", job, "finishedOn", "processedOn", "defa", "x.cancel",
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then

@@ -50,12 +50,28 @@ local function popReady(queue, count)
   return ids
 end
 
+--- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
+--- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
+--- retry. If its last run has no end yet, it may have done its work. Returns whether it ended.
+local function endStranded(queue, gate, id, membership, now)
+  local state = groupStateOf(membership)
+  if state == "ACTIVE" then return false end
+  local job = queue.base .. ":" .. id
+  if redis.call("HDEL", job, "x.forced") == 1 then return false end
+  redis.call("LREM", queue.active, 1, id)
+  if redis.call("HEXISTS", job, "ats") == 1 then noteOpenEnd(job) end
+  local reason = state == "COMPENSATING" and "its group is being undone" or "its group has ended"
+  finishJob(queue, gate, { id = id, state = "failed", value = reason, previous = "waiting" },
+    readEnding(job), nil, now)
+  return true
+end
+
 --- Lock one job for `who`. Returns what the worker is told and whether it only has to fail the job;
---- nothing for an id without a job.
-local function startJob(queue, id, who, now, fence)
+--- nothing for an id without a job, or for one that may not run.
+local function startJob(queue, gate, id, who, now, fence)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
-  local is_job, is_doomed, started, lane = false, false, 1, nil
+  local is_job, is_doomed, started, lane, membership = false, false, 1, nil, nil
   for i = 1, #hash, 2 do
     local field = hash[i]
     if field == "name" then
@@ -66,10 +82,15 @@ local function startJob(queue, id, who, now, fence)
       is_doomed = true
     elseif field == "x.lane" then
       lane = hash[i + 1]
+    elseif field == "x.group" then
+      membership = hash[i + 1]
     end
   end
   if not is_job then
     redis.call("LREM", queue.active, 1, id)
+    return nil
+  end
+  if membership and not is_doomed and endStranded(queue, gate, id, membership, now) then
     return nil
   end
   if lane and not fence then
@@ -101,24 +122,6 @@ local function startJob(queue, id, who, now, fence)
   return hash, is_doomed
 end
 
---- What may run next, already in `active`: { id, field, fence } each, the last two for jobs of lanes.
---- Plain jobs and lanes share the places; what one side does not need, the other gets.
-local function popFairly(queue, count)
-  local plain = plainShare(queue, count)
-  local taken = {}
-  local function addPlain(most)
-    for _, id in ipairs(popReady(queue, most)) do
-      taken[#taken + 1] = { id = id }
-    end
-  end
-  addPlain(plain)
-  for _, job in ipairs(popLanes(queue, count - #taken)) do
-    taken[#taken + 1] = job
-  end
-  if plain > 0 and #taken < count then addPlain(count - #taken) end
-  return taken
-end
-
 --- Is there any lane from which a job could be taken now or later?
 local function hasLanes(queue)
   return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
@@ -143,7 +146,7 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   local is_limited = gate.max or limiter
   local jobs = {}
   local function start(id, fence)
-    local taken, is_doomed = startJob(queue, id, who, now, fence)
+    local taken, is_doomed = startJob(queue, gate, id, who, now, fence)
     if not taken then return false end
     jobs[#jobs + 1] = taken
     if is_limited and not is_doomed then
@@ -151,15 +154,21 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     end
     return true
   end
-  if has_lanes then
-    for _, job in ipairs(popFairly(queue, allowed)) do
-      -- An id without a job must not hold its lane.
-      if not start(job.id, job.fence) and job.field then releaseLane(queue, job.field, job.id) end
-    end
-  else
-    for _, id in ipairs(popReady(queue, allowed)) do
+  local function startPlain(most)
+    for _, id in ipairs(popReady(queue, most)) do
       start(id)
     end
+  end
+  -- Plain jobs and lanes share the places; what one side does not need, the other gets. The plain ones
+  -- come first: a job of a lane among them goes to its lane before that is asked for its head.
+  local plain = has_lanes and plainShare(queue, allowed) or allowed
+  startPlain(plain)
+  if #jobs < allowed and (has_lanes or rawget(queue, "lanes")) then
+    for _, job in ipairs(popLanes(queue, allowed - #jobs)) do
+      -- An id without a job must not hold its lane.
+      if not start(job.id, job.fence) then releaseLane(queue, job.field, job.id) end
+    end
+    if plain > 0 and #jobs < allowed then startPlain(allowed - #jobs) end
   end
   if #jobs == 0 then return jobs, 0, due() end
   redis.call("ZADD", queue.marker, "0", "0")

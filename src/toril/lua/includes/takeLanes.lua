@@ -1,16 +1,19 @@
 --- @lazily
 --- Taking from lanes: each ready lane gives one job, in the order of their turns.
 
---- Let in the jobs of lanes and the lanes whose time has come, at most a thousand of each.
+--- How many jobs of lanes, and how many lanes, one call lets in.
+local MOST_DUE_IN_LANES = 100
+
+--- Let in the jobs of lanes and the lanes whose time has come.
 local function promoteLanes(queue, gate, now)
   local delayed, later = queue["lanes:delayed"], queue["lanes:later"]
-  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, 1000)
+  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
   if #due > 0 then takeFromAside(queue, unpack(due)) end
   for _, member in ipairs(due) do
     local _, mark, field, id = readLaneMember(member)
     promoteInLane(queue, gate, field, id, mark)
   end
-  local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, 1000)
+  local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
   if #lanes > 0 then redis.call("ZREM", later, unpack(lanes)) end
   for _, lane in ipairs(lanes) do
     local turn, ids = laneHolders(queue, lane)
@@ -72,6 +75,7 @@ local function popLanes(queue, count)
     ids[i] = job.id
   end
   redis.call("LPUSH", queue.active, unpack(ids))
+  dropKept(queue, unpack(ids))
   redis.call("HSET", queue.meta, "toril.laneTurn", string.format("%.17g", lanes.turn))
   local fence = redis.call("HINCRBY", queue.meta, "toril.laneFence", #ids) - #ids
   for i, job in ipairs(taken) do
@@ -102,12 +106,39 @@ local function nextLaneDue(queue, due)
   return due
 end
 
+--- How many jobs of the plain list, from the end that is taken next, are looked at when there is a job
+--- of a lane among them.
+local NEAR = 300
+
+--- Let the jobs of lanes that stand near the end of the plain list into their lanes, all at once: a lane
+--- goes by its numbers, in whatever order somebody put them there. Those that hold their lanes stay.
+local function admitNeighbours(queue)
+  local ids = redis.call("LRANGE", queue.wait, -NEAR, -1) -- bounded: NEAR
+  local others = {}
+  for _, id in ipairs(ids) do
+    local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
+    if field and not holdsLane(queue, laneOf(field), id) then
+      enterLane(queue, field, id, PLAIN)
+    else
+      others[#others + 1] = id
+    end
+  end
+  if #others == #ids then return end
+  redis.call("LTRIM", queue.wait, 0, -#ids - 1)
+  if #others > 0 then redis.call("RPUSH", queue.wait, unpack(others)) end
+end
+
 --- A job of a lane that stood in the plain list: somebody else put it there. Whoever holds its lane
---- may run; else it goes where it belongs. Returns its fence, or nothing.
+--- may run; else it goes where it belongs, and others like it near by. Returns its fence, or nothing.
 local function admitStray(queue, field, id)
   if holdsLane(queue, laneOf(field), id) then
     return redis.call("HINCRBY", queue.meta, "toril.laneFence", 1)
   end
   enterLane(queue, field, id, PLAIN)
+  local lanes = lanesOf(queue)
+  if not lanes.has_looked_near then
+    lanes.has_looked_near = true
+    admitNeighbours(queue)
+  end
   return nil
 end
