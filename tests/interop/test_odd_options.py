@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.features.lanes import Hand
+from tests.interop.support import wait_for_finished
 from toril.client.connection import Connection
 from toril.protocol.keys import Keys
 
@@ -174,3 +175,16 @@ async def test_odd_options_are_read_as_node_reads_them(outcome, values, trial):
             different[json.dumps(options)] = (five, ours)
     assert different == {}
     assert any(five is None for five, _, _ in results), "BullMQ stumbles over some, Toril over none"
+
+
+async def test_a_timeout_that_bull_left_in_the_options_limits_nothing(peer, toril, client, prefix):
+    """BullMQ takes the option and ignores it; a job of Toril's is limited under another name."""
+    theirs = await peer.add("q", "long", {}, timeout=1)
+    ours = await toril.add("q", "long", timeout=1, job_id="ours")
+    assert "timeout" not in json.loads(await client.hget(f"{prefix}:q:ours", "opts"))
+
+    await toril.start_worker("q", {"long": [["sleep", 100]]})
+    await wait_for_finished(client, prefix, "q", 2)
+
+    assert await toril.queue("q").get_state(theirs) == "completed"
+    assert await toril.queue("q").get_state(ours) == "failed"

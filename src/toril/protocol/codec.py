@@ -182,7 +182,7 @@ _PLAIN_NAMES = (
     ("keep_logs", "kl"),
     ("stack_trace_limit", "stackTraceLimit"),
     ("size_limit", "sizeLimit"),
-    ("timeout", "timeout"),
+    ("timeout", "timeoutMs"),
     ("idempotency_key", "idempotencyKey"),
     ("telemetry", "tm"),
     ("lane", "lane"),
@@ -332,7 +332,7 @@ class JobOpts:
 
     @property
     def timeout(self) -> int | None:
-        value = self.raw.get("timeout")
+        value = self.raw.get("timeoutMs")
         return None if value is None else foreign.whole(value) or None
 
     @property
@@ -431,6 +431,16 @@ def decode_options(text: bytes) -> JobOpts:
     except ValueError:
         raw = {}
     return JobOpts(raw if isinstance(raw, dict) else {})
+
+
+@lru_cache(maxsize=1024)
+def decode_options_of_before(text: bytes) -> JobOpts:
+    """The options of a job that Toril 0.1 stored, when a time limit was called `timeout`.
+
+    Bull had that name too, and its options live on in programs that use BullMQ, which ignores it.
+    """
+    raw = decode_options(text).raw
+    return JobOpts({"timeoutMs": raw["timeout"], **raw})
 
 
 def _read_keep(value: Any) -> Retention | Unset | None:
