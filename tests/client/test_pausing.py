@@ -10,7 +10,7 @@ from toril.protocol import pausing
 
 
 async def has_two(client, queue) -> bool:
-    return await client.llen(queue.keys.wait) == 2
+    return await client.llen(queue.keys.paused) == 2
 
 
 async def test_a_paused_queue_takes_jobs_and_gives_none(queue, url, client):

@@ -271,6 +271,22 @@ async def test_a_paused_queue_with_jobs_is_told(queue, url, prefix):
     assert "it is paused, and 1 job waits" in str(report)
 
 
+async def test_jobs_in_a_list_that_nobody_takes_from_are_told(queue, url, prefix, client):
+    await queue.add("charge", {}, **GOOD)
+    await client.rename(f"{prefix}:payments:wait", f"{prefix}:payments:paused")
+
+    stray = await examine(url, prefix=prefix)
+    await client.hset(f"{prefix}:payments:meta", "paused", "1")
+    await client.lpush(f"{prefix}:payments:wait", "1")
+    await client.hset(f"{prefix}:payments:1", mapping={"name": "charge", "data": "{}"})
+    split = await examine(url, prefix=prefix)
+
+    assert "D219" in codes(stray, subject="queue payments")
+    assert "it runs, and 1 job waits in its `paused` list" in str(stray)
+    assert "D218" in codes(split, subject="queue payments")
+    assert "1 job in `wait` and 1 in `paused`" in str(split)
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [

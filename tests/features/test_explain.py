@@ -143,3 +143,24 @@ async def test_ready_jobs_silent_workers_and_no_job(queue, hand, client, url, pr
     assert job.id in {item.id for item in taken}
     with pytest.raises(InvalidNameError):
         await queue.explain("meta")
+
+
+@pytest.mark.no_audit
+async def test_a_job_that_another_program_dropped_from_its_list(queue, client, prefix):
+    dropped, kept = await queue.add_bulk([NewJob("x"), NewJob("x")])
+    await client.lrem(f"{prefix}:q:wait", 1, dropped.id)
+
+    assert await queue.get_state(dropped.id) == "unknown"
+    assert "is in no list, so nobody will run it" in await queue.explain(dropped.id)
+    assert await queue.get_state(kept.id) == "waiting"
+    assert await queue.remove(dropped.id)
+
+
+async def test_a_job_in_the_paused_list_of_a_running_queue(queue, client, prefix):
+    job = await queue.add("x")
+    await client.rename(f"{prefix}:q:wait", f"{prefix}:q:paused")
+
+    assert await queue.get_state(job.id) == "waiting"
+    assert "in the list of paused jobs of queue 'q', which is not" in await queue.explain(job.id)
+    await queue.resume()
+    assert "no worker of queue 'q' is connected" in await queue.explain(job.id)

@@ -96,8 +96,8 @@ async def test_the_comparison_sees_every_kind_of_change(node_peers, client, pref
 async def test_toril_leaves_what_bullmq_leaves(
     name: str, peer: PeerView, toril: TorilSide, client: Any, prefix: str
 ):
-    if peer.version == 5 and name in V5_DIFFERS:
-        pytest.skip("BullMQ 5 keeps the jobs of a paused queue in another list")
+    if peer.version == 6 and name in V5_DIFFERS:
+        pytest.skip("a queue that BullMQ 6 has not opened is paused as BullMQ 5 does it")
     steps = SCENARIOS[name]
     theirs = await left_by(scenario.NodeDriver(peer), steps, client, prefix)
     await peer.close_all()

@@ -60,8 +60,8 @@ def without_next_ids(found: Any) -> Any:
 async def test_a_scheduler_leaves_what_bullmq_leaves(
     name: str, peer: PeerView, toril: TorilSide, client: Any, prefix: str
 ):
-    if peer.version == 5 and "paused" in name:
-        pytest.skip("BullMQ 5 keeps the jobs of a paused queue in another list")
+    if peer.version == 6 and "paused" in name:
+        pytest.skip("a queue that BullMQ 6 has not opened is paused as BullMQ 5 does it")
     steps = SCHEDULERS[name]
     theirs = await left_by(scenario.NodeDriver(peer), steps, client, prefix)
     await peer.close_all()

@@ -322,7 +322,8 @@ class Api(RuleBasedStateMachine):
             "failed": 0,
         }
         assert {name: counts.get(name, 0) for name in expected} == expected
-        assert self.client.lrange(keys.wait, 0, -1)[::-1] == model.wait
+        ready = keys.paused if self.queue.is_paused() else keys.wait
+        assert self.client.lrange(ready, 0, -1)[::-1] == model.wait
         assert self.client.zrange(keys.prioritized, 0, -1) == [
             one[2] for one in sorted(model.prioritized)
         ]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.helpers import name_of
+from toril.client.ids import new_job_id
 from toril.errors import PayloadError, PayloadTooLargeError
 from toril.options import Backoff, Deduplication, Keep, NewJob
 from toril.protocol import codec
@@ -123,7 +124,7 @@ def test_raw_texts():
         ({"remove_on_complete": Keep(age=1500, count=2, limit=3)},
          {"attempts": 0, "removeOnComplete": {"count": 2, "age": 2, "limit": 3}}),
         ({"keep_logs": 1, "stack_trace_limit": 2, "size_limit": 3, "timeout": 4},
-         {"attempts": 0, "kl": 1, "stackTraceLimit": 2, "sizeLimit": 3, "timeout": 4}),
+         {"attempts": 0, "kl": 1, "stackTraceLimit": 2, "sizeLimit": 3, "timeoutMs": 4}),
         ({"idempotency_key": "k", "telemetry": "t", "timestamp": 9},
          {"attempts": 0, "idempotencyKey": "k", "tm": "t", "timestamp": 9}),
         ({"deduplication": Deduplication("d", ttl=5, extend=True)},
@@ -152,12 +153,13 @@ def read(**raw) -> codec.JobOpts:
         ({"attempts": "many"}, "attempts", 0),
         ({"attempts": 3.0}, "attempts", 3),
         ({"delay": 5}, "delay", 5),
-        ({"priority": True}, "priority", 0),
+        ({"priority": True}, "priority", 1),
         ({"lifo": 1}, "lifo", True),
         ({"jobId": "a"}, "job_id", "a"),
         ({}, "timeout", None),
-        ({"timeout": 0}, "timeout", None),
-        ({"timeout": 5}, "timeout", 5),
+        ({"timeoutMs": 0}, "timeout", None),
+        ({"timeoutMs": 5}, "timeout", 5),
+        ({"timeout": 5}, "timeout", None),
         ({"kl": 5}, "keep_logs", 5),
         ({"keepLogs": 5}, "keep_logs", 5),
         ({}, "keep_logs", None),
@@ -170,13 +172,13 @@ def read(**raw) -> codec.JobOpts:
         ({"backoff": 5}, "backoff", Backoff("fixed", 5)),
         ({"backoff": 0}, "backoff", None),
         ({"backoff": {"type": "mine", "delay": -5, "jitter": 7}}, "backoff", Backoff("mine")),
-        ({"backoff": {"delay": 5}}, "backoff", None),
+        ({"backoff": {"delay": 5}}, "backoff", Backoff("fixed", 5)),
         ({"removeOnComplete": True}, "keep_completed", {"count": 0}),
         ({"removeOnComplete": False}, "keep_completed", None),
-        ({"removeOnComplete": -5}, "keep_completed", {"count": 0}),
+        ({"removeOnComplete": -5}, "keep_completed", None),
         ({"removeOnComplete": {"age": 5, "x": 1}}, "keep_completed", {"age": 5}),
         ({"removeOnComplete": {}}, "keep_completed", None),
-        ({"removeOnComplete": "x"}, "keep_completed", codec.UNSET),
+        ({"removeOnComplete": "x"}, "keep_completed", {"count": 0}),
         ({}, "keep_failed", codec.UNSET),
     ],
     ids=name_of,
@@ -238,3 +240,32 @@ def test_traces_that_are_none():
 def test_the_last_of_equal_names_counts():
     assert fields_of([b"a", b"1", b"b", b"2", b"a", b"3"]) == {b"a": b"3", b"b": b"2"}
     assert isinstance(job(), StoredJob)
+
+
+@pytest.mark.parametrize(
+    ("queue", "job_id", "fields", "timeout"),
+    [
+        ("q", new_job_id(), {}, 5),
+        ("q", "of-a-lane", {b"x.lane": b"1"}, 5),
+        ("q", "member", {b"x.group": b"1"}, 5),
+        ("q:compensation", "undo", {}, 5),
+        ("q", "7", {}, None),
+        ("q", "order-7", {}, None),
+        ("q", "repeat:digest:5", {}, None),
+    ],
+)
+def test_the_time_limits_of_toril_0_1_count_and_those_of_bull_do_not(
+    queue, job_id, fields, timeout
+):
+    fields = {b"name": b"x", b"opts": b'{"attempts":2,"timeout":5}', **fields}
+
+    job = StoredJob("bull", queue, job_id, fields)
+
+    assert job.opts.timeout == timeout
+    assert job.opts.attempts == 2
+
+
+def test_a_time_limit_has_the_last_word_under_its_own_name():
+    fields = {b"name": b"x", b"opts": b'{"timeout":5,"timeoutMs":7}'}
+
+    assert StoredJob("bull", "q", new_job_id(), fields).opts.timeout == 7

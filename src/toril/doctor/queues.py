@@ -48,6 +48,8 @@ class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     counts: dict[str, int]
     is_paused: bool = False
+    in_lists: tuple[int, int] = (0, 0)
+    """How many jobs are in `wait`, and in `paused`."""
     has_groups: bool = False
     has_lanes: bool = False
     repeating_by_add: Sequence[str] = ()
@@ -149,12 +151,14 @@ async def _read_queue(
     connection: Connection, reader: ConnectionReader, keys: Keys, node: NodeFacts
 ) -> QueueFacts:
     counts = await connection.run(reading.counts(keys, reading.STATES))
-    (is_paused, concurrency, rate, rate_ms), groups, lanes, schedulers = await reader.ask(
+    (is_paused, concurrency, rate, rate_ms), groups, lanes, schedulers, *lists = await reader.ask(
         [
             ("HMGET", keys.meta, "paused", "concurrency", "max", "duration"),
             ("EXISTS", f"{keys.base}:groups"),
             ("EXISTS", f"{keys.base}:lanes:index"),
             ("ZRANGE", keys.repeat, "0", "200"),
+            ("LLEN", keys.wait),
+            ("LLEN", keys.paused),
         ]
     )
     repeating = await _repeating_by_add(reader, keys, schedulers)
@@ -164,6 +168,7 @@ async def _read_queue(
         name=keys.name,
         counts=counts,
         is_paused=is_paused is not None,
+        in_lists=(lists[0], lists[1]),
         has_groups=bool(groups),
         has_lanes=bool(lanes),
         repeating_by_add=repeating,
@@ -214,6 +219,7 @@ def check_queues(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
             queue.counts.get("active", 0),
             has_no_worker=queue.workers is not None and not queue.workers,
         )
+        yield from _lists(queue)
         yield from _letters(queue)
         yield from _growth(queue)
         yield from _retries(queue)
@@ -254,6 +260,30 @@ def _work(queue: QueueFacts) -> Iterator[Finding]:
             problem=f"its oldest waiting job was added {age} ago",
             harm="Workers do not keep up, or hang.",
             remedy="Add workers or concurrency, and look at how long jobs run.",
+        )
+
+
+def _lists(queue: QueueFacts) -> Iterator[Finding]:
+    """BullMQ 5 renames one list over the other when it pauses and when it resumes."""
+    in_wait, in_paused = queue.in_lists
+    if queue.is_paused and in_wait and in_paused:
+        yield Finding(
+            code="D218",
+            severity=Severity.WARNING,
+            subject=queue.subject,
+            problem=f"it is paused with {counted(in_wait, 'job')} in `wait` and {in_paused} in "
+            f"`paused`: BullMQ 5 and another program have both filled it",
+            harm="If BullMQ 5 resumes it, those in `wait` are lost.",
+            remedy="Resume it with Toril or BullMQ 6, which keep both.",
+        )
+    elif in_paused and not queue.is_paused:
+        yield Finding(
+            code="D219",
+            severity=Severity.ERROR,
+            subject=queue.subject,
+            problem=f"it runs, and {counted(in_paused, 'job', 'wait')} in its `paused` list",
+            harm="Nobody takes from that list, and the next pause by BullMQ 5 writes over it.",
+            remedy="await queue.resume(); the sweep of a Toril worker does the same.",
         )
 
 

@@ -8,15 +8,18 @@
   Returns   names and values in turn: now, state, due, lane, place (how many of the lane are before it),
             holder, holders and since when the lane takes no more, tried_at when the holder waits for its
             next attempt, lane_paused, lane_halted, limited_until, children and child, paused,
-            concurrency, active, limited_ms, before (how many wait in its list or set); nothing when
-            there is no such job
-  Cost      O(jobs running), and O(log n)
+            concurrency, active, limited_ms, before (how many wait in its list or set), stray when it
+            is in the list of a paused queue that is not paused; nothing when there is no such job
+  Cost      O(jobs running), O(log n), and O(jobs waiting) up to 100,000
 ]]
 local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
 --- @include "includes/lanes"
+--- @include "includes/isListed"
+
+local LONG = 100000
 
 local known = redis.call("HMGET", job, "name", "x.lane", "pb", "processedOn", "failedReason")
 if not known[1] then return {} end
@@ -94,7 +97,15 @@ if due then
   tell("due", string.format("%.0f", math.floor(tonumber(due) / 4096)))
 end
 if known[2] then tellLane(known[2]) end
-tell("before", redis.call("ZRANK", prioritized, a.id) or redis.call("LLEN", wait))
+local rank = redis.call("ZRANK", prioritized, a.id)
+if not rank and not due and not known[2] then
+  if isListed(a.id, LONG, wait, paused) == false then
+    tell("state", "unknown")
+    return facts
+  end
+  tell("stray", redis.call("HEXISTS", meta, "paused") == 0 and isListed(a.id, LONG, paused) and 1)
+end
+tell("before", rank or redis.call("LLEN", wait))
 tell("state", "waiting")
 tellGate()
 return facts

@@ -3,18 +3,22 @@
   locate: the state of a job, and what came of it.
 
   A job that exists and is in no sorted set nor running is waiting: looking for it in a long list
-  would cost the server more than the answer is worth.
+  would cost the server more than the answer is worth. In short lists it is looked for, and one that
+  is in no list is "unknown", as BullMQ says: nobody will run it.
 
-  Keys      active, prioritized, delayed, waiting_children, completed, failed, job,
+  Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job,
             lanes_delayed
   Args      id str
   Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
             nothing when the job does not exist
-  Cost      O(jobs running)
+  Cost      O(jobs running), and O(jobs waiting) up to 10,000
 ]]
-local active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed = unpack(KEYS)
+local wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/laneNames"
+--- @include "includes/isListed"
+
+local LONG = 10000
 
 if redis.call("EXISTS", job) == 0 then return {} end
 if redis.call("ZSCORE", completed, a.id) then
@@ -32,4 +36,5 @@ if lane and (redis.call("ZSCORE", lanes_delayed, laneMember(lane, a.id, PLAIN))
   return { "delayed" }
 end
 if redis.call("LPOS", active, a.id) then return { "active" } end
+if not lane and isListed(a.id, LONG, wait, paused) == false then return { "unknown" } end
 return { "waiting" }

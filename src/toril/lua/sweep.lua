@@ -9,6 +9,7 @@
   says that it arrived before running it: what happens after that counts. That the arrival itself
   kills is forgiven a few times only. Replies of flights that have been silent for longer than
   `forget_ms` are forgotten.
+  Jobs in `paused` of a queue that is not paused come back too: at most a slice in a sweep.
 
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
@@ -73,9 +74,24 @@ local function wasNeverHeardOf(job, id)
   return redis.call("HINCRBY", job, "x.unheard", 1) <= MOST_UNHEARD
 end
 
+--- A resume that broke off leaves jobs in `paused`, where nobody takes from and the next pause of
+--- BullMQ 5 writes over them.
+local function bringBackPaused()
+  if gate.paused or redis.call("EXISTS", paused) == 0 then return end
+  if redis.call("EXISTS", wait) == 0 then
+    redis.call("RENAME", paused, wait)
+  else
+    redis.call("RPUSH", wait, unpack(redis.call("LPOP", paused, a.slice)))
+  end
+  wake(queue, gate)
+end
+
 local brought_back = {}
 if a.cursor <= 0 then
-  if a.cursor == 0 then trimEvents(queue, gate) end
+  if a.cursor == 0 then
+    trimEvents(queue, gate)
+    bringBackPaused()
+  end
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
     if redis.call("EXISTS", job .. ":lock") == 0 and redis.call("LREM", active, 1, id) == 1 then
@@ -99,7 +115,7 @@ if a.cursor <= 0 then
         if known[2] then
           returnToLane(queue, known[2], id)
         else
-          redis.call("RPUSH", gate.ready, id)
+          redis.call("RPUSH", readyList(queue, gate), id)
         end
         wake(queue, gate)
         emit(queue, "waiting", "jobId", id, "prev", "active")

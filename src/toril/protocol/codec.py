@@ -23,6 +23,8 @@ from toril.options import (
     Keep,
     NewJob,
 )
+from toril.protocol import foreign
+from toril.protocol.foreign import Retention
 
 
 def _dump_model(value: Any) -> Any:
@@ -180,7 +182,7 @@ _PLAIN_NAMES = (
     ("keep_logs", "kl"),
     ("stack_trace_limit", "stackTraceLimit"),
     ("size_limit", "sizeLimit"),
-    ("timeout", "timeout"),
+    ("timeout", "timeoutMs"),
     ("idempotency_key", "idempotencyKey"),
     ("telemetry", "tm"),
     ("lane", "lane"),
@@ -248,7 +250,7 @@ def _wire_backoff(backoff: Backoff) -> dict[str, Any]:
     return wire
 
 
-def _wire_keep(keep: Keep) -> bool | int | dict[str, int]:
+def _wire_keep(keep: Keep) -> bool | int | Retention:
     if keep.age is None and keep.limit is None:
         if keep.count is None:
             return False
@@ -271,11 +273,11 @@ def _wire_deduplication(deduplication: Deduplication) -> dict[str, Any]:
     return wire
 
 
-def keep_args(keep: Keep | None) -> dict[str, int] | None:
+def keep_args(keep: Keep | None) -> Retention | None:
     """A retention as scripts and the wire have it: the age in whole seconds."""
     if keep is None:
         return None
-    wire = {}
+    wire: Retention = {}
     if keep.count is not None:
         wire["count"] = keep.count
     if keep.age is not None:
@@ -303,20 +305,22 @@ class JobOpts:
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
-        self.attempts = _as_int(raw.get("attempts"), 0)
+        self.attempts = foreign.attempts(raw.get("attempts"))
         # A lane's own waits are not written: a hash with long values takes twice the memory.
         default = LANE_BACKOFF if "lane" in raw else None
-        self.backoff = _read_backoff(raw["backoff"]) if "backoff" in raw else default
+        self.backoff = foreign.backoff(raw["backoff"]) if "backoff" in raw else default
+        if foreign.never_retries(raw.get("backoff")):
+            self.attempts = min(self.attempts, 1)
         self.keep_completed = _read_keep(raw.get("removeOnComplete"))
         self.keep_failed = _read_keep(raw.get("removeOnFail"))
 
     @property
     def delay(self) -> int:
-        return _as_int(self.raw.get("delay"), 0)
+        return foreign.whole(self.raw.get("delay"))
 
     @property
     def priority(self) -> int:
-        return _as_int(self.raw.get("priority"), 0)
+        return foreign.whole(self.raw.get("priority"))
 
     @property
     def lifo(self) -> bool:
@@ -328,18 +332,17 @@ class JobOpts:
 
     @property
     def timeout(self) -> int | None:
-        value = self.raw.get("timeout")
-        return None if value is None else _as_int(value, 0) or None
+        value = self.raw.get("timeoutMs")
+        return None if value is None else foreign.whole(value) or None
 
     @property
     def keep_logs(self) -> int | None:
         value = self.raw.get("kl", self.raw.get("keepLogs"))
-        return None if value is None else _as_int(value, 0)
+        return None if value is None else foreign.whole(value)
 
     @property
     def stack_trace_limit(self) -> int | None:
-        value = self.raw.get("stackTraceLimit")
-        return None if value is None else _as_int(value, 0)
+        return foreign.trace_limit(self.raw.get("stackTraceLimit"))
 
     @property
     def idempotency_key(self) -> str | None:
@@ -430,36 +433,19 @@ def decode_options(text: bytes) -> JobOpts:
     return JobOpts(raw if isinstance(raw, dict) else {})
 
 
-def _as_int(value: Any, default: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return default
-    return int(value)
+@lru_cache(maxsize=1024)
+def decode_options_of_before(text: bytes) -> JobOpts:
+    """The options of a job that Toril 0.1 stored, when a time limit was called `timeout`.
+
+    Bull had that name too, and its options live on in programs that use BullMQ, which ignores it.
+    """
+    raw = decode_options(text).raw
+    return JobOpts({"timeoutMs": raw["timeout"], **raw})
 
 
-def _read_backoff(value: Any) -> Backoff | None:
-    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
-        jitter = value.get("jitter")
-        jitter = jitter if isinstance(jitter, (int, float)) and 0 <= jitter <= 1 else 0.0
-        return Backoff(value["type"], max(0, _as_int(value.get("delay"), 0)), jitter)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        return Backoff("fixed", int(value))
-    return None
-
-
-def _read_keep(value: Any) -> dict[str, int] | Unset | None:
+def _read_keep(value: Any) -> Retention | Unset | None:
     """A stored retention as scripts have it; None keeps everything."""
-    if value is None:
-        return UNSET
-    if isinstance(value, bool):
-        return {"count": 0} if value else None
-    if isinstance(value, (int, float)):
-        return {"count": max(0, int(value))}
-    if isinstance(value, Mapping):
-        keep = {
-            name: _as_int(value[name], 0) for name in ("count", "age", "limit") if name in value
-        }
-        return keep or None
-    return UNSET
+    return UNSET if value is None else foreign.retention(value)
 
 
 def _encode_huge(value: Any, what: str) -> bytes:

@@ -51,6 +51,11 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
             return f"waits for {facts['children']} children, among them {facts.get('child')!r}"
         case "delayed":
             return _delayed(lane, facts)
+        case "unknown":
+            return (
+                "is in no list, so nobody will run it: another program dropped it, as BullMQ 5 "
+                "does when it resumes a queue that others filled; add it again and remove this one"
+            )
     return _in_lane(lane, facts) or _at_the_gate(queue, facts, workers)
 
 
@@ -92,6 +97,11 @@ def _at_the_gate(queue: str, facts: Facts, workers: int) -> str:
     """What holds the whole queue up, or that its turn will come."""
     if "paused" in facts:
         return f"waits because queue {queue!r} is paused"
+    if "stray" in facts:
+        return (
+            f"is in the list of paused jobs of queue {queue!r}, which is not paused; the next "
+            f"sweep of a worker brings it back, and so does queue.resume()"
+        )
     if int(facts.get("concurrency", 0)) and int(facts["active"]) >= int(facts["concurrency"]):
         return f"waits because queue {queue!r} runs {_jobs(facts['active'])}, as many as it may"
     if "limited_ms" in facts:

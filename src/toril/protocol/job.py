@@ -7,11 +7,13 @@ from typing import Any
 from toril.protocol import codec
 from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
+from toril.protocol.keys import COMPENSATION_SUFFIX, GENERATED_ID
 
 Fields = dict[bytes, Any]
 """A job's hash: the names as they are on the wire, the values raw."""
 
 _NOTHING = b"{}"
+_OWN_FIELDS = frozenset((b"x.lane", b"x.group"))
 
 
 def fields_of(reply: list[Any] | Fields) -> Fields:
@@ -37,10 +39,20 @@ class StoredJob:
         self._fields = fields
         self.name: str = codec.text(fields.get(b"name"))
         self.opts: JobOpts = codec.decode_options(fields.get(b"opts", _NOTHING))
+        if "timeout" in self.opts.raw and self._is_ours():
+            self.opts = codec.decode_options_of_before(fields[b"opts"])
         self._data: Any = codec.UNSET
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id!r} {self.name!r} of queue {self.queue_name!r}>"
+
+    def _is_ours(self) -> bool:
+        """Did Toril make this job? It chose the id, or put it into a lane or a group."""
+        return bool(
+            GENERATED_ID.fullmatch(self.id)
+            or self.queue_name.endswith(COMPENSATION_SUFFIX)
+            or self.has_any(_OWN_FIELDS)
+        )
 
     @property
     def data(self) -> Any:

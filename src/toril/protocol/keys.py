@@ -52,6 +52,9 @@ RESERVED_IDS = QUEUE_KEYS | {
     "toril",
 }
 
+GENERATED_ID = re.compile(r"j[0-9a-hjkmnp-tv-z]{21}")
+"""The ids that clients choose (``client/ids.py``), and nobody else."""
+
 _QUEUE_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,254}[^\s:\x00-\x1f\x7f])?")
 _PREFIX = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 _JOB_ID = re.compile(r"[^\s:\x00-\x1f\x7f]{1,255}")

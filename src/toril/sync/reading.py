@@ -27,7 +27,10 @@ class QueueReading:
         return self._connection.run(reading.job(self.keys, job_id))
 
     def get_state(self, job_id: str) -> str | None:
-        """Where the job is: "waiting", "active", "completed", …, or None when there is none."""
+        """Where the job is: "waiting", "active", "completed", …, or None when there is none.
+
+        "unknown" is a job that another program dropped from every list: nobody will run it.
+        """
         found = self._connection.run(reading.locate(self.keys, job_id))
         return None if found is None else found.state
 

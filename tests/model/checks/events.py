@@ -45,7 +45,8 @@ def event_problems(
         if said and new not in PLACE_EVENTS[said[-1]]:
             yield f"T1: {where} is in {new} and the events say {said}"
         is_retained = old in FINISHED and new is None and step.call is not None
-        if not said and old != new and not step.is_silent and not is_retained:
+        is_same_state = {old, new} == {"wait", "paused"}
+        if not said and old != new and not (step.is_silent or is_retained or is_same_state):
             yield f"T1: {where} went from {old} to {new} and nobody was told"
         if said and old == new and old in (*FINISHED, None) and said != [b"removed"]:
             yield f"T1: {where} is in {new} as before and the events say {said}"

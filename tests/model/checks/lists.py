@@ -13,7 +13,8 @@ def list_problems(before: View, after: View, step: Step, reply: Any) -> Iterator
     if step.request.script not in ("pause", "resume") or reply:
         return
     was, now = before.queues["q"], after.queues["q"]
-    moves = step.request.script == "resume" or was.meta.get("version", "").startswith("bullmq:5")
+    is_version_6 = was.meta.get("version", "").startswith("bullmq:6")
+    moves = step.request.script == "resume" or not is_version_6
     wanted = _listed(was, "wait") + _listed(was, "paused")
     place = "wait" if step.request.script == "resume" else "paused"
     if moves and _listed(now, place) != wanted:

@@ -37,7 +37,7 @@ local function closeDeadLetters(queue, dead_letters)
   elseif #dead_letters.moved > 0 then
     redis.call("UNLINK", unpack(dead_letters.moved))
   end
-  redis.call("LPUSH", gate.ready, unpack(dead_letters.ids))
+  redis.call("LPUSH", readyList(target, gate), unpack(dead_letters.ids))
   trimEvents(target, gate)
   wake(target, gate)
   redis.call("HINCRBY", queue.meta, "x.deadLettered", digits(#dead_letters.ids))

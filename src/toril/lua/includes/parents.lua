@@ -62,7 +62,7 @@ local function releaseParentPlainly(parent, silently)
   if lane then
     releaseIntoLane(queue, gate, parent.id, lane)
   else
-    redis.call("RPUSH", gate.ready, parent.id)
+    redis.call("RPUSH", readyList(queue, gate), parent.id)
     wake(queue, gate)
   end
   if not silently then

@@ -20,7 +20,7 @@ local function placeReady(queue, gate, id, priority, push)
     local order = redis.call("INCR", queue.pc) % 4294967296
     redis.call("ZADD", queue.prioritized, priority * 4294967296 + order, id)
   else
-    redis.call(push or "LPUSH", gate.ready, id)
+    redis.call(push or "LPUSH", readyList(queue, gate), id)
   end
 end
 
@@ -29,7 +29,7 @@ local function placeFirst(queue, gate, id, priority)
   if priority > 0 then
     redis.call("ZADD", queue.prioritized, priority * 4294967296, id)
   else
-    redis.call("RPUSH", gate.ready, id)
+    redis.call("RPUSH", readyList(queue, gate), id)
   end
 end
 
