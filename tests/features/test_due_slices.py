@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import open_world
 from tests.servers import Server
 from toril import NewJob, RateLimit
 from toril.protocol.settling import Raised
