@@ -54,7 +54,7 @@ async def test_a_plain_handler_runs_in_a_thread_with_the_same_job(queue, start_w
 
 async def test_plain_handlers_run_side_by_side_up_to_the_concurrency(queue, start_worker, inside):
     lock, running, most = threading.Lock(), 0, 0
-    together = threading.Barrier(3, timeout=5)
+    together = threading.Barrier(3, timeout=60)
 
     def handler(job):
         nonlocal running, most
@@ -295,7 +295,7 @@ async def test_a_thread_sees_its_timeout_and_holds_its_job_until_it_ends(
         while not job.is_cancelled:
             time.sleep(0.005)
         told.set()
-        may_end.wait(5)
+        may_end.wait(60)
 
     job = await queue.add("slow", timeout=30)
     await start_worker(handler)
