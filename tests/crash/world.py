@@ -15,7 +15,7 @@ import redis.asyncio
 
 from tests.helpers import until_renewed
 from tests.keyspace import audit, keys_under
-from toril import FlowProducer, Queue, Worker
+from toril import FlowProducer, ManualWorker, Queue, Worker
 
 QUIET_TIMEOUT_S = 60.0
 LOCK_MS = 30_000
@@ -82,6 +82,11 @@ class World:
         worker = Worker(name, handler, **{**defaults, **options})
         worker._lease._interval_s = RENEWAL_S
         return worker
+
+    def taker(self) -> ManualWorker:
+        """Takes the jobs of queue "q" by hand; its line may break."""
+        times = {"lock_duration": LOCK_MS, "stalled_interval": 60, "max_stalled_count": 10}
+        return ManualWorker("q", connection=self.line, prefix=self.prefix, **times)
 
     def expire_locks(self) -> None:
         """Let the time of every lock be over."""
