@@ -14,7 +14,7 @@ import pytest
 T = TypeVar("T")
 
 NOT_RUN = "NOT RUN: "
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """A wait that ends well costs nothing, however long it might have been."""
 
 

@@ -41,9 +41,12 @@ FILES = (
     "waiting.py",
     "listening.py",
     "event_cursor.py",
+    "event_log.py",
     "groups.py",
     "flow_producer.py",
     "queue_events.py",
+    "taken_job.py",
+    "manual_worker.py",
     "dead_letters.py",
 )
 

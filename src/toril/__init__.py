@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toril.client.connection import Connection
     from toril.client.flow_producer import FlowProducer
+    from toril.client.manual_worker import ManualWorker
     from toril.client.queue import Queue
     from toril.client.queue_events import QueueEvents
+    from toril.client.taken_job import TakenJob
     from toril.errors import (
         AmbiguousResultError,
         DeadLetterNotFoundError,
@@ -123,6 +125,7 @@ __all__ = [
     "Lane",
     "LaneFullError",
     "LockLostError",
+    "ManualWorker",
     "Metrics",
     "NewJob",
     "NoHandlerError",
@@ -144,6 +147,7 @@ __all__ = [
     "ServerOutOfMemoryError",
     "ServerRefusalError",
     "ServerUnavailableError",
+    "TakenJob",
     "TooManyReplaysError",
     "TorilError",
     "UnrecoverableError",
@@ -157,8 +161,10 @@ __all__ = [
 _HOMES = {
     "toril.client.connection": ("Connection",),
     "toril.client.flow_producer": ("FlowProducer",),
+    "toril.client.manual_worker": ("ManualWorker",),
     "toril.client.queue": ("Queue",),
     "toril.client.queue_events": ("QueueEvents",),
+    "toril.client.taken_job": ("TakenJob",),
     "toril.errors": (
         "AmbiguousResultError",
         "DeadLetterNotFoundError",

@@ -81,6 +81,6 @@ async def test_a_finished_job_is_waited_for_with_one_look(server_and_queue):
         raw.hset("bull:q:first", "returnvalue", "41")
 
     with counting(server) as counted:
-        assert await queue.wait_for("first", timeout=1000) == 41
+        assert await queue.wait_for("first", timeout=60_000) == 41
 
     assert counted.commands == {"EVALSHA": 1}

@@ -66,7 +66,7 @@ async def test_jobs_travel_over_tls(tls_address, certificate, prefix):
         Worker("q", double, connection=url, prefix=prefix),
     ):
         job = await queue.add("double", {"n": 21})
-        assert await queue.wait_for(job.id, timeout=10_000) == 42
+        assert await queue.wait_for(job.id, timeout=60_000) == 42
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_address, prefix):

@@ -110,11 +110,11 @@ async def test_a_worker_tells_how_long_jobs_wait_and_run(queue, registry, url, p
     assert value("toril_attempts_total", name="bad", outcome="retried") == 1
     assert value("toril_dead_lettered_jobs_total", name="bad") == 1
     assert value("toril_job_run_seconds_count", name="good") == 1
-    assert 0.045 <= value("toril_job_run_seconds_sum", name="good") < 1
+    assert 0.045 <= value("toril_job_run_seconds_sum", name="good") < 60
     assert value("toril_job_run_seconds_count", name="bad") == 2
     # Only the first start of a job ends its wait.
     assert value("toril_job_wait_seconds_count", name="bad") == 1
-    assert value("toril_job_wait_seconds_sum", name="good") < 5
+    assert value("toril_job_wait_seconds_sum", name="good") < 60
 
 
 async def test_a_delay_is_no_wait(queue, registry, url, prefix):
@@ -125,11 +125,11 @@ async def test_a_delay_is_no_wait(queue, registry, url, prefix):
 
     worker = Worker("q", handler, connection=url, prefix=prefix)
     WorkerMetrics(worker, registry=registry)
-    await queue.add("later", delay=300)
+    await queue.add("later", delay=2000)
     async with worker:
         await wait_until(lambda: wait_sum() is not None)
 
-    assert wait_sum() < 0.2
+    assert wait_sum() < 1.9
 
 
 async def test_the_number_of_names_is_bounded(queue, registry, url, prefix):

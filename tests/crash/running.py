@@ -17,10 +17,6 @@ from tests.crash.scenarios import SCENARIOS, Scenario
 from tests.crash.world import World, open_world
 from toril.errors import RefusedError
 
-PATIENT_LOCK_MS = 8000
-SHORT_LOCK_MS = 1000
-"""Long enough that a busy machine renews it, short enough to wait for the locks of the dead."""
-DELAY_S = 1.5
 RUN_TIMEOUT_S = 240.0
 
 _UNHEARD = 255  # the fork server did not hear in time how the process ended
@@ -68,7 +64,7 @@ async def reference_of(scenario: Scenario, url: str) -> Reference:
     outcome, runs, operations = await _undisturbed(scenario, url)
     if not scenario.either:
         return Reference(outcome, runs, {}, operations)
-    async with _world(scenario, url, url, PATIENT_LOCK_MS) as world:
+    async with _world(scenario, url, url) as world:
         await _begin(scenario, world)
         await _finish(scenario, world)
         untouched = await world.outcome()
@@ -80,7 +76,7 @@ async def _undisturbed(
 ) -> tuple[dict[str, Any], Counter[str], list[str]]:
     saboteur = Saboteur()
     with sabotage(url, saboteur) as line:
-        async with _world(scenario, url, line, PATIENT_LOCK_MS) as world:
+        async with _world(scenario, url, line) as world:
             await _begin(scenario, world)
             await scenario.act(world)
             operations = list(saboteur.operations)
@@ -122,10 +118,10 @@ async def sweep(
 
 async def _visit(point: Point, reference: Reference, url: str, report: Report) -> None:
     scenario = SCENARIOS[point.scenario]
-    lock_ms = PATIENT_LOCK_MS if point.fault in HARMLESS else SHORT_LOCK_MS
-    saboteur = Saboteur(point.fault, point.at, delay_s=DELAY_S)
+    saboteur = Saboteur(point.fault, point.at)
     with sabotage(url, saboteur) as line:
-        async with _world(scenario, url, line, lock_ms) as world:
+        async with _world(scenario, url, line) as world:
+            saboteur.expire_locks = world.expire_locks
             await _begin(scenario, world)
             is_open = False
             if point.fault in DEATHS:
@@ -137,6 +133,8 @@ async def _visit(point: Point, reference: Reference, url: str, report: Report) -
                 report.missed += 1
             else:
                 report.hits[point.fault, saboteur.hit] += 1
+            if is_open:
+                world.expire_locks()
             if is_open and not scenario.either:
                 world.line = url
                 with suppress(RefusedError):
@@ -159,7 +157,7 @@ async def _act(scenario: Scenario, world: World, point: Point, saboteur: Saboteu
 
 async def _die(point: Point, world: World) -> bool:
     """Let a process do it and die at its operation; whether it came so far."""
-    arguments = (point, world.url, world.prefix, world.lock_ms, world.memory)
+    arguments = (point, world.url, world.prefix, world.memory)
     process = _forks.Process(target=_live_and_die, args=arguments, daemon=True)
     await asyncio.to_thread(process.start)
     await asyncio.to_thread(process.join, RUN_TIMEOUT_S / 2)
@@ -168,13 +166,11 @@ async def _die(point: Point, world: World) -> bool:
     return process.exitcode != 0
 
 
-def _live_and_die(
-    point: Point, url: str, prefix: str, lock_ms: int, memory: dict[str, Any]
-) -> None:
+def _live_and_die(point: Point, url: str, prefix: str, memory: dict[str, Any]) -> None:
     async def live() -> None:
         scenario = SCENARIOS[point.scenario]
         with sabotage(url, Saboteur(point.fault, point.at)) as line:
-            world = World(url, line, prefix, lock_ms=lock_ms, queues=scenario.queues)
+            world = World(url, line, prefix, queues=scenario.queues)
             world.memory = memory
             await scenario.act(world)
             await world.leave()
@@ -209,6 +205,6 @@ async def _finish(scenario: Scenario, world: World) -> None:
         await world.recover()
 
 
-def _world(scenario: Scenario, url: str, line: str, lock_ms: int) -> Any:
+def _world(scenario: Scenario, url: str, line: str) -> Any:
     prefix = f"c{secrets.token_hex(5)}"
-    return open_world(url, line, prefix, lock_ms=lock_ms, queues=scenario.queues)
+    return open_world(url, line, prefix, queues=scenario.queues)

@@ -7,7 +7,8 @@ of the lease's thread included; other connections of the same process are left a
     lose         the server does it, the reply is lost (in a pipeline: it does all of them)
     double       the server does it twice, the second time as a request sent again
     forget       the server has forgotten its scripts
-    delay        the request is held back for longer than the locks live
+    delay        the request is held back until the locks have been renewed; if it is a request of
+                 the thread that renews them, until they have expired
     reset        the socket breaks while the request is under way; whether it is done is chance
     cancel       the task that awaits all this is cancelled while the request is under way
     kill         the process dies before the request leaves
@@ -21,7 +22,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -37,6 +38,8 @@ HARMLESS = ("drop", "lose", "double", "reset", "forget")
 FAULTS = (*HARMLESS, "delay", "cancel")
 DEATHS = ("kill", "kill after")
 EXIT_CODE = 86
+DELAY_S = 0.5
+"""Two renewals of the crash worlds. Nothing depends on how long it really takes."""
 
 _FORGET: Command[Any] = plain("SCRIPT", "FLUSH", parse=lambda reply: reply)
 _numbers = itertools.count(1)
@@ -46,10 +49,10 @@ _saboteurs: dict[str, Saboteur] = {}
 class Saboteur:
     """Counts the network operations to one URL, and breaks the one with the number ``at``."""
 
-    def __init__(self, fault: str | None = None, at: int = -1, *, delay_s: float = 0.0) -> None:
+    def __init__(self, fault: str | None = None, at: int = -1) -> None:
         self.fault = fault
         self.at = at
-        self.delay_s = delay_s
+        self.expire_locks: Callable[[], None] = lambda: None
         self.operations: list[str] = []
         self.hit: str | None = None
         self.task: asyncio.Task[Any] | None = None
@@ -98,7 +101,7 @@ class SabotagedTransport:
             case "reset":
                 return await self._reset(self._inner.exchange(sending, timeout_s))
             case "delay":
-                await asyncio.sleep(self._saboteur.delay_s)
+                await asyncio.sleep(DELAY_S)
             case "forget":
                 await self._inner.exchange(Sending(_FORGET), timeout_s)
             case "kill":
@@ -121,7 +124,7 @@ class SabotagedTransport:
         kind, place = fault
         done = {"drop": place, "reset": place + 1, "kill": place, "kill after": place + 1}
         if kind == "delay":
-            await asyncio.sleep(self._saboteur.delay_s)
+            await asyncio.sleep(DELAY_S)
         if kind == "forget":
             await self._inner.exchange(Sending(_FORGET), timeout_s)
         part = sendings[: done.get(kind, len(sendings))]
@@ -166,7 +169,8 @@ class BlockingSabotagedTransport:
         if fault[0] == "kill":
             os._exit(EXIT_CODE)
         if fault[0] == "delay":
-            time.sleep(self._saboteur.delay_s)
+            time.sleep(DELAY_S)
+            self._saboteur.expire_locks()
         if fault[0] == "forget":
             self._inner.exchange(Sending(_FORGET), timeout_s)
         reply = self._inner.exchange(sending, timeout_s)
@@ -188,7 +192,8 @@ class BlockingSabotagedTransport:
         kind, place = fault
         done = {"drop": place, "reset": place + 1, "kill": place, "kill after": place + 1}
         if kind == "delay":
-            time.sleep(self._saboteur.delay_s)
+            time.sleep(DELAY_S)
+            self._saboteur.expire_locks()
         if kind == "forget":
             self._inner.exchange(Sending(_FORGET), timeout_s)
         part = sendings[: done.get(kind, len(sendings))]

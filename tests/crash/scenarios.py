@@ -16,7 +16,15 @@ from typing import Any
 
 import toril.sync
 from tests.crash.world import World
-from toril import Compensation, Deduplication, FlowJob, GroupJob, NewJob, Parent, RateLimit
+from toril import (
+    Compensation,
+    Deduplication,
+    FlowJob,
+    GroupJob,
+    NewJob,
+    Parent,
+    RateLimit,
+)
 
 Act = Callable[[World], Awaitable[None]]
 
@@ -411,12 +419,11 @@ async def work_on_every_kind(world: World) -> None:
 
 
 async def a_long_job(world: World) -> None:
-    world.lock_ms = min(world.lock_ms, 2000)
-    await world.clean().add("longer than its lock", {"n": "long"}, job_id="long")
+    await world.clean().add("outlives renewals", {"n": "long"}, job_id="long")
 
 
 @scenario(given=a_long_job)
-async def work_longer_than_a_lock(world: World) -> None:
+async def work_while_locks_are_renewed(world: World) -> None:
     await world.work()
 
 
@@ -471,6 +478,26 @@ async def work_and_undo_a_group(world: World) -> None:
 @scenario(given=three_jobs, most_extra=2)
 async def work_in_threads(world: World) -> None:
     await world.work(concurrency=2, handler=world.handle_in_thread)
+
+
+@scenario(given=three_jobs)
+async def work_by_hand(world: World) -> None:
+    async with world.taker() as taker:
+        while job := await taker.get_next_job(timeout=0):
+            await job.complete(await world.handle(job))
+
+
+@scenario(given=flaky_jobs, is_alike=has_same_jobs, most_extra=3)
+async def fail_by_hand(world: World) -> None:
+    async with world.taker() as taker:
+        while not await world.is_quiet():
+            if job := await taker.get_next_job(timeout=1000):
+                try:
+                    value = await world.handle(job)
+                except ValueError as error:
+                    await job.fail(error)
+                else:
+                    await job.complete(value)
 
 
 @scenario(given=three_jobs)

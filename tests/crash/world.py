@@ -13,12 +13,14 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from tests.helpers import until_renewed
 from tests.keyspace import audit, keys_under
-from toril import FlowProducer, Queue, Worker
+from toril import FlowProducer, ManualWorker, Queue, Worker
 
 QUIET_TIMEOUT_S = 60.0
-RECOVERY_LOCK_MS = 8000
-"""Nobody breaks the line of those who recover: being slow is no reason to run a job twice."""
+LOCK_MS = 30_000
+RENEWAL_S = 0.2
+"""A busy machine loses no lock by being slow: those of the dead are taken away by hand."""
 _BUSY_LISTS = ("wait", "paused", "active")
 _BUSY_SETS = ("prioritized", "delayed", "waiting-children")
 _LANES = ("lanes:waiting", "lanes:delayed", "lanes:held")
@@ -37,13 +39,11 @@ class World:
         line: str,
         prefix: str,
         *,
-        lock_ms: int = 5000,
         queues: tuple[str, ...] = ("q",),
     ) -> None:
         self.url = url
         self.line = line
         self.prefix = prefix
-        self.lock_ms = lock_ms
         self.queues = queues
         self.client = redis.asyncio.Redis.from_url(
             url, decode_responses=True, encoding_errors="backslashreplace"
@@ -71,7 +71,7 @@ class World:
         defaults: dict[str, Any] = {
             "connection": self.url if is_clean else self.line,
             "prefix": self.prefix,
-            "lock_duration": self.lock_ms,
+            "lock_duration": LOCK_MS,
             "stalled_interval": 60,
             "drain_delay": 1000,
             "max_stalled_count": 10,
@@ -79,7 +79,20 @@ class World:
         if not name.endswith(("-dlq", ":compensation")):
             defaults["dead_letter_queue"] = f"{name}-dlq" if f"{name}-dlq" in self.queues else None
         handler = options.pop("handler", self.handle)
-        return Worker(name, handler, **{**defaults, **options})
+        worker = Worker(name, handler, **{**defaults, **options})
+        worker._lease._interval_s = RENEWAL_S
+        return worker
+
+    def taker(self) -> ManualWorker:
+        """Takes the jobs of queue "q" by hand; its line may break."""
+        times = {"lock_duration": LOCK_MS, "stalled_interval": 60, "max_stalled_count": 10}
+        return ManualWorker("q", connection=self.line, prefix=self.prefix, **times)
+
+    def expire_locks(self) -> None:
+        """Let the time of every lock be over."""
+        with redis.Redis.from_url(self.url) as client:
+            if locks := list(client.scan_iter(f"{self.prefix}:*:lock", count=1000)):
+                client.delete(*locks)
 
     async def work(self, *names: str, timeout_s: float = 30.0, **options: Any) -> None:
         """Let workers whose lines may break do what there is to do."""
@@ -96,8 +109,7 @@ class World:
     async def recover(self) -> None:
         """Fresh workers, one for each queue, until nothing is left to do."""
         names = [name for name in self.queues if not name.endswith("-dlq")]
-        options = {"concurrency": 4, "lock_duration": RECOVERY_LOCK_MS}
-        workers = [self.worker(name, is_clean=True, **options) for name in names]
+        workers = [self.worker(name, is_clean=True, concurrency=4) for name in names]
         for worker in workers:
             await worker.start()
         try:
@@ -133,8 +145,9 @@ class World:
                 raise ValueError(f"{label} fails once")
             case "slow":
                 await asyncio.sleep(0.12)
-            case "longer than its lock":
-                await asyncio.sleep(self.lock_ms / 1000 * 1.3)
+            case "outlives renewals":
+                for _ in range(2):
+                    await until_renewed(self.client, f"{self.prefix}:q:{job.id}:lock")
             case "writes":
                 await job.progress(50)
                 await job.log("half")

@@ -382,12 +382,14 @@ async def test_stepping_aside_when_the_children_are_done_already_runs_on_at_once
     assert (stored.attempts_made, runs) == (1, [1, 2])
 
 
-async def test_a_handler_that_waits_for_nothing_again_and_again_is_slowed_down(queues, work):
+async def test_a_handler_that_waits_for_nothing_again_and_again_is_slowed_down(
+    queues, work, client
+):
     parents, _ = queues
     runs = []
 
     async def wait(job):
-        runs.append(asyncio.get_running_loop().time())
+        runs.append(job.processed_on)
         if len(runs) < 7:
             raise WaitingChildrenError
 
@@ -395,8 +397,10 @@ async def test_a_handler_that_waits_for_nothing_again_and_again_is_slowed_down(q
     async with work("parents", wait):
         await wait_until(lambda: is_in(parents, job.id, "completed"))
 
-    assert runs[3] - runs[0] < 0.2
-    assert runs[6] - runs[5] >= 0.075
+    # Three times at once, then after 20, 40 and 80 ms.
+    events = await client.xrange(parents.keys.events)
+    assert sum(fields["event"] == "delayed" for _, fields in events) == 3
+    assert runs[6] - runs[5] >= 80
 
 
 async def test_a_parent_that_returns_while_children_are_pending_fails(queues, work):
@@ -481,7 +485,7 @@ async def test_plain_functions_see_their_children_too(executor, producer, queues
 
     node = await producer.add(parent(child(data=1), child(data=2)))
     async with work("parents", handler, executor=executor), work("children", echo):
-        await wait_until(lambda: is_in(parents, node.job.id, "completed"), 10)
+        await wait_until(lambda: is_in(parents, node.job.id, "completed"))
 
     value = (await parents.get_job(node.job.id)).return_value
     assert value == ([[1, 2], 2, {}] if executor == "local" else [[], [1, 2], 2, {}])
@@ -532,9 +536,9 @@ async def test_on_a_cluster_all_queues_of_a_flow_share_a_slot(cluster):
         Queue("parents", connection=url, prefix="{flow}") as parents,
     ):
         node = await producer.add(parent(child(data=1)))
-        handlers = {"connection": url, "prefix": "{flow}", "lock_duration": 1500}
+        handlers = {"connection": url, "prefix": "{flow}"}
         async with Worker("parents", echo, **handlers), Worker("children", echo, **handlers):
-            await wait_until(lambda: is_in(parents, node.job.id, "completed"), 10)
+            await wait_until(lambda: is_in(parents, node.job.id, "completed"))
 
 
 def test_the_connection_is_shared_if_asked(url, prefix):

@@ -311,7 +311,7 @@ async def test_a_worker_minds_the_deadlines(world: World, monkeypatch: Any):
     node = await world.order("ab", timeout=300, a={"delay": 60_000})
 
     async with Worker("a", _nothing, connection=world.url, prefix=world.prefix):
-        info = await world.queue("a").wait_for_group(node.group_id, timeout=8_000)
+        info = await world.queue("a").wait_for_group(node.group_id, timeout=60_000)
 
     assert (info.state, info.reason) == ("FAILED", "timeout")
     assert info.updated_at - info.created_at >= 300
@@ -328,7 +328,7 @@ async def test_waiting_for_a_group(world: World):
     """SAGA-38: returns when it is over, however it ends."""
     queue = world.queue("a")
     node = await world.order("ab")
-    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
+    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=60_000))
     await world.complete("a")
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -354,7 +354,7 @@ async def test_waiting_for_a_group_that_is_forgotten_at_once(world: World):
     """SAGA-17, SAGA-38: the event tells what the record no longer can."""
     queue = world.queue("a")
     node = await world.order("ab", group_retention=True)
-    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
+    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=60_000))
 
     await wait_until(lambda: any(one._waiters for one in queue._listenings.values()))
     await world.complete("ab")
@@ -362,7 +362,7 @@ async def test_waiting_for_a_group_that_is_forgotten_at_once(world: World):
     info = await waiting
     assert (info.state, info.completed_count) == ("COMPLETED", 2)
     node = await world.order("ab", group_retention=True)
-    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=10_000))
+    waiting = asyncio.create_task(queue.wait_for_group(node.group_id, timeout=60_000))
     await wait_until(lambda: any(one._waiters for one in queue._listenings.values()))
     await queue.cancel_group(node.group_id)
     assert (await waiting).state == "FAILED"
@@ -387,7 +387,7 @@ async def test_both_workers_in_one_process(world: World):
 
     node = await world.order("ab", b={"queue_name": "a"})
     async with Worker("a", handle, **options), compensation_worker("a", undo, **options):
-        info = await world.queue("a").wait_for_group(node.group_id, timeout=10_000)
+        info = await world.queue("a").wait_for_group(node.group_id, timeout=60_000)
     await world.queue("a").close()
 
     assert info.state == "FAILED"
@@ -505,7 +505,7 @@ async def test_a_worker_reconciles_what_is_due(world: World, monkeypatch: Any):
     await world.client.zadd(f"{world.prefix}:a:toril:groups-open", {node.group_id: 1})
 
     async with compensation_worker("a", _nothing, connection=world.url, prefix=world.prefix):
-        info = await world.queue("a").wait_for_group(node.group_id, timeout=10_000)
+        info = await world.queue("a").wait_for_group(node.group_id, timeout=60_000)
     await world.queue("a").close()
 
     assert info.state == "COMPLETED"

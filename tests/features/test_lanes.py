@@ -123,7 +123,7 @@ async def test_a_worker_runs_as_many_lanes_as_it_has_places(queue, work):
 
     await queue.add_bulk([NewJob("x", n, lane=f"lane-{n % 8}") for n in range(40)])
     async with work(handler, concurrency=20):
-        assert await queue.wait_until_empty(5000)
+        assert await queue.wait_until_empty(60_000)
 
     assert (most, overlaps) == (8, [])
 
@@ -148,7 +148,7 @@ async def test_a_delayed_job_never_runs_early_on_any_path(how, queue, hand, conn
     """FIFO-27, FIFO-28, C-23: neither a plain take nor a complete-and-take returns it early."""
     now_ms = round(time.time() * 1000)
     await queue.add("x", "first", lane="a", order_ms=1)
-    options = {"delay": 300} if how == "delay" else {"run_at": now_ms + 300}
+    options = {"delay": 800} if how == "delay" else {"run_at": now_ms + 800}
     late = await queue.add("x", "late", lane="a", order_ms=0, **options)
     one = hand()
 
@@ -160,7 +160,7 @@ async def test_a_delayed_job_never_runs_early_on_any_path(how, queue, hand, conn
 
     job = await wait_until(one.take_one)
     assert job.data == "late"
-    assert time.time() * 1000 >= now_ms + 299
+    assert job.processed_on >= now_ms + 800
 
 
 async def test_an_idle_worker_is_woken_when_a_delayed_job_of_a_lane_is_due(queue, work):
@@ -168,21 +168,20 @@ async def test_an_idle_worker_is_woken_when_a_delayed_job_of_a_lane_is_due(queue
     ran = []
 
     async def handler(job):
-        ran.append(time.monotonic())
+        ran.append(job)
 
     async with work(handler):
         await asyncio.sleep(0.05)
-        start = time.monotonic()
         await queue.add("x", lane="a", delay=timedelta(milliseconds=200))
         await wait_until(lambda: ran)
 
-    assert 0.19 <= ran[0] - start < 1.0
+    assert ran[0].processed_on - ran[0].timestamp >= 200
 
 
 async def test_a_late_job_with_an_earlier_order_runs_first_within_the_window(queue, hand):
     """FIFO-05: what arrives within ordering_delay is sorted in."""
     now_ms = round(time.time() * 1000)
-    options = {"lane": "a", "ordering_delay": 300}
+    options = {"lane": "a", "ordering_delay": 1000}
     await queue.add("x", "second", order_ms=now_ms, **options)
     one = hand()
     assert await one.take(1) == []
@@ -190,11 +189,11 @@ async def test_a_late_job_with_an_earlier_order_runs_first_within_the_window(que
     await queue.add("x", "first", order_ms=now_ms - 100, **options)
 
     seen = [(await wait_until(one.take_one))]
-    assert time.time() * 1000 >= now_ms + 199
+    assert time.time() * 1000 >= now_ms + 899
     await one.complete(seen[0])
     seen.append(await wait_until(one.take_one))
     assert [job.data for job in seen] == ["first", "second"]
-    assert time.time() * 1000 >= now_ms + 299
+    assert time.time() * 1000 >= now_ms + 999
 
 
 async def test_an_order_in_the_past_is_not_held_back(queue, hand):
@@ -209,7 +208,7 @@ async def test_an_order_in_the_past_is_not_held_back(queue, hand):
 
 async def test_a_retry_blocks_its_lane_until_it_is_due_and_is_the_next_one(queue, hand):
     """FIFO-06, FIFO-07, C-20: nobody overtakes it, not even an earlier one that comes meanwhile."""
-    failing = await queue.add("x", "A", lane="a", order_ms=10, attempts=3, backoff=200)
+    failing = await queue.add("x", "A", lane="a", order_ms=10, attempts=3, backoff=800)
     await queue.add("x", "B", lane="a", order_ms=20)
     other = await queue.add("x", "C", lane="other")
     one = hand()
@@ -225,7 +224,7 @@ async def test_a_retry_blocks_its_lane_until_it_is_due_and_is_the_next_one(queue
     assert other.id in one.held
 
     again = await wait_until(one.take_one)
-    assert time.monotonic() - start >= 0.199
+    assert time.monotonic() - start >= 0.799
     assert (again.id, again.attempts_made) == (failing.id, 1)
     await one.complete(jobs["C"])
     assert [job.data for job in await one.complete(again, then_take=5)] == ["earlier"]
@@ -386,12 +385,12 @@ async def test_a_handler_longer_than_the_lock_keeps_its_lane(queue, work):
 
     async def handler(job):
         runs.append(job.data)
-        await asyncio.sleep(2 if job.data == 0 else 0)
+        await asyncio.sleep(3.2 if job.data == 0 else 0)
 
     await queue.add_bulk([NewJob("x", n, lane="a") for n in range(2)])
-    options = {"lock_duration": 1500, "stalled_interval": 50}
+    options = {"lock_duration": 3000, "stalled_interval": 50}
     async with work(handler, **options), work(handler, **options):
-        assert await queue.wait_until_empty(20_000)
+        assert await queue.wait_until_empty(60_000)
 
     assert runs == [0, 1]
 
@@ -590,21 +589,22 @@ async def test_lowering_the_concurrency_does_not_let_a_held_lane_go(queue, hand)
 
 
 async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
-    """Two in 300 ms of lane a; lane b runs freely."""
+    """Two in a second of lane a; lane b runs freely."""
     starts = {"a": [], "b": []}
 
     async def handler(job):
-        starts[job.lane].append(time.monotonic())
+        starts[job.lane].append(job.processed_on)
 
-    await queue.set_lane_rate_limit(RateLimit(2, 300), "a")
+    await queue.set_lane_rate_limit(RateLimit(2, 1000), "a")
     for lane in "ab":
         await queue.add_bulk([NewJob("x", n, lane=lane) for n in range(4)])
     async with work(handler, concurrency=4):
-        assert await queue.wait_until_empty(5000)
+        assert await queue.wait_until_empty(60_000)
 
-    _, second, third, fourth = (at - starts["a"][0] for at in starts["a"])
-    assert second < 0.25 <= 0.29 <= third <= fourth
-    assert starts["b"][-1] - starts["b"][0] < 0.25
+    first, second, third, fourth = starts["a"]
+    assert third - first >= 1000
+    assert first <= second < third <= fourth
+    assert starts["b"][-1] < third
     await queue.set_lane_rate_limit(None, "a")
     assert await queue.get_lane("a") is None
 
@@ -746,7 +746,7 @@ async def test_waiting_until_empty_minds_lanes(queue, hand):
 
     await one.complete(job)
 
-    assert await queue.wait_until_empty(1000) is True
+    assert await queue.wait_until_empty(60_000) is True
 
 
 async def test_a_worker_tells_what_it_is_doing(queue, work):
@@ -760,7 +760,7 @@ async def test_a_worker_tells_what_it_is_doing(queue, work):
         assert (job.id, job.lane, worker.is_processing) == (added.id, "a", True)
         assert 0 <= running_ms < 5000
         go.set()
-        await queue.wait_until_empty(2000)
+        await queue.wait_until_empty(60_000)
 
 
 async def test_an_idle_worker_does_not_poll(queue, work, client):
@@ -1049,7 +1049,7 @@ async def test_unrecoverable_errors_let_the_lane_go_on(queue, work):
 
     await queue.add_bulk([NewJob("x", n, lane="a") for n in range(2)])
     async with work(handler):
-        assert await queue.wait_until_empty(2000)
+        assert await queue.wait_until_empty(60_000)
 
     assert ran == [0, 1]
 

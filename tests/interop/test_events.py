@@ -200,6 +200,28 @@ async def test_item_14_progress_that_is_not_json_is_refused(peer, toril, client,
     assert "progress" not in await event_names(client, prefix, "q", job_id)
 
 
+async def test_events_of_torils_users_reach_node(peer, toril, client, prefix):
+    """`publish_event` writes what BullMQ's QueueEventsProducer writes."""
+    await peer.listen("q")
+    queue = toril.queue("q")
+    event_id = await queue.publish_event("shipped", {"orderId": "7", "text": "ä"})
+    await queue.publish_event("of a job", {"n": 1}, job_id="41")
+    await peer.call(
+        "events.publish", queue="q", args=[{"eventName": "shipped", "orderId": "7", "text": "ä"}]
+    )
+
+    async def all_heard() -> list[dict[str, Any]] | None:
+        recorded = await peer.recorded("q")
+        return recorded if len(recorded) == 3 else None
+
+    ours, of_a_job, theirs = await wait_until(all_heard)
+    assert ours == {"event": "shipped", "id": event_id, "orderId": "7", "text": "ä"}
+    assert ours == theirs | {"id": event_id}
+    assert (of_a_job["jobId"], of_a_job["n"]) == ("41", "1")
+    rows = [fields for _, fields in await client.xrange(f"{prefix}:q:events")]
+    assert rows[0] == rows[2]
+
+
 async def test_item_15_events_of_our_own_reach_nodes_listeners(peer, toril, client, prefix):
     await peer.listen("q")
     own = {"event": "group:completed", "groupId": "g1", "groupName": "order"}

@@ -54,7 +54,7 @@ async def test_item_2_bullmq_runs_what_toril_added(kind, peer, toril, client, pr
     job = await queue.add(name, data)
 
     worker = await peer.work("q")
-    returned = await queue.wait_for(job.id, timeout=10_000)
+    returned = await queue.wait_for(job.id, timeout=60_000)
 
     (seen,) = await peer.seen(worker)
     assert (seen["id"], seen["name"], seen["data"]) == (job.id, name, data)

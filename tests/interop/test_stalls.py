@@ -81,13 +81,14 @@ async def test_item_16_toril_gives_up_a_job_that_killed_bullmq_twice(
 
 
 async def test_item_17_a_long_job_is_never_taken_for_stalled(peer, toril, client, prefix):
-    """Both sweep, at different intervals, while each runs a job of two lock durations."""
-    lock_ms = 1500
-    behaviours = {"*": [["sleep", 2 * lock_ms], ["return", "done"]]}
+    """Both sweep, at different intervals, while each runs a job that outlasts its lock."""
+    lock_ms = 3000
+    behaviours = {"*": [["sleep", lock_ms + 500], ["return", "done"]]}
     ids = [await peer.add("q", "one"), await toril.add("q", "two")]
 
     running = await toril.start_worker("q", behaviours, lock_duration=lock_ms, stalled_interval=70)
-    worker = await peer.work("q", behaviours, lockDuration=lock_ms, stalledInterval=110)
+    node = {"lockDuration": lock_ms, "lockRenewTime": 300, "stalledInterval": 110}
+    worker = await peer.work("q", behaviours, **node)
     await wait_for_finished(client, prefix, "q", 2)
 
     assert await events_of(client, prefix, "q", "stalled", "failed") == []

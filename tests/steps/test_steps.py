@@ -352,7 +352,7 @@ async def test_shutdown_goes_through_the_same_pipeline(queue, options):
     consumer = Endless("imports", observers=[events.append], **options)
     job = await Producer(queue).enqueue(STEP, ONCE)
     await consumer.start()
-    await asyncio.wait_for(consumer.is_inside.wait(), 5)
+    await asyncio.wait_for(consumer.is_inside.wait(), 60)
 
     await consumer.close(timeout=0)
 
@@ -367,7 +367,7 @@ async def test_cancellation_goes_through_the_same_pipeline(queue, options):
     consumer = Endless("imports", **options)
     job = await Producer(queue).enqueue(STEP, ONCE)
     await consumer.start()
-    await asyncio.wait_for(consumer.is_inside.wait(), 5)
+    await asyncio.wait_for(consumer.is_inside.wait(), 60)
 
     await queue.cancel(job.id, "not wanted")
     await wait_until(lambda: "release" in consumer.calls)
@@ -403,7 +403,7 @@ async def test_release_runs_to_its_end_although_it_is_cancelled_meanwhile(option
     consumer = Slow("imports", **options)
     job = _FakeJob()
     task = asyncio.create_task(consumer.process(job))
-    await asyncio.wait_for(consumer.is_inside.wait(), 5)
+    await asyncio.wait_for(consumer.is_inside.wait(), 60)
 
     task.cancel()
     await asyncio.sleep(0)

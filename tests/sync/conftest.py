@@ -56,9 +56,9 @@ def working(url: str, prefix: str) -> Iterator[None]:
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(work()))
     thread.start()
-    assert started.wait(5)
+    assert started.wait(60)
     yield
     loop.call_soon_threadsafe(stop.set)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     loop.close()

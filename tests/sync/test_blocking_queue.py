@@ -66,13 +66,13 @@ def test_waiting_for_a_result(queue, working):
     good, bad = queue.add("good", {"n": 1, "wait": 0.1}), queue.add("bad")
     gone = queue.add("good", {"n": 2, "wait": 0.1}, remove_on_complete=True)
 
-    assert queue.wait_for(good.id, timeout=5000)["n"] == 1
-    assert queue.wait_for(gone.id, timeout=5000)["n"] == 2
+    assert queue.wait_for(good.id, timeout=60_000)["n"] == 1
+    assert queue.wait_for(gone.id, timeout=60_000)["n"] == 2
     with pytest.raises(JobFailedError, match="it broke"):
-        queue.wait_for(bad.id, timeout=5000)
+        queue.wait_for(bad.id, timeout=60_000)
     with pytest.raises(JobRemovedError):
-        queue.wait_for("nobody", timeout=5000)
-    assert queue.wait_until_empty(timeout=5000) is True
+        queue.wait_for("nobody", timeout=60_000)
+    assert queue.wait_until_empty(timeout=60_000) is True
 
 
 def test_waiting_no_longer_than_asked(queue):
@@ -118,14 +118,14 @@ def test_a_closed_queue_leaves_no_thread(make_queue):
 
 def test_a_forked_child_has_connections_of_its_own(queue, working):
     first = queue.add("good", {"n": 0, "wait": 0.05})
-    assert queue.wait_for(first.id, timeout=5000)["n"] == 0
+    assert queue.wait_for(first.id, timeout=60_000)["n"] == 0
 
     children = [os.fork() or _in_child(queue, number) for number in range(1, 4)]
     own = [queue.add("good", {"n": number}) for number in range(100, 150)]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
     assert codes == [0, 0, 0]
-    assert [queue.wait_for(job.id, timeout=5000)["n"] for job in own] == list(range(100, 150))
+    assert [queue.wait_for(job.id, timeout=60_000)["n"] for job in own] == list(range(100, 150))
     done = queue.get_completed()
     assert len({job.id for job in done}) == len(done) == 1 + 50 + 3 * 50
 
@@ -136,7 +136,7 @@ def _in_child(queue: sync.Queue, number: int) -> int:
     try:
         jobs = [queue.add("good", {"n": number * 1000 + n, "wait": 0.01}) for n in range(50)]
         for n, job in enumerate(jobs):
-            assert queue.wait_for(job.id, timeout=10_000)["n"] == number * 1000 + n
+            assert queue.wait_for(job.id, timeout=60_000)["n"] == number * 1000 + n
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -160,7 +160,7 @@ def test_forking_while_another_thread_uses_the_queue(queue):
         for _ in range(10):
             child = context.Process(target=queue.add, args=("from a child",))
             child.start()
-            child.join(10)
+            child.join(60)
             assert child.exitcode == 0
     finally:
         stop.set()
@@ -205,7 +205,7 @@ def test_closing_ends_the_iteration_of_another_thread(queue, url, prefix):
         thread.start()
         queue.add("x")
         wait_until_sync(lambda: len(heard) == 2)
-    thread.join(5)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert heard == ["added", "waiting"]

@@ -60,9 +60,10 @@ async def die_at_once(job: Any) -> None:
     os._exit(9)
 
 
-async def block_for_seconds(job: Any) -> str:
+async def block_until_told(job: Any) -> str:
+    """Blocks the loop until a line comes on stdin."""
     say("holding", job.id)
-    time.sleep(3)
+    sys.stdin.readline()
     return "blocked"
 
 
@@ -100,7 +101,7 @@ HANDLERS = (
     briefly,
     stubborn,
     die_at_once,
-    block_for_seconds,
+    block_until_told,
     write_when_told,
     deaf_and_writing,
 )

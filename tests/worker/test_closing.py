@@ -265,7 +265,7 @@ async def test_with_a_job_a_silent_server_is_waited_for(start_server):
         assert not closing.done()
 
         server.thaw()
-        await asyncio.wait_for(closing, 10)
+        await asyncio.wait_for(closing, 60)
 
         assert await own.get_state(job.id) == "completed"
 

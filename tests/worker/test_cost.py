@@ -101,7 +101,7 @@ async def calls_of_a_drain(server, jobs: int, handler, concurrency: int) -> int:
         await queue.add_bulk([NewJob(f"{n}") for n in range(jobs)])
         with counting(server) as counted:
             await worker.start()
-            await asyncio.wait_for(done.wait(), 10)
+            await asyncio.wait_for(done.wait(), 60)
         await worker.close()
     return counted.commands["EVALSHA"] + counted.commands.get("EVAL", 0)
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 import redis.asyncio
 
-from tests.helpers import wait_until
+from tests.helpers import until_renewed, wait_until
 from toril import NewJob
 from toril.client.connection import Connection
 from toril.protocol import leasing
@@ -188,14 +188,16 @@ async def test_a_stopped_process_that_goes_on_writes_nothing(
 async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(
     queue, start_program, start_worker, inside
 ):
-    """The lease has a thread of its own: a lock duration and a half without a loop lose nothing."""
+    """The lease has a thread of its own: it renews while there is no loop."""
     job = await queue.add("job")
     program = start_program(
-        handler="block_for_seconds", options={"lock_duration": 2000, "stalled_interval": 100}
+        handler="block_until_told", options={"lock_duration": 6000, "stalled_interval": 100}
     )
     await program.hear("holding")
     ran = []
     await start_worker(lambda job: ran.append(job.id), **SURVIVING)
+    await until_renewed(inside.client, f"{inside.base}:{job.id}:lock")
+    program.tell()
     await program.hear(f"completed {job.id}")
 
     stored = await inside.job(job.id)

@@ -63,7 +63,7 @@ async def test_jobs_run_on_a_cluster(where, cluster, cluster_url, tag):
     raw = redis.asyncio.cluster.RedisCluster.from_url(cluster.url)
     async with raw, Queue(name, connection=target, prefix=prefix) as queue:
         jobs = [await queue.add("long"), *await queue.add_bulk([NewJob(f"{n}") for n in range(50)])]
-        options = {"lock_duration": 3000, "stalled_interval": 100}
+        options = {"lock_duration": 6000, "stalled_interval": 100}
         worker = Worker(name, handler, connection=target, prefix=prefix, concurrency=10, **options)
         async with worker:
             await queue.wait_until_empty(timeout=20_000)

@@ -20,7 +20,7 @@ async def test_an_idle_worker_complains_once_that_locks_cannot_be_renewed(
     worker = Worker("q", print, connection="redis://127.0.0.1:1")
     await worker.start()
     try:
-        await wait_until(lambda: told("waits for its server") >= 3, timeout=15)
+        await wait_until(lambda: told("waits for its server") >= 3)
     finally:
         await worker.close(timeout=0)
 

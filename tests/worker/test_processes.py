@@ -53,7 +53,7 @@ async def test_a_job_runs_in_a_process_that_is_used_again(queue, start_worker, i
 async def test_functions_and_names_do_as_well(handler, queue, start_worker, inside):
     job = await queue.add("any name")
     await start_worker(handler, executor="process")
-    await inside.until_finished(1, 10)
+    await inside.until_finished(1, 60)
 
     assert (await returned(inside, job.id))["pid"] != os.getpid()
 
@@ -85,7 +85,7 @@ async def test_a_process_writes_through_its_worker(queue, start_worker, inside):
 async def test_errors_travel_with_their_traces(data, reason, attempts, queue, start_worker, inside):
     job = await queue.add("raise", data, attempts=2)
     await start_worker(jobs.router, executor="process")
-    await inside.until_finished(1, 10)
+    await inside.until_finished(1, 60)
 
     stored = await inside.job(job.id)
     assert (stored["failedReason"], stored["atm"]) == (reason, attempts)
@@ -97,7 +97,7 @@ async def test_errors_travel_with_their_traces(data, reason, attempts, queue, st
 async def test_signals_travel_too(queue, start_worker, inside):
     job = await queue.add("raise", "delayed")
     await start_worker(jobs.router, executor="process")
-    await inside.until_finished(1, 10)
+    await inside.until_finished(1, 60)
 
     stored = await inside.job(job.id)
     assert (stored["ats"], stored["atm"], stored["returnvalue"]) == ("2", "1", "null")
@@ -184,7 +184,7 @@ async def test_a_process_that_does_not_come_up_fails_the_attempt(
     monkeypatch.setattr("toril.worker.processes._START_TIMEOUT_S", 0.5)
     job = await queue.add("job", timeout=100)
     await start_worker("stuck_module:handler", executor="process")
-    await inside.until_finished(1, 10)
+    await inside.until_finished(1, 60)
 
     reason = (await inside.job(job.id))["failedReason"]
     assert "did not import 'stuck_module:handler' within" in reason
@@ -276,7 +276,7 @@ async def test_processes_do_not_outlive_a_parent_that_is_killed(
         assert pid != program.pid
     finally:
         program.send_signal(signal.SIGKILL)
-        program.wait(10)
+        program.wait(60)
 
     await wait_until(lambda: not is_alive(pid))
     await wait_until(lambda: _is_gone(inside, job.id))
@@ -290,10 +290,10 @@ async def test_a_script_without_a_guard_is_told_so(queue, inside, tmp_path, url,
     job = await queue.add("job")
     program = write_program(tmp_path, url, prefix, "True")
     try:
-        await inside.until_finished(1, 10)
+        await inside.until_finished(1, 60)
     finally:
         program.kill()
-        program.wait(10)
+        program.wait(60)
 
     assert 'if __name__ == "__main__"' in (await inside.job(job.id))["failedReason"]
 
@@ -321,7 +321,7 @@ async def test_what_a_child_cannot_import_fails_the_attempt(queue, start_worker,
         await worker.close()
         module.write_text("raise ValueError('broken since')\n")
         await start_worker("fleeting_module:handler", executor="process")
-        await inside.until_finished(1, 10)
+        await inside.until_finished(1, 60)
     finally:
         sys.path.remove(str(tmp_path))
         sys.modules.pop("fleeting_module", None)

@@ -88,7 +88,7 @@ async def test_a_worker_whose_server_never_answered_ends_at_a_signal(start_progr
 
     program.signal(signal.SIGTERM)
 
-    assert await program.wait(10) == 0
+    assert await program.wait(60) == 0
 
 
 def test_run_needs_a_worker():

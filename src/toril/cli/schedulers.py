@@ -51,7 +51,7 @@ def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
 @click.option("--every", type=DURATION, help="So often: 10s, 5m, 1h.")
 @click.option("--cron", help="At the times of this pattern: '0 9 * * 1-5'.")
 @click.option("--tz", help="The time zone of the pattern.  [default: UTC]")
-@click.option("--times", "limit", type=int, help="So many times, then no more.")
+@click.option("--times", "--limit", "limit", type=int, help="So many times, then no more.")
 @click.option("--immediately", is_flag=True, help="The first time now.")
 @click.option("--name", help="The name of its jobs.  [default: ID]")
 @click.option("--data", help="The data of its jobs, as JSON, @FILE or - for stdin.")

@@ -11,6 +11,7 @@ from toril.client.connection import Connection, Target
 from toril.client.dead_letters import DeadLetters
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
+from toril.client.event_log import EventLog
 from toril.client.families import QueueFamilies
 from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
@@ -37,6 +38,7 @@ class Queue(
     QueueSchedulers,
     Lanes,
     QueueMetrics,
+    EventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -254,7 +254,8 @@ function settle.returned(outcome, i, job)
     placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
   end
   if outcome.limit then
-    holdBack(queue, gate, outcome.limit)
+    -- Two jobs may have been told to wait: the longer wait counts, and a window is not cut short.
+    holdBack(queue, gate, math.max(outcome.limit, redis.call("PTTL", queue.limiter)))
   end
   wake(queue, gate)
   emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")

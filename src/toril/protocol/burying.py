@@ -14,9 +14,16 @@ from typing import Any
 
 import msgspec
 
-from toril.errors import FailedChildrenError, JobCancelledError, UnrecoverableError
+from toril.errors import (
+    FailedChildrenError,
+    InvalidOptionError,
+    JobCancelledError,
+    UnrecoverableError,
+)
+from toril.options import DeadLetterOptions
 from toril.protocol import codec
 from toril.protocol.job import StoredJob
+from toril.protocol.keys import Keys
 
 STALLED_TOO_OFTEN = "job stalled more than allowable limit"
 STARTED_TOO_OFTEN = "job started more than allowable limit"
@@ -49,6 +56,25 @@ NOT_REPLAYED = frozenset(
 """Options that belong to the first life of a job: its id, its place in time, its ties to others."""
 
 _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
+
+
+def grave_of(target: object, source: Keys) -> tuple[DeadLetterOptions, Keys]:
+    """Where the jobs of ``source`` go that failed for good, checked."""
+    options = DeadLetterOptions.of(target)
+    keys = getattr(options.queue_name, "keys", None)
+    if not isinstance(keys, Keys):
+        keys = source.sibling(options.queue_name)
+    if keys.prefix != source.prefix:
+        raise InvalidOptionError(
+            f"dead_letter_queue {keys.name!r} has the prefix {keys.prefix!r} and"
+            f" queue {source.name!r} has {source.prefix!r}; one atomic move needs one prefix"
+        )
+    if keys.name == source.name:
+        raise InvalidOptionError(
+            f"queue {source.name!r} cannot be its own dead_letter_queue: its jobs would fail"
+            f" for ever; choose another name, such as '{source.name}-dlq'"
+        )
+    return options, keys
 
 
 class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,6 +101,15 @@ def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> 
     return _STOPPED_HALF_WAY if attempt.is_begun else _RETURNED_TO_QUEUE
 
 
+def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised | None:
+    """Why a job that was just taken must fail without being run; None if it may run."""
+    if job.deferred_failure is not None:
+        return Raised(UnrecoverableError(job.deferred_failure))
+    if max_started_attempts is not None and job.attempts_started > max_started_attempts:
+        return Raised(UnrecoverableError("job started more than allowable limit"))
+    return None
+
+
 def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
     try:
         text = codec.encode(value, f"the return value of job {job.id!r}")

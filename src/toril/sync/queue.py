@@ -18,6 +18,7 @@ from toril.sync.connection import Connection, Target
 from toril.sync.dead_letters import DeadLetters
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
+from toril.sync.event_log import EventLog
 from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
 from toril.sync.lanes import Lanes
@@ -38,6 +39,7 @@ class Queue(
     QueueSchedulers,
     Lanes,
     QueueMetrics,
+    EventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from toril.errors import HandlerTimeoutError, JobCancelledError, Signal, UnrecoverableError
-from toril.protocol.settling import Attempt, Raised, Released, Returned
+from toril.errors import HandlerTimeoutError, JobCancelledError, Signal
+from toril.protocol.settling import Attempt, Raised, Released, Returned, refusal_to_run
 from toril.worker.active_job import ActiveJob
 
 AsyncHandler = Callable[[ActiveJob], Awaitable[Any]]
@@ -20,10 +20,9 @@ async def perform(
     job.is_running = True
     if job.is_released or job.is_cancelled:
         return _stopped(job, None)
-    if job.deferred_failure is not None:
-        return Raised(UnrecoverableError(job.deferred_failure))
-    if max_started_attempts is not None and job.attempts_started > max_started_attempts:
-        return Raised(UnrecoverableError("job started more than allowable limit"))
+    refusal = refusal_to_run(job, max_started_attempts)
+    if refusal is not None:
+        return refusal
     timeout_ms = job.opts.timeout
     try:
         if timeout_ms is None:

@@ -6,9 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toril.errors import InvalidOptionError
 from toril.options import DeadLetterOptions
-from toril.protocol.burying import BurialPolicy
+from toril.protocol.burying import BurialPolicy, grave_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Settled
 
@@ -40,20 +39,7 @@ class Burial:
     """The target of a worker's dead letters, checked when the worker is made."""
 
     def __init__(self, target: Any, source: Keys) -> None:
-        options = DeadLetterOptions.of(target)
-        queue = options.queue_name
-        keys = getattr(queue, "keys", None)
-        self.keys: Keys = keys if isinstance(keys, Keys) else source.sibling(queue)
-        if self.keys.prefix != source.prefix:
-            raise InvalidOptionError(
-                f"dead_letter_queue {self.keys.name!r} has the prefix {self.keys.prefix!r} and"
-                f" queue {source.name!r} has {source.prefix!r}; one atomic move needs one prefix"
-            )
-        if self.keys.name == source.name:
-            raise InvalidOptionError(
-                f"queue {source.name!r} cannot be its own dead_letter_queue: its jobs would fail"
-                f" for ever; choose another name, such as '{source.name}-dlq'"
-            )
+        options, self.keys = grave_of(target, source)
         self.source = source
         self.hook = options.on_dead_letter
         self.policy = BurialPolicy(

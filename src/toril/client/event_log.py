@@ -1,0 +1,34 @@
+"""The part of a queue that writes events of the user's own, and shortens the log of all events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toril.client.connection import Connection
+from toril.options import whole
+from toril.protocol import publishing
+from toril.protocol.keys import Keys
+
+
+class EventLog:
+    """The log of what happens in the queue, which ``QueueEvents`` reads."""
+
+    keys: Keys
+    _connection: Connection
+
+    async def publish_event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, job_id: str | None = None
+    ) -> str:
+        """Tell everybody who listens to this queue, in any language; returns the event's id.
+
+        ``data`` are the event's fields.  Their values travel as text: one that is no text is
+        written as JSON.  Names that the queue itself uses are refused.
+        """
+        return await self._connection.run(publishing.publish(self.keys, name, data, job_id=job_id))
+
+    async def trim_events(self, max_length: int) -> int:
+        """Forget all events but the newest ``max_length``; returns how many were forgotten."""
+        return await self._connection.run(
+            publishing.trim(self.keys, whole(max_length, "max_length"))
+        )

@@ -1,0 +1,14 @@
+#!lua
+--[[
+  publish: write an event of the user's own into the queue's log.
+
+  Keys      base, meta, events
+  Args      name str, fields list of str (name after value)
+  Returns   the id of the event
+  Cost      O(fields)
+]]
+local base, meta, events = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
+
+local most = redis.call("HGET", meta, "opts.maxLenEvents") or "10000"
+return redis.call("XADD", events, "MAXLEN", "~", most, "*", "event", a.name, unpack(a.fields))

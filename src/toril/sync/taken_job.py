@@ -1,0 +1,152 @@
+# Written by tools/unasync.py from src/toril/client/taken_job.py: change that file instead.
+"""A job that was taken by hand: whoever has it says what becomes of it.
+
+Every write carries the token of the job's lock, so nothing of a job that was lost is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from toril.errors import (
+    DelayedError,
+    InvalidInputError,
+    LockLostError,
+    WaitingChildrenError,
+)
+from toril.options import Duration, milliseconds
+from toril.protocol import codec, editing, families, leasing
+from toril.protocol.job import Fields, StoredJob
+from toril.protocol.keys import Keys
+from toril.protocol.settling import Attempt, Raised, Released, Returned
+from toril.sync.connection import Connection
+
+
+class Holder(Protocol):
+    """Whoever took the job and writes what came of it."""
+
+    keys: Keys
+    _connection: Connection
+
+    def _settle(self, job: TakenJob, attempt: Attempt) -> None: ...
+
+
+class TakenJob(StoredJob):
+    """A job of ``ManualWorker.get_next_job``, held until one of the methods below ends it.
+
+    ``complete``, ``fail`` and the ``move_to_…`` raise ``LockLostError`` when the lock was lost: the
+    job is run again by somebody else, and nothing is written.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_holder",
+        "attempt",
+        "cancel_reason",
+        "code",
+        "is_lost",
+        "is_settled",
+        "token",
+    )
+
+    def __init__(self, holder: Holder, job_id: str, fields: Fields, token: str) -> None:
+        super().__init__(holder.keys.prefix, holder.keys.name, job_id, fields)
+        self._holder = holder
+        self.token = token
+        """What the job is locked with."""
+        self.is_settled = False
+        self.is_lost = False
+        """Whether the lock was lost; known when it is renewed or when something is written."""
+        self.cancel_reason: str | None = None
+        self.attempt: Attempt | None = None
+        self.code: int | bytes | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether somebody asked for the job to be stopped; known when its lock is renewed."""
+        return self.cancel_reason is not None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Did an earlier worker die before it was known to have received this job?"""
+        return self.raw(b"x.unheard") is not None
+
+    @property
+    def fence(self) -> int:
+        """Grows with every take of this job, and with every take of its lane if it has one."""
+        fence = codec.number(self.raw(b"x.fence"))
+        return self.attempts_started if fence is None else fence
+
+    # ------------------------------------------------------------------ how it ends
+
+    def complete(self, value: Any = None) -> None:
+        """The job is done; ``value`` is what it returns.
+
+        Raises ``PayloadError``, and changes nothing, if ``value`` cannot be written as JSON.
+        """
+        codec.encode(value, f"the return value of job {self.id!r}")
+        self._holder._settle(self, Returned(value))
+
+    def fail(self, error: BaseException) -> None:
+        """The attempt failed, as if a handler had raised ``error``.
+
+        The job is tried again if it has attempts left, after its backoff; otherwise it fails for
+        good, and goes to the dead letters if there is a queue for them.
+        """
+        if not isinstance(error, BaseException):
+            raise InvalidInputError(
+                f"job {self.id!r} cannot fail with {error!r}; give an exception, such as"
+                f" ValueError({error!r})"
+            )
+        self._holder._settle(self, Raised(error))
+
+    def move_to_delayed(self, delay: Duration) -> None:
+        """Run it again after ``delay``; the attempt does not count."""
+        self._holder._settle(self, Raised(DelayedError(milliseconds(delay, "delay"))))
+
+    def move_to_waiting_children(self) -> None:
+        """Step aside until the children of this job are done; it is then taken again."""
+        self._holder._settle(self, Raised(WaitingChildrenError()))
+
+    def move_to_wait(self) -> None:
+        """Give it back unfinished, to the front of the queue; the attempt does not count."""
+        self._holder._settle(self, Released(is_begun=True))
+
+    # ------------------------------------------------------------------ meanwhile
+
+    def extend_lock(self, duration: Duration) -> None:
+        """Hold the lock for ``duration`` from now."""
+        lock_ms = milliseconds(duration, "duration", least=1)
+        renewal = self._run(
+            leasing.renew(self._holder.keys, [(self.id, self.token)], lock_ms=lock_ms)
+        )
+        for _, reason in renewal.cancelled:
+            self.cancel_reason = reason
+        if renewal.lost:
+            self.is_lost = True
+            raise LockLostError(f"the lock of job {self.id!r} is not held with this token")
+
+    def progress(self, value: Any) -> None:
+        """Report how far the job is: a number, a text or any JSON."""
+        keys = self._holder.keys
+        self._run(editing.update_progress(keys, self.id, value, token=self.token))
+
+    def log(self, row: str) -> int:
+        """Append a row to the job's log; returns how many rows it has."""
+        keep = self.opts.keep_logs
+        command = editing.add_log(self._holder.keys, self.id, row, keep=keep, token=self.token)
+        rows: int = self._run(command)
+        return rows
+
+    def update_data(self, data: Any) -> None:
+        """Replace the job's data, for its next attempt as well."""
+        self._run(editing.update_data(self._holder.keys, self.id, data, token=self.token))
+        self._data = data
+
+    def children_values(self) -> dict[str, Any]:
+        """What the completed children returned, by their full keys."""
+        connection = self._holder._connection
+        return connection.follow(families.children_values(self._holder.keys, self.id))
+
+    def _run(self, command: Any) -> Any:
+        return self._holder._connection.run(command)
