@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import random
 import time
@@ -36,6 +35,7 @@ from toril.errors import (
     ServerUnavailableError,
     TorilError,
 )
+from toril.logs import get_logger
 from toril.options import BackoffStrategy, Duration, Keep, RateLimit, WorkerOptions, milliseconds
 from toril.protocol import lanes, leasing, scheduling, settling
 from toril.protocol.burying import BurialPolicy, grave_of
@@ -54,7 +54,7 @@ from toril.protocol.settling import (
     Take,
 )
 
-logger = logging.getLogger("toril.client")
+logger = get_logger("toril.client")
 
 LONGEST_WAIT_MS = 10_000
 

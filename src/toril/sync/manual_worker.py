@@ -10,7 +10,6 @@ job is neither taken nor settled twice.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import random
 import threading
@@ -34,6 +33,7 @@ from toril.errors import (
     ServerUnavailableError,
     TorilError,
 )
+from toril.logs import get_logger
 from toril.options import BackoffStrategy, Duration, Keep, RateLimit, WorkerOptions, milliseconds
 from toril.protocol import lanes, leasing, scheduling, settling
 from toril.protocol.burying import BurialPolicy, grave_of
@@ -55,7 +55,7 @@ from toril.sync.background import Background, is_set_within
 from toril.sync.connection import Connection, Target
 from toril.sync.taken_job import TakenJob
 
-logger = logging.getLogger("toril.sync")
+logger = get_logger("toril.sync")
 
 LONGEST_WAIT_MS = 10_000
 
