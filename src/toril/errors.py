@@ -32,7 +32,10 @@ TorilError
 ├── EmbeddedServerError                 the embedded server could not be started
 └── Signal                              raised *by handlers* to say what is to become of the job
     ├── UnrecoverableError              fail for good, whatever attempts are left
-    │   └── PayloadMismatchError        the data is not what the consumer's type asks for
+    │   ├── PayloadMismatchError        the data is not what the consumer's type asks for
+    │   │   └── ArgumentsError (TypeError)  … or not what the task's function takes
+    │   ├── ResultError                 what a task returned does not fit its annotation
+    │   └── ExpiredError                not started within its ``expires``
     ├── DelayedError                    put the job off, without counting the attempt
     │   └── ClaimRefusedError           somebody else has the step; look again later
     ├── RateLimitError                  put it back and hold the queue for a while
@@ -232,6 +235,18 @@ class DelayedError(Signal):
 
 class PayloadMismatchError(UnrecoverableError):
     """The job's data does not fit the type that its consumer reads, and never will."""
+
+
+class ArgumentsError(PayloadMismatchError, TypeError):
+    """The arguments of a task do not fit its function: wrong, missing or unknown ones."""
+
+
+class ResultError(UnrecoverableError):
+    """What a task returned does not fit its annotation; it has run, and is not run again."""
+
+
+class ExpiredError(UnrecoverableError):
+    """No worker started the job within its ``expires``, so it was never run."""
 
 
 class ClaimRefusedError(DelayedError):

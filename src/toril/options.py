@@ -255,6 +255,7 @@ class JobOptions(TypedDict, total=False):
     stack_trace_limit: int | None
     size_limit: int | None
     timeout: Duration | None
+    expires: Duration | None
     idempotency_key: str | None
     timestamp: int | datetime | None
     deduplication: Deduplication | None
@@ -293,6 +294,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
     stack_trace_limit: int | None = None
     size_limit: int | None = None
     timeout: Duration | None = None
+    expires: Duration | None = None
     idempotency_key: str | None = None
     timestamp: int | datetime | None = None
     deduplication: Deduplication | None = None
@@ -341,6 +343,8 @@ class NewJob(_Named, frozen=True, kw_only=True):
             whole(self.size_limit, "size_limit")
         if self.timeout is not None:
             self._normalise("timeout", milliseconds(self.timeout, "timeout", least=1))
+        if self.expires is not None:
+            self._normalise("expires", milliseconds(self.expires, "expires", least=1))
         if self.idempotency_key is not None and not (
             isinstance(self.idempotency_key, str) and self.idempotency_key
         ):

@@ -28,7 +28,10 @@ from toril.protocol.foreign import Retention
 
 
 def _dump_model(value: Any) -> Any:
-    """What msgspec does not know but can write itself, as pydantic's models do."""
+    """What msgspec does not know but can write itself: paths, and pydantic's models."""
+    path = getattr(value, "__fspath__", None)
+    if path is not None and isinstance(text := path(), str):
+        return text
     dump = getattr(value, "model_dump", None)
     if dump is None:
         raise TypeError(f"objects of type {type(value).__name__!r} are not supported")
@@ -183,6 +186,7 @@ _PLAIN_NAMES = (
     ("stack_trace_limit", "stackTraceLimit"),
     ("size_limit", "sizeLimit"),
     ("timeout", "timeoutMs"),
+    ("expires", "expiresMs"),
     ("idempotency_key", "idempotencyKey"),
     ("telemetry", "tm"),
     ("lane", "lane"),
@@ -333,6 +337,11 @@ class JobOpts:
     @property
     def timeout(self) -> int | None:
         value = self.raw.get("timeoutMs")
+        return None if value is None else foreign.whole(value) or None
+
+    @property
+    def expires(self) -> int | None:
+        value = self.raw.get("expiresMs")
         return None if value is None else foreign.whole(value) or None
 
     @property

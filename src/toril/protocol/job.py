@@ -110,6 +110,14 @@ class StoredJob:
         return codec.number(self._fields.get(b"processedOn"))
 
     @property
+    def is_expired(self) -> bool:
+        """Was it taken for the first time later than its ``expires`` allows?"""
+        limit_ms = self.opts.expires
+        if limit_ms is None or self.attempts_started > 1:
+            return False
+        return (self.processed_on or 0) > self.timestamp + self.delay + limit_ms
+
+    @property
     def lane(self) -> str | None:
         """The lane in which it runs one after another with others, if it has one."""
         return self.opts.lane

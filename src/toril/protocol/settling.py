@@ -6,13 +6,14 @@ the job.  ``settle`` writes any number of such outcomes and takes new jobs in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from toril.errors import (
     DelayedError,
+    ExpiredError,
     FailedChildrenError,
     InvalidOptionError,
     JobCancelledError,
@@ -72,6 +73,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     keep_failed: Keep | None = None
     max_started_attempts: int | None = None
     backoff_strategy: BackoffStrategy | Mapping[str, BackoffStrategy] | None = None
+    is_final: Callable[[StoredJob, BaseException], bool] | None = None
     dead_letters: BurialPolicy | None = None
 
 
@@ -107,6 +109,13 @@ def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised |
         return Raised(UnrecoverableError(job.deferred_failure))
     if max_started_attempts is not None and job.attempts_started > max_started_attempts:
         return Raised(UnrecoverableError("job started more than allowable limit"))
+    if job.is_expired:
+        return Raised(
+            ExpiredError(
+                f"job {job.id!r} ({job.name!r}) was not started within {job.opts.expires} ms, its"
+                f" expires; it was not run"
+            )
+        )
     return None
 
 
@@ -137,6 +146,8 @@ def _after_error(job: StoredJob, error: BaseException, policy: Policy, dice: flo
     if made >= job.opts.attempts or started_too_often:
         return _failed(job, error, policy)
     try:
+        if policy.is_final is not None and policy.is_final(job, error):
+            return _failed(job, error, policy)
         wait_ms = _wait_before_retry(job, made, error, policy, dice)
     except Exception as failure:  # noqa: BLE001 (a strategy is the user's code)
         return _failed(job, failure, policy)

@@ -42,6 +42,7 @@ class ActiveJob(StoredJob):
         "is_settled",
         "is_stopping",
         "limit",
+        "state",
         "token",
     )
 
@@ -65,6 +66,8 @@ class ActiveJob(StoredJob):
         self.is_stopping = False
         self.cancel_reason = ""
         self.limit: asyncio.Timeout | None = None
+        self.state: Any = None
+        """What the app's ``lifespan`` yielded."""
 
     @property
     def is_suspect(self) -> bool:
@@ -99,9 +102,13 @@ class ActiveJob(StoredJob):
         fence = codec.number(self._fields.get(b"x.fence"))
         return self.attempts_started if fence is None else fence
 
-    async def progress(self, value: Any) -> None:
-        """Report how far the job is: a number, a text or any JSON."""
+    async def report(self, value: Any) -> None:
+        """Say how far the job is: a number, a text or any JSON."""
         await self._writer.progress(self, value)
+
+    async def progress(self, value: Any) -> None:
+        """The old name of ``report``."""
+        await self.report(value)
 
     async def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""

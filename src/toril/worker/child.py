@@ -55,15 +55,21 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Pipe(socket.socket(fileno=descriptor))
-    try:
-        boot = pipe.receive()
-        spawn.prepare(pickle.loads(boot["preparation"]))  # noqa: S301 (our own parent's)
-        handler = resolve(boot["reference"])
-    except BaseException as error:  # noqa: BLE001 (a broken module may raise anything)
-        pipe.send({"kind": "unusable", **describe(error)})
-        return
-    pipe.send({"kind": "ready"})
-    Child(pipe, handler).run()
+    with asyncio.Runner() as runner:
+        try:
+            boot = pipe.receive()
+            spawn.prepare(pickle.loads(boot["preparation"]))  # noqa: S301 (our own parent's)
+            handler = resolve(boot["reference"])
+            lifespan = getattr(handler, "lifespan", None)
+            if lifespan is not None:
+                runner.run(lifespan.__aenter__())
+        except BaseException as error:  # noqa: BLE001 (a broken module may raise anything)
+            pipe.send({"kind": "unusable", **describe(error)})
+            return
+        pipe.send({"kind": "ready"})
+        Child(pipe, handler, runner).run()
+        if lifespan is not None:
+            runner.run(lifespan.__aexit__(None, None, None))
 
 
 def resolve(reference: str) -> Handler | Router:
@@ -127,17 +133,21 @@ class Pipe:
 class Child:
     """Runs one job after another in the main thread, while another thread listens to the parent."""
 
-    def __init__(self, pipe: Pipe, handler: Handler | Router) -> None:
+    def __init__(self, pipe: Pipe, handler: Handler | Router, runner: asyncio.Runner) -> None:
         self._pipe = pipe
         self._handler = handler
-        self._jobs: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._runner = runner
+        self._is_busy = False
+        self._jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
 
     def run(self) -> None:
+        """Returns when the parent has closed the pipe and no handler runs."""
         threading.Thread(target=self._listen, name="toril-parent", daemon=True).start()
-        while True:
-            self._pipe.send(self._perform(self._jobs.get()))
+        while (message := self._jobs.get()) is not None:
+            self._pipe.send(self._perform(message))
+            self._is_busy = False
 
     def ask(self, verb: str, argument: Any) -> concurrent.futures.Future[Any]:
         """Have the parent write something of the running job."""
@@ -153,12 +163,15 @@ class Child:
             while True:
                 message = self._pipe.receive()
                 if message["kind"] == "job":
+                    self._is_busy = True
                     self._jobs.put(message)
                 else:
                     self._answer(message)
         except (EOFError, OSError):
             # Nobody is left to tell how the handler ended, and its lock is held no longer.
-            os._exit(0)
+            if self._is_busy:
+                os._exit(0)
+            self._jobs.put(None)
 
     def _answer(self, message: dict[str, Any]) -> None:
         answer = self._asked.pop(message["number"])
@@ -184,15 +197,15 @@ class Child:
 
     def _call(self, handler: Handler, middleware: Any, message: dict[str, Any]) -> Any:
         if is_async(handler):
-            return asyncio.run(self._await(wrap(handler, middleware), message))
+            return self._runner.run(self._await(wrap(handler, middleware), message))
         if not middleware:
             result = handler(BlockingChildJob(self, message))
-            return asyncio.run(_wait_for(result)) if asyncio.iscoroutine(result) else result
+            return self._runner.run(_wait_for(result)) if asyncio.iscoroutine(result) else result
 
         async def call(_: Any) -> Any:
             return handler(BlockingChildJob(self, message))
 
-        return asyncio.run(self._await(wrap(call, middleware), message))
+        return self._runner.run(self._await(wrap(call, middleware), message))
 
     async def _await(self, handler: Handler, message: dict[str, Any]) -> Any:
         return await handler(AsyncChildJob(self, message))
@@ -205,7 +218,7 @@ async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:
 class _ChildJob(StoredJob):
     """A running job as its process knows it; what is written goes through the parent."""
 
-    __slots__ = ("_child", "token")
+    __slots__ = ("_child", "state", "token")
 
     is_cancelled = False
     """Always: a cancelled job's process is killed."""
@@ -215,6 +228,8 @@ class _ChildJob(StoredJob):
         super().__init__(message["prefix"], message["queue"], message["id"], message["fields"])
         self._child = child
         self.token: str = message["token"]
+        self.state: Any = None
+        """What the app's ``lifespan`` yielded."""
 
     @property
     def fence(self) -> int:
@@ -227,9 +242,13 @@ class BlockingChildJob(_ChildJob):
 
     __slots__ = ()
 
+    def report(self, value: Any) -> None:
+        """Say how far the job is: a number, a text or any JSON."""
+        self._child.ask("report", value).result()
+
     def progress(self, value: Any) -> None:
-        """Report how far the job is: a number, a text or any JSON."""
-        self._child.ask("progress", value).result()
+        """The old name of ``report``."""
+        self.report(value)
 
     def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""
@@ -269,9 +288,13 @@ class AsyncChildJob(_ChildJob):
 
     __slots__ = ()
 
+    async def report(self, value: Any) -> None:
+        """Say how far the job is: a number, a text or any JSON."""
+        await asyncio.wrap_future(self._child.ask("report", value))
+
     async def progress(self, value: Any) -> None:
-        """Report how far the job is: a number, a text or any JSON."""
-        await asyncio.wrap_future(self._child.ask("progress", value))
+        """The old name of ``report``."""
+        await self.report(value)
 
     async def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""

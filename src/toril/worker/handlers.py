@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import reduce
 from typing import Any, TypeVar, overload
 
@@ -34,6 +35,8 @@ class Router:
         self._handlers: dict[str, Handler] = {}
         self._fallback: Handler | None = None
         self._middleware: list[Middleware] = []
+        self.lifespan: AbstractAsyncContextManager[Any] | None = None
+        """Entered by a process that runs handlers, before the first and left after the last."""
 
     @overload
     def on(self, name: str) -> Callable[[H], H]: ...

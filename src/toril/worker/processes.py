@@ -62,8 +62,7 @@ class ProcessExecutor:
 
     async def close(self) -> None:
         processes, self._free = self._free, []
-        for process in processes:
-            await process.kill()
+        await asyncio.gather(*(process.stop() for process in processes))
 
 
 class Process:
@@ -137,6 +136,13 @@ class Process:
             if message["kind"] == "raised":
                 raise revive(message)
             return codec.decode(message["value"])
+
+    async def stop(self) -> None:
+        """Let an idle process close what it opened and end; kill it if it does not."""
+        self.is_idle = False
+        self._writer.close()
+        await self._wait()
+        await self.kill()
 
     async def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""

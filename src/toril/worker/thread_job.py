@@ -17,12 +17,14 @@ T = TypeVar("T")
 class ThreadJob(StoredJob):
     """A running job for blocking code; its calls go through the worker's loop."""
 
-    __slots__ = ("_job", "_loop")
+    __slots__ = ("_job", "_loop", "state")
 
     def __init__(self, job: ActiveJob, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(job.prefix, job.queue_name, job.id, job._fields)
         self._job = job
         self._loop = loop
+        self.state: Any = job.state
+        """What the app's ``lifespan`` yielded."""
 
     @property
     def token(self) -> str:
@@ -43,9 +45,13 @@ class ThreadJob(StoredJob):
     def is_lost(self) -> bool:
         return self._job.is_lost
 
+    def report(self, value: Any) -> None:
+        """Say how far the job is: a number, a text or any JSON."""
+        self._wait(self._job.report(value))
+
     def progress(self, value: Any) -> None:
-        """Report how far the job is: a number, a text or any JSON."""
-        self._wait(self._job.progress(value))
+        """The old name of ``report``."""
+        self.report(value)
 
     def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""

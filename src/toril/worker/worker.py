@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ from toril.options import (
 )
 from toril.protocol import settling
 from toril.protocol.command import plain
+from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Attempt, Policy, Take
 from toril.sync.connection import Connection as BlockingConnection
@@ -48,6 +49,9 @@ from toril.worker.writer import JobWriter
 logger = get_logger("toril.worker")
 
 SILENCE_S = 2.0
+
+IsFinal = Callable[[StoredJob, BaseException], bool]
+"""``(job, error)``: is there no use in trying again after this error?"""
 
 
 class Worker:
@@ -79,6 +83,7 @@ class Worker:
         executor: str = "local",
         middleware: Sequence[Middleware] = (),
         dead_letter_queue: BurialTarget = None,
+        is_final: IsFinal | None = None,
     ) -> None:
         _check_strategy(backoff_strategy)
         self.options = WorkerOptions(
@@ -108,6 +113,7 @@ class Worker:
             keep_failed=_keep(self.options.remove_on_fail),
             max_started_attempts=max_started_attempts,
             backoff_strategy=backoff_strategy,
+            is_final=is_final,
             dead_letters=None if self._burial is None else self._burial.policy,
         )
         self._connection = Connection(connection, patience_s=1.0)

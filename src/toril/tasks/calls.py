@@ -1,0 +1,102 @@
+"""A call of a task as a value, and what came of one that was enqueued."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+from toril.client.queue import Queue
+from toril.options import Duration, FlowJob
+from toril.protocol.cancelling import Cancelled
+from toril.protocol.job import Job
+from toril.sync.queue import Queue as BlockingQueue
+
+R = TypeVar("R")
+
+
+class ReadsResult(Protocol):
+    """What turns JSON into a task's result: its signature."""
+
+    def read_result(self, value: Any) -> Any: ...
+
+
+class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
+    """A task with its arguments: name, queue, data and options, checked and not yet enqueued.
+
+    It goes wherever a job is described: ``app.enqueue_many``, ``queue.add_bulk``, a scheduler's
+    ``template``, a child of a flow, ``outbox.add``.
+    """
+
+    signature: Any = None
+
+
+class Handle(Generic[R]):
+    """A job that was enqueued; its result has the type of the task's annotation."""
+
+    __slots__ = ("_queue", "_signature", "duplicated", "id")
+
+    def __init__(self, queue: Queue, job: Job, signature: ReadsResult) -> None:
+        self.id = job.id
+        self.duplicated = job.duplicated
+        """True when a job with its id, or its deduplication id, was there already."""
+        self._queue = queue
+        self._signature = signature
+
+    def __repr__(self) -> str:
+        return f"<Handle of job {self.id!r} in queue {self._queue.name!r}>"
+
+    @property
+    def queue_name(self) -> str:
+        return self._queue.name
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """What the task returns, as soon as it has; raises ``JobFailedError`` if it failed."""
+        value: R = self._signature.read_result(await self._queue.wait_for(self.id, timeout))
+        return value
+
+    async def state(self) -> str | None:
+        """Where the job is: "waiting", "active", "completed" …, or None when it is gone."""
+        return await self._queue.get_state(self.id)
+
+    async def job(self) -> Job | None:
+        """The job as it is now, or None when it is gone."""
+        return await self._queue.get_job(self.id)
+
+    async def cancel(self, reason: str = "cancelled") -> Cancelled:
+        """Stop the job, whether it waits or runs."""
+        return await self._queue.cancel(self.id, reason)
+
+
+class BlockingHandle(Generic[R]):
+    """``Handle`` for code that blocks."""
+
+    __slots__ = ("_queue", "_signature", "duplicated", "id")
+
+    def __init__(self, queue: BlockingQueue, job: Job, signature: ReadsResult) -> None:
+        self.id = job.id
+        self.duplicated = job.duplicated
+        self._queue = queue
+        self._signature = signature
+
+    def __repr__(self) -> str:
+        return f"<BlockingHandle of job {self.id!r} in queue {self._queue.name!r}>"
+
+    @property
+    def queue_name(self) -> str:
+        return self._queue.name
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """What the task returns, as soon as it has; raises ``JobFailedError`` if it failed."""
+        value: R = self._signature.read_result(self._queue.wait_for(self.id, timeout))
+        return value
+
+    def state(self) -> str | None:
+        """Where the job is: "waiting", "active", "completed" …, or None when it is gone."""
+        return self._queue.get_state(self.id)
+
+    def job(self) -> Job | None:
+        """The job as it is now, or None when it is gone."""
+        return self._queue.get_job(self.id)
+
+    def cancel(self, reason: str = "cancelled") -> Cancelled:
+        """Stop the job, whether it waits or runs."""
+        return self._queue.cancel(self.id, reason)

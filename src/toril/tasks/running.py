@@ -1,0 +1,78 @@
+"""The handler of a task: the job's data to arguments, the function, the result checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from toril.errors import ArgumentsError
+from toril.protocol import codec
+from toril.tasks.signature import Signature
+
+if TYPE_CHECKING:
+    from toril.tasks.app import App
+    from toril.tasks.task import Task
+
+Arguments = Callable[[Any], dict[str, Any]]
+
+
+def runner_of(app: App, task: Task[..., Any, ..., Any]) -> Callable[[Any], Any]:
+    """The handler that a worker calls for the jobs of ``task``."""
+    signature = task.signature
+
+    def arguments(job: Any) -> dict[str, Any]:
+        return signature.read(job.data_text)
+
+    return _runner(app, task.function, signature, arguments)
+
+
+def undo_runner_of(
+    app: App, undo: Task[..., Any, ..., Any], task: Task[..., Any, ..., Any]
+) -> Callable[[Any], Any]:
+    """The handler for the jobs that undo ``task``: its arguments, and what it returned."""
+    wants_result = "result" in inspect.signature(undo.function).parameters
+
+    def arguments(job: Any) -> dict[str, Any]:
+        payload = job.compensation
+        if payload is None:
+            raise ArgumentsError(
+                f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, and"
+                f" does not say what to undo"
+            )
+        found = undo.signature.read(codec.encode(payload.compensation_data, "the arguments"))
+        if wants_result:
+            value = payload.original_return_value
+            found["result"] = None if value is None else task.signature.read_result(value)
+        return found
+
+    return _runner(app, undo.function, undo.signature, arguments)
+
+
+def _runner(
+    app: App, function: Callable[..., Any], signature: Signature, arguments: Arguments
+) -> Callable[[Any], Any]:
+    context = signature.context
+
+    def bound(job: Any) -> dict[str, Any]:
+        found = arguments(job)
+        if context is not None:
+            job.state = app.lifespan.state
+            found[context] = job
+        return found
+
+    if inspect.iscoroutinefunction(function):
+
+        async def run(job: Any) -> Any:
+            result = await function(**bound(job))
+            signature.check_result(result)
+            return result
+
+        return run
+
+    def run_in_thread(job: Any) -> Any:
+        result = function(**bound(job))
+        signature.check_result(result)
+        return result
+
+    return run_in_thread

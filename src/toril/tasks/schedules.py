@@ -1,0 +1,71 @@
+"""When a task runs by itself: said where the task is, kept by the server."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from toril.options import Schedule
+from toril.protocol import codec
+from toril.protocol.scheduling import JobScheduler
+
+PREFIX = "task."
+"""The ids of schedulers that code declares begin with it; only these are ever pruned."""
+
+
+def cron(
+    pattern: str,
+    *,
+    tz: str | None = None,
+    start: int | datetime | None = None,
+    end: int | datetime | None = None,
+    limit: int | None = None,
+) -> Schedule:
+    """At the times of a cron ``pattern`` in the zone ``tz`` (UTC without one)."""
+    return Schedule(cron=pattern, tz=tz, start=start, end=end, limit=limit)
+
+
+def every(
+    interval: timedelta | None = None,
+    /,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
+    start: int | datetime | None = None,
+    end: int | datetime | None = None,
+    limit: int | None = None,
+) -> Schedule:
+    """Once in every ``interval``: ``every(minutes=5)`` or ``every(timedelta(minutes=5))``."""
+    length = (interval or timedelta()) + timedelta(
+        days=days, hours=hours, minutes=minutes, seconds=seconds
+    )
+    return Schedule(every=length, start=start, end=end, limit=limit)
+
+
+class Declared(msgspec.Struct, frozen=True):
+    """A schedule in the code, and the scheduler that the server has for it, if any."""
+
+    id: str
+    queue_name: str
+    schedule: Schedule | None
+    """None when no code declares it any more."""
+    stored: JobScheduler | None
+    is_current: bool = False
+    """Does the server have it as the code says?"""
+
+
+def is_same(schedule: Schedule, template: Any, stored: JobScheduler) -> bool:
+    """Does the server have this schedule, with this job?"""
+    wanted = (schedule.every, schedule.cron, schedule.limit, schedule.start, schedule.end)
+    found = (stored.every, stored.cron, stored.limit, stored.start, stored.end)
+    if wanted != found or (schedule.cron and (schedule.tz or "UTC") != (stored.tz or "UTC")):
+        return False
+    options = codec.wire_options(template)
+    if template.attempts is None and template.lane is None:
+        options.pop("attempts")
+    data = codec.decode(codec.encode(template.data, "data"))
+    return (stored.name, stored.data, stored.opts.raw) == (template.name, data, options)

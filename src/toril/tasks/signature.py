@@ -1,0 +1,231 @@
+"""What a function takes and gives, as JSON: read once from its annotations.
+
+The arguments travel as one JSON object by name.  Those that the caller leaves at their defaults do
+not travel, so a default may change while jobs are on their way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from toril.errors import ArgumentsError, InvalidOptionError, PayloadError, ResultError
+from toril.protocol import codec
+from toril.worker.context import Context
+
+_NO_RESULT: Any = inspect.Signature.empty
+
+
+class Signature:
+    """The parameters and the result of a task's function."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        names: Mapping[str, Any] | None = None,
+        without: frozenset[str] = frozenset(),
+        ignores_unknown: bool = False,
+    ) -> None:
+        """``names`` are those in sight where the function was written, for annotations that are
+        text; the parameters in ``without`` are filled by the caller and are no data."""
+        self.name = name
+        parameters = inspect.signature(function).parameters
+        hints = _hints_of(name, function, names or {})
+        self.context = _find_context(parameters, hints)
+        self.positional: tuple[str, ...] = ()
+        self.rest: str | None = None
+        self._defaults: dict[str, Any] = {}
+        fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+        for parameter in parameters.values():
+            if parameter.name == self.context or parameter.name in without:
+                continue
+            _refuse_kind(name, parameter)
+            hint = _checked(name, f"parameter {parameter.name!r}", hints.get(parameter.name, Any))
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self.rest = parameter.name
+                self._rest = _decoder(dict[str, hint])  # type: ignore[valid-type]
+                continue
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                self.positional += (parameter.name,)
+            if parameter.default is parameter.empty:
+                fields.append((parameter.name, hint))
+            else:
+                self._defaults[parameter.name] = parameter.default
+                fields.append((parameter.name, hint, msgspec.UNSET))
+        self.fields = frozenset(field[0] for field in fields)
+        self._arguments = _decoder(
+            msgspec.defstruct(
+                "Arguments",
+                fields,
+                kw_only=True,
+                forbid_unknown_fields=not (ignores_unknown or self.rest),
+            )
+        )
+        self.result = hints.get("return", _NO_RESULT)
+        self._result: msgspec.json.Decoder[Any] | None = None
+        if self.result not in (_NO_RESULT, Any):
+            self._result = _decoder(_checked(name, "result", self.result))
+
+    # ------------------------------------------------------------------ the caller's side
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, checked against the annotations."""
+        arguments = kwargs
+        if args:
+            if len(args) > len(self.positional):
+                raise ArgumentsError(
+                    f"task {self.name!r} takes {len(self.positional)} positional arguments"
+                    f" ({', '.join(self.positional) or 'none'}), and {len(args)} were given"
+                )
+            arguments = dict(zip(self.positional, args, strict=False))
+            for twice in arguments.keys() & kwargs.keys():
+                raise ArgumentsError(f"task {self.name!r} got two values for argument {twice!r}")
+            arguments.update(kwargs)
+        if self.context in arguments:
+            raise ArgumentsError(
+                f"task {self.name!r} is given its {self.context!r} by the worker that runs it;"
+                f" leave it out"
+            )
+        self.read(codec.encode(arguments, f"the arguments of task {self.name!r}"))
+        return arguments
+
+    def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, and the defaults of those that were left out."""
+        return {**self._defaults, **arguments}
+
+    def read_result(self, value: Any) -> Any:
+        """What the task returned, from its JSON to the type of the annotation."""
+        if self._result is None:
+            return value
+        try:
+            return msgspec.convert(value, self.result, dec_hook=_decode_custom)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise ResultError(f"the result of task {self.name!r} does not fit: {error}") from error
+
+    # ------------------------------------------------------------------ the worker's side
+
+    def read(self, text: bytes) -> dict[str, Any]:
+        """The arguments in a job's data; those that fit nowhere are refused."""
+        try:
+            found = self._arguments.decode(text)
+            arguments = {
+                name: value
+                for name in found.__struct_fields__
+                if (value := getattr(found, name)) is not msgspec.UNSET
+            }
+            if self.rest:
+                arguments.update(self._read_rest(text))
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise ArgumentsError(
+                f"the arguments of task {self.name!r} do not fit: {error}"
+            ) from error
+        return arguments
+
+    def _read_rest(self, text: bytes) -> dict[str, Any]:
+        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        rest = {name: value for name, value in raw.items() if name not in self.fields}
+        found: dict[str, Any] = self._rest.decode(msgspec.json.encode(rest))
+        return found
+
+    def check_result(self, value: Any) -> None:
+        """Refuse a result that the caller could not read as the type of the annotation."""
+        if self._result is None:
+            return
+        try:
+            self._result.decode(codec.encode(value, f"the result of task {self.name!r}"))
+        except PayloadError as error:
+            raise ResultError(str(error)) from error
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise ResultError(
+                f"the result of task {self.name!r} does not fit its annotation: {error}"
+            ) from error
+
+
+def _hints_of(name: str, function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, localns=dict(names), include_extras=True)
+    except NameError as error:
+        raise InvalidOptionError(
+            f"an annotation of task {name!r} cannot be read: {error}; import the name outside of"
+            f" TYPE_CHECKING, because it is needed when the job runs"
+        ) from error
+
+
+def _find_context(
+    parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any]
+) -> str | None:
+    for name in parameters:
+        hint = hints.get(name)
+        choices = (hint, *typing.get_args(hint))
+        if any(choice is Context or typing.get_origin(choice) is Context for choice in choices):
+            return name
+    return None
+
+
+def _refuse_kind(name: str, parameter: inspect.Parameter) -> None:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        raise InvalidOptionError(
+            f"task {name!r} has *{parameter.name}; arguments travel by name, so write a parameter"
+            f" that is a list"
+        )
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        raise InvalidOptionError(
+            f"task {name!r} has the positional-only parameter {parameter.name!r}; arguments travel"
+            f" by name, so leave the '/' out"
+        )
+
+
+def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(of, dec_hook=_decode_custom)
+
+
+def _decode_custom(kind: type, value: Any) -> Any:
+    """What msgspec does not know: paths, and pydantic's models."""
+    if issubclass(kind, PurePath):
+        if not isinstance(value, str):
+            raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+        return kind(value)
+    return kind.model_validate(value)  # type: ignore[attr-defined]
+
+
+def _checked(name: str, what: str, hint: Any) -> Any:
+    """``hint`` if its values can travel as JSON and be read again."""
+    try:
+        info = msgspec.inspect.type_info(hint)
+        _decoder(hint)
+    except TypeError as error:
+        raise InvalidOptionError(f"{what} of task {name!r} cannot be JSON: {error}") from error
+    for custom in _custom_types(info, set()):
+        if not issubclass(custom, PurePath) and not hasattr(custom, "model_validate"):
+            raise InvalidOptionError(
+                f"{what} of task {name!r} cannot be JSON: nobody knows how to read a"
+                f" {custom.__qualname__!r}; use a dataclass, a TypedDict, an attrs class, a"
+                f" msgspec.Struct or a pydantic model"
+            )
+    return hint
+
+
+def _custom_types(info: Any, seen: set[Any]) -> Iterator[type]:
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls
+        return
+    if isinstance(info, tuple | list):
+        for one in info:
+            yield from _custom_types(one, seen)
+        return
+    if not isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        return
+    owner = getattr(info, "cls", None)
+    if owner is not None:
+        if owner in seen:
+            return
+        seen.add(owner)
+    for field in info.__struct_fields__:
+        yield from _custom_types(getattr(info, field), seen)
