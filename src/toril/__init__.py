@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from toril.client.taken_job import TakenJob
     from toril.errors import (
         AmbiguousResultError,
+        ArgumentsError,
         DeadLetterNotFoundError,
         DeadLetterSourceError,
         DelayedError,
+        ExpiredError,
         FailedChildrenError,
         GroupNotFoundError,
         GroupValidationError,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
         PendingChildrenError,
         RateLimitError,
         RefusedError,
+        ResultError,
         SchedulerConflictError,
         SchedulerOwnsJobError,
         ServerError,
@@ -77,18 +80,24 @@ if TYPE_CHECKING:
     from toril.protocol.measuring import Metrics
     from toril.protocol.new_group import Compensation, GroupJob
     from toril.protocol.scheduling import JobScheduler
+    from toril.tasks import App, Call, Handle, Task, TaskMiddleware, cron, every
     from toril.worker.compensating import compensation_worker
+    from toril.worker.context import Context
     from toril.worker.handlers import Router
     from toril.worker.running import run
     from toril.worker.worker import Worker
 
 __all__ = [
     "AmbiguousResultError",
+    "App",
+    "ArgumentsError",
     "Backoff",
+    "Call",
     "Cancelled",
     "Compensation",
     "CompensationPayload",
     "Connection",
+    "Context",
     "DeadLetterMetadata",
     "DeadLetterNotFoundError",
     "DeadLetterOptions",
@@ -98,6 +107,7 @@ __all__ = [
     "Dependencies",
     "DependenciesCount",
     "Event",
+    "ExpiredError",
     "FailedChildrenError",
     "FlowJob",
     "FlowNode",
@@ -110,6 +120,7 @@ __all__ = [
     "GroupNotFoundError",
     "GroupState",
     "GroupValidationError",
+    "Handle",
     "HandlerTimeoutError",
     "InvalidGroupStateError",
     "InvalidInputError",
@@ -140,6 +151,7 @@ __all__ = [
     "RateLimit",
     "RateLimitError",
     "RefusedError",
+    "ResultError",
     "Router",
     "SchedulerConflictError",
     "SchedulerOwnsJobError",
@@ -148,6 +160,8 @@ __all__ = [
     "ServerRefusalError",
     "ServerUnavailableError",
     "TakenJob",
+    "Task",
+    "TaskMiddleware",
     "TooManyReplaysError",
     "TorilError",
     "UnrecoverableError",
@@ -155,6 +169,8 @@ __all__ = [
     "WaitingChildrenError",
     "Worker",
     "compensation_worker",
+    "cron",
+    "every",
     "run",
 ]
 
@@ -166,6 +182,9 @@ _HOMES = {
     "toril.client.queue_events": ("QueueEvents",),
     "toril.client.taken_job": ("TakenJob",),
     "toril.errors": (
+        "ArgumentsError",
+        "ExpiredError",
+        "ResultError",
         "AmbiguousResultError",
         "DeadLetterNotFoundError",
         "DeadLetterSourceError",
@@ -238,13 +257,23 @@ _HOMES = {
         "GroupJob",
     ),
     "toril.protocol.scheduling": ("JobScheduler",),
+    "toril.tasks": (
+        "App",
+        "Call",
+        "Handle",
+        "Task",
+        "TaskMiddleware",
+        "cron",
+        "every",
+    ),
+    "toril.worker.context": ("Context",),
     "toril.worker.compensating": ("compensation_worker",),
     "toril.worker.handlers": ("Router",),
     "toril.worker.running": ("run",),
     "toril.worker.worker": ("Worker",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = frozenset({"client", "errors", "options", "protocol", "sync", "worker"})
+_MODULES = frozenset({"client", "errors", "options", "protocol", "sync", "tasks", "worker"})
 
 
 def __getattr__(name: str) -> Any:

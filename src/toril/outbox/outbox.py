@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError
-from toril.options import OPTION_NAMES, JobOptions, NewJob
+from toril.options import OPTION_NAMES, FlowJob, JobOptions, NewJob
 from toril.outbox.rows import values_of
 from toril.outbox.table import DEFAULT_NAME, check_table, now_ms, outbox_table
 
@@ -54,6 +54,9 @@ class Outbox:
     ) -> str: ...
 
     @overload
+    def add(self, target: Blocking, queue: FlowJob) -> str: ...
+
+    @overload
     def add(
         self,
         target: Async,
@@ -63,11 +66,14 @@ class Outbox:
         **options: Unpack[JobOptions],
     ) -> Awaitable[str]: ...
 
+    @overload
+    def add(self, target: Async, queue: FlowJob) -> Awaitable[str]: ...
+
     def add(
         self,
         target: Blocking | Async,
-        queue: str,
-        name: str,
+        queue: str | FlowJob,
+        name: str | None = None,
         data: Any = None,
         **options: Unpack[JobOptions],
     ) -> str | Awaitable[str]:
@@ -76,8 +82,10 @@ class Outbox:
         Rolled back, the job never exists; committed, it is enqueued by a relay.  With an async
         session or connection the call is to be awaited.  Rows of one ``lane`` are enqueued in
         the order in which they were written.
+
+        In place of a queue and a name a call of a task will do: ``add(session, charge.call(1))``.
         """
-        values = values_of(queue, name, data, options, generated_id=new_job_id())
+        values = _values(queue, name, data, options)
         if isinstance(target, AsyncSession | AsyncConnection):
             return self._add_async(target, values)
         self._write(_blocking(target), [values])
@@ -132,6 +140,22 @@ class Outbox:
                 on_mysql = mysql.insert(self.table).values(values)
                 return on_mysql.on_duplicate_key_update(id=self.table.c.id)
         return insert(self.table).values(values)
+
+
+def _values(
+    queue: str | FlowJob, name: str | None, data: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    if isinstance(queue, FlowJob):
+        if name is not None or data is not None or options:
+            raise InvalidOptionError(
+                f"{queue.name!r} brings its name, its data and its options along; give no others"
+            )
+        if queue.children:
+            raise InvalidOptionError(f"{queue.name!r} has children; the outbox takes single jobs")
+        return _values_of_job(queue.queue_name, queue)
+    if name is None:
+        raise InvalidOptionError(f"a job for queue {queue!r} needs a name")
+    return values_of(queue, name, data, options, generated_id=new_job_id())
 
 
 def _values_of_job(queue: str, job: NewJob) -> dict[str, Any]:

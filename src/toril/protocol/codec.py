@@ -46,7 +46,12 @@ PLAIN_OPTIONS = b'{"attempts":0}'
 
 
 def encode(value: Any, what: str) -> bytes:
-    """``value`` as JSON text; ``what`` names it in the error when that is impossible."""
+    """``value`` as JSON text; ``what`` names it in the error when that is impossible.
+
+    A ``msgspec.Raw`` is JSON text already, written by this function before.
+    """
+    if type(value) is msgspec.Raw:
+        return bytes(value)
     try:
         text = _encode(value)
     except OverflowError:

@@ -19,12 +19,8 @@ Arguments = Callable[[Any], dict[str, Any]]
 
 def runner_of(app: App, task: Task[..., Any, ..., Any]) -> Callable[[Any], Any]:
     """The handler that a worker calls for the jobs of ``task``."""
-    signature = task.signature
-
-    def arguments(job: Any) -> dict[str, Any]:
-        return signature.read(job.data_text)
-
-    return _runner(app, task.function, signature, arguments)
+    read = task.signature.read
+    return _runner(app, task.function, task.signature, lambda job: read(job.data_text))
 
 
 def undo_runner_of(

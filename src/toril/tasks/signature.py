@@ -76,7 +76,7 @@ class Signature:
     # ------------------------------------------------------------------ the caller's side
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, checked against the annotations."""
+        """The arguments of a call by name."""
         arguments = kwargs
         if args:
             if len(args) > len(self.positional):
@@ -93,8 +93,13 @@ class Signature:
                 f"task {self.name!r} is given its {self.context!r} by the worker that runs it;"
                 f" leave it out"
             )
-        self.read(codec.encode(arguments, f"the arguments of task {self.name!r}"))
         return arguments
+
+    def write(self, arguments: Mapping[str, Any]) -> msgspec.Raw:
+        """The arguments as a job's data, if they fit the annotations."""
+        text = codec.encode(arguments, f"the arguments of task {self.name!r}")
+        self._decode(text)
+        return msgspec.Raw(text)
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, and the defaults of those that were left out."""
@@ -113,20 +118,20 @@ class Signature:
 
     def read(self, text: bytes) -> dict[str, Any]:
         """The arguments in a job's data; those that fit nowhere are refused."""
+        found, rest = self._decode(text)
+        arguments = msgspec.structs.asdict(found)
+        for name in self._defaults:
+            if arguments[name] is msgspec.UNSET:
+                del arguments[name]
+        return arguments if rest is None else arguments | rest
+
+    def _decode(self, text: bytes) -> tuple[Any, dict[str, Any] | None]:
         try:
-            found = self._arguments.decode(text)
-            arguments = {
-                name: value
-                for name in found.__struct_fields__
-                if (value := getattr(found, name)) is not msgspec.UNSET
-            }
-            if self.rest:
-                arguments.update(self._read_rest(text))
+            return self._arguments.decode(text), self._read_rest(text) if self.rest else None
         except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise ArgumentsError(
                 f"the arguments of task {self.name!r} do not fit: {error}"
             ) from error
-        return arguments
 
     def _read_rest(self, text: bytes) -> dict[str, Any]:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -136,7 +141,7 @@ class Signature:
 
     def check_result(self, value: Any) -> None:
         """Refuse a result that the caller could not read as the type of the annotation."""
-        if self._result is None:
+        if self._result is None or (value is None and self.result is type(None)):
             return
         try:
             self._result.decode(codec.encode(value, f"the result of task {self.name!r}"))

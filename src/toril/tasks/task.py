@@ -15,6 +15,7 @@ from toril.options import (
     Schedule,
     refuse_unknown,
 )
+from toril.protocol import codec
 from toril.tasks.calls import BlockingHandle, Call, Handle
 from toril.tasks.signature import Signature
 
@@ -96,16 +97,18 @@ class Task(Generic[Q, T, P, R]):
         if self.app.watches_enqueue:
             return await self.app.enqueue(self.call(*args, **kwargs))
         arguments = self.signature.bind(args, kwargs)
+        data = self.signature.write(arguments)
         queue = self.app.queue(self.queue_name)
-        job = await queue.add(self.name, arguments, **self._options_for(arguments))
+        job = await queue.add(self.name, data, **self._options_for(arguments))
         return Handle(queue, job, self.signature)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
         arguments = self.signature.bind(args, kwargs)
+        data = self.signature.write(arguments)
         return Call(
             self.name,
-            arguments,
+            codec.decode(bytes(data)),
             queue_name=self.queue_name,
             prefix=self.app.prefix,
             signature=self.signature,
