@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from toril.cli.loading import load
 from toril.cli.printing import Styled, echo, print_json
 from toril.cli.server import Server, complete_queue, with_server
-from toril.cli.worker import load
 from toril.client.connection import Connection
 from toril.doctor import Finding, Report, Severity, examine
 

@@ -7,10 +7,10 @@ import inspect
 import click
 
 from toril import run
+from toril.cli.loading import load
 from toril.cli.printing import echo, log_to_terminal
 from toril.cli.server import Server, with_server
 from toril.cli.values import DURATION
-from toril.cli.worker import load
 
 
 @click.command("relay")

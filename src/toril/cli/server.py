@@ -31,6 +31,8 @@ class Server:
     """
 
     def __init__(self, url: str | None, prefix: str | None, as_json: bool) -> None:
+        self.is_explicit = url is not None or prefix is not None
+        """Did somebody type where the jobs are? The environment may speak of another program."""
         self.url = url or os.environ.get("TORIL_URL")
         self.prefix = prefix or os.environ.get("TORIL_PREFIX") or "bull"
         self.as_json = as_json

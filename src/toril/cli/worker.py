@@ -1,20 +1,25 @@
-"""``toril worker``: runs workers as a program, and starts them anew when their code changes."""
+"""``toril worker``: runs workers as a program, in one process or several."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from toril import Router, Worker, run
-from toril.cli.printing import echo, log_to_terminal
+from toril import Queue, Worker, run
+from toril.cli.loading import RunningApp, Wishes, services_of
+from toril.cli.logs import log_options, set_up_logging
+from toril.cli.printing import echo
+from toril.cli.processes import number_of_this, run_many
 from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import DURATION
+from toril.worker.health import HealthServer, Metrics
+
+_LOOK_S = 0.1
+_AFTER_TIMEOUT_S = 5.0
 
 
 @click.command("worker")
@@ -22,12 +27,35 @@ from toril.cli.values import DURATION
 @click.option(
     "-q",
     "--queue",
-    metavar="QUEUE",
+    "queues",
+    metavar="QUEUE[:N]",
+    multiple=True,
     shell_complete=complete_queue,
-    help="For a router or a function.",
+    help="For an app, a router or a function; N jobs of it at a time.  May be repeated.",
 )
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at a time.  [default: 10]")
 @click.option("--name", "worker_name", help="What the worker is called in lists and jobs.")
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "process"]),
+    help="Handlers here and in threads, or in processes that can be killed.  [default: local]",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    help="So many processes, each with this concurrency; one that dies is started again.",
+)
+@click.option("--burst", is_flag=True, help="End when the queues are empty.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics, /healthz and /readyz here; with --processes the next ports too.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="The address to serve them on."
+)
 @click.option(
     "--reload", is_flag=True, help="Start anew when a .py file changes; not for production."
 )
@@ -35,123 +63,162 @@ from toril.cli.values import DURATION
 @click.option(
     "--timeout",
     type=DURATION,
-    default="25s",
+    default="8s",
     show_default=True,
-    help="For running jobs, when it is told to stop.",
+    help="For running jobs, when it is told to stop; Docker kills after 10 s, Kubernetes after 30.",
 )
 @click.option("--uvloop", is_flag=True, help="Run on uvloop.")
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@log_options
 @with_server
 def worker(
     server: Server,
     targets: tuple[str, ...],
-    queue: str | None,
+    queues: tuple[str, ...],
     concurrency: int | None,
     worker_name: str | None,
+    executor: str | None,
+    processes: int,
+    burst: bool,
+    metrics_port: int | None,
+    metrics_host: str,
     reload: bool,
     directories: tuple[str, ...],
     timeout: int,
     uvloop: bool,
+    log_format: str,
     verbose: bool,
 ) -> int:
     """Run workers until they are told to stop.
 
-    OBJECT is a Worker, a list of Workers, a ConsumerRegistrar, or a Router or a function of a job,
-    which need --queue.
+    OBJECT is an App, a Worker, a list of Workers, a ConsumerRegistrar, a function without
+    parameters that returns one of these, or a Router or a function of a job, which need --queue.
     Modules are looked for in the current directory first.  The first SIGTERM or Ctrl-C lets running
     jobs finish within --timeout, a second one hands them back at once.
 
     \b
     Examples:
+      toril worker shop.tasks:app
+      toril worker shop.tasks:app --queue payments:50 --queue mail:10 --processes 4
       toril worker shop.workers:payments
-      toril worker shop.jobs:router --queue payments --concurrency 50
-      toril worker shop.jobs:router -q payments --reload
+      toril worker shop.jobs:router --queue payments --concurrency 50 --reload
     """
+    if directories and not reload:
+        raise click.UsageError("--reload-dir goes with --reload")
     if reload:
-        return run_and_reload(directories or (".",), timeout_s=timeout / 1000 + 5)
-    log_to_terminal(verbose=verbose)
-    services = [
-        service
-        for target in targets
-        for service in _services(server, target, queue, concurrency, worker_name)
-    ]
+        if processes > 1 or burst:
+            raise click.UsageError("--reload goes with neither --processes nor --burst")
+        return run_and_reload(directories or (".",), timeout_s=timeout / 1000 + _AFTER_TIMEOUT_S)
+    set_up_logging(log_format, verbose=verbose)
+    if processes > 1:
+        return run_many(processes, timeout_s=timeout / 1000 + _AFTER_TIMEOUT_S, until_done=burst)
+    wishes = Wishes(
+        queues=dict(map(_parse_queue, queues)),
+        concurrency=concurrency,
+        worker_name=worker_name,
+        executor=executor,
+    )
+    services = [one for target in targets for one in services_of(server, target, wishes)]
     for service in services:
-        echo(f"running {service!r}; Ctrl-C stops it", err=True)
-    run(*services, timeout=timeout, uvloop=uvloop)
+        echo(
+            f"running {service!r}; Ctrl-C or SIGTERM stops it, and running jobs then have"
+            f" {timeout / 1000:g} s",
+            err=True,
+        )
+    beside: list[Any] = []
+    if metrics_port is not None:
+        port = metrics_port + number_of_this() if metrics_port else 0
+        beside.append(Serving(services, metrics_host, port))
+    if burst:
+        beside.append(Burst(services, beside))
+    run(*services, *beside, timeout=timeout, uvloop=uvloop)
     return 0
 
 
-def load(target: str) -> Any:
-    """The object that ``module:object`` names."""
-    module_name, colon, attribute = target.partition(":")
-    if not colon or not module_name or not attribute:
-        raise click.UsageError(f"{target!r} names no object; write module:object")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise click.UsageError(
-            f"there is no module {error.name!r}; run this where it can be imported"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise click.UsageError(f"module {module_name!r} has no {attribute!r}")
-        found = getattr(found, part)
+def _parse_queue(text: str) -> tuple[str, int | None]:
+    """``payments`` or ``payments:50``; the name of a compensation queue has a colon of its own."""
+    name, colon, size = text.rpartition(":")
+    if not colon or not size.isdigit():
+        return text, None
+    if int(size) < 1:
+        raise click.UsageError(f"--queue {text}: {size} jobs at a time are none")
+    return name, int(size)
+
+
+def workers_of(services: Sequence[Any]) -> list[Any]:
+    """The workers that run now, those of apps included."""
+    found: list[Any] = []
+    for service in services:
+        found += service.workers if isinstance(service, RunningApp) else [service]
     return found
 
 
-def _services(
-    server: Server,
-    target: str,
-    queue: str | None,
-    concurrency: int | None,
-    worker_name: str | None,
-) -> list[Any]:
-    found = load(target)
-    found = getattr(found, "consumers", found)
-    if _is_service(found):
-        _refuse_options(target, queue, concurrency, worker_name)
-        return [found]
-    if isinstance(found, Iterable) and not isinstance(found, str):
-        services = list(found)
-        if services and all(map(_is_service, services)):
-            _refuse_options(target, queue, concurrency, worker_name)
-            return services
-    if not isinstance(found, Router) and not callable(found):
-        raise click.UsageError(
-            f"{target!r} is neither a Worker, a list of them, a Router nor a function: {found!r}"
-        )
-    if queue is None:
-        raise click.UsageError(f"{target!r} is no Worker, so say whose jobs it runs: --queue QUEUE")
-    return [
-        Worker(
-            queue,
-            found,
-            connection=server.url,
-            prefix=server.prefix,
-            concurrency=concurrency or 10,
-            worker_name=worker_name,
-        )
-    ]
+class Serving:
+    """Health and metrics over HTTP, as a service beside the workers."""
 
+    def __init__(self, services: Sequence[Any], host: str, port: int) -> None:
+        self._services = services
+        self._address = (host, port)
+        self._closing = asyncio.Event()
+        self._text = self._metrics()
 
-def _is_service(found: Any) -> bool:
-    if isinstance(found, type):
-        return False
-    run_it, close = getattr(found, "run", None), getattr(found, "close", None)
-    return inspect.iscoroutinefunction(run_it) and inspect.iscoroutinefunction(close)
+    async def run(self) -> None:
+        server = HealthServer(lambda: workers_of(self._services), self._text)
+        port = await server.start(*self._address)
+        echo(f"health and metrics on http://{self._address[0]}:{port}", err=True)
+        try:
+            await self._closing.wait()
+        finally:
+            await server.close()
 
+    async def close(self, timeout: Any = None) -> None:
+        self._closing.set()
 
-def _refuse_options(
-    target: str, queue: str | None, concurrency: int | None, worker_name: str | None
-) -> None:
-    given = {"--queue": queue, "--concurrency": concurrency, "--name": worker_name}
-    for option, value in given.items():
-        if value is not None:
-            raise click.UsageError(
-                f"{target!r} was made with options of its own;"
-                f" {option} is for routers and functions"
+    def _metrics(self) -> Metrics | None:
+        try:
+            from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+            from toril.contrib.prometheus import WorkerMetrics
+        except ImportError:
+            echo(
+                'toril: no /metrics, they need prometheus_client: pip install "toril[prometheus]"',
+                err=True,
             )
+            return None
+        for service in self._services:
+            if isinstance(service, RunningApp):
+                service.on_worker(WorkerMetrics)
+            elif isinstance(service, Worker):
+                WorkerMetrics(service)
+        return lambda: (generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
+
+
+class Burst:
+    """Ends everything when there is nothing left to do."""
+
+    def __init__(self, services: Sequence[Any], beside: Sequence[Any]) -> None:
+        self._services = services
+        self._beside = beside
+        self._closing = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self._closing.is_set():
+            workers = [one for one in workers_of(self._services) if isinstance(one, Worker)]
+            if workers and await _are_idle(workers):
+                break
+            await asyncio.sleep(_LOOK_S)
+        for service in [*self._services, *self._beside]:
+            if service is not self:
+                await service.close()
+
+    async def close(self, timeout: Any = None) -> None:
+        self._closing.set()
+
+
+async def _are_idle(workers: Sequence[Worker]) -> bool:
+    """Is nothing left that could run now? What is delayed is not waited for."""
+    for one in workers:
+        async with Queue(one.name, connection=one.target, prefix=one.keys.prefix) as queue:
+            counts = await queue.get_job_counts("waiting", "prioritized", "active")
+        if any(counts.values()):
+            return False
+    return True

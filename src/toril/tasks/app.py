@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import inspect
-import logging
 import sys
 from collections.abc import (
     Awaitable,
@@ -20,6 +19,7 @@ from typing import Any, Concatenate, Protocol, Self, TypeVar, Unpack, overload
 from toril.client.connection import Connection, Target
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError, ServerError
+from toril.logs import get_logger
 from toril.options import OPTION_NAMES, Duration, JobOptions, Schedule, refuse_unknown
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name
@@ -35,7 +35,7 @@ from toril.worker.context import Context
 from toril.worker.handlers import Router
 from toril.worker.worker import Worker
 
-logger = logging.getLogger("toril.tasks")
+logger = get_logger("toril.tasks")
 
 Errors = type[BaseException] | tuple[type[BaseException], ...]
 AnyTask = Task[..., Any, ..., Any]
@@ -92,6 +92,7 @@ class App:
                 self.router.use(_on_run(one))
         self.router.lifespan = self.lifespan
         self._workers: list[Worker] = []
+        self._on_worker: list[Callable[[Worker], object]] = []
         self._closing: asyncio.Event | None = None
 
     def __repr__(self) -> str:
@@ -266,20 +267,31 @@ class App:
 
     # ------------------------------------------------------------------ running
 
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers that run now."""
+        return list(self._workers)
+
+    def on_worker(self, callback: Callable[[Worker], object]) -> None:
+        """Call ``callback`` with every worker that is made, before it starts: to listen to it."""
+        self._on_worker.append(callback)
+
     async def run(
         self,
         queues: Mapping[str, int] | Iterable[str] | None = None,
         *,
         concurrency: int | None = None,
+        **options: Any,
     ) -> None:
         """Run the tasks of ``queues`` (by default all) until ``close`` is called.
 
-        ``{"payments": 50}`` says how many jobs of a queue run at a time.
+        ``{"payments": 50}`` says how many jobs of a queue run at a time; ``options`` are those of
+        ``Worker``.
         """
         if self._closing is not None:
             raise InvalidOptionError("this app runs already")
         self._closing = closing = asyncio.Event()
-        self._workers = self.make_workers(queues, concurrency=concurrency)
+        self._workers = self.make_workers(queues, concurrency=concurrency, **options)
         declaring = asyncio.create_task(self._declare_patiently())
         try:
             async with self.lifespan:
@@ -353,7 +365,7 @@ class App:
         handler: Any = self.router
         if given.get("executor") == "process":
             handler = f"{self._reference()}.router"
-        return Worker(
+        worker = Worker(
             name,
             handler,
             connection=self._target(),
@@ -361,6 +373,9 @@ class App:
             is_final=self._is_final,
             **given,
         )
+        for callback in self._on_worker:
+            callback(worker)
+        return worker
 
     def _is_final(self, job: StoredJob, error: BaseException) -> bool:
         task = self._tasks.get(job.name)

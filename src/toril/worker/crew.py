@@ -26,6 +26,7 @@ from toril.protocol.settling import (
 from toril.worker.active_job import ActiveJob, Writer
 from toril.worker.burial import Burial
 from toril.worker.events import Emitter
+from toril.worker.failure_log import FailureLog
 from toril.worker.lease import Lease
 from toril.worker.pump import Pump
 from toril.worker.recover import Sweeper
@@ -68,6 +69,7 @@ class Crew:
         self._has_hook = burial is not None and burial.hook is not None
         self._jobs: dict[str, tuple[ActiveJob, asyncio.Task[None]]] = {}
         self._cancelled_early: dict[str, tuple[str, str]] = {}
+        self._failures = FailureLog()
 
     @property
     def jobs(self) -> list[ActiveJob]:
@@ -183,6 +185,8 @@ class Crew:
             return
         job.is_settled = True
         outcome = settling.decide(job, attempt, self._policy, dice=random.random())
+        if outcome.error is not None:
+            self._failures.tell(job, outcome, outcome.error)
         if outcome.error is not None and not self._emitter.tells_errors and not self._has_hook:
             # An error holds all frames and what is in them; in a storm of failures that is much.
             outcome = msgspec.structs.replace(outcome, error=None)

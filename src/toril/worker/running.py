@@ -31,13 +31,13 @@ class Service(Protocol):
         """Come to an end within ``timeout``; a second call may shorten it."""
 
 
-def run(*workers: Service, timeout: Duration | None = 25_000, uvloop: bool = False) -> None:
+def run(*workers: Service, timeout: Duration | None = 8_000, uvloop: bool = False) -> None:
     """Run workers until SIGTERM or SIGINT; blocks.
 
     At the first signal they take nothing more, running jobs may finish within ``timeout`` (None: as
     long as they need), and the rest is handed back so that other workers get it at once.  A second
-    signal hands everything back at once.  The default stays below the 30 seconds after which
-    Kubernetes kills; ``uvloop=True`` runs on uvloop, which must be installed.
+    signal hands everything back at once.  The default stays below the 10 seconds after which
+    Docker kills (Kubernetes: 30); ``uvloop=True`` runs on uvloop, which must be installed.
     """
     refuse_in_child()
     if not workers:

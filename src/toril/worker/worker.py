@@ -102,6 +102,8 @@ class Worker:
         self.id = new_worker_id()
         self.name = name
         self.handler = handler
+        self.target = connection
+        """Where its jobs are, as it was told."""
         self.keys = Keys(prefix, name)
         if isinstance(connection, Connection):
             raise InvalidOptionError(
@@ -134,6 +136,7 @@ class Worker:
         self._hurry = asyncio.Event()
         self._closed: asyncio.Event = asyncio.Event()
         self._death: BaseException | None = None
+        self._server_error: tuple[float, Exception] | None = None
         self._closing: asyncio.Task[None] | None = None
 
         lock_ms = self._lock_ms()
@@ -385,6 +388,13 @@ class Worker:
         return self._loop.time() - self._pump.last_reply_at
 
     @property
+    def server_error(self) -> Exception | None:
+        """Why the server could not be reached, if it has not answered since."""
+        if self._server_error is None or self._pump.last_reply_at > self._server_error[0]:
+            return None
+        return self._server_error[1]
+
+    @property
     def dead_lettered(self) -> int:
         """How many jobs this worker has sent to the dead letters."""
         return 0 if self._burial is None else self._burial.count
@@ -435,6 +445,7 @@ class Worker:
 
     def _on_server_error(self, error: Exception) -> None:
         logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
+        self._server_error = (asyncio.get_running_loop().time(), error)
         self._emitter.emit("error", error)
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:

@@ -1,0 +1,165 @@
+"""What ``toril worker`` is given: an app, workers, a router, a function, or what makes them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from toril import App, Router, Worker
+from toril.cli.server import Server
+
+CONCURRENCY = 10
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says about the workers that it makes."""
+
+    queues: Mapping[str, int | None] = {}
+    concurrency: int | None = None
+    worker_name: str | None = None
+    executor: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that somebody typed, by their names on the command line."""
+        told = {
+            "--queue": self.queues,
+            "--concurrency": self.concurrency,
+            "--name": self.worker_name,
+            "--executor": self.executor,
+        }
+        return {option: value for option, value in told.items() if value}
+
+    def worker_options(self) -> dict[str, Any]:
+        options = {"worker_name": self.worker_name, "executor": self.executor}
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class RunningApp:
+    """An app with what the command line says about it: a service like a worker."""
+
+    def __init__(self, app: App, wishes: Wishes) -> None:
+        self._app = app
+        self._wishes = wishes
+        queues = {
+            name: size or wishes.concurrency or CONCURRENCY for name, size in wishes.queues.items()
+        }
+        self._queues = queues or None
+        # What is wrong with the wishes is told before anything runs.
+        app.make_workers(self._queues, **wishes.worker_options())
+
+    def __repr__(self) -> str:
+        queues = ", ".join(self._queues or self._app.queue_names)
+        return f"<App of {len(self._app.tasks)} tasks on queues {queues}>"
+
+    @property
+    def workers(self) -> list[Worker]:
+        return self._app.workers
+
+    @property
+    def queue_names(self) -> list[str]:
+        return list(self._queues or self._app.queue_names)
+
+    def on_worker(self, callback: Callable[[Worker], object]) -> None:
+        self._app.on_worker(callback)
+
+    async def run(self) -> None:
+        await self._app.run(
+            self._queues, concurrency=self._wishes.concurrency, **self._wishes.worker_options()
+        )
+
+    async def close(self, timeout: Any = None) -> None:
+        await self._app.close(timeout)
+
+
+def load(target: str) -> Any:
+    """The object that ``module:object`` names."""
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        raise click.UsageError(f"{target!r} names no object; write module:object")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise click.UsageError(
+            f"there is no module {error.name!r}; run this where it can be imported"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise click.UsageError(f"module {module_name!r} has no {attribute!r}")
+        found = getattr(found, part)
+    return found
+
+
+def services_of(server: Server, target: str, wishes: Wishes) -> list[Any]:
+    """What is to run for ``module:object``."""
+    found = load(target)
+    if _is_factory(found):
+        found = found()
+    if isinstance(found, App):
+        if server.is_explicit:
+            found.connection, found.prefix = server.url or found.connection, server.prefix
+        return [RunningApp(found, wishes)]
+    found = getattr(found, "consumers", found)
+    if is_service(found):
+        _refuse_wishes(server, target, wishes)
+        return [found]
+    if isinstance(found, Iterable) and not isinstance(found, str):
+        services = list(found)
+        if services and all(map(is_service, services)):
+            _refuse_wishes(server, target, wishes)
+            return services
+    if not isinstance(found, Router) and not callable(found):
+        raise click.UsageError(
+            f"{target!r} is neither an App, a Worker, a list of them, a Router nor a function:"
+            f" {found!r}"
+        )
+    if not wishes.queues:
+        raise click.UsageError(f"{target!r} is no Worker, so say whose jobs it runs: --queue QUEUE")
+    return [
+        Worker(
+            name,
+            found,
+            connection=server.url,
+            prefix=server.prefix,
+            concurrency=size or wishes.concurrency or CONCURRENCY,
+            **wishes.worker_options(),
+        )
+        for name, size in wishes.queues.items()
+    ]
+
+
+def is_service(found: Any) -> bool:
+    """Can it be run and closed, like a worker?"""
+    if isinstance(found, type):
+        return False
+    run_it, close = getattr(found, "run", None), getattr(found, "close", None)
+    return inspect.iscoroutinefunction(run_it) and inspect.iscoroutinefunction(close)
+
+
+def _is_factory(found: Any) -> bool:
+    """A plain function without parameters makes what is to run; a handler takes a job."""
+    if not inspect.isfunction(found) or inspect.iscoroutinefunction(found):
+        return False
+    return not inspect.signature(found).parameters
+
+
+def _refuse_wishes(server: Server, target: str, wishes: Wishes) -> None:
+    for option in wishes.given():
+        raise click.UsageError(
+            f"{target!r} was made with options of its own; {option} is for apps, routers and"
+            f" functions"
+        )
+    if server.is_explicit:
+        raise click.UsageError(
+            f"{target!r} was made with a server of its own; --url and --prefix are for apps,"
+            f" routers and functions"
+        )

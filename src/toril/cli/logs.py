@@ -1,0 +1,57 @@
+"""The log of a long-running command: lines for people, or JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from toril.cli.printing import log_to_terminal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and whatever ``extra`` brought."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}"
+            f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)
+
+
+def log_options(command: F) -> F:
+    """``--log-format`` and ``--verbose``."""
+    command = click.option("-v", "--verbose", is_flag=True, help="Log more.")(command)
+    return click.option(
+        "--log-format",
+        type=click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        help="Lines for people, or one JSON object a line.",
+    )(command)
+
+
+def set_up_logging(log_format: str, *, verbose: bool) -> None:
+    """Send everything that is logged to stderr."""
+    if log_format == "text":
+        log_to_terminal(verbose=verbose)
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])

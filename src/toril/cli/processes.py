@@ -1,0 +1,173 @@
+"""``--processes N``: the same command N times, each in a process of its own.
+
+The parent does no work.  It passes signals on, starts a child anew that died, and gives up when
+children die again and again: whoever started it, systemd or Kubernetes, shall see that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from toril.cli.printing import echo
+from toril.logs import get_logger
+
+logger = get_logger("toril.processes")
+
+FIRST_WAIT_S = 0.2
+LONGEST_WAIT_S = 15.0
+HEALTHY_AFTER_S = 30.0
+"""A child that lived that long has not died of its start."""
+MOST_DEATHS = 5
+"""So many deaths in a row, each soon after the start, end it all."""
+NUMBER = "TORIL_PROCESS"
+"""In a child's environment: which of the processes it is, from 0."""
+_LOOK_S = 0.05
+GAVE_UP = 4
+
+
+class _Child:
+    def __init__(self, number: int, command: list[str]) -> None:
+        self.number = number
+        self._command = command
+        self.deaths = 0
+        self.start_at = 0.0
+        self.process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+
+    def start(self) -> None:
+        environment = {**os.environ, NUMBER: str(self.number)}
+        # A session of its own: Ctrl-C reaches it through the parent, and once.
+        self.process = subprocess.Popen(self._command, env=environment, start_new_session=True)
+        self._started_at = time.monotonic()
+        logger.info("process %d runs as pid %d", self.number, self.process.pid)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def bury(self) -> int:
+        """Note that it died, and when it may be started again; returns its exit code."""
+        assert self.process is not None
+        code = self.process.returncode
+        self.process = None
+        lived_s = time.monotonic() - self._started_at
+        self.deaths = 1 if lived_s > HEALTHY_AFTER_S else self.deaths + 1
+        wait_s = min(FIRST_WAIT_S * 2 ** (self.deaths - 1), LONGEST_WAIT_S)
+        self.start_at = time.monotonic() + wait_s
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        logger.warning(
+            "process %d died after %.1f s (%s); it is started again in %.1f s",
+            self.number,
+            lived_s,
+            how,
+            wait_s,
+        )
+        return code
+
+
+class _Signals:
+    """Passes on what this process is told."""
+
+    def __init__(self, children: list[_Child]) -> None:
+        self._children = children
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.tell(number)
+
+    def tell(self, number: int) -> None:
+        for child in self._children:
+            if child.process is not None and child.process.poll() is None:
+                child.process.send_signal(number)
+
+
+def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
+    """Run this very command ``count`` times without ``--processes``; returns the exit code.
+
+    With ``until_done`` a child that ends well has done its work and is not started again.
+    """
+    command = [sys.executable, "-m", "toril", *without_option(sys.argv[1:], "--processes")]
+    children = [_Child(number, command) for number in range(count)]
+    told = _Signals(children)
+    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return _watch(children, told, timeout_s, until_done)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watch(children: list[_Child], told: _Signals, timeout_s: float, until_done: bool) -> int:
+    for child in children:
+        child.start()
+    left = list(children)
+    while not told.count:
+        for child in list(left):
+            if child.process is None:
+                if time.monotonic() >= child.start_at:
+                    child.start()
+                continue
+            code = child.process.poll()
+            if code is None:
+                continue
+            if until_done and code == 0:
+                left.remove(child)
+                continue
+            if code == 2:
+                # Wrong usage: the next one would say the same.
+                return _end(children, told, timeout_s, code)
+            child.bury()
+            if child.deaths >= MOST_DEATHS:
+                echo(
+                    f"toril: process {child.number} died {child.deaths} times in a row soon after"
+                    f" its start; giving up, see the log above",
+                    err=True,
+                )
+                return _end(children, told, timeout_s, GAVE_UP)
+        if not left:
+            return 0
+        time.sleep(_LOOK_S)
+    return _end(children, told, timeout_s, 0)
+
+
+def _end(children: list[_Child], told: _Signals, timeout_s: float, code: int) -> int:
+    """Wait for the children that were told to end; kill those that do not."""
+    if not told.count:
+        told.tell(signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    codes = []
+    for child in children:
+        if child.process is None:
+            continue
+        try:
+            codes.append(child.process.wait(max(0.1, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            logger.warning("process %d did not end in time and is killed", child.number)
+            child.process.kill()
+            codes.append(child.process.wait())
+    return code or next((one for one in codes if one > 0), 0)
+
+
+def without_option(arguments: list[str], option: str) -> list[str]:
+    """The arguments without ``option`` and its value."""
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == option:
+            skip = True
+        elif not argument.startswith(f"{option}="):
+            kept.append(argument)
+    return kept
+
+
+def number_of_this() -> int:
+    """Which of the processes this one is; 0 when it is the only one."""
+    return int(os.environ.get(NUMBER, "0"))

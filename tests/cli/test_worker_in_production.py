@@ -1,0 +1,257 @@
+"""``toril worker`` as it is run in production: an app, several processes, probes, logs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import wait_until_sync
+from tests.servers import Server
+from toril.sync import Queue
+
+MODULE = """
+import os, time
+from toril import App, Worker
+
+app = App(prefix=os.environ["TORIL_PREFIX"], worker_options={"lock_duration": 2000, "stalled_interval": 500})
+
+@app.task
+def whose() -> int:
+    return os.getpid()
+
+@app.task(queue="other")
+async def other() -> str:
+    return "other"
+
+@app.task(attempts=2)
+async def broken(word: str) -> None:
+    raise ValueError(f"a bad word: {word}")
+
+@app.task
+def slow() -> int:
+    time.sleep(0.3)
+    return os.getpid()
+
+def make():
+    return app
+
+worker = Worker("default", app.router, prefix=os.environ["TORIL_PREFIX"])
+if os.environ.get("BREAK"):
+    os._exit(7)
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(cli_env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+    """Starts ``toril worker`` with these arguments; its output goes to the file ``log``."""
+    (tmp_path / "shop.py").write_text(MODULE)
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+        with (tmp_path / "log").open("a") as log:
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "toril", "worker", *arguments],
+                    cwd=tmp_path,
+                    env=cli_env | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
+                    stderr=log,
+                    text=True,
+                )
+            )
+        return running[-1]
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def queue(url: str, prefix: str) -> Iterator[Queue]:
+    with Queue("default", connection=url, prefix=prefix) as queue:
+        yield queue
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Callable[[], str]:
+    return lambda: (tmp_path / "log").read_text()
+
+
+def port_of(log: Callable[[], str]) -> int:
+    """The port that the worker says it serves on."""
+    line = wait_until_sync(
+        lambda: next((at for at in log().splitlines() if "metrics on http" in at), ""), timeout=30
+    )
+    return int(line.rpartition(":")[2])
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_an_app_runs_on_all_its_queues_until_sigterm(
+    start: Start, queue: Queue, url: str, prefix: str, log: Callable[[], str]
+):
+    process = start("shop:app")
+
+    assert isinstance(queue.wait_for(queue.add("whose").id, timeout=30_000), int)
+    with Queue("other", connection=url, prefix=prefix) as other:
+        assert other.wait_for(other.add("other").id, timeout=30_000) == "other"
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert "running jobs then have 8 s" in log()
+
+
+def test_a_factory_gives_what_is_to_run_and_queues_may_be_chosen(start: Start, queue: Queue):
+    start("shop:make", "--queue", "default:3", "--name", "anna")
+
+    job = queue.add("whose")
+
+    queue.wait_for(job.id, timeout=30_000)
+    found = queue.get_job(job.id)
+    assert found is not None
+    assert found.processed_by == "anna"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("shop:app", "--queue", "typo"), "no task of the app goes to queue 'typo'"),
+        (("shop:worker", "--url", "redis://127.0.0.1:1"), "a server of its own"),
+        (("shop:worker", "--executor", "process"), "options of its own"),
+        (("shop:app", "--reload", "--burst"), "--reload goes with neither"),
+        (("shop:app", "--reload-dir", "."), "--reload-dir goes with --reload"),
+        (("shop:app", "--queue", "default:0"), "are none"),
+        (("shop:nothing",), "has no 'nothing'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    start: Start, log: Callable[[], str], arguments: tuple[str, ...], says: str
+):
+    assert start(*arguments).wait(30) == 2
+
+    assert says in log()
+
+
+def test_a_burst_ends_when_the_queues_are_empty(start: Start, queue: Queue, prefix: str):
+    jobs = queue.add_bulk([_new("whose") for _ in range(50)])
+    queue.add("whose", delay=3_600_000)
+
+    assert start("shop:app", "--burst").wait(60) == 0
+
+    assert {queue.get_state(job.id) for job in jobs} == {"completed"}
+    assert queue.get_job_counts()["delayed"] == 1
+
+
+def test_several_processes_share_the_work_and_the_dead_are_replaced(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    process = start("shop:app", "--processes", "4", "--queue", "default:2")
+    pids: set[int] = set()
+
+    def all_four() -> bool:
+        jobs = queue.add_bulk([_new("slow") for _ in range(12)])
+        pids.update(queue.wait_for(job.id, timeout=60_000) for job in jobs)
+        return len(pids) >= 4
+
+    wait_until_sync(all_four, timeout=60, every=0)
+    victim = pids.pop()
+    jobs = queue.add_bulk([_new("slow") for _ in range(24)])
+    os.kill(victim, signal.SIGKILL)
+    done = {queue.wait_for(job.id, timeout=60_000) for job in jobs}
+    wait_until_sync(lambda: "it is started again" in log(), timeout=30)
+    wait_until_sync(lambda: _runs_anew(queue, done | pids | {victim}), timeout=60, every=0)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert "died after" in log()
+    assert "SIGKILL" in log()
+    assert wait_until_sync(lambda: queue.get_workers() == [])
+
+
+def _runs_anew(queue: Queue, known: set[int]) -> bool:
+    """Has a process run a job that was not there before?"""
+    jobs = queue.add_bulk([_new("slow") for _ in range(12)])
+    return not {queue.wait_for(job.id, timeout=60_000) for job in jobs} <= known
+
+
+def test_a_child_that_cannot_start_ends_it_all(start: Start, log: Callable[[], str]):
+    process = start("shop:app", "--processes", "2", BREAK="1")
+
+    assert process.wait(120) == 4
+    assert "giving up" in log()
+    assert "exit code 7" in log()
+
+
+def test_probes_tell_whether_a_worker_can_work(
+    start: Start,
+    log: Callable[[], str],
+    start_server: Callable[..., Server],
+    prefix: str,
+):
+    server = start_server(tcp=True)
+    start("shop:app", "--metrics-port", "0", TORIL_URL=server.url)
+    port = port_of(log)
+
+    wait_until_sync(lambda: fetch(port, "/readyz")[0] == 200, timeout=30)
+    with Queue("default", connection=server.url, prefix=prefix) as queue:
+        queue.wait_for(queue.add("whose").id, timeout=30_000)
+    status, metrics = fetch(port, "/metrics")
+
+    assert status == 200
+    assert 'toril_attempts_total{name="whose",outcome="completed",queue="default"} 1.0' in metrics
+    assert fetch(port, "/healthz") == (200, "ok\n")
+    assert fetch(port, "/else")[0] == 404
+
+    server.close()
+    status, why = wait_until_sync(
+        lambda: (answer := fetch(port, "/readyz"))[0] == 503 and answer, timeout=60, every=0.2
+    )
+    assert "cannot reach its server" in why
+    assert fetch(port, "/healthz")[0] == 200
+
+
+def test_a_failed_attempt_is_logged_with_all_that_is_needed_to_find_it(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    start("shop:app", "--log-format", "json")
+    job = queue.add("broken", {"word": "x\x1b[2J"}, attempts=2)
+
+    wait_until_sync(lambda: log().count("a bad word") >= 2, timeout=30)
+    wait_until_sync(lambda: queue.get_state(job.id) == "failed")
+    entries = [json.loads(line) for line in log().splitlines() if line.startswith("{")]
+    told = [entry for entry in entries if entry.get("job_id") == job.id]
+
+    assert [(one["level"], one["attempt"], one["attempts"]) for one in told] == [
+        ("warning", 1, 2),
+        ("error", 2, 2),
+    ]
+    assert {(one["queue"], one["job_name"], one["logger"]) for one in told} == {
+        ("default", "broken", "toril.jobs")
+    }
+    assert "ValueError" in told[0]["exception"]
+    assert "Traceback" in told[1]["exception"]
+    assert "\x1b" not in log()
+
+
+def _new(name: str):  # type: ignore[no-untyped-def]
+    from toril import NewJob
+
+    return NewJob(name)
