@@ -22,7 +22,10 @@ MODULE = """
 import os, time
 from toril import App, Worker
 
-app = App(prefix=os.environ["TORIL_PREFIX"], worker_options={"lock_duration": 2000, "stalled_interval": 500})
+app = App(
+    prefix=os.environ["TORIL_PREFIX"],
+    worker_options={"lock_duration": 2000, "stalled_interval": 500},
+)
 
 @app.task
 def whose() -> int:
@@ -255,3 +258,36 @@ def _new(name: str):  # type: ignore[no-untyped-def]
     from toril import NewJob
 
     return NewJob(name)
+
+
+def test_schedules_of_the_code_are_listed_and_pruned(
+    cli_env: dict[str, str], tmp_path: Path, queue: Queue
+):
+    (tmp_path / "clock.py").write_text(
+        "import os\nfrom toril import App, every\n"
+        'app = App(prefix=os.environ["TORIL_PREFIX"])\n'
+        "@app.task(schedule=every(minutes=5))\ndef often() -> None: ...\n"
+    )
+    queue.upsert_job_scheduler("task.gone", every=60_000)
+    queue.upsert_job_scheduler("by-hand", every=60_000)
+
+    def toril(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "toril", "schedules", *arguments],
+            cwd=tmp_path,
+            env=cli_env,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    listed = json.loads(toril("list", "clock:app", "--json"))
+    pruned = toril("prune", "clock:app", "--yes")
+
+    assert {one["id"]: (one["declared"], one["stored"]) for one in listed} == {
+        "task.often": (True, False),
+        "task.gone": (False, True),
+    }
+    assert "Removed 1 schedule" in pruned
+    assert [one.id for one in queue.get_job_schedulers()] == ["by-hand"]

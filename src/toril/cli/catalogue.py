@@ -45,6 +45,11 @@ CATALOGUE: dict[str, Entry] = {
     "schedulers": Entry(
         _FEATURES, "Look at schedulers, make them and remove them.", "schedulers:schedulers"
     ),
+    "schedules": Entry(
+        _FEATURES,
+        "Compare the schedules of an app's code with those of the server.",
+        "schedules:schedules",
+    ),
     "worker": Entry(_RUN, "Run workers until they are told to stop.", "worker:worker"),
     "relay": Entry(
         _RUN, "Carry jobs from an outbox to their queues, until it is told to stop.", "relay:relay"
