@@ -8,6 +8,7 @@
   Cost      O(1)
 ]]
 local base = unpack(KEYS)
+local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/clock"
 
 return clock()

@@ -19,6 +19,15 @@ from toril.protocol.keys import Keys
 T = TypeVar("T")
 _pack = msgspec.msgpack.Encoder().encode
 
+
+class Skew:
+    """How far a test has turned the clock forward, for every script of this process; 0 in life."""
+
+    ms = 0
+
+
+skew = Skew()
+
 Word = str | bytes | int | float
 """One word of a server command."""
 
@@ -64,6 +73,8 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         args = (
             {**self.args, "resend": True} if resent and self.resend is Resend.MARKED else self.args
         )
+        if skew.ms:
+            args = {**args, "skew_ms": skew.ms}
         verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
         return (verb, code, len(self.keys), *self.keys, _pack(args), *self.payloads)
 

@@ -7,12 +7,15 @@ import fnmatch
 import inspect
 import sys
 from collections.abc import (
+    AsyncIterator,
     Awaitable,
     Callable,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Protocol, Self, TypeVar, Unpack, overload
 
@@ -21,10 +24,11 @@ from toril.client.queue import Queue
 from toril.errors import InvalidOptionError, ServerError
 from toril.logs import get_logger
 from toril.options import OPTION_NAMES, Duration, JobOptions, Schedule, refuse_unknown
-from toril.protocol.job import StoredJob
+from toril.protocol.job import Job, StoredJob
 from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name
 from toril.sync.queue import Queue as BlockingQueue
 from toril.tasks.calls import BlockingHandle, Call, Handle
+from toril.tasks.eager import run_blocking, run_now
 from toril.tasks.lifespan import Enter, Lifespan
 from toril.tasks.middleware import EnqueueNext, TaskMiddleware, has_side
 from toril.tasks.running import runner_of, undo_runner_of
@@ -86,6 +90,8 @@ class App:
         self._shared: Connection | None = None
         self._blocking: dict[str, BlockingQueue] = {}
         self._middleware = tuple(middleware)
+        self._on_enqueued: list[Callable[[Call[Any], Job], None]] = []
+        self._eager: bool | None = None
         self._on_enqueue = [one for one in middleware if has_side(one, "on_enqueue")]
         for one in middleware:
             if has_side(one, "on_run"):
@@ -207,13 +213,15 @@ class App:
 
     @property
     def watches_enqueue(self) -> bool:
-        """Does a middleware want to see what is enqueued?"""
-        return bool(self._on_enqueue)
+        """Does anybody want to see what is enqueued?"""
+        return bool(self._on_enqueue or self._on_enqueued or self._eager is not None)
 
     async def enqueue(self, call: Call[R]) -> Handle[R]:
         """Add the job that ``call`` describes."""
 
         async def send(call: Call[Any]) -> Handle[Any]:
+            if self._eager is not None:
+                return await self._run_eagerly(call)
             [handle] = await self._send([call])
             return handle
 
@@ -225,7 +233,7 @@ class App:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Add the jobs of many calls in a few round trips; the handles are in their order."""
         calls = list(calls)
-        if self._on_enqueue:
+        if self._on_enqueue or self._eager is not None:
             return list(await asyncio.gather(*map(self.enqueue, calls)))
         return await self._send(calls)
 
@@ -238,11 +246,16 @@ class App:
             queue = self.queue(queue_name)
             jobs = await queue.add_bulk([calls[number] for number in numbers])
             for number, job in zip(numbers, jobs, strict=True):
+                self._note(calls[number], job)
                 handles[number] = Handle(queue, job, calls[number].signature)
         return [handles[number] for number in range(len(calls))]
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
         """``enqueue`` for code that blocks."""
+        if self._eager is not None:
+            task = self._tasks[call.name]
+            state = self.lifespan.state
+            return run_blocking(call, task, state, raises=self._eager)
         queue = self._blocking.get(call.queue_name)
         if queue is None:
             queue = self._blocking.setdefault(
@@ -250,7 +263,49 @@ class App:
                 BlockingQueue(call.queue_name, connection=self._target(), prefix=self.prefix),
             )
         [job] = queue.add_bulk([call])
+        self._note(call, job)
         return BlockingHandle(queue, job, call.signature)
+
+    def _note(self, call: Call[Any], job: Job) -> None:
+        for note in self._on_enqueued:
+            note(call, job)
+
+    @contextmanager
+    def eager(self, *, raise_failures: bool = True) -> Iterator[None]:
+        """Inside the block ``enqueue`` runs the task at once, here, without a server.
+
+        A task that fails raises from ``enqueue``; with ``raise_failures=False`` from
+        ``handle.result()``, as it would with a server.
+        """
+        before, self._eager = self._eager, raise_failures
+        try:
+            yield
+        finally:
+            self._eager = before
+
+    async def _run_eagerly(self, call: Call[Any]) -> Handle[Any]:
+        assert self._eager is not None
+        state = self.lifespan.state
+        return await run_now(call, self._tasks[call.name], state, raises=self._eager)
+
+    @asynccontextmanager
+    async def moved_to(
+        self, connection: Target, prefix: str, note: Callable[[Call[Any], Job], None]
+    ) -> AsyncIterator[None]:
+        """Inside the block the app is at home elsewhere, and ``note`` hears what it enqueues.
+
+        For tests: ``toril.testing.running`` is what you want.
+        """
+        home = self.connection, self.prefix
+        await self._close_queues()
+        self.connection, self.prefix = connection, prefix
+        self._on_enqueued.append(note)
+        try:
+            yield
+        finally:
+            self._on_enqueued.remove(note)
+            await self._close_queues()
+            self.connection, self.prefix = home
 
     def queue(self, name: str) -> Queue:
         """The queue of this name, on the app's connection."""

@@ -1,0 +1,152 @@
+"""Tasks that run at once, where they are enqueued: no server, no worker, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from typing import Any, TypeVar
+
+from toril.errors import JobFailedError, JobNotInStateError
+from toril.options import Duration
+from toril.protocol import codec
+from toril.protocol.cancelling import Cancelled
+from toril.protocol.settling import reason_of
+from toril.tasks.calls import BlockingHandle, Call, Handle
+from toril.tasks.recording import TestContext, make_context
+
+R = TypeVar("R")
+_numbers = itertools.count(1)
+
+
+class _Outcome:
+    """How a call ended that ran at once."""
+
+    def __init__(self, context: TestContext, value: Any, error: BaseException | None) -> None:
+        self.context = context
+        self._value = value
+        self._error = error
+
+    @property
+    def state(self) -> str:
+        return "completed" if self._error is None else "failed"
+
+    def result(self) -> Any:
+        """The value, or the failure as ``wait_for`` raises it."""
+        if self._error is None:
+            return self._value
+        reason = reason_of(self._error, codec.words_of(self._error))
+        raise JobFailedError(self.context.id, reason) from self._error
+
+    def cancel(self) -> Cancelled:
+        raise JobNotInStateError(f"job {self.context.id!r} has finished; it ran at once")
+
+
+class EagerHandle(Handle[R]):
+    """A ``Handle`` of a call that has run already; ``context`` is what its function was given."""
+
+    __slots__ = ("_outcome", "context")
+
+    def __init__(self, outcome: _Outcome) -> None:
+        self.id = outcome.context.id
+        self.duplicated = False
+        self.context = outcome.context
+        self._outcome = outcome
+
+    @property
+    def queue_name(self) -> str:
+        return self.context.queue_name
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        value: R = self._outcome.result()
+        return value
+
+    async def state(self) -> str:
+        return self._outcome.state
+
+    async def job(self) -> None:
+        """None: there is no job on any server."""
+
+    async def cancel(self, reason: str | None = None) -> Cancelled:
+        return self._outcome.cancel()
+
+
+class BlockingEagerHandle(BlockingHandle[R]):
+    """``EagerHandle`` for code that blocks."""
+
+    __slots__ = ("_outcome", "context")
+
+    def __init__(self, outcome: _Outcome) -> None:
+        self.id = outcome.context.id
+        self.duplicated = False
+        self.context = outcome.context
+        self._outcome = outcome
+
+    @property
+    def queue_name(self) -> str:
+        return self.context.queue_name
+
+    def result(self, timeout: Duration | None = None) -> R:
+        value: R = self._outcome.result()
+        return value
+
+    def state(self) -> str:
+        return self._outcome.state
+
+    def job(self) -> None:
+        """None: there is no job on any server."""
+
+    def cancel(self, reason: str | None = None) -> Cancelled:
+        return self._outcome.cancel()
+
+
+async def run_now(call: Call[R], task: Any, state: Any, *, raises: bool) -> Handle[R]:
+    """Run a call here; a plain function runs in a thread, as a worker would have it."""
+    context, arguments = _prepare(call, task, state)
+    value: Any = None
+    failure: BaseException | None = None
+    try:
+        if inspect.iscoroutinefunction(task.function):
+            value = await task.function(**arguments)
+        else:
+            value = await asyncio.to_thread(task.function, **arguments)
+        task.signature.check_result(value)
+    except Exception as error:
+        if raises:
+            raise
+        failure = error
+    return EagerHandle(_Outcome(context, value, failure))
+
+
+def run_blocking(call: Call[R], task: Any, state: Any, *, raises: bool) -> BlockingHandle[R]:
+    """``run_now`` for code that blocks."""
+    context, arguments = _prepare(call, task, state)
+    value: Any = None
+    failure: BaseException | None = None
+    try:
+        value = task.function(**arguments)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        task.signature.check_result(value)
+    except Exception as error:
+        if raises:
+            raise
+        failure = error
+    return BlockingEagerHandle(_Outcome(context, value, failure))
+
+
+def _prepare(call: Call[Any], task: Any, state: Any) -> tuple[TestContext, dict[str, Any]]:
+    """The arguments take the way over JSON that they would take with a server."""
+    context = make_context(
+        call.name,
+        call.data,
+        job_id=f"eager-{next(_numbers)}",
+        queue_name=call.queue_name,
+        state=state,
+        attempts=call.attempts,
+        lane=call.lane,
+    )
+    arguments = task.signature.read(context.data_text)
+    if task.signature.context is not None:
+        arguments[task.signature.context] = context
+    return context, arguments

@@ -1,0 +1,275 @@
+"""A rig for an app: a real server, a prefix of the test's own, and jobs that run when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from toril.client.connection import Connection
+from toril.client.queue import Queue
+from toril.options import Duration, milliseconds
+from toril.protocol import codec
+from toril.protocol.command import plain, skew
+from toril.protocol.job import Job, StoredJob
+from toril.tasks.app import AnyTask, App
+from toril.tasks.calls import Call
+from toril.testing.server import server_url
+from toril.worker.worker import Worker
+
+PATIENCE_MS = 30_000
+_LOOK_S = 0.005
+_KEYS_PER_SCAN = 500
+
+
+class Enqueued(msgspec.Struct, frozen=True):
+    """A call that this process enqueued while the rig was there."""
+
+    id: str
+    name: str
+    queue_name: str
+    arguments: dict[str, Any]
+    """As the task's function is given them, defaults included."""
+    call: Call[Any]
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that ended while ``drain`` ran, and how."""
+
+    id: str
+    name: str
+    queue_name: str
+    data: Any
+    state: str
+    """"completed" or "failed"."""
+    result: Any = None
+    error: BaseException | None = None
+    attempts: int = 1
+
+
+class Rig:
+    """What ``running`` gives."""
+
+    def __init__(self, app: App, url: str, prefix: str) -> None:
+        self.app = app
+        self.url = url
+        self.prefix = prefix
+        self._enqueued: list[Enqueued] = []
+        self._ran: list[Ran] = []
+        self._connection = Connection(url)
+
+    # ------------------------------------------------------------------ what was enqueued
+
+    def enqueued(self, task: AnyTask | None = None) -> list[Enqueued]:
+        """What this process has enqueued, of one task or of all, in order; nothing is awaited."""
+        return [one for one in self._enqueued if task is None or one.name == task.name]
+
+    def assert_enqueued(
+        self, task: AnyTask, count: int | None = None, **arguments: Any
+    ) -> Enqueued:
+        """Fail unless a call of ``task`` with these arguments was enqueued (``count`` times)."""
+        calls = self.enqueued(task)
+        found = [one for one in calls if _has(one.arguments, arguments)]
+        if found and count in (None, len(found)):
+            return found[-1]
+        told = ", ".join(repr(one.arguments) for one in calls) or "none"
+        times = "" if count is None else f" {count} times, but {len(found)} times"
+        raise AssertionError(
+            f"task {task.name!r} was not enqueued with {arguments!r}{times}; its calls: {told}"
+        )
+
+    def note(self, call: Call[Any], job: Job) -> None:
+        """The app tells of everything that it enqueued."""
+        arguments = call.signature.with_defaults(call.signature.read(_text(call)))
+        self._enqueued.append(Enqueued(job.id, call.name, call.queue_name, arguments, call))
+
+    # ------------------------------------------------------------------ running
+
+    async def drain(
+        self,
+        *,
+        with_delayed: bool = False,
+        raise_failures: bool = True,
+        timeout: Duration = PATIENCE_MS,
+    ) -> list[Ran]:
+        """Run everything until nothing is left, in this process; returns what ended, in order.
+
+        ``with_delayed`` also runs what is due later, in its order in time.  The first failure for
+        good is raised unless ``raise_failures`` is False; of several, all of them in a group.
+        """
+        self._ran = []
+        workers = self.app.make_workers(drain_delay=50)
+        for worker in workers:
+            self._listen(worker)
+        async with self.app.lifespan, asyncio.timeout(milliseconds(timeout, "timeout") / 1000):
+            for worker in workers:
+                await worker.start()
+            try:
+                await self._until_idle(workers)
+                while with_delayed and await self._promote_next():
+                    await self._until_idle(workers)
+            finally:
+                await asyncio.gather(*(worker.close(timeout=1000) for worker in workers))
+        errors = [ran.error for ran in self._ran if ran.error is not None]
+        if errors and raise_failures:
+            _raise(errors)
+        return list(self._ran)
+
+    def _listen(self, worker: Worker) -> None:
+        def completed(job: StoredJob, value: Any) -> None:
+            self._ran.append(_ran(job, "completed", result=value))
+
+        def failed(job: StoredJob, error: BaseException) -> None:
+            self._ran.append(_ran(job, "failed", error=error))
+
+        worker.on("completed", completed)
+        worker.on("failed", failed)
+
+    async def _until_idle(self, workers: Iterable[Worker]) -> None:
+        while True:
+            if not any(worker.is_processing for worker in workers) and await self._is_idle():
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _is_idle(self) -> bool:
+        """Is nothing left that could run now? What waits for its time could not."""
+        now_ms = await self._now_ms()
+        for name in self.app.queue_names:
+            queue = self._queue(name)
+            counts = await queue.get_job_counts("waiting", "prioritized", "active")
+            if any(counts.values()):
+                return False
+            due = await self._earliest(name)
+            if due is not None and due[0] <= now_ms:
+                return False
+        return True
+
+    async def _promote_next(self) -> bool:
+        """Let the job that is due next run now; False when none waits for its time."""
+        times = [
+            (at, name, job_id)
+            for name in self.app.queue_names
+            if (due := await self._earliest(name)) is not None
+            for at, job_id in [due]
+        ]
+        if not times:
+            return False
+        _, name, job_id = min(times)
+        await self._queue(name).promote(job_id)
+        return True
+
+    async def _earliest(self, name: str) -> tuple[int, str] | None:
+        """When the next delayed job of a queue is due, and which it is.
+
+        The iterations of schedulers never end, so they do not count.
+        """
+        keys = self._queue(name).keys
+        rows = await self._connection.run(
+            plain("ZRANGE", keys.delayed, 0, 99, "WITHSCORES", parse=list)
+        )
+        for member, score in zip(rows[::2], rows[1::2], strict=True):
+            job_id = member.decode()
+            if not job_id.startswith("repeat:"):
+                return int(float(score)) // 4096, job_id
+        return None
+
+    # ------------------------------------------------------------------ time
+
+    async def advance(self, by: timedelta | int) -> None:
+        """Go on as if that much time had gone by: for delays, schedules, deadlines, locks, limits.
+
+        What has become due runs at the next ``drain``.
+        """
+        ms = milliseconds(by, "by")
+        skew.ms += ms
+        async for key in self._keys():
+            left = await self._connection.run(plain("PTTL", key, parse=int))
+            if 0 <= left <= ms:
+                await self._connection.run(plain("UNLINK", key, parse=int))
+            elif left > 0:
+                await self._connection.run(plain("PEXPIRE", key, left - ms, parse=int))
+
+    async def _now_ms(self) -> int:
+        seconds, micros = await self._connection.run(plain("TIME", parse=list))
+        return int(seconds) * 1000 + int(micros) // 1000 + skew.ms
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """Forget everything that the test left on the server."""
+        skew.ms = 0
+        async for key in self._keys():
+            await self._connection.run(plain("UNLINK", key, parse=int))
+        await self._connection.close()
+
+    async def _keys(self) -> AsyncIterator[bytes]:
+        cursor = "0"
+        while True:
+            found, keys = await self._connection.run(
+                plain(
+                    "SCAN", cursor, "MATCH", f"{self.prefix}:*", "COUNT", _KEYS_PER_SCAN, parse=list
+                )
+            )
+            for key in keys:
+                yield key
+            cursor = found.decode()
+            if cursor == "0":
+                return
+
+    def _queue(self, name: str) -> Queue:
+        return self.app.queue(name)
+
+
+@asynccontextmanager
+async def running(app: App, *, url: str | None = None) -> AsyncIterator[Rig]:
+    """A rig for ``app``: inside the block its jobs go to a server and a prefix of the test's own.
+
+    ::
+
+        async with running(app) as rig:
+            await checkout(order=1)
+            rig.assert_enqueued(charge, order=1)
+            await rig.drain()
+    """
+    if url is None:
+        url = await asyncio.to_thread(server_url)
+    rig = Rig(app, url, f"test-{secrets.token_hex(6)}")
+    async with app.moved_to(url, rig.prefix, rig.note):
+        try:
+            yield rig
+        finally:
+            await rig.close()
+
+
+def _ran(
+    job: StoredJob, state: str, *, result: Any = None, error: BaseException | None = None
+) -> Ran:
+    return Ran(
+        id=job.id,
+        name=job.name,
+        queue_name=job.queue_name,
+        data=job.data,
+        state=state,
+        result=result,
+        error=error,
+        attempts=job.attempts_made + 1,
+    )
+
+
+def _has(arguments: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(name in arguments and arguments[name] == value for name, value in wanted.items())
+
+
+def _text(call: Call[Any]) -> bytes:
+    return codec.encode(call.data, f"the arguments of task {call.name!r}")
+
+
+def _raise(errors: list[BaseException]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    raise BaseExceptionGroup(f"{len(errors)} jobs failed", errors)

@@ -1,0 +1,243 @@
+"""``toril.testing``: what users test their own tasks with."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from toril import (
+    App,
+    ArgumentsError,
+    Backoff,
+    Context,
+    JobFailedError,
+    JobNotInStateError,
+    every,
+)
+from toril.testing import make_context, running
+
+app = App()
+"""At the top of a module, as users write it; each test borrows it."""
+
+ran: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    ran.clear()
+
+
+@app.task(queue="payments", attempts=2)
+async def charge(ctx: Context, order: int, note: str = "none") -> str:
+    ran.append(("charge", order))
+    await ctx.report(50)
+    if order < 0:
+        raise ValueError("a negative order")
+    await mail.enqueue(f"order {order}")
+    return f"receipt {order}"
+
+
+@app.task
+def mail(text: str) -> None:
+    ran.append(("mail", text))
+
+
+@app.task(queue="clock", schedule=every(days=1))
+async def daily() -> None:
+    ran.append("daily")
+
+
+class TestMakeContext:
+    async def test_it_records_what_the_handler_says(self):
+        async def handler(ctx: Context) -> int:
+            await ctx.report(10)
+            rows = await ctx.log("hello")
+            await ctx.update_data({"order": 2})
+            return int(rows) + ctx.data["order"]
+
+        ctx = make_context("charge", {"order": 1}, attempts_made=2, attempts=5, state={"x": 1})
+
+        assert await handler(ctx) == 3
+        assert (ctx.reports, ctx.logs, ctx.updates) == ([10], ["hello"], [{"order": 2}])
+        assert (ctx.name, ctx.attempts_made, ctx.attempts_started, ctx.opts.attempts) == (
+            "charge",
+            2,
+            3,
+            5,
+        )
+        assert ctx.state == {"x": 1}
+        assert ctx.idempotency_key
+
+    def test_a_plain_handler_need_not_await(self):
+        def handler(ctx: Context) -> None:
+            ctx.report(1)
+            ctx.log("row")
+
+        ctx = make_context()
+        handler(ctx)
+
+        assert (ctx.reports, ctx.logs) == ([1], ["row"])
+
+    def test_it_satisfies_the_protocol(self):
+        assert isinstance(make_context(), Context)
+
+    async def test_a_task_is_called_like_the_function_it_is(self, monkeypatch: pytest.MonkeyPatch):
+        ctx = make_context("charge", {"order": 1})
+        with app.eager():
+            assert await charge(ctx, 1) == "receipt 1"
+        assert ctx.reports == [50]
+
+
+class TestEager:
+    async def test_enqueue_runs_at_once_without_a_server(self):
+        with app.eager():
+            handle = await charge.enqueue(7)
+
+        assert await handle.result() == "receipt 7"
+        assert await handle.state() == "completed"
+        assert ran == [("charge", 7), ("mail", "order 7")]
+        with pytest.raises(JobNotInStateError):
+            await handle.cancel()
+
+    def test_blocking_code_too(self):
+        with app.eager():
+            assert charge.sync.enqueue(8).result() == "receipt 8"
+            assert mail.sync.enqueue("x").state() == "completed"
+
+    async def test_a_failure_is_raised_or_kept(self):
+        with app.eager(), pytest.raises(ValueError, match="negative"):
+            await charge.enqueue(-1)
+        with app.eager(raise_failures=False):
+            handle = await charge.enqueue(-1)
+        with pytest.raises(JobFailedError, match="ValueError: a negative order"):
+            await handle.result()
+
+    async def test_arguments_are_checked_as_ever(self):
+        with app.eager(), pytest.raises(ArgumentsError):
+            await charge.enqueue("x")  # type: ignore[arg-type]
+
+
+class TestRig:
+    async def test_drain_runs_everything_and_says_what_ran(self):
+        async with running(app) as rig:
+            await charge.enqueue(1)
+
+            done = await rig.drain()
+
+            assert {(one.name, one.state, one.result) for one in done} == {
+                ("charge", "completed", "receipt 1"),
+                ("mail", "completed", None),
+            }
+            assert await rig.drain() == []
+
+    async def test_it_tells_what_was_enqueued_without_asking_the_server(self):
+        async with running(app) as rig:
+            await charge.enqueue(1)
+            await app.enqueue_many([mail.call("a"), mail.call("b")])
+            await asyncio.to_thread(lambda: mail.sync.enqueue("c"))
+
+            assert rig.assert_enqueued(charge, order=1).arguments == {"order": 1, "note": "none"}
+            rig.assert_enqueued(mail, 3)
+            assert [one.arguments["text"] for one in rig.enqueued(mail)] == ["a", "b", "c"]
+            assert len(rig.enqueued()) == 4
+            with pytest.raises(
+                AssertionError, match=r"'charge' was not enqueued .*'order': 2"
+            ):
+                rig.assert_enqueued(charge, order=2)
+            with pytest.raises(AssertionError, match="2 times, but 3 times"):
+                rig.assert_enqueued(mail, 2)
+
+    async def test_failures_are_raised_unless_told_otherwise(self):
+        async with running(app) as rig:
+            await charge.enqueue(-1)
+            with pytest.raises(ValueError, match="a negative order"):
+                await rig.drain()
+            await charge.enqueue(-2)
+            [failed] = await rig.drain(raise_failures=False)
+            assert (failed.state, failed.attempts) == ("failed", 2)
+            await app.enqueue_many([charge.call(-3), charge.call(-4)])
+            with pytest.raises(ExceptionGroup, match="2 jobs failed"):
+                await rig.drain()
+
+    async def test_what_is_due_later_runs_in_its_order_in_time(self):
+        async with running(app) as rig:
+            await mail.using(delay=7_200_000).enqueue("second")
+            await mail.using(delay=3_600_000).enqueue("first")
+            await mail.enqueue("now")
+
+            assert [one.data["text"] for one in await rig.drain()] == ["now"]
+            assert [one.data["text"] for one in await rig.drain(with_delayed=True)] == [
+                "first",
+                "second",
+            ]
+
+    async def test_time_goes_by_when_it_is_told_to(self):
+        async with running(app) as rig:
+            await mail.using(delay=timedelta(hours=3)).enqueue("later")
+            await rig.advance(timedelta(hours=2, minutes=59))
+            assert await rig.drain() == []
+
+            await rig.advance(timedelta(minutes=1))
+
+            assert [one.data["text"] for one in await rig.drain()] == ["later"]
+
+    async def test_a_month_of_a_schedule_runs_in_a_moment(self):
+        async with running(app) as rig:
+            await app.declare_schedules()
+            await rig.drain()
+            ran.clear()
+
+            for _ in range(30):
+                await rig.advance(timedelta(days=1))
+                await rig.drain()
+
+            assert ran == ["daily"] * 30
+
+    async def test_retries_wait_and_come_when_their_time_has_come(self):
+        other = App()
+        tries: list[int] = []
+
+        @other.task(attempts=3, backoff=Backoff.fixed(3_600_000))
+        async def flaky() -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise ConnectionError
+
+        async with running(other) as rig:
+            await flaky.enqueue()
+            await rig.drain()
+            assert len(tries) == 1
+            await rig.advance(timedelta(hours=1))
+            await rig.drain()
+            assert len(tries) == 2
+            await rig.drain(with_delayed=True)
+            assert len(tries) == 3
+
+    async def test_deduplication_ends_when_its_time_has_gone_by(self):
+        from toril import Deduplication
+
+        async with running(app) as rig:
+            once = mail.using(deduplication=Deduplication("greeting", ttl=3_600_000))
+            first, second = await once.enqueue("a"), await once.enqueue("b")
+            await rig.advance(timedelta(minutes=61))
+            third = await once.enqueue("c")
+
+            assert [h.duplicated for h in (first, second, third)] == [False, True, False]
+            await rig.drain()
+
+    async def test_the_app_is_as_it_was_afterwards(self):
+        home = app.connection, app.prefix
+
+        async with running(app) as rig:
+            assert (app.connection, app.prefix) == (rig.url, rig.prefix)
+
+        assert (app.connection, app.prefix) == home
+
+    async def test_two_tests_do_not_see_each_other(self):
+        async with running(app):
+            await mail.enqueue("left over")
+        async with running(app) as rig:
+            assert await rig.drain() == []
