@@ -79,6 +79,8 @@ CORPUS: dict[str, list[str]] = {
     "obliterate": [QUEUE],
     "worker": [f"none{SHORT}:none"],
     "relay": [f"none{SHORT}:none"],
+    "schedules list": ["tests.cli.hostile_app:app"],
+    "schedules prune": ["tests.cli.hostile_app:app"],
 }
 OWN_WORDS = {
     "bench": "prints its own numbers",
@@ -100,7 +102,7 @@ async def hostile_world(url: str, prefix: str, client: Any):
 
     async def handler(job: Any) -> Any:
         await job.log(HOSTILE)
-        await job.update_progress(HOSTILE)
+        await job.report(HOSTILE)
         if job.name.startswith("returns"):
             return {HOSTILE: HOSTILE}
         raise UnrecoverableError(HOSTILE)
@@ -114,6 +116,7 @@ async def hostile_world(url: str, prefix: str, client: Any):
         await queue.add(f"raises{HOSTILE}", HOSTILE, job_id=f"raises{SHORT}")
         async with Worker(QUEUE, handler, **options):
             await wait_until(lambda: _finished(queue, 2))
+        assert await queue.get_job_counts("completed", "failed") == {"completed": 1, "failed": 1}
         await queue.add(f"dies{HOSTILE}", HOSTILE)
         async with Worker(QUEUE, handler, dead_letter_queue=LETTERS, **options):
             await wait_until(letters.get_dead_letter_count)

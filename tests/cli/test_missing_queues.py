@@ -50,7 +50,9 @@ MAKING = {"add", "schedulers set", "worker"}
 
 
 def takes_a_queue(command: Any) -> bool:
-    return any(one.name in ("queue_name", "queue_names", "queue") for one in command.params)
+    return any(
+        one.name in ("queue_name", "queue_names", "queue", "queues") for one in command.params
+    )
 
 
 def test_every_command_with_a_queue_is_known_here():

@@ -143,9 +143,7 @@ class TestRig:
             rig.assert_enqueued(mail, 3)
             assert [one.arguments["text"] for one in rig.enqueued(mail)] == ["a", "b", "c"]
             assert len(rig.enqueued()) == 4
-            with pytest.raises(
-                AssertionError, match=r"'charge' was not enqueued .*'order': 2"
-            ):
+            with pytest.raises(AssertionError, match=r"'charge' was not enqueued .*'order': 2"):
                 rig.assert_enqueued(charge, order=2)
             with pytest.raises(AssertionError, match="2 times, but 3 times"):
                 rig.assert_enqueued(mail, 2)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from toril import App
+from toril.cli.catalogue import CommandGroup
 from toril.cli.loading import load
 from toril.cli.printing import age, print_json, print_table, say, span
 from toril.cli.server import Server, with_server
@@ -16,7 +17,7 @@ from toril.cli.values import confirm, counted, yes_option
 from toril.tasks import Declared
 
 
-@click.group("schedules")
+@click.group("schedules", cls=CommandGroup)
 def schedules() -> None:
     """Compare the schedules of an app's code with those of the server.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import shutil
 import sys
@@ -17,6 +18,7 @@ from toril.cli.demo import burst, lanes, letters, saga
 from toril.cli.demo.stage import Stage
 from toril.cli.printing import print_json
 from toril.cli.server import Server, with_server
+from toril.logs import get_logger
 
 
 @click.command("demo")
@@ -28,6 +30,7 @@ def demo(server: Server) -> None:
     back, and how fast it all is.  Nothing is left behind; --url and --prefix are not used.  With
     --json only what happened is printed.
     """
+    get_logger("toril.jobs").setLevel(logging.CRITICAL)  # what fails here fails on purpose
     facts = asyncio.run(show(Console(quiet=server.as_json)))
     if server.as_json:
         print_json(facts)
