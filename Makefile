@@ -12,6 +12,10 @@ ifdef PYTHON
 export PYTHON
 endif
 
+# Tests that `make test` runs with a part of their jobs and `make prove` with all of them.
+BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/features/test_lane_stress.py \
+	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test prove chaos check bench docs format clean
 
@@ -36,7 +40,7 @@ test: setup ## Run the tests against a real Valkey (T="-k lanes" passes argument
 	@$(BIN)/python -m pytest -n 2 $(T)
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
-	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/interop/test_fuzz.py $(T)
+	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/interop/test_fuzz.py $(BIG) $(T)
 
 chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
 	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)

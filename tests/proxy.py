@@ -8,6 +8,10 @@ to go wrong with it:
     "lose"       the server does it, the reply is lost and the client's connection is closed
     "swallow"    the server does it, nobody answers, and the connection stays open (half-open)
     "double"     the server gets it twice: now, and once more from a ghost when the reply is there
+    "slow"       it is handed on a quarter of a second later, and everything behind it too
+    "half-close" the server does it; the client finds its line closed for reading, and writes on
+    "partial"    the server gets the first half of it, and then the line is closed
+    "torn"       the server does it, the client gets the first half of the reply, and then nothing
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from typing import Any, Self
 import hiredis
 
 from toril.protocol import scripts
+
+SLOW_S = 0.25
 
 Rule = Callable[[list[bytes]], str | None]
 
@@ -88,6 +94,7 @@ class _Line:
         self._down = down
         self._up = up
         self._is_mute = False
+        self._tears = False
         self._was_answered = asyncio.Event()
 
     async def pass_requests(self, reader: asyncio.StreamReader) -> None:
@@ -107,10 +114,18 @@ class _Line:
             await self._proxy.may_cut.wait()
         if fault in ("cut", "hold"):
             return True
+        if fault == "slow":
+            await asyncio.sleep(SLOW_S)
+            fault = None
         self._was_answered.clear()
-        if fault in ("lose", "swallow"):
+        if fault in ("lose", "swallow", "half-close"):
             self._is_mute = True
+        self._tears = fault == "torn"
         packed = hiredis.pack_command(tuple(words))
+        if fault == "partial":
+            self._up.write(packed[: len(packed) // 2])
+            await self._up.drain()
+            return True
         self._up.write(packed)
         if fault is None:
             return False
@@ -119,7 +134,10 @@ class _Line:
             await self._send_ghost(packed)
             return False
         await self._proxy.may_lose.wait()
-        return fault == "lose"
+        if fault == "half-close":
+            self._down.write_eof()
+            return False
+        return fault in ("lose", "torn")
 
     async def _send_ghost(self, packed: bytes) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._proxy._target)
@@ -134,7 +152,10 @@ class _Line:
 
     async def pass_replies(self, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(65536):
-            if not self._is_mute:
+            if self._tears:
+                self._down.write(data[: len(data) // 2])
+                self._is_mute = True
+            elif not self._is_mute:
                 self._down.write(data)
             self._was_answered.set()
         self._down.close()

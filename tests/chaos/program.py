@@ -19,6 +19,15 @@ SWEEP_MS = 500
 QUEUE, LETTERS, UNDOING = "work", "work-dlq", "work:compensation"
 
 
+def duration_s(label: str, work_s: float) -> float:
+    """One in forty takes long, so that even a few kills find somebody at work; one in four hundred
+    takes longer than its lock, which has to be renewed."""
+    number = zlib.crc32(label.encode())
+    if number % 400 == 1:
+        return LOCK_MS / 1000 * 1.3
+    return work_s * (100 if number % 40 == 0 else 1)
+
+
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.ERROR)
     ledger = Ledger(Path(config["ledger"]) / f"{os.getpid()}.db", os.getpid())
@@ -27,9 +36,7 @@ def main(config: dict[str, Any]) -> None:
         data = job.data
         label = data.get("n") or f"undo-{data['originalJobId']}"
         row = ledger.begin(label, job.name, job.lane, job.fence)
-        # One in forty takes long, so that even a few kills find somebody at work.
-        is_long = zlib.crc32(label.encode()) % 40 == 0
-        await asyncio.sleep(config["work_s"] * (100 if is_long else 1))
+        await asyncio.sleep(duration_s(label, config["work_s"]))
         ledger.end(row)
         if job.name == "fails" or (job.name == "flaky" and job.attempts_made == 0):
             raise ValueError("on purpose")

@@ -8,9 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from tests.chaos.history import disorders
 from tests.chaos.ledger import Run, read_all
 from tests.chaos.program import LETTERS, LOCK_MS, QUEUE, SWEEP_MS
-from tests.chaos.storm import PREFIX, Storm
+from tests.chaos.storm import LINES, PREFIX, Storm
 from tests.keyspace import audit
 
 WINDOW_S = (LOCK_MS + 4 * SWEEP_MS) / 1000 + 5.0
@@ -24,6 +25,10 @@ HAS_TO_HAPPEN = (
     "lose",
     "silence",
     "squeeze",
+    "freeze",
+    *LINES,
+    "runs longer than their lock",
+    "results",
     "extra runs",
     "groups",
     "groups undone",
@@ -42,7 +47,10 @@ async def problems_of(storm: Storm, client: Any) -> list[str]:
     problems = [
         *_lost(storm, by_label),
         *_extra(storm, by_label),
+        *_overlaps(storm, by_label),
         *_lanes(storm, by_label),
+        *(disorders(storm.history) if not storm.seen["events missed"] else ()),
+        *[problem async for problem in _results(storm, client)],
         *[problem async for problem in _letters(storm, client)],
         *[problem async for problem in _groups(storm, client, by_label)],
         *(await audit(client, PREFIX)),
@@ -92,9 +100,42 @@ def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
         if fault.kind in ("kill", "stop") and fault.pid == earlier.pid:
             return True
         # Nobody could renew a lock while the server was away or the line was silent.
-        if fault.kind in ("restart", "silence", "stall") and end - fault.until < WINDOW_S:
+        if fault.kind in ("restart", "silence", "stall", "freeze") and end - fault.until < WINDOW_S:
             return True
     return False
+
+
+def _overlaps(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
+    """Nobody begins a job while another runs it, in a lane or not, unless the first one was cut off
+    for longer than its lock."""
+    for label, unsorted in by_label.items():
+        runs = sorted(unsorted, key=lambda run: run.fence)
+        storm.seen["runs longer than their lock"] += sum(
+            run.ended is not None and run.ended - run.started > LOCK_MS / 1000 for run in runs
+        )
+        for earlier, later in itertools.pairwise(runs):
+            if earlier.ended is None or later.started >= earlier.ended:
+                continue
+            storm.seen["overlaps"] += 1
+            if not _explains(storm, earlier, later):
+                yield f"overlap: {label} ran at {earlier} and meanwhile at {later}"
+
+
+async def _results(storm: Storm, client: Any) -> Any:
+    """What is kept of a completed job is what its handler returned."""
+    base = f"{PREFIX}:{QUEUE}"
+    ids = await client.zrange(f"{base}:completed", 0, -1)
+    storm.seen["results"] = len(ids)
+    for start in range(0, len(ids), 1000):
+        part = ids[start : start + 1000]
+        async with client.pipeline(transaction=False) as ask:
+            for job_id in part:
+                ask.hmget(f"{base}:{job_id}", "data", "returnvalue", "failedReason", "name")
+            rows = await ask.execute()
+        for job_id, (data, returned, reason, name) in zip(part, rows, strict=True):
+            label = json.loads(data)["n"]
+            if returned is None or json.loads(returned) != label or (reason and name != "flaky"):
+                yield f"{job_id} is completed and kept {returned!r}, {reason!r} for {label!r}"
 
 
 def _lanes(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import redis.asyncio
 
-from tests.chaos.program import QUEUE, UNDOING
+from tests.chaos.history import follow, missed
+from tests.chaos.program import LOCK_MS, QUEUE, UNDOING
 from tests.proxy import Proxy
 from tests.servers import SAFE_ON_DISK, Server
 from toril import Compensation, FlowJob, FlowProducer, GroupJob, NewJob, Queue
@@ -33,6 +34,8 @@ from toril.errors import ServerError, ServerOutOfMemoryError
 PREFIX = "storm"
 KINDS = ("plain", "delayed", "prioritized", "lane", "group", "flow", "fails", "flaky")
 SHARES = (58, 10, 5, 15, 4, 2, 2, 4)
+LINES = ("slow", "half-close", "partial", "torn")
+"""What befalls a line besides being cut, losing a reply and falling silent (`tests/proxy.py`)."""
 BATCH = 50
 PATIENCE_S = 120.0
 """How long whoever makes the weather waits for a server that writes much to its disk."""
@@ -71,6 +74,8 @@ class Storm:
     groups: dict[str, str] = field(default_factory=dict)
     tried_again: set[str] = field(default_factory=set)
     """Labels of jobs whose add may have been made twice."""
+    history: dict[str, list[str]] = field(default_factory=dict)
+    """Job id -> its events, in the order of the queue's log."""
     killed: int = 0
     seen: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -143,14 +148,17 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
         crew = _Crew(storm, [server.url, proxy.url])
         crew.start_all()
         watching = asyncio.create_task(_watch(storm, server.unix_url))
+        following = asyncio.create_task(follow(storm.history, server.unix_url, PREFIX, QUEUE))
         try:
             adding = asyncio.create_task(_add_all(storm, server.url, client))
             await _disturb(storm, server, client, proxy, crew, adding)
             await adding
             proxy.rule = lambda words: None
             await _until_calm(storm, client)
+            storm.seen["events missed"] = await missed(storm.history, client, PREFIX, QUEUE)
         finally:
             watching.cancel()
+            following.cancel()
             await crew.end()
             (storm.directory / "faults.json").write_text(json.dumps(storm.faults))
     storm.seconds = time.monotonic() - began
@@ -295,6 +303,7 @@ async def _disturb(
     """Kills between all other faults, until there were enough of them and all jobs are added."""
     dice = random.Random(storm.seed + 1)
     others = ["stop", "restart", "forget", "disconnect", "cut", "silence", "squeeze", "lose"]
+    others += ["freeze", *LINES]
     planned = others * 2
     dice.shuffle(planned)
     while storm.killed < storm.kills or planned or not adding.done():
@@ -342,6 +351,20 @@ async def _fault(
                 return kind if left >= 0 and left % 3 == 0 else None
 
             proxy.rule = rule
+        case "freeze":
+            # Locks are renewed every third of their time: half of them may end meanwhile.
+            server.freeze()
+            await asyncio.sleep(dice.uniform(0.3, LOCK_MS / 1000))
+            server.thaw()
+        case _ if kind in LINES:
+            spells = dice.randrange(3, 15)
+
+            def weather(words: list[bytes]) -> str | None:
+                nonlocal spells
+                spells -= 1
+                return kind if spells >= 0 and spells % 3 == 0 else None
+
+            proxy.rule = weather
         case "silence":
             proxy.rule = lambda words: "swallow"
             await asyncio.sleep(0.7)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import redis.asyncio
 
+from tests.proving import amount
 from toril import Queue
 
-COUNT = 100_000
+COUNT = amount(20_000, 100_000)
 MOST_JOBS_PER_SCRIPT = 1_000
 MOST_COMMANDS_PER_JOB = 15
 

@@ -12,10 +12,11 @@ import pytest
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
 from tests.interop.toril_side import TorilSide
+from tests.proving import amount
 from toril import Compensation, GroupJob
 
-KILLS = 6
-GROUPS = 300
+KILLS = amount(3, 6)
+GROUPS = 50 * KILLS
 
 
 @pytest.fixture

@@ -245,8 +245,9 @@ async def test_without_a_job_a_silent_server_is_not_waited_for(how, start_server
     listener.close()
 
 
-async def test_with_a_job_a_silent_server_is_waited_for(start_server):
+async def test_with_a_job_a_silent_server_is_waited_for(start_server, monkeypatch):
     """It has a result to write, so it uses its time."""
+    monkeypatch.setattr("toril.worker.worker.SILENCE_S", 0.2)
     server = start_server()
     go_on = asyncio.Event()
 
@@ -261,7 +262,7 @@ async def test_with_a_job_a_silent_server_is_waited_for(start_server):
         server.freeze()
         go_on.set()
         closing = asyncio.create_task(worker.close(timeout=60_000))
-        await asyncio.sleep(3)
+        await asyncio.sleep(1)
         assert not closing.done()
 
         server.thaw()

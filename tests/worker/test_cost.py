@@ -22,7 +22,7 @@ async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
         await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
 
         with counting(server) as counted:
-            await asyncio.sleep(3)
+            await asyncio.sleep(1)
 
     assert counted.commands == {}
     await worker.close()

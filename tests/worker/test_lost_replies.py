@@ -138,7 +138,7 @@ async def test_an_add_is_not_doubled_although_the_job_is_gone_already(
     assert await inside.job(job.id) == {}
 
 
-@pytest.mark.parametrize("fault", ["lose", "cut"])
+@pytest.mark.parametrize("fault", ["lose", "cut", "slow", "half-close", "partial", "torn"])
 async def test_renewals_and_waits_survive_broken_lines(fault, proxy, queue, prefix, inside):
     """Every kind of request breaks now and then; locks are renewed all the same."""
     dice = random.Random(5)

@@ -80,7 +80,7 @@ async def test_script_flush_under_load(start_server):
     server = start_server()
     async with Load(server.unix_url) as load:
         with server.client() as client:
-            for _ in range(20):
+            for _ in range(8):
                 client.script_flush()
                 await load.until_some_more(10)
         await load.end()

@@ -164,13 +164,13 @@ class ManualWorker:
     async def get_next_job(self, timeout: Duration | None = None) -> TakenJob | None:
         """Take the next job; None if there is none within ``timeout`` (0 does not wait at all).
 
-        Without a timeout it waits until a job comes.  If the server does not answer it raises
-        ``ServerError``; whatever it may have taken is returned by the next call.
+        Without a timeout it waits until a job comes; after ``close`` it returns None.  If the
+        server does not answer it raises ``ServerError``, and what it may have taken is returned by
+        the next call.
         """
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
-        self._refuse_if_closed()
         while not self._closing.is_set():
             await self._sweep_when_due()
             job, wait_ms, is_limited = await self._take()
@@ -406,10 +406,6 @@ class ManualWorker:
             await self._renewing.stop()
             await self._blocking.close()
             await self._connection.close()
-
-    def _refuse_if_closed(self) -> None:
-        if self._closing.is_set():
-            raise InvalidOptionError("this manual worker is closed; make a new one")
 
 
 def _keep(value: bool | int | Keep | None) -> Keep | None:

@@ -165,13 +165,13 @@ class ManualWorker:
     def get_next_job(self, timeout: Duration | None = None) -> TakenJob | None:
         """Take the next job; None if there is none within ``timeout`` (0 does not wait at all).
 
-        Without a timeout it waits until a job comes.  If the server does not answer it raises
-        ``ServerError``; whatever it may have taken is returned by the next call.
+        Without a timeout it waits until a job comes; after ``close`` it returns None.  If the
+        server does not answer it raises ``ServerError``, and what it may have taken is returned by
+        the next call.
         """
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
-        self._refuse_if_closed()
         while not self._closing.is_set():
             self._sweep_when_due()
             job, wait_ms, is_limited = self._take()
@@ -405,10 +405,6 @@ class ManualWorker:
             self._renewing.stop()
             self._blocking.close()
             self._connection.close()
-
-    def _refuse_if_closed(self) -> None:
-        if self._closing.is_set():
-            raise InvalidOptionError("this manual worker is closed; make a new one")
 
 
 def _keep(value: bool | int | Keep | None) -> Keep | None:
