@@ -9,6 +9,8 @@ how long they are waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
+from ssl import CERT_NONE
 from typing import Any, cast
 
 from redis.backoff import NoBackoff
@@ -62,6 +64,9 @@ _OPTIONS: dict[str, Any] = {
     "max_connections": 2**31 - 1,
 }
 
+_CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].default)
+"""Does this version of redis-py check that a certificate is for the host?"""
+
 MakeSocket = Callable[[], Any]
 
 
@@ -90,13 +95,31 @@ def _settings(where: Address) -> tuple[dict[str, Any], Any]:
     """The options of a socket as the user gave them, and its class."""
     if where.url and where.kind == "server":
         given = _parsed(where)
-        return given, given.pop("connection_class", Connection)
+        socket_class = given.pop("connection_class", Connection)
+        is_tls = issubclass(socket_class, SSLConnection)
+        return _checking_hosts(given, where) if is_tls else given, socket_class
     if isinstance(where.socket_class, type) and issubclass(where.socket_class, AbstractConnection):
-        return where.options, where.socket_class
+        given, socket_class = where.options, where.socket_class
+        is_tls = issubclass(socket_class, SSLConnection)
+        return _checking_hosts(given, where) if is_tls else given, socket_class
     given = kept(where.options)
     if "path" in given:
         return given, UnixDomainSocketConnection
-    return given, SSLConnection if where.is_tls else Connection
+    if where.is_tls:
+        return _checking_hosts(given, where), SSLConnection
+    return given, Connection
+
+
+def _checking_hosts(given: dict[str, Any], where: Address) -> dict[str, Any]:
+    """The same options, and that a certificate must be for the host, unless the user waives it.
+
+    Redis-py before 6 does not check by itself.  What one of its clients says there counts as not
+    said, because every client says it.
+    """
+    if "ssl_cert_reqs" in given and given["ssl_cert_reqs"] in (None, "none", CERT_NONE):
+        return given
+    is_waived = given.get("ssl_check_hostname") is False and (_CHECKS_HOSTS or bool(where.url))
+    return given if is_waived else {**given, "ssl_check_hostname": True}
 
 
 def _parsed(where: Address) -> dict[str, Any]:
@@ -112,16 +135,21 @@ def _parsed(where: Address) -> dict[str, Any]:
 
 
 def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
+    sentinel_options = where.sentinel_options
+    options = {**where.options, **own, "ssl": where.is_tls}
+    if sentinel_options.get("ssl"):
+        sentinel_options = _checking_hosts(sentinel_options, where)
+    if where.is_tls:
+        options = _checking_hosts(options, where)
     sentinel: Any = _Sentinel(  # type: ignore[no-untyped-call]
         list(where.hosts),
         # One that does not answer is not asked again before the others were.
         sentinel_kwargs={
-            **where.sentinel_options,
+            **sentinel_options,
             "socket_timeout": REPLY_TIMEOUT_S,
             "retry": Retry(NoBackoff(), 0),
         },
     )
-    options = {**where.options, **own, "ssl": where.is_tls}
     pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
         where.service, sentinel, is_master=True, **options
     )
