@@ -137,7 +137,7 @@ def test_the_host_is_checked_by_our_own_word(url, is_checked):
     make = maker(
         where, client_name=None, socket_timeout_s=None, node=("h", 1) if "+c" in url else None
     )
-    pool = make.__self__
+    pool = make.args[0]
 
     assert pool.connection_kwargs.get("ssl_check_hostname") is is_checked
     if where.kind == "sentinel":

@@ -8,10 +8,12 @@ how long they are waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import signature
 from ssl import CERT_NONE
 from typing import Any, cast
 
+from redis import __version__ as redis_version
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -81,32 +83,44 @@ def maker(
     if where.kind == "sentinel":
         return _through_sentinel(where, own)
     given, socket_class = _settings(where)
+    if issubclass(socket_class, SSLConnection):
+        given = _checking_hosts(given, where)
     options = {**given, **own}
     if node is not None:
         options["host"], options["port"] = node
     if "path" in options:
         del options["socket_keepalive"]
     pool: Any = ConnectionPool(connection_class=socket_class, **options)
-    return pool.make_connection  # type: ignore[no-any-return]
+    return partial(_make, pool, where)
+
+
+def _make(pool: Any, where: Address) -> Any:
+    try:
+        return pool.make_connection()
+    except TypeError:
+        pass
+    raise _unknown_option(where)
+
+
+def _unknown_option(where: Address) -> InvalidOptionError:
+    # Neither its name nor what redis-py says: in a mistyped URL it may be a part of a password.
+    return InvalidOptionError(
+        f"connection '{where}' has an option that redis-py {redis_version} does not know;"
+        f" look at what follows the '?'"
+    )
 
 
 def _settings(where: Address) -> tuple[dict[str, Any], Any]:
     """The options of a socket as the user gave them, and its class."""
     if where.url and where.kind == "server":
         given = _parsed(where)
-        socket_class = given.pop("connection_class", Connection)
-        is_tls = issubclass(socket_class, SSLConnection)
-        return _checking_hosts(given, where) if is_tls else given, socket_class
+        return given, given.pop("connection_class", Connection)
     if isinstance(where.socket_class, type) and issubclass(where.socket_class, AbstractConnection):
-        given, socket_class = where.options, where.socket_class
-        is_tls = issubclass(socket_class, SSLConnection)
-        return _checking_hosts(given, where) if is_tls else given, socket_class
+        return where.options, where.socket_class
     given = kept(where.options)
     if "path" in given:
         return given, UnixDomainSocketConnection
-    if where.is_tls:
-        return _checking_hosts(given, where), SSLConnection
-    return given, Connection
+    return given, SSLConnection if where.is_tls else Connection
 
 
 def _checking_hosts(given: dict[str, Any], where: Address) -> dict[str, Any]:
@@ -140,19 +154,21 @@ def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
         sentinel_options = _checking_hosts(sentinel_options, where)
     if where.is_tls:
         options = _checking_hosts(options, where)
-    sentinel: Any = _Sentinel(  # type: ignore[no-untyped-call]
-        list(where.hosts),
-        # One that does not answer is not asked again before the others were.
-        sentinel_kwargs={
-            **sentinel_options,
-            "socket_timeout": REPLY_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-        },
-    )
+    # One that does not answer is not asked again before the others were.
+    no_retry = {"socket_timeout": REPLY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
+    sentinel = _sentinel(where, {**sentinel_options, **no_retry})
     pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
         where.service, sentinel, is_master=True, **options
     )
-    return pool.make_connection  # type: ignore[no-any-return]
+    return partial(_make, pool, where)
+
+
+def _sentinel(where: Address, options: dict[str, Any]) -> Any:
+    try:
+        return _Sentinel(list(where.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    except TypeError:
+        pass
+    raise _unknown_option(where)
 
 
 class _Sentinel(Sentinel):
