@@ -127,7 +127,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end what was not run, and why: a skipped test proves nothing."""
+    """Say at the end what was not run, and why: a skipped test proves nothing.
+
+    One line for each reason, so that nothing that matters is pushed off the screen; ``-v`` names
+    the tests.
+    """
     reasons: dict[str, list[str]] = defaultdict(list)
     for report in terminalreporter.stats.get("skipped", []):
         reasons[_reason(report)].append(report.nodeid)
@@ -135,11 +139,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("NOT RUN", yellow=True)
     for reason, tests in sorted(reasons.items()):
-        terminalreporter.write_line(f"{reason}  ({len(tests)})")
-        for test in tests[:10]:
-            terminalreporter.write_line(f"    {test}")
-        if len(tests) > 10:
-            terminalreporter.write_line(f"    … and {len(tests) - 10} more")
+        terminalreporter.write_line(f"{len(tests):4}  {reason}")
+        if terminalreporter.verbosity > 0:
+            for test in tests:
+                terminalreporter.write_line(f"          {test}")
 
 
 def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:

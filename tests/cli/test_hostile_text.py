@@ -238,8 +238,11 @@ def test_on_a_terminal_only_our_own_colours_are_obeyed(cli_env, no_color: str, h
 
 def test_an_error_that_nobody_expected_is_shown_and_not_obeyed(cli_env):
     code = f"""
+import logging
 import toril.cli.main as main
-def fail(*args, **kwargs): raise RuntimeError({HOSTILE!r})
+def fail(*args, **kwargs):
+    logging.getLogger("asyncio").error({HOSTILE!r})
+    raise RuntimeError({HOSTILE!r})
 main.toril.main = fail
 main.main([])
 """

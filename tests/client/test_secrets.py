@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import traceback
 
@@ -38,6 +39,13 @@ READ = [
     "redis+sentinel://127.0.0.1:1/main/0?sentinel_username=s3cr3t&sentinel_password=swordfish",
     "rediss+sentinel://127.0.0.1:1/main?ssl_password=hunter&sentinel_ssl_password=swordfish",
     "redis+cluster://:hunter@127.0.0.1:1,127.0.0.1:2?x_password=swordfish",
+]
+UNKNOWN = [
+    "redis://127.0.0.1:1?hunter=swordfish",
+    "redis://127.0.0.1:1?ssl_password=hunter",
+    "redis+sentinel://127.0.0.1:1/main?sentinel_hunter=swordfish",
+    "redis+sentinel://127.0.0.1:1/main?hunter=swordfish",
+    "redis+cluster://127.0.0.1:1?hunter=swordfish",
 ]
 REFUSED = [
     "rediss//:hunter@127.0.0.1:1",
@@ -132,6 +140,21 @@ def test_an_address_that_cannot_be_read_is_not_repeated(
     assert run(["doctor", "--url", url]) == 2
     printed = capsys.readouterr()
     assert has_no_secret(printed.out + printed.err)
+
+
+@pytest.mark.parametrize("url", UNKNOWN)
+async def test_an_option_that_nobody_knows_is_refused_and_not_repeated(
+    url: str, capsys: pytest.CaptureFixture[str]
+):
+    shown = ""
+    try:
+        await Queue("{q}", connection=url).add("job")
+    except TorilError as error:
+        shown = everything_of(error)
+
+    assert has_no_secret(shown)
+    assert await asyncio.to_thread(run, ["queues", "--url", url]) in (2, 3)
+    assert has_no_secret("".join(capsys.readouterr()))
 
 
 @pytest.mark.parametrize(

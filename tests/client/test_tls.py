@@ -11,10 +11,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import redis
+import redis.asyncio
 
 from tests.helpers import not_run
 from toril import Queue, Worker
+from toril.client.connection import Connection
+from toril.client.sockets import maker
 from toril.errors import ServerUnavailableError
+from toril.protocol import address
+from toril.sync import Queue as BlockingQueue
+from toril.sync.connection import Connection as BlockingConnection
 
 
 @pytest.fixture
@@ -73,3 +80,67 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_address, pre
     async with Queue("q", connection=tls_address, prefix=prefix) as queue:
         with pytest.raises(ServerUnavailableError, match=r"(?i)certificate"):
             await queue.add("double", {"n": 21})
+
+
+@pytest.mark.parametrize("how", ["url", "client", "blocking client", "blocking url"])
+async def test_a_certificate_for_another_host_is_refused(tls_address, certificate, prefix, how):
+    """Redis-py before 6 does not look, unless it is told to."""
+    address = tls_address.replace("127.0.0.1", "localhost")
+    url = f"{address}?ssl_ca_certs={certificate[0]}"
+    port = int(address.rpartition(":")[2])
+    settings = {"host": "localhost", "port": port, "ssl": True}
+    target = {
+        "url": url,
+        "blocking url": url,
+        "client": redis.asyncio.Redis(**settings, ssl_ca_certs=str(certificate[0])),
+        "blocking client": redis.Redis(**settings, ssl_ca_certs=str(certificate[0])),
+    }[how]
+
+    if how == "blocking url":
+        blocking = BlockingQueue("q", connection=BlockingConnection(url, patience_s=0.0))
+        with pytest.raises(ServerUnavailableError, match=r"(?i)certificate"):
+            await asyncio.to_thread(blocking.add, "double", {"n": 21})
+        return
+    connection = Connection(target, patience_s=0.0)
+    async with Queue("q", connection=connection, prefix=prefix) as queue:
+        with pytest.raises(ServerUnavailableError, match=r"(?i)certificate"):
+            await queue.add("double", {"n": 21})
+    await connection.close()
+
+
+@pytest.mark.parametrize("waiver", ["ssl_check_hostname=false", "ssl_cert_reqs=none"])
+async def test_who_says_so_gets_another_host(tls_address, certificate, prefix, waiver):
+    address = tls_address.replace("127.0.0.1", "localhost")
+    url = f"{address}?ssl_ca_certs={certificate[0]}&{waiver}"
+
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.add("double", {"n": 21})
+
+
+@pytest.mark.parametrize(
+    ("url", "is_checked"),
+    [
+        ("rediss://h", True),
+        ("rediss://h?ssl_check_hostname=false", False),
+        ("rediss://h?ssl_cert_reqs=none", None),
+        ("rediss+cluster://h", True),
+        ("rediss+cluster://h?ssl_check_hostname=no", False),
+        ("rediss+sentinel://h/main", True),
+        ("rediss+sentinel://h/main?ssl_check_hostname=false", False),
+        ("redis://h", None),
+        ("redis+sentinel://h/main", None),
+    ],
+)
+def test_the_host_is_checked_by_our_own_word(url, is_checked):
+    """What a version of redis-py does by itself makes no difference."""
+    where = address.parse(url)
+    make = maker(
+        where, client_name=None, socket_timeout_s=None, node=("h", 1) if "+c" in url else None
+    )
+    pool = make.args[0]
+
+    assert pool.connection_kwargs.get("ssl_check_hostname") is is_checked
+    if where.kind == "sentinel":
+        for one in pool.sentinel_manager.sentinels:
+            asked = one.connection_pool.connection_kwargs
+            assert asked.get("ssl_check_hostname") is is_checked

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -164,3 +167,53 @@ async def test_a_job_in_the_paused_list_of_a_running_queue(queue, client, prefix
     assert "in the list of paused jobs of queue 'q', which is not" in await queue.explain(job.id)
     await queue.resume()
     assert "no worker of queue 'q' is connected" in await queue.explain(job.id)
+
+
+async def test_a_job_whose_worker_was_killed(url, prefix, queue):
+    """Until its lock ends the job is active: by whom, and for how long that one is silent."""
+    job = await queue.add("x")
+    program = [sys.executable, "-c", ENDLESS, url, prefix]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as worker:
+        await asyncio.to_thread(worker.stdout.readline)
+        running = await queue.explain(job.id)
+        worker.kill()
+    await wait_until(lambda: _nobody_works(queue))
+    await wait_until(lambda: _is_silent(queue, job.id))
+
+    killed = await queue.explain(job.id)
+
+    assert f"job {job.id!r} is being run by worker 'anna' since 20" in running
+    assert "not connected" not in running
+    assert re.search(
+        r"worker 'anna' since \S+; this worker is not connected any more, it was last heard"
+        r" of [1-9]\d* s ago; when its lock ends, in \d+ s, a worker brings the job back",
+        killed,
+    ), killed
+    async with Worker("q", print, connection=url, prefix=prefix, worker_name="berta"):
+        assert "is not connected any more" in await queue.explain(job.id), "another one is"
+    await queue.obliterate(force=True)
+
+
+ENDLESS = """
+import asyncio, sys
+from toril import Worker
+
+async def handle(job):
+    print("running", flush=True)
+    await asyncio.sleep(600)
+
+async def main():
+    url, prefix = sys.argv[1:]
+    async with Worker("q", handle, connection=url, prefix=prefix, worker_name="anna"):
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def _nobody_works(queue):
+    return not await queue.get_workers()
+
+
+async def _is_silent(queue, job_id):
+    return " 0 s ago" not in await queue.explain(job_id)

@@ -27,7 +27,7 @@ except ImportError:  # pragma: no cover (the extra is not installed)
     sys.exit('the command line needs click; install it with: pip install "toril[cli]"')
 
 from toril.cli.catalogue import LazyGroup, NoCommand
-from toril.cli.printing import echo, echo_lines
+from toril.cli.printing import echo, echo_lines, make_logs_visible
 from toril.cli.server import server_options
 
 DONE, REFUSED, USAGE, NO_SERVER, INTERRUPTED = 0, 1, 2, 3, 130
@@ -61,6 +61,7 @@ def toril(**options: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     sys.excepthook = _show_trace
+    make_logs_visible()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A name that the terminal's encoding lacks must not end the command.

@@ -73,6 +73,12 @@ def log_to_terminal(*, verbose: bool) -> None:
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
 
 
+def make_logs_visible() -> None:
+    """What libraries log without being asked, as asyncio does, is written as visibly."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_VisibleFormatter())
+
+
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return visible_lines(super().format(record))

@@ -8,8 +8,12 @@ how long they are waited for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
+from ssl import CERT_NONE
 from typing import Any, cast
 
+from redis import __version__ as redis_version
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -61,6 +65,9 @@ _OPTIONS: dict[str, Any] = {
     "max_connections": 2**31 - 1,
 }
 
+_CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].default)
+"""Does this version of redis-py check that a certificate is for the host?"""
+
 MakeSocket = Callable[[], Any]
 
 
@@ -76,13 +83,31 @@ def maker(
     if where.kind == "sentinel":
         return _through_sentinel(where, own)
     given, socket_class = _settings(where)
+    if issubclass(socket_class, SSLConnection):
+        given = _checking_hosts(given, where)
     options = {**given, **own}
     if node is not None:
         options["host"], options["port"] = node
     if "path" in options:
         del options["socket_keepalive"]
     pool: Any = ConnectionPool(connection_class=socket_class, **options)
-    return pool.make_connection  # type: ignore[no-any-return]
+    return partial(_make, pool, where)
+
+
+def _make(pool: Any, where: Address) -> Any:
+    try:
+        return pool.make_connection()
+    except TypeError:
+        pass
+    raise _unknown_option(where)
+
+
+def _unknown_option(where: Address) -> InvalidOptionError:
+    # Neither its name nor what redis-py says: in a mistyped URL it may be a part of a password.
+    return InvalidOptionError(
+        f"connection '{where}' has an option that redis-py {redis_version} does not know;"
+        f" look at what follows the '?'"
+    )
 
 
 def _settings(where: Address) -> tuple[dict[str, Any], Any]:
@@ -98,6 +123,18 @@ def _settings(where: Address) -> tuple[dict[str, Any], Any]:
     return given, SSLConnection if where.is_tls else Connection
 
 
+def _checking_hosts(given: dict[str, Any], where: Address) -> dict[str, Any]:
+    """The same options, and that a certificate must be for the host, unless the user waives it.
+
+    Redis-py before 6 does not check by itself.  What one of its clients says there counts as not
+    said, because every client says it.
+    """
+    if "ssl_cert_reqs" in given and given["ssl_cert_reqs"] in (None, "none", CERT_NONE):
+        return given
+    is_waived = given.get("ssl_check_hostname") is False and (_CHECKS_HOSTS or bool(where.url))
+    return given if is_waived else {**given, "ssl_check_hostname": True}
+
+
 def _parsed(where: Address) -> dict[str, Any]:
     try:
         return dict(cast(Any, parse_url)(where.url))
@@ -111,20 +148,27 @@ def _parsed(where: Address) -> dict[str, Any]:
 
 
 def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
-    sentinel: Any = _Sentinel(  # type: ignore[no-untyped-call]
-        list(where.hosts),
-        # One that does not answer is not asked again before the others were.
-        sentinel_kwargs={
-            **where.sentinel_options,
-            "socket_timeout": REPLY_TIMEOUT_S,
-            "retry": Retry(NoBackoff(), 0),
-        },
-    )
+    sentinel_options = where.sentinel_options
     options = {**where.options, **own, "ssl": where.is_tls}
+    if sentinel_options.get("ssl"):
+        sentinel_options = _checking_hosts(sentinel_options, where)
+    if where.is_tls:
+        options = _checking_hosts(options, where)
+    # One that does not answer is not asked again before the others were.
+    no_retry = {"socket_timeout": REPLY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
+    sentinel = _sentinel(where, {**sentinel_options, **no_retry})
     pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
         where.service, sentinel, is_master=True, **options
     )
-    return pool.make_connection  # type: ignore[no-any-return]
+    return partial(_make, pool, where)
+
+
+def _sentinel(where: Address, options: dict[str, Any]) -> Any:
+    try:
+        return _Sentinel(list(where.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    except TypeError:
+        pass
+    raise _unknown_option(where)
 
 
 class _Sentinel(Sentinel):

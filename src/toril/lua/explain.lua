@@ -8,8 +8,9 @@
   Returns   names and values in turn: now, state, due, lane, place (how many of the lane are before it),
             holder, holders and since when the lane takes no more, tried_at when the holder waits for its
             next attempt, lane_paused, lane_halted, limited_until, children and child, paused,
-            concurrency, active, limited_ms, before (how many wait in its list or set), stray when it
-            is in the list of a paused queue that is not paused; nothing when there is no such job
+            concurrency, active, limited_ms, lock_ms until the lock ends, silent_s since it was written,
+            before (how many wait in its list or set), stray when it is in the list of a paused queue
+            that is not paused; nothing when there is no such job
   Cost      O(jobs running), O(log n), and O(jobs waiting) up to 100,000
 ]]
 local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings = unpack(KEYS)
@@ -80,7 +81,13 @@ if redis.call("ZSCORE", failed, a.id) then
   return facts
 end
 if redis.call("LPOS", active, a.id) then
-  tell("state", redis.call("EXISTS", job .. ":lock") == 1 and "active" or "stalled")
+  -- Nothing here may count as an access to the lock: how long it was not touched is the question.
+  local lock = job .. ":lock"
+  local left_ms = redis.call("PTTL", lock)
+  tell("state", left_ms ~= -2 and "active" or "stalled")
+  tell("lock_ms", left_ms >= 0 and left_ms)
+  local silent_s = redis.pcall("OBJECT", "IDLETIME", lock)
+  tell("silent_s", type(silent_s) == "number" and silent_s)
   tell("worker", known[3])
   tell("since", known[4])
   return facts

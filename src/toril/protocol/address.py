@@ -223,13 +223,19 @@ def _of_cluster(client: Any) -> Address:
 def kept(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that mean the same to async and to blocking sockets.
 
-    Only blocking ones check a certificate's OCSP status; where nobody asks for it, it is left out.
+    Not all sockets of all versions of redis-py know all options of TLS; those that a client leaves
+    unset are left out.
     """
     return {
         name: value
         for name, value in options.items()
-        if name in _KEPT_OPTIONS or (name.startswith("ssl_") and (value or "ocsp" not in name))
+        if name in _KEPT_OPTIONS or (name.startswith("ssl_") and _is_set(name, value))
     }
+
+
+def _is_set(name: str, value: Any) -> bool:
+    # Without requirements, by None, a certificate is not checked at all.
+    return bool(value) if "ocsp" in name else value is not None or name == "ssl_cert_reqs"
 
 
 def _is_tls(socket_class: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 
 from toril.protocol import codec
@@ -27,12 +27,14 @@ def facts_about(keys: Keys, job_id: str) -> Command[Facts]:
     )
 
 
-def sentence(job_id: str, queue: str, lane: str | None, facts: Facts, workers: int) -> str:
-    """Why the job is not running, in one sentence."""
+def sentence(
+    job_id: str, queue: str, lane: str | None, facts: Facts, workers: Collection[str]
+) -> str:
+    """Why the job is not running, in one sentence; ``workers`` are the names of those connected."""
     return f"job {job_id!r} {_why(queue, lane, facts, workers)}"
 
 
-def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
+def _why(queue: str, lane: str | None, facts: Facts, workers: Collection[str]) -> str:
     match facts.get("state"):
         case None:
             return f"does not exist in queue {queue!r}"
@@ -41,8 +43,7 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
         case "failed":
             return f"has failed: {facts.get('reason', 'for no known reason')}"
         case "active":
-            by = f" by worker {facts['worker']!r}" if "worker" in facts else ""
-            return f"is being run{by} {_since(facts)}".rstrip()
+            return _running(facts, workers)
         case "stalled":
             return "was run by a worker that fell silent; the next sweep brings it back"
         case "waiting_children":
@@ -57,6 +58,23 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: int) -> str:
                 "does when it resumes a queue that others filled; add it again and remove this one"
             )
     return _in_lane(lane, facts) or _at_the_gate(queue, facts, workers)
+
+
+def _running(facts: Facts, workers: Collection[str]) -> str:
+    """By whom, and whether that worker is still there: a lock outlives its holder."""
+    worker = facts.get("worker")
+    by = f" by worker {worker!r}" if worker else ""
+    told = f"is being run{by} {_since(facts)}".rstrip()
+    left = f"{int(facts['lock_ms']) / 1000:.0f} s" if "lock_ms" in facts else None
+    heard = f"last heard of {facts['silent_s']} s ago" if "silent_s" in facts else None
+    if not workers or (worker and worker not in workers):
+        who = "this worker is not connected any more" if worker else "no worker is connected"
+        was = f", it was {heard}" if heard else ""
+        ends = f"; when its lock ends, in {left}, a worker brings the job back" if left else ""
+        return f"{told}; {who}{was}{ends}"
+    if heard and left:
+        return f"{told}; its worker was {heard}, and unless it renews its lock that ends in {left}"
+    return told
 
 
 def _delayed(lane: str | None, facts: Facts) -> str:
@@ -93,7 +111,7 @@ def _holder(facts: Facts) -> str:
     return f"{one} {_since(facts)}".rstrip()
 
 
-def _at_the_gate(queue: str, facts: Facts, workers: int) -> str:
+def _at_the_gate(queue: str, facts: Facts, workers: Collection[str]) -> str:
     """What holds the whole queue up, or that its turn will come."""
     if "paused" in facts:
         return f"waits because queue {queue!r} is paused"

@@ -80,4 +80,6 @@ class Lanes:
         job = self._connection.run(reading.job(self.keys, job_id))
         workers = self._connection.run(reading.workers(self.keys))
         lane = None if job is None else job.lane
-        return explaining.sentence(job_id, self.keys.name, lane, facts, len(workers))
+        return explaining.sentence(
+            job_id, self.keys.name, lane, facts, [one.name for one in workers]
+        )
