@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 
+import msgspec
 import pytest
 
 from tests.client.support import add_child, events_of, finish, hold_forever, make_parent, working
@@ -282,3 +283,60 @@ async def test_a_job_of_another_process_is_stopped(queue, url, prefix, client):
     finally:
         child.kill()
         await child.wait()
+
+
+def mail(job_id, token, reason) -> bytes:
+    """As ``cancel`` writes it to the worker that runs the job."""
+    return msgspec.msgpack.encode([job_id, token, reason])
+
+
+def mailbox_of(queue, token) -> str:
+    return f"{queue.keys.base}:toril:mail-{token.rpartition(':')[0]}"
+
+
+async def test_cancelling_an_older_run_does_not_stop_the_newer_one(queue, url, client):
+    """Its lock was lost, and the same worker runs the job again when the message comes."""
+    job = await queue.add("a", attempts=3)
+    tokens = []
+
+    async def handler(taken):
+        tokens.append(taken.token)
+        await asyncio.sleep(60)
+
+    async with working(queue, url, handler):
+        await wait_until(lambda: tokens)
+        await client.rpush(
+            mailbox_of(queue, tokens[0]),
+            mail(job.id, f"{tokens[0]}-before", "cancelled: the older run"),
+            mail(job.id, tokens[0], "cancelled: this run"),
+        )
+        await wait_until(lambda: is_failed(client, queue, job.id))
+
+    assert (await queue.get_job(job.id)).failed_reason == "cancelled: this run"
+
+
+async def test_a_message_about_an_older_run_does_not_stop_the_next(queue, url, client):
+    """Of a job that is not here the message waits for the reply that brings it: for that run."""
+    first = await queue.add("a")
+    tokens = []
+
+    async def handler(taken):
+        tokens.append(taken.token)
+        await asyncio.sleep(0)
+
+    async with working(queue, url, handler):
+        await wait_until(lambda: tokens)
+        mailbox = mailbox_of(queue, tokens[0])
+        await client.rpush(mailbox, mail("again", tokens[0], "cancelled: the older run"))
+        await wait_until(lambda: is_missing(client, mailbox))
+        # A message that is read is not yet told; the next one is, in the same order.
+        await client.rpush(mailbox, mail(first.id, tokens[0], "cancelled: too late"))
+        await wait_until(lambda: is_missing(client, mailbox))
+
+        await queue.add("b", job_id="again")
+
+        assert await queue.wait_for("again", timeout=20_000) is None
+
+
+async def is_missing(client, key) -> bool:
+    return not await client.exists(key)

@@ -222,3 +222,22 @@ async def test_duplicates_in_bulk_are_the_jobs_that_exist(queue):
         ("b", 3, False),
         ("b", 3, True),
     ]
+
+
+@pytest.mark.no_audit
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_a_page_is_filled_up_past_ids_without_a_job(queue, client, newest_first):
+    """BullMQ's drain leaves such ids behind."""
+    jobs = await queue.add_bulk([NewJob("x") for _ in range(6)])
+    for gone in (jobs[1], jobs[4]):
+        await client.delete(queue.keys.job(gone.id))
+    left = [jobs[n].id for n in ((5, 3, 2, 0) if newest_first else (0, 2, 3, 5))]
+
+    async def page(start, end):
+        return await ids_of(await queue.get_jobs("waiting", start, end, newest_first=newest_first))
+
+    assert await page(0, 2) == left[:3]
+    assert await page(0, 3) == left
+    assert await page(0, 99) == left
+    assert await page(0, -1) == left
+    assert await page(5, 5) == left[3:]

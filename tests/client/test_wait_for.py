@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import wait_until
 from toril import NewJob, Queue, Worker
+from toril.client.listening import Waiter
 from toril.client.waiting import LOOK_AGAIN_S
 from toril.errors import JobFailedError, JobRemovedError, ServerUnavailableError, WaitTimeoutError
 from toril.protocol import reading
@@ -134,6 +135,38 @@ async def test_an_end_without_an_event_is_found_by_looking_again(
     async with asyncio.timeout(20):
         with pytest.raises(JobRemovedError):
             await waiting
+
+
+async def test_a_result_that_no_event_tells_is_found_while_waiting(
+    queue, client, prefix, monkeypatch
+):
+    """The job ends in silence when its waiter has looked and sleeps: only another look finds it."""
+    monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", 0.05)
+    sleeps = asyncio.Event()
+    wait = Waiter.wait
+
+    def notice(waiter, timeout_s):
+        sleeps.set()
+        return wait(waiter, timeout_s)
+
+    monkeypatch.setattr(Waiter, "wait", notice)
+    job = await queue.add("x")
+    waiting = asyncio.create_task(queue.wait_for(job.id))
+    async with asyncio.timeout(20):
+        await sleeps.wait()
+
+    async with client.pipeline(transaction=True) as pipeline:
+        pipeline.lrem(f"{prefix}:q:wait", 1, job.id)
+        pipeline.zadd(f"{prefix}:q:completed", {job.id: 1})
+        pipeline.hset(f"{prefix}:q:{job.id}", "returnvalue", "7")
+        await pipeline.execute()
+
+    async with asyncio.timeout(20):
+        assert await waiting == 7
+
+
+def test_waiting_looks_often_enough():
+    assert LOOK_AGAIN_S <= 5
 
 
 @pytest.mark.parametrize("timeout", [50, timedelta(milliseconds=50), 0])

@@ -13,7 +13,7 @@ from tests.interop.support import (
     wait_for_finished,
     wait_for_state,
 )
-from toril import Backoff
+from toril import Backoff, JobFailedError
 
 BAD = {"*": [["fail", "it broke"]]}
 
@@ -256,3 +256,27 @@ async def test_item_11_a_job_whose_lock_is_lost_is_not_finished(theft, peer, tor
     assert await client.lrange(f"{prefix}:q:active", 0, -1) == [job_id]
     if theft == "stolen":
         assert await client.get(lock) == "somebody else"
+
+
+async def test_half_a_surrogate_pair_comes_in_and_goes_out(peer, toril, client, prefix):
+    """JavaScript's texts may have one; in JSON it is an escape."""
+    data = {"text": "cut off \ud83d", "key\udfff": 1}
+    job_id = await peer.add("q", "echo", data)
+
+    await toril.start_worker("q")
+    await wait_for_finished(client, prefix, "q", 1)
+
+    assert (await peer.job("q", job_id))["returnvalue"] == data
+    assert await toril.queue("q").wait_for(job_id, timeout=1000) == data
+
+
+async def test_quotes_in_a_reason_are_part_of_it(peer, toril, client, prefix):
+    reason = '"currency" must be one of "EUR", "USD"'
+    job_id = await peer.add("q", "pay")
+    await peer.work("q", {"pay": [["unrecoverable", reason]]})
+
+    with pytest.raises(JobFailedError) as failure:
+        await toril.queue("q").wait_for(job_id, timeout=20_000)
+
+    assert failure.value.reason == reason
+    assert (await toril.queue("q").get_job(job_id)).failed_reason == reason

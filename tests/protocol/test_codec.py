@@ -55,7 +55,7 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.mark.parametrize(
     "value",
     [object(), NAN, [INFINITY], {"a": {"b": -INFINITY}}, Point(NAN), Struct(NAN), {"a": {NAN}},
-     {(1, 2): 3}, "\ud800", [2**70, NAN], [2**70, object()]],
+     {(1, 2): 3}, ["\ud800", NAN], [2**70, NAN], [2**70, object()]],
     ids=name_of,
 )  # fmt: skip
 def test_what_json_cannot_say_is_refused(value):
@@ -106,6 +106,9 @@ def test_raw_texts():
     assert codec.text(b"\xff") == "\ufffd"
     assert codec.reason('"in quotes"') == "in quotes"
     assert codec.reason('"') == '"'
+    assert codec.reason('"a \\"b\\" c\\u00e9"') == 'a "b" c\u00e9'
+    assert codec.reason('"amount" must be one of "1", "2"') == '"amount" must be one of "1", "2"'
+    assert codec.reason('"\u00e9"') == '"\u00e9"'
 
 
 @pytest.mark.parametrize(
@@ -269,3 +272,19 @@ def test_a_time_limit_has_the_last_word_under_its_own_name():
     fields = {b"name": b"x", b"opts": b'{"timeout":5,"timeoutMs":7}'}
 
     assert StoredJob("bull", "q", new_job_id(), fields).opts.timeout == 7
+
+
+@pytest.mark.parametrize(
+    "text", [b'"\\ud800"', b'{"a\\udfff":["x\\ud83d",123456789012345678901234567890]}']
+)
+def test_what_came_in_by_data_can_go_out_again(text):
+    """Half of a surrogate pair is no character, and JavaScript's texts may have one."""
+    assert codec.encode(codec.decode(text), "the data") == text
+
+
+def test_a_model_with_half_a_surrogate_pair_can_be_written():
+    class Model:
+        def model_dump(self, mode):
+            return {"text": "\ud800"}
+
+    assert codec.encode([Model()], "the data") == b'[{"text":"\\ud800"}]'

@@ -125,6 +125,20 @@ def test_a_tree_may_be_as_deep_as_it_is_large():
 )
 def test_a_job_key_is_taken_apart(key, parts):
     assert split_job_key(key) == parts
+    assert split_job_key(key, parts[0]) == parts
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("bull:q:order:7:pay", ("bull", "q", "order:7:pay")),
+        ("bull:q:compensation:a:b", ("bull", "q:compensation", "a:b")),
+        ("bull:q:repeat:email:digest:5", ("bull", "q", "repeat:email:digest:5")),
+        ("a:b:q:j1", ("a:b", "q", "j1")),
+    ],
+)
+def test_a_prefix_that_is_known_tells_where_an_id_with_colons_begins(key, parts):
+    assert split_job_key(key, "bull") == parts
 
 
 def follow(plan, *answers):

@@ -81,12 +81,26 @@ def test_job_ids_that_are_refused(job_id):
         check_job_id(job_id)
 
 
-@pytest.mark.parametrize("job_id", ["41", "repeat:digest:1767312000000", "j1m"])
+@pytest.mark.parametrize(
+    "job_id",
+    [
+        "41",
+        "repeat:digest:1767312000000",
+        "repeat:email:digest:5",
+        "j1m",
+        "order:7:pay",
+        "a:lock",
+        " ",
+    ],
+)
 def test_ids_that_others_gave(job_id):
     check_known_id(job_id)
 
 
-@pytest.mark.parametrize("job_id", ["", None, "wait", "a:lock", "repeat:a:b", "repeat:a:1:lock"])
+@pytest.mark.parametrize(
+    "job_id",
+    ["", None, "wait", "repeat:a:b", "repeat:a:1:lock", "groups:1", "lanes:held", "toril:x"],
+)
 def test_what_can_be_the_id_of_no_job(job_id):
     with pytest.raises(InvalidNameError):
         check_known_id(job_id)

@@ -74,7 +74,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"(?P<id>.+):dependencies", "set", "job part"),
     (r"(?P<id>.+):(processed|failed)", "hash", "job part"),
     (r"(?P<id>.+):unsuccessful", "zset", "job part"),
-    (r"[^:]+", "hash", JOB),
+    (r".+", "hash", JOB),
 )
 _GRAMMAR = [(re.compile(name), kind, what) for name, kind, what in GRAMMAR]
 
@@ -155,6 +155,8 @@ async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[
     for (queue, rest, kind), value, ttl_ms in zip(wanted, values, ttls, strict=True):
         queue.values[rest] = plain = _plain(value, kind)
         queue.ttl_ms[rest] = ttl_ms
+        if kind == "hash":
+            queue.kinds[rest] = _look_closer(queue.kinds[rest], plain)
         if queue.kinds[rest] == JOB:
             queue.jobs[rest] = plain
         elif queue.kinds[rest] == "container":
@@ -170,6 +172,13 @@ def classify(rest: str, kind: str) -> str | None:
         if wanted in (kind, "*") and name.fullmatch(rest):
             return what
     return None
+
+
+def _look_closer(what: str, fields: dict[str, str]) -> str:
+    """Other programs give ids with colons, so the name of a key does not always tell what it is."""
+    if what in ("scheduler", "job part") and "timestamp" in fields and "opts" in fields:
+        return JOB
+    return "scheduler" if what == JOB and "ic" in fields and "timestamp" not in fields else what
 
 
 def _containers(queue: QueueKeys) -> Iterator[str]:

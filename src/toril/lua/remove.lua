@@ -28,6 +28,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/removeJob"
 --- @include "includes/scheduled"
 --- @include "includes/takeOut"
+--- @include "includes/splitKey"
 
 local CHILDREN = {
   { suffix = ":dependencies", scan = "SSCAN", step = 1 },
@@ -60,7 +61,7 @@ local function visit(queue, id, parent_key)
         cursor = page[1]
         for i = 1, #page[2], kind.step do
           if spent >= a.slice and #leaves > 0 then return false end
-          local child_base, child_id = string.match(page[2][i], "^(.+):([^:]+)$")
+          local child_base, child_id = splitKey(page[2][i], queue.base)
           if child_base and not visit(queueAt(child_base), child_id, job) then
             is_whole = false
           end
@@ -75,6 +76,19 @@ local function visit(queue, id, parent_key)
 end
 
 local queue = queueAt(base)
+-- Other keys have names like those of jobs whose ids have colons: parts of a job, a scheduler.
+local function isAnotherKey()
+  if not string.find(a.id, ":", 1, true) then return false end
+  local job = base .. ":" .. a.id
+  local kind = redis.call("TYPE", job).ok
+  if kind == "none" then return false end
+  if kind ~= "hash" then return true end
+  local scheduler = string.match(a.id, "^repeat:(.+)$")
+  return scheduler and redis.call("ZSCORE", repeat_, scheduler) ~= false
+    or redis.call("HEXISTS", job, "name") + redis.call("HEXISTS", job, "data") == 0
+end
+
+if isAnotherKey() then return { 0, 0 } end
 if isNextIteration(queue, a.id) then return -8 end
 local is_whole = visit(queue, a.id)
 if is_locked then return -112 end

@@ -54,9 +54,9 @@ def encode(value: Any, what: str) -> bytes:
         return bytes(value)
     try:
         text = _encode(value)
-    except OverflowError:
-        text = _encode_huge(value, what)
-    except (TypeError, ValueError, UnicodeError, RecursionError) as error:
+    except (OverflowError, UnicodeEncodeError):
+        text = _encode_slowly(value, what)
+    except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
             f"{what} cannot be written as JSON: {error}; use plain values, dataclasses or Structs"
         ) from error
@@ -101,10 +101,16 @@ def text(value: bytes | None, default: str = "") -> str:
 
 
 def reason(value: str) -> str:
-    """Why a job failed: raw text, but for the official Python port, which writes it as JSON."""
-    if len(value) > 1 and value[0] == value[-1] == '"':
-        return value[1:-1]
-    return value
+    """Why a job failed: raw text, but for Python's `bullmq` below 3, which writes it as JSON.
+
+    Quotes that are part of the words stay: all that it writes is one text of JSON, in ASCII.
+    """
+    if len(value) < 2 or not value[0] == value[-1] == '"' or not value.isascii():
+        return value
+    try:
+        return str(json.loads(value))
+    except ValueError:
+        return value
 
 
 def words_of(error: BaseException) -> str:
@@ -462,9 +468,15 @@ def _read_keep(value: Any) -> Retention | Unset | None:
     return UNSET if value is None else foreign.retention(value)
 
 
-def _encode_huge(value: Any, what: str) -> bytes:
+def _encode_slowly(value: Any, what: str) -> bytes:
+    """What the fast encoder refuses though JSON can say it, and ``decode`` gives to handlers.
+
+    Those are whole numbers of more than 64 bits, and halves of surrogate pairs, which JavaScript's
+    texts may have and which are written as an escape.
+    """
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_dump_model)
+        return json.dumps(plain, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"{what} cannot be written as JSON: {error}") from error
 

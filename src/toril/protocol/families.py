@@ -139,10 +139,7 @@ def _grow(root: str, jobs: dict[str, Job], below: dict[str, list[str]]) -> FlowN
 
 
 def _read(key: str, home: Keys) -> Command[Job | None]:
-    if key.startswith(f"{home.base}:"):
-        prefix, name, job_id = home.prefix, home.name, key.removeprefix(f"{home.base}:")
-    else:
-        prefix, name, job_id = split_job_key(key)
+    prefix, name, job_id = split_job_key(key, home.prefix)
 
     def parse(reply: list[Any]) -> Job | None:
         fields = fields_of(reply)

@@ -60,7 +60,9 @@ _PREFIX = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
 _JOB_ID = re.compile(r"[^\s:\x00-\x1f\x7f]{1,255}")
 _SCHEDULER_ID = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,253}[^\s:\x00-\x1f\x7f])?")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
-_SCHEDULED_ID = re.compile(r"repeat:[^:]+:[0-9]+")
+_SCHEDULED_ID = re.compile(r"repeat:.+:[0-9]+", re.DOTALL)
+_FAMILIES = frozenset({"de", "dn", "metrics", "compensation", "groups", "lanes", "toril", "repeat"})
+"""What the names of other things than jobs begin with, before a colon."""
 
 
 class Keys:
@@ -161,15 +163,27 @@ def check_job_id(job_id: str) -> None:
 
 
 def check_known_id(job_id: str) -> None:
-    """Refuse what cannot be the id of any job, whoever made it; generated ids pass."""
+    """Refuse what cannot be the id of any job, whoever made it.
+
+    Other programs give ids that ``check_job_id`` refuses, with colons for one: such jobs exist.
+    """
     if not isinstance(job_id, str) or not job_id or job_id in RESERVED_IDS:
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job")
-    if ":" in job_id and not _SCHEDULED_ID.fullmatch(job_id):
-        raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it contains ':'")
+    first, colon, _ = job_id.partition(":")
+    if colon and first in _FAMILIES and not _SCHEDULED_ID.fullmatch(job_id):
+        raise InvalidNameError(
+            f"{job_id!r} cannot be the id of a job: what begins with '{first}:' is something else"
+        )
+
+
+def check_known_scheduler_id(scheduler_id: str) -> None:
+    """Refuse what cannot be the id of any scheduler, whoever made it."""
+    if not isinstance(scheduler_id, str) or not scheduler_id:
+        raise InvalidNameError(f"{scheduler_id!r} cannot be the id of a scheduler")
 
 
 def check_scheduler_id(scheduler_id: str) -> None:
-    """Refuse an id that could not be part of the ids of a scheduler's jobs."""
+    """Refuse an id for a new scheduler that could not be part of the ids of its jobs."""
     if not isinstance(scheduler_id, str) or not _SCHEDULER_ID.fullmatch(scheduler_id):
         raise InvalidNameError(
             f"scheduler id {scheduler_id!r} cannot be used: it must be 1 to 255 characters without "
@@ -177,11 +191,19 @@ def check_scheduler_id(scheduler_id: str) -> None:
         )
 
 
-def split_job_key(key: str) -> tuple[str, str, str]:
+def split_job_key(key: str, prefix: str | None = None) -> tuple[str, str, str]:
     """The prefix, the queue's name and the job's id in the full key of a job.
 
-    Ids have no colon, except those of a scheduler's iterations.
+    Under a ``prefix`` that is known the first colon ends the queue's name, which has none, and the
+    id may have any number.  Elsewhere the last colon begins the id, but for a scheduler's
+    iterations.
     """
+    if prefix is not None and key.startswith(f"{prefix}:"):
+        name, _, job_id = key.removeprefix(f"{prefix}:").partition(":")
+        suffix = COMPENSATION_SUFFIX.removeprefix(":")
+        if job_id.startswith(f"{suffix}:"):
+            name, job_id = name + COMPENSATION_SUFFIX, job_id.removeprefix(f"{suffix}:")
+        return prefix, name, job_id
     base, _, job_id = key.rpartition(":")
     head, found, scheduler = base.rpartition(":repeat:")
     if found and job_id.isdigit() and ":" not in scheduler and ":" in head:

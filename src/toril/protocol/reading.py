@@ -151,8 +151,26 @@ def ids(
 def jobs(
     keys: Keys, states: Sequence[str], start: int, end: int, *, newest_first: bool
 ) -> Plan[list[Job]]:
-    """The jobs whose ids ``ids`` gives; what is gone meanwhile is left out."""
+    """The jobs whose ids ``ids`` gives.
+
+    What is gone meanwhile, or is an id without a job, is left out, and those that follow take its
+    place: a page is short only at the end.
+    """
     wanted = yield from ids(keys, states, start, end, newest_first=newest_first)
+    found = yield from _existing(keys, wanted)
+    seen = set(wanted)
+    while (missing := len(wanted) - len(found)) > 0 <= end:
+        end, first = end + max(missing, JOBS_PER_READ), end + 1
+        following = yield from ids(keys, states, first, end, newest_first=newest_first)
+        if not following:
+            break
+        new = [job_id for job_id in following if job_id not in seen]
+        seen.update(new)
+        found += (yield from _existing(keys, new))[:missing]
+    return found
+
+
+def _existing(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
     found: list[Job] = []
     for index in range(0, len(wanted), JOBS_PER_READ):
         part: list[Job | None] = yield [

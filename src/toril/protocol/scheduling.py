@@ -18,7 +18,7 @@ from toril.protocol import codec, cron
 from toril.protocol.codec import JobOpts
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import Fields, Job, StoredJob, fields_of
-from toril.protocol.keys import Keys, check_scheduler_id
+from toril.protocol.keys import Keys, check_known_scheduler_id, check_scheduler_id
 
 DEFAULT_ZONE = "UTC"
 _PER_READ = 500
@@ -243,7 +243,7 @@ def _next_cron_ms(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | 
 
 def remove(keys: Keys, scheduler_id: str) -> Command[bool]:
     """Forget a scheduler; an iteration that waits or runs already is left alone."""
-    check_scheduler_id(scheduler_id)
+    check_known_scheduler_id(scheduler_id)
     return script(
         "removeScheduler",
         keys,
@@ -261,7 +261,7 @@ def count(keys: Keys) -> Command[int]:
 
 def one(keys: Keys, scheduler_id: str) -> Plan[JobScheduler | None]:
     """One scheduler, or None."""
-    check_scheduler_id(scheduler_id)
+    check_known_scheduler_id(scheduler_id)
     found: list[Any] = yield [
         plain("ZSCORE", keys.repeat, scheduler_id, parse=codec.number),
         plain("HGETALL", _hash(keys, scheduler_id), parse=fields_of),
