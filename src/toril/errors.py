@@ -19,6 +19,7 @@ TorilError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
 │   ├── ParentNotFoundError             ├── ParentConflictError  ├── SchedulerOwnsJobError
 │   ├── DeadLetterNotFoundError         ├── DeadLetterSourceError ├── TooManyReplaysError
+│   ├── NotDeadLettersError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
 │   └── InvalidGroupStateError
@@ -167,6 +168,10 @@ class DeadLetterSourceError(RefusedError):
 
 class TooManyReplaysError(RefusedError):
     """A dead letter came back as often as ``max_replays`` allows."""
+
+
+class NotDeadLettersError(RefusedError):
+    """What waits in the queue are no dead letters: it is a queue like any other."""
 
 
 class GroupNotFoundError(RefusedError, LookupError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,6 +13,7 @@ from toril.errors import (
     InvalidOptionError,
     JobCancelledError,
     JobLockedError,
+    RefusedError,
     TooManyReplaysError,
     UnknownOptionError,
     UnrecoverableError,
@@ -423,10 +424,12 @@ def test_a_walk_goes_on_where_its_last_slice_ended():
     assert walk == Walk(offset=3, anchor="7", not_after=99, done=12, step=5)
 
 
-def test_a_walk_goes_over_to_the_other_list():
-    assert after(Walk(done=1), result(is_done=True)) == Walk(
-        list="paused", not_after=99, done=3, step=1
-    )
+def test_a_walk_goes_over_to_the_next_place():
+    ended = result(is_done=True, next="paused")
+
+    assert after(Walk(done=1), ended) == Walk(place="paused", not_after=99, done=3, step=1)
+    assert not ended.is_last
+    assert result(is_done=True).is_last
 
 
 def test_letters_that_the_client_took_out_are_counted():
@@ -441,31 +444,60 @@ def test_a_slice_can_be_looked_at_again():
     )
 
 
-def test_a_walk_is_remembered_by_verb_and_filter():
-    one = dead_letters.sweep_key(KEYS, "replay", Filter.of(name="a"))
+def test_the_last_run_is_remembered_by_verb_and_filter():
+    one = dead_letters.latest_key(KEYS, "replay", Filter.of(name="a"))
+    hour, two = timedelta(hours=1), timedelta(hours=2)
 
-    assert one == dead_letters.sweep_key(KEYS, "replay", Filter.of(name="a"))
-    assert one != dead_letters.sweep_key(KEYS, "purge", Filter.of(name="a"))
-    assert one != dead_letters.sweep_key(KEYS, "replay", Filter.of(name="b"))
-    assert one.startswith("bull:orders-dlq:toril:replay-")
+    assert one == dead_letters.latest_key(KEYS, "replay", Filter.of(name="a"))
+    assert one != dead_letters.latest_key(KEYS, "purge", Filter.of(name="a"))
+    assert one != dead_letters.latest_key(KEYS, "replay", Filter.of(name="b"))
+    assert one.startswith("bull:orders-dlq:toril:replay-of-")
+    keys = [dead_letters.latest_key(KEYS, "replay", Filter.of(since=s)) for s in (hour, hour, two)]
+    assert keys[0] == keys[1] != keys[2]
 
 
-def test_a_walk_is_resumed_from_what_the_server_remembers():
-    parse = dead_letters.last_walk("key").parse
+def test_a_run_is_remembered_by_its_name():
+    run = dead_letters.Run("replay", "jx", Filter())
+
+    assert run.keys(KEYS)["sweep"] == "bull:orders-dlq:toril:replay-jx"
+
+
+def test_durations_become_times_when_a_filter_is_used():
+    said = Filter.of(since=timedelta(hours=1), until=timedelta(seconds=1), name="a")
+
+    assert said.is_relative
+    assert said.at(10_000_000) == Filter.of(since=6_400_000, until=9_999_000, name="a")
+    assert not said.at(10_000_000).is_relative
+    assert Filter.of_args(said.at(10_000_000).args()) == said.at(10_000_000)
+    with pytest.raises(InvalidOptionError, match="negative"):
+        Filter.of(since=timedelta(seconds=-1))
+
+
+def test_a_run_is_resumed_from_what_the_server_remembers():
+    parse = dead_letters.interrupted(KEYS, "replay", "jx").parse
     text = b'{"is_done":false,"offset":3,"anchor":"7","count":2,"examined":5,"not_after":99}'
 
-    assert parse([b"wait", b"12", text]) == Walk(
-        offset=3, anchor="7", not_after=99, done=12, step=1
-    )
-    assert parse([None, None, None]) is None
-    done = text.replace(b"false", b"true")
-    assert parse([b"wait", b"12", done]) == Walk(list="paused", not_after=99, done=12, step=1)
-    assert parse([b"paused", b"12", done]) is None
+    found = parse([b"wait", b"12", text, b'{"name":"a","before":7}'])
+
+    assert found is not None
+    assert found.walk == Walk(offset=3, anchor="7", not_after=99, done=12, step=0)
+    assert found.wanted == Filter.of(name="a", until=7)
+    assert parse([None, None, None, None]) is None
+    over = text.replace(b"false", b"true")
+    assert parse([b"wait", b"12", over, b"{}"]) is None
+    next_place = parse([b"wait", b"12", over[:-1] + b',"next":"delayed"}', b"{}"])
+    assert next_place is not None
+    assert next_place.walk == Walk(place="delayed", not_after=99, done=12, step=0)
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(-1, DeadLetterNotFoundError), (-111, JobLockedError), (-112, TooManyReplaysError)],
+    [
+        (-1, DeadLetterNotFoundError),
+        (-111, JobLockedError),
+        (-112, TooManyReplaysError),
+        (-113, RefusedError),
+    ],
 )
 def test_each_refusal_has_its_error(code, error):
     """DLQ-22."""
@@ -479,17 +511,41 @@ def test_each_refusal_has_its_error(code, error):
 
 def test_pages_count_from_either_end():
     """DLQ-18."""
-    newest = dead_letters.page(KEYS, "wait", 10, 14, oldest_first=False)
-    oldest = dead_letters.page(KEYS, "wait", 10, 14, oldest_first=True)
-    rest = dead_letters.page(KEYS, "wait", 10, -1, oldest_first=True)
+    wait, prioritized = "bull:orders-dlq:wait", "bull:orders-dlq:prioritized"
 
-    assert newest.words == ("LRANGE", "bull:orders-dlq:wait", 10, 14)
-    assert oldest.words == ("LRANGE", "bull:orders-dlq:wait", -15, -11)
-    assert rest.words == ("LRANGE", "bull:orders-dlq:wait", 0, -11)
-    assert newest.parse([b"2", b"1"]) == ["2", "1"]
-    assert oldest.parse([b"2", b"1"]) == ["1", "2"]
+    def words(start: int, end: int, counts: list[int], *, oldest_first: bool = False) -> list:
+        plan = dead_letters.page(KEYS, start, end, oldest_first=oldest_first)
+        assert [command.words[0] for command in next(plan)] == ["LLEN", "LLEN", "ZCARD", "ZCARD"]
+        return [command.words for command in plan.send(counts)]
+
+    alone = [20, 0, 0, 0]
+    assert words(10, 14, alone) == [("LRANGE", wait, 10, 14)]
+    assert words(10, 14, alone, oldest_first=True) == [("LRANGE", wait, 5, 9)]
+    assert words(10, -1, alone, oldest_first=True) == [("LRANGE", wait, 0, 9)]
+    mixed = [3, 0, 2, 0]
+    both = [("LRANGE", wait, 1, 2), ("ZREVRANGE", prioritized, 0, 1)]
+    assert words(1, 9, mixed) == both
+    assert words(0, 3, mixed, oldest_first=True) == both
     with pytest.raises(InvalidOptionError):
-        dead_letters.page(KEYS, "wait", -1, 5, oldest_first=False)
+        next(dead_letters.page(KEYS, -1, 5, oldest_first=False))
+
+
+def test_a_page_is_read_from_all_places():
+    def page(*, oldest_first: bool) -> list[str]:
+        plan = dead_letters.page(KEYS, 0, -1, oldest_first=oldest_first)
+        next(plan)
+        plan.send([2, 0, 1, 0])
+        with pytest.raises(StopIteration) as end:
+            plan.send([["2", "1"], ["p"]])
+        return end.value.value
+
+    assert page(oldest_first=False) == ["2", "1", "p"]
+    assert page(oldest_first=True) == ["p", "1", "2"]
+    empty = dead_letters.page(KEYS, 0, -1, oldest_first=True)
+    next(empty)
+    with pytest.raises(StopIteration) as end:
+        empty.send([0, 0, 0, 0])
+    assert end.value.value == []
 
 
 def test_the_keys_of_the_target_are_declared_only_when_a_job_goes_there():

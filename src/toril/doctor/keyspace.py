@@ -68,6 +68,8 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"lanes:(aside|ready|later|index)", "zset", "lane"),
     (r"lanes:(held|settings|diverting)", "hash", "lane"),
     (r"lanes:rate:.+", "string", "expiring"),
+    (r"toril:(replay|purge)-.+", "*", "expiring"),
+    (r"toril:turning", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
     (r"(?P<id>.+):logs", "list", "job part"),

@@ -67,10 +67,16 @@ local function refuseJob(job)
   if isLaneFullFor(queues[job.queue].queue, job) then return -121 end
   return nil
 end
+local keys = {}
 for i, job in ipairs(a.jobs) do
-  if job.custom and redis.call("EXISTS", a.queues[job.queue] .. ":" .. job.id) == 1 then
-    return { job.id, a.queues[job.queue] }
+  keys[i] = a.queues[job.queue] .. ":" .. job.id
+end
+if redis.call("EXISTS", unpack(keys)) > 0 then
+  for i, job in ipairs(a.jobs) do
+    if redis.call("EXISTS", keys[i]) == 1 then return { job.id, a.queues[job.queue] } end
   end
+end
+for i, job in ipairs(a.jobs) do
   local refusal = refuseJob(job)
   if refusal then return { refusal, i } end
 end

@@ -2,19 +2,22 @@
 --[[
   purgeDeadLetters: remove one slice of the dead letters for good.
 
-  Keys      base, wait, paused, meta, events, sweep, turning
-  Args      list str ("wait" or "paused"), is_last bool? (no list follows), offset int,
-            anchor str?, turn str?, behind int (how many may be left at the tail), examine int,
-            limit int, not_after int? (now when the walk begins),
+  Keys      base, wait, paused, prioritized, delayed, meta, events, sweep (this run), latest (run with
+            this filter), turning
+  Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?,
+            turn str?, behind int (how many may be left at the tail), examine int, limit int,
+            bytes int (of payload in one slice), not_after int? (now when the walk begins),
             filter {name, failed_reason, fingerprint, source_queue, since, before},
+            is_sure bool? (what waits here are dead letters; else only those go that have a note),
             accepted {id -> true}? (the client has looked at these),
             run str, step int, done int (in earlier slices)
-  Returns   as JSON {is_done, offset, anchor, turn, count, asked, examined, length, not_after}
+  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
+            examined, length, not_after}
   Emits     cleaned, waiting (of a parent that waited for a removed job)
   Keeps     I1
   Cost      O(examine + behind)
 ]]
-local base, wait, paused, meta, events, sweep, turning = unpack(KEYS)
+local base, wait, paused, prioritized, delayed, meta, events, sweep, latest, turning = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -32,11 +35,14 @@ local gate = readGate(queue)
 local now = clock()
 local not_after = a.not_after or now
 local purged = {}
+local hasRoom = byteBudget(a.bytes)
 
 local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer == "ask" and a.accepted and a.accepted[letter.id] then answer = "take" end
   if answer ~= "take" then return answer end
+  if not (a.is_sure or gate.holds_letters or noteOf(letter)) then return "leave" end
+  if not hasRoom(letter) then return "stop" end
   if noteOf(letter) then
     purged[#purged + 1] = letter.key
   else
@@ -45,7 +51,7 @@ local function visit(letter)
   return "take"
 end
 
-return walkLetters(queue, sweep, turning, a, now, visit, function(result)
+return walkLetters(queue, sweep, latest, turning, a, now, visit, function(result)
   deleteJobs(purged)
   result.not_after = not_after
   if result.count > 0 then

@@ -10,12 +10,13 @@
             max_replays int?, has_data bool? (the client took the letter apart),
             job str? (the id of its first job), is_repaired bool?,
             priority int?, delay int? (of a letter that another program wrote),
-            force bool?, resend bool?
+            force bool?, dry_run bool? (only check), resend bool?
             After the map, raw, if has_data: the data, the options as JSON or nothing.
   Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
   Refuses   -1    there is no such dead letter                         DeadLetterNotFoundError
             -111  it is running                                        JobLockedError
             -112  it has been replayed too often                       TooManyReplaysError
+            -113  the new id is in use                                 RefusedError
             -132  its group is over or being undone                    InvalidGroupStateError
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
@@ -81,6 +82,8 @@ end
 if a.max_replays and (tonumber(known[6]) or 0) >= a.max_replays then return -112 end
 if known[7] and not a.force and groupStateOf(known[7]) ~= "ACTIVE" then return -132 end
 if redis.call("EXISTS", letter .. ":lock") == 1 then return -111 end
+if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return -113 end
+if a.dry_run then return a.new_id end
 local place = takeOutLetter()
 if not place then return -111 end
 

@@ -2,24 +2,26 @@
 --[[
   replayDeadLetters: send one slice of the dead letters back to the queues they came from.
 
-  Nothing that became a dead letter after the walk began is touched, so a job that fails again does
+  An id that is in use is passed over. Nothing that became a dead letter after the walk began is touched, so a job that fails again does
   not circle. Letters that only their data can tell of, or whose data somebody changed, are left in
   their places and named in the reply.
 
-  Keys      base, wait, paused, meta, events, sweep, turning
-  Args      list str ("wait" or "paused"), is_last bool? (no list follows), offset int,
-            anchor str?, turn str?, behind int (how many may be left at the tail), examine int,
-            limit int, not_after int? (now when the walk begins),
+  Keys      base, wait, paused, prioritized, delayed, meta, events, sweep (this run), latest (run with
+            this filter), turning
+  Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?,
+            turn str?, behind int (how many may be left at the tail), examine int, limit int,
+            bytes int (of payload in one slice), not_after int? (now when the walk begins),
             filter {name, failed_reason, fingerprint, source_queue, since, before},
             ids list of str (for the new jobs), prefix str,
             tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
             max_replays int?, force bool?, run str, step int, done int (in earlier slices)
-  Returns   as JSON {is_done, offset, anchor, turn, count, asked, held, examined, length, not_after}
+  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
+            held, grouped (those held for their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(examine + behind)
 ]]
-local base, wait, paused, meta, events, sweep, turning = unpack(KEYS)
+local base, wait, paused, prioritized, delayed, meta, events, sweep, latest, turning = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
 --- @include "includes/clock"
@@ -34,10 +36,19 @@ local queue = queueAt(base)
 local gate = readGate(queue)
 local now = clock()
 local not_after = a.not_after or now
-local sources, held, used = {}, 0, 0
+local sources, held, used = {}, { replays = 0, group = 0 }, 0
+local hasRoom = byteBudget(a.bytes)
 
 local function isReachable(source)
   return not a.tag or string.match(a.prefix .. ":" .. source, "{([^}]+)}") == a.tag
+end
+
+--- The next of the ids that no job of this queue has; nothing when all are used.
+local function findFreeId(source)
+  for i = used + 1, #a.ids do
+    if redis.call("EXISTS", a.prefix .. ":" .. source .. ":" .. a.ids[i]) == 0 then return i end
+  end
+  return nil
 end
 
 local function visit(letter)
@@ -45,22 +56,26 @@ local function visit(letter)
   if answer ~= "take" then return answer end
   local note = noteOf(letter)
   if not note or not isReachable(note.source) then return "ask" end
-  if isHeld(letter, a.max_replays, a.force) then
-    held = held + 1
+  local why = whyHeld(letter, a.max_replays, a.force)
+  if why then
+    held[why] = held[why] + 1
     return "leave"
   end
-  local new_id = replayLetter(queue, letter.id, a.ids[used + 1],
+  local free = findFreeId(note.source)
+  if not free or not hasRoom(letter) then return "stop" end
+  local new_id = replayLetter(queue, letter.id, a.ids[free],
     { prefix = a.prefix, source = note.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
   if not new_id then return "ask" end
-  used = used + 1
-  emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", "waiting",
+  used = free
+  emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", isList(a.place) and "waiting" or a.place,
     "queue", note.source, "replayedAs", new_id)
   return "take"
 end
 
-return walkLetters(queue, sweep, turning, a, now, visit, function(result)
+return walkLetters(queue, sweep, latest, turning, a, now, visit, function(result)
   wakeSources(sources)
-  result.held, result.not_after = held, not_after
+  result.held, result.grouped = held.replays + held.group, held.group
+  result.not_after = not_after
   if result.count > 0 then
     redis.call("HINCRBY", meta, "x.replayed", result.count)
   end

@@ -7,7 +7,7 @@ nothing is ever half done, and a walk that was interrupted can be resumed where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha1
 from typing import Any, TypedDict, Unpack
 
@@ -19,12 +19,14 @@ from toril.errors import (
     InvalidGroupStateError,
     InvalidOptionError,
     JobLockedError,
+    NotDeadLettersError,
+    RefusedError,
     TooManyReplaysError,
 )
 from toril.options import epoch_ms, refuse_unknown, whole
 from toril.protocol import codec
 from toril.protocol.burying import replayable
-from toril.protocol.command import Command, Resend, plain, script
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
@@ -33,13 +35,18 @@ LETTERS_PER_LOOK = 400
 REPLAYS_PER_SLICE = 50
 PURGES_PER_SLICE = 150
 """So that a script takes less than 10 ms, also on a slow server."""
+REPLAYED_BYTES_PER_SLICE = 500_000
+PURGED_BYTES_PER_SLICE = 16_000_000
+"""And that it does so whatever the payloads: a larger one has a slice for itself."""
 LEFT_BEHIND = 2000
 """How many letters that do not pass a filter stay at the end of the list, where the others are
 taken out; more of them go round to the beginning, and are back in place when a walk is over."""
 DEFAULT_MAX_REPLAYS = 10
 
-LISTS = ("wait", "paused")
-"""Where letters wait; `paused` is in use while a BullMQ of version 5 has paused the queue."""
+PLACES = ("wait", "paused", "prioritized", "delayed")
+"""Where letters wait; `paused` is in use while a BullMQ of version 5 has paused the queue, the last
+two hold letters that somebody gave a priority or a delay."""
+LISTS = frozenset(("wait", "paused"))
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -49,8 +56,8 @@ class DeadLetterFilter(TypedDict, total=False):
     failed_reason: str | None
     fingerprint: str | None
     source_queue: str | None
-    since: int | datetime | None
-    until: int | datetime | None
+    since: int | datetime | timedelta | None
+    until: int | datetime | timedelta | None
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +67,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     failed_reason: str | None = None
     fingerprint: str | None = None
     source_queue: str | None = None
-    since: int | datetime | None = None
-    until: int | datetime | None = None
+    since: int | datetime | timedelta | None = None
+    until: int | datetime | timedelta | None = None
 
     def __post_init__(self) -> None:
         for option in ("name", "failed_reason", "fingerprint", "source_queue"):
@@ -70,7 +77,10 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidOptionError(f"{option}={value!r} must be a text")
         for option in ("since", "until"):
             value = getattr(self, option)
-            if value is not None:
+            if isinstance(value, timedelta):
+                if value < timedelta(0):
+                    raise InvalidOptionError(f"{option}={value!r} is negative; say how long ago")
+            elif value is not None:
                 msgspec.structs.force_setattr(self, option, epoch_ms(value, option))
 
     @classmethod
@@ -78,6 +88,25 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         """The filter that keyword arguments describe."""
         refuse_unknown(conditions, frozenset(cls.__struct_fields__), "dead letters")
         return cls(**conditions)
+
+    @classmethod
+    def of_args(cls, args: dict[str, Any]) -> Filter:
+        """The filter that was given to scripts."""
+        return cls(**{("until" if name == "before" else name): args[name] for name in args})
+
+    @property
+    def is_relative(self) -> bool:
+        """Does it count from the time at which it is used?"""
+        return isinstance(self.since, timedelta) or isinstance(self.until, timedelta)
+
+    def at(self, now_ms: int) -> Filter:
+        """The same with times in place of durations."""
+        moments = {
+            edge: now_ms - duration // timedelta(milliseconds=1)
+            for edge in ("since", "until")
+            if isinstance(duration := getattr(self, edge), timedelta)
+        }
+        return msgspec.structs.replace(self, **moments)
 
     def args(self) -> dict[str, Any]:
         """The conditions as scripts have them."""
@@ -104,7 +133,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 class Walk(msgspec.Struct, frozen=True, kw_only=True):
     """How far a walk through the letters is."""
 
-    list: str = LISTS[0]
+    place: str = PLACES[0]
     offset: int = 0
     anchor: str = ""
     not_after: int | None = None
@@ -118,6 +147,8 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """What one slice of a walk brought."""
 
     is_done: bool
+    """Is nothing left in its place? Then ``next`` is the one to go on with, if there is one."""
+    next: str = ""
     offset: int
     anchor: str
     count: int
@@ -125,9 +156,22 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     not_after: int
     asked: list[str] = []
     held: int = 0
+    grouped: int = 0
     length: int = 0
     turn: str = ""
     groups: dict[str, Group] = {}
+
+    @property
+    def is_last(self) -> bool:
+        """Is the walk over?"""
+        return self.is_done and not self.next
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """A run that did not come to its end: where it was, and what it looked for."""
+
+    walk: Walk
+    wanted: Filter
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -154,9 +198,15 @@ class DeadLetterProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Replayed or removed so far."""
     examined: int
     held: int
-    """Left alone because they were replayed ``max_replays`` times already."""
+    """Left alone: replayed ``max_replays`` times already, or of a group that is over."""
     left: int
     """Dead letters in the queue now, those that do not pass the filter included."""
+    held_by_group: int = 0
+    """Of those held, the members of groups that are over or being undone."""
+    resumed: int = 0
+    """Of those done, how many the run had done that was resumed."""
+    run: str = ""
+    """The name of this run, for ``resume`` if it is interrupted."""
 
 
 class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,31 +221,61 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The newest of them."""
 
 
-def count(keys: Keys, list_name: str) -> Command[int]:
-    """How many letters wait in one of ``LISTS``."""
-    return plain("LLEN", getattr(keys, list_name), parse=int)
+def count(keys: Keys, place: str) -> Command[int]:
+    """How many letters wait in one of ``PLACES``."""
+    return plain("LLEN" if place in LISTS else "ZCARD", getattr(keys, place), parse=int)
 
 
-def page(
-    keys: Keys, list_name: str, start: int, end: int, *, oldest_first: bool
-) -> Command[list[str]]:
-    """The ids from ``start`` to ``end``, both included, the newest first."""
+def total_count(keys: Keys) -> Plan[int]:
+    """How many letters wait, wherever."""
+    counts: list[int] = yield [count(keys, place) for place in PLACES]
+    return sum(counts)
+
+
+def page(keys: Keys, start: int, end: int, *, oldest_first: bool) -> Plan[list[str]]:
+    """The ids from ``start`` to ``end``, both included, the newest of each place first.
+
+    ``oldest_first`` is the same order turned round.
+    """
     whole(start, "start")
     whole(end, "end", least=-1)
+    counts: list[int] = yield [count(keys, place) for place in PLACES]
+    everything = sum(counts)
+    end = everything - 1 if end == -1 else min(end, everything - 1)
+    if oldest_first:
+        start, end = everything - 1 - end, everything - 1 - start
+    commands, before = [], 0
+    for place, length in zip(PLACES, counts, strict=True):
+        first, last = max(start - before, 0), min(end - before, length - 1)
+        before += length
+        if first <= last:
+            verb = "LRANGE" if place in LISTS else "ZREVRANGE"
+            commands.append(plain(verb, getattr(keys, place), first, last, parse=_decoded))
+    pages: list[list[str]] = (yield commands) if commands else []
+    ids = list(dict.fromkeys(job_id for ids in pages for job_id in ids))
+    return ids[::-1] if oldest_first else ids
 
-    def parse(ids: list[bytes]) -> list[str]:
-        found = [job_id.decode() for job_id in ids]
-        return found[::-1] if oldest_first else found
 
-    if not oldest_first:
-        return plain("LRANGE", getattr(keys, list_name), start, end, parse=parse)
-    first = 0 if end == -1 else -(end + 1)
-    return plain("LRANGE", getattr(keys, list_name), first, -(start + 1), parse=parse)
+def _decoded(ids: list[bytes]) -> list[str]:
+    return [job_id.decode() for job_id in ids]
 
 
 def total(keys: Keys, what: str) -> Command[int]:
     """A counter of the queue: ``deadLettered`` out of it, ``replayed`` or ``purged`` in it."""
     return plain("HGET", keys.meta, f"x.{what}", parse=lambda value: int(value or 0))
+
+
+def is_marked(keys: Keys) -> Command[bool]:
+    """Has a letter ever been buried in this queue? The script that buries one marks it."""
+    return plain("HGET", keys.meta, "toril.deadLetters", parse=lambda value: value is not None)
+
+
+def not_dead_letters(queue: str) -> NotDeadLettersError:
+    return NotDeadLettersError(
+        f"queue {queue!r} is no dead letter queue: its waiting jobs are no dead letters, and no"
+        f" worker has ever buried one there; check the name, or pass force=True to treat its jobs"
+        f" as dead letters all the same"
+    )
 
 
 def source_of(keys: Keys, letter_id: str) -> Command[str | None]:
@@ -225,6 +305,7 @@ def replay(
     priority: int = 0,
     delay: int = 0,
     is_repaired: bool = False,
+    dry_run: bool = False,
 ) -> Command[str | None]:
     """Send one letter back; None when somebody changed its data, so that ``text`` must be given."""
     args: dict[str, Any] = {
@@ -247,6 +328,8 @@ def replay(
         args["job"] = job_id
     if is_repaired:
         args["is_repaired"] = True
+    if dry_run:
+        args["dry_run"] = True
     if priority:
         args["priority"] = priority
     if delay:
@@ -281,6 +364,11 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
             return TooManyReplaysError(
                 f"dead letter {letter_id!r} of queue {queue!r} has come back as often as"
                 f" max_replays allows; repair its data, raise max_replays, or purge it"
+            )
+        case -113:
+            return RefusedError(
+                f"dead letter {letter_id!r} of queue {queue!r} was to come back under an id that is"
+                f" in use; replay it again, which draws another one"
             )
         case -132:
             return InvalidGroupStateError(
@@ -324,8 +412,7 @@ def replay_slice(
     wanted: Filter,
     ids: Sequence[str],
     *,
-    run: str,
-    sweep: str,
+    run: Run,
     tag: str | None = None,
     keep_delay: bool = False,
     by: str | None = None,
@@ -335,6 +422,7 @@ def replay_slice(
     """Replay up to as many letters as there are new ``ids``."""
     args = _walk_args(walk, wanted, run)
     args["limit"] = len(ids)
+    args["bytes"] = REPLAYED_BYTES_PER_SLICE
     args["ids"] = list(ids)
     args["prefix"] = keys.prefix
     if tag is not None:
@@ -347,19 +435,31 @@ def replay_slice(
         args["max_replays"] = max_replays
     if force:
         args["force"] = True
-    extra = {"sweep": sweep, "turning": keys.own("turning")}
+    extra = run.keys(keys)
     return script("replayDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
 
 
 def purge_slice(
-    keys: Keys, walk: Walk, wanted: Filter, *, run: str, sweep: str, accepted: Sequence[str] = ()
+    keys: Keys,
+    walk: Walk,
+    wanted: Filter,
+    *,
+    run: Run,
+    is_sure: bool = True,
+    accepted: Sequence[str] = (),
 ) -> Command[Slice]:
-    """Remove some letters; ``accepted`` are those that the client has found to pass the filter."""
+    """Remove some letters; ``accepted`` are those that the client has found to pass the filter.
+
+    Unless it ``is_sure`` that letters wait here, only those go that Toril noted as such.
+    """
     args = _walk_args(walk, wanted, run)
     args["limit"] = PURGES_PER_SLICE
+    args["bytes"] = PURGED_BYTES_PER_SLICE
+    if is_sure:
+        args["is_sure"] = True
     if accepted:
         args["accepted"] = dict.fromkeys(accepted, True)
-    extra = {"sweep": sweep, "turning": keys.own("turning")}
+    extra = run.keys(keys)
     return script("purgeDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
 
 
@@ -374,7 +474,7 @@ def survey_slice(
 ) -> Command[Slice]:
     """Count some letters, by fingerprint; those that a replay would leave alone are held."""
     args: dict[str, Any] = {
-        "list": walk.list,
+        "place": walk.place,
         "offset": walk.offset,
         "examine": LETTERS_PER_LOOK,
         "filter": wanted.args(),
@@ -392,31 +492,74 @@ def survey_slice(
     return script("surveyDeadLetters", keys, args, _read_slice, resend=Resend.SAME)
 
 
-def sweep_key(keys: Keys, verb: str, wanted: Filter) -> str:
-    """Where a walk is remembered: one place for each verb and filter."""
-    text = msgspec.json.encode(wanted.args(), order="sorted")
-    return keys.own(f"{verb}-{sha1(text, usedforsecurity=False).hexdigest()[:16]}")
+class Run(msgspec.Struct, frozen=True):
+    """One bulk operation: nobody else continues it, so that it can remember its last slice.
+
+    ``said`` is the filter as it was given, by which the last run with it is found.
+    """
+
+    verb: str
+    name: str
+    said: Filter
+
+    def keys(self, keys: Keys) -> dict[str, str]:
+        """The keys that scripts need beside those of the queue."""
+        return {
+            "sweep": record_key(keys, self.verb, self.name),
+            "latest": latest_key(keys, self.verb, self.said),
+            "turning": keys.own("turning"),
+        }
 
 
-def last_walk(sweep: str) -> Command[Walk | None]:
-    """How far the last walk came; None when there was none or it came to its end."""
+def record_key(keys: Keys, verb: str, run: str) -> str:
+    """Where a run is remembered."""
+    return keys.own(f"{verb}-{run}")
 
-    def parse(reply: list[bytes | None]) -> Walk | None:
-        list_name, done, text = reply
-        if list_name is None or done is None or text is None:
+
+def latest_key(keys: Keys, verb: str, said: Filter) -> str:
+    """Where the name of the last run is that was given this filter."""
+    text = msgspec.json.encode(said.args(), order="sorted")
+    return keys.own(f"{verb}-of-{sha1(text, usedforsecurity=False).hexdigest()[:16]}")
+
+
+def latest_run(keys: Keys, verb: str, said: Filter) -> Command[str | None]:
+    """The name of the last run with this filter that has not come to its end."""
+    return plain(
+        "GET",
+        latest_key(keys, verb, said),
+        parse=lambda name: None if name is None else name.decode(),
+    )
+
+
+def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
+    """How far a run came; None when there is no such run or it came to its end."""
+
+    def parse(reply: list[bytes | None]) -> Interrupted | None:
+        place, done, text, filter_text = reply
+        if place is None or done is None or text is None or filter_text is None:
             return None
         last = _read_slice(text)
-        if last.is_done and list_name.decode() == LISTS[-1]:
+        if last.is_last:
             return None
-        return after(Walk(list=list_name.decode(), done=int(done) - last.count), last)
+        walk = after(Walk(place=place.decode(), done=int(done) - last.count), last)
+        return Interrupted(
+            msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text))
+        )
 
-    return plain("HMGET", sweep, "list", "done", "reply", parse=parse)
+    return plain(
+        "HMGET", record_key(keys, verb, run), "place", "done", "reply", "filter", parse=parse
+    )
+
+
+def server_time(keys: Keys) -> Command[int]:
+    """The time by which letters are dated, in ms."""
+    return script("clock", keys, {}, int, resend=Resend.SAME)
 
 
 def again(walk: Walk, last: Slice) -> Walk:
     """The place before a slice, to look at its letters once more."""
     return Walk(
-        list=walk.list,
+        place=walk.place,
         offset=walk.offset,
         anchor=walk.anchor,
         not_after=last.not_after,
@@ -429,10 +572,10 @@ def again(walk: Walk, last: Slice) -> Walk:
 def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
     """Where a walk goes on after a slice, of whose letters the client has taken some out itself."""
     done = walk.done + last.count + taken_apart
-    if last.is_done and walk.list != LISTS[-1]:
-        return Walk(list=LISTS[-1], not_after=last.not_after, done=done, step=walk.step + 1)
+    if last.next:
+        return Walk(place=last.next, not_after=last.not_after, done=done, step=walk.step + 1)
     return Walk(
-        list=walk.list,
+        place=walk.place,
         offset=last.offset - taken_apart,
         anchor="" if taken_apart else last.anchor,
         not_after=last.not_after,
@@ -442,19 +585,17 @@ def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
     )
 
 
-def _walk_args(walk: Walk, wanted: Filter, run: str) -> dict[str, Any]:
+def _walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
     args: dict[str, Any] = {
-        "list": walk.list,
+        "place": walk.place,
         "offset": walk.offset,
         "behind": LEFT_BEHIND,
         "examine": LETTERS_PER_LOOK,
         "filter": wanted.args(),
-        "run": run,
+        "run": run.name,
         "step": walk.step,
         "done": walk.done,
     }
-    if walk.list == LISTS[-1]:
-        args["is_last"] = True
     if walk.anchor:
         args["anchor"] = walk.anchor
     if walk.turn:
@@ -472,3 +613,4 @@ class _Note(msgspec.Struct):
 
 _read_note = msgspec.json.Decoder(_Note).decode
 _read_slice = msgspec.json.Decoder(Slice).decode
+_read_args = msgspec.json.Decoder(dict[str, Any]).decode

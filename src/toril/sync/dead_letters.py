@@ -15,13 +15,13 @@ from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.dead_letters import (
     DEFAULT_MAX_REPLAYS,
-    LISTS,
     REPLAYS_PER_SLICE,
     DeadLetterFilter,
     DeadLetterGroup,
     DeadLetterProgress,
     Filter,
     Group,
+    Run,
     Slice,
     Walk,
     after,
@@ -32,13 +32,19 @@ from toril.protocol.keys import Keys, hash_tag
 from toril.sync.connection import Connection
 
 UNCHANGED: Any = codec.UNSET
+LOOKED_AT = 4
+"""How many more than one job at each end tell what waits in a queue without a mark."""
 
 
 class DeadLetters:
     """The part of a queue that works on dead letters: every method is the queue's own.
 
     The filters ``name`` (exact), ``failed_reason`` (any part, whatever the case), ``fingerprint``,
-    ``source_queue``, ``since`` and ``until`` (ms or a datetime) must all hold.
+    ``source_queue``, ``since`` and ``until`` (ms, a datetime, or a timedelta for how long ago) must
+    all hold.
+
+    What lists, groups, replays or removes many letters raises ``NotDeadLettersError`` for a queue
+    in which other jobs wait and no letter was ever buried, unless ``force`` is given.
     """
 
     name: str
@@ -46,20 +52,20 @@ class DeadLetters:
     _connection: Connection
 
     def get_dead_letter_count(self) -> int:
-        """How many dead letters wait here."""
-        counts = [self._connection.run(dead_letters.count(self.keys, part)) for part in LISTS]
-        return sum(counts)
+        """How many dead letters wait here, with a priority or a delay or without."""
+        return self._connection.follow(dead_letters.total_count(self.keys))
 
     def get_dead_letter_jobs(
-        self, start: int = 0, end: int = 9, *, oldest_first: bool = False
+        self, start: int = 0, end: int = 9, *, oldest_first: bool = False, force: bool = False
     ) -> list[Job]:
-        """The dead letters from ``start`` to ``end``, both included, the newest first."""
-        ids: list[str] = []
-        for part in LISTS:
-            command = dead_letters.page(self.keys, part, start, end, oldest_first=oldest_first)
-            ids = ids or self._connection.run(command)
-        found = self._connection.run_all([reading.job(self.keys, job_id) for job_id in ids])
-        return [job for job in found if job is not None]
+        """The dead letters from ``start`` to ``end``, both included, the newest first.
+
+        Behind them come those that somebody gave a priority or a delay.
+        """
+        jobs = self._page(start, end, oldest_first=oldest_first)
+        if jobs and not any(_metadata(job) is not None for job in jobs):
+            self._are_letters(force=force)
+        return jobs
 
     def peek_dead_letter(self, job_id: str) -> Job | None:
         """One dead letter with its metadata, or None."""
@@ -69,9 +75,13 @@ class DeadLetters:
         """How many jobs of *this* queue ever became dead letters: a counter for monitoring."""
         return self._connection.run(dead_letters.total(self.keys, "deadLettered"))
 
-    def get_dead_letter_summary(self, **filters: Unpack[DeadLetterFilter]) -> list[DeadLetterGroup]:
+    def get_dead_letter_summary(
+        self, *, force: bool = False, **filters: Unpack[DeadLetterFilter]
+    ) -> list[DeadLetterGroup]:
         """The dead letters grouped by fingerprint, the largest group first."""
-        survey = self._survey(Filter.of(**filters))
+        wanted = Filter.of(**filters)
+        self._are_letters(force=force)
+        survey = self._survey(self._at_times(wanted))
         commands = [reading.job(self.keys, group.example) for group in survey.values()]
         examples = self._connection.run_all(commands)
         groups = [
@@ -96,6 +106,7 @@ class DeadLetters:
         keep_delay: bool = False,
         max_replays: int | None = None,
         force: bool = False,
+        dry_run: bool = False,
     ) -> str:
         """Send a dead letter back to the queue it came from; returns the id of the new job.
 
@@ -103,11 +114,18 @@ class DeadLetters:
         made.  ``data`` repairs the payload; the first one is kept, and ``by`` says who did it.
         Raises ``DeadLetterNotFoundError`` when somebody was faster, and ``InvalidGroupStateError``
         for a member of a group that is over or being undone, unless ``force`` is given.
+        ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
         """
         source = self._connection.run(dead_letters.source_of(self.keys, job_id))
         if source is None:
             return self._replay_apart(
-                job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
+                job_id,
+                data,
+                by=by,
+                keep_delay=keep_delay,
+                max_replays=max_replays,
+                force=force,
+                dry_run=dry_run,
             )
         text = None
         if data is not UNCHANGED:
@@ -125,12 +143,19 @@ class DeadLetters:
                 force=force,
                 text=text,
                 is_repaired=text is not None,
+                dry_run=dry_run,
             )
         )
         if new_id is not None:
             return new_id
         return self._replay_apart(
-            job_id, data, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
+            job_id,
+            data,
+            by=by,
+            keep_delay=keep_delay,
+            max_replays=max_replays,
+            force=force,
+            dry_run=dry_run,
         )
 
     def replay_all_dead_letters(
@@ -143,33 +168,33 @@ class DeadLetters:
         rate: float | None = None,
         progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
-        resume: bool = False,
+        resume: bool | str = False,
         **filters: Unpack[DeadLetterFilter],
     ) -> int:
         """Send the dead letters that pass the filters back to their queues; returns how many.
 
         Works in slices, the oldest first; what arrives meanwhile is left alone.  ``rate`` is how
         many jobs to send per second, ``dry_run`` only counts, and ``resume`` goes on where an
-        earlier call with the same filters was interrupted, and counts what that one did.  Letters
-        that came back ``max_replays`` times are left alone; None replays them too.  So are members
-        of groups that are over or being undone, unless ``force`` is given.
+        earlier call with the same filters was interrupted, and counts what that one did.  The name
+        of a run, as ``progress`` was told, resumes that one, with its filters.  Letters that came
+        back ``max_replays`` times are left alone; None replays them too.  So are members of groups
+        that are over or being undone, unless ``force`` is given.
         """
         wanted = Filter.of(**filters)
         if max_replays is not None:
             whole(max_replays, "max_replays")
         if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
             raise InvalidOptionError(f"rate={rate!r} must be a number of jobs per second above 0")
+        self._are_letters(force=force)
+        run, walk, wanted = self._begin("replay", wanted, resume=resume)
         if dry_run:
             survey = self._survey(wanted, is_for_replay=True, max_replays=max_replays, force=force)
             return sum(group.count for group in survey.values())
-        run = new_job_id()
-        sweep = dead_letters.sweep_key(self.keys, "replay", wanted)
-        walk = self._begin(sweep, resume=resume)
         before, began = walk.done, time.monotonic()
         at_once = REPLAYS_PER_SLICE
         if rate is not None:
             at_once = min(at_once, max(1, math.ceil(rate / 10)))
-        examined = held = 0
+        tell = _Told(progress, run.name, before)
         while True:
             result = self._connection.run(
                 dead_letters.replay_slice(
@@ -178,7 +203,6 @@ class DeadLetters:
                     wanted,
                     [new_job_id() for _ in range(at_once)],
                     run=run,
-                    sweep=sweep,
                     tag=hash_tag(self.keys.base) if self._connection.is_cluster else None,
                     keep_delay=keep_delay,
                     by=by,
@@ -196,12 +220,9 @@ class DeadLetters:
                     max_replays=max_replays,
                     force=force,
                 )
-            is_over = _is_over(walk, result)
             walk = after(walk, result, taken_apart=extra)
-            examined += result.examined
-            held += result.held
-            _tell(progress, walk, result, examined, held)
-            if is_over:
+            tell.slice(walk, result, taken_apart=extra)
+            if result.is_last:
                 return walk.done
             if rate is not None:
                 ahead_s = (walk.done - before) / rate - (time.monotonic() - began)
@@ -213,26 +234,27 @@ class DeadLetters:
         *,
         progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
-        resume: bool = False,
+        resume: bool | str = False,
+        force: bool = False,
         **filters: Unpack[DeadLetterFilter],
     ) -> int:
         """Remove the dead letters that pass the filters for good; returns how many.
 
         Without a filter every waiting job of this queue goes.  Works in slices, as a replay does.
+        ``force`` does it in a queue that is no dead letter queue, to whatever waits there.
         """
         wanted = Filter.of(**filters)
+        is_sure = self._are_letters(force=force)
+        run, walk, wanted = self._begin("purge", wanted, resume=resume)
         if dry_run:
             if not wanted.args():
                 return self.get_dead_letter_count()
             return sum(group.count for group in (self._survey(wanted)).values())
-        run = new_job_id()
-        sweep = dead_letters.sweep_key(self.keys, "purge", wanted)
-        walk = self._begin(sweep, resume=resume)
-        examined = 0
+        tell = _Told(progress, run.name, walk.done)
         accepted: list[str] = []
         while True:
             command = dead_letters.purge_slice(
-                self.keys, walk, wanted, run=run, sweep=sweep, accepted=accepted
+                self.keys, walk, wanted, run=run, is_sure=is_sure, accepted=accepted
             )
             result = self._connection.run(command)
             looked_at = bool(accepted)
@@ -243,16 +265,63 @@ class DeadLetters:
             if accepted:
                 walk = again(walk, result)
                 continue
-            is_over = _is_over(walk, result)
             walk = after(walk, result)
-            examined += result.examined
-            _tell(progress, walk, result, examined, 0)
-            if is_over:
+            tell.slice(walk, result)
+            if result.is_last:
                 return walk.done
 
-    def _begin(self, sweep: str, *, resume: bool) -> Walk:
-        last = self._connection.run(dead_letters.last_walk(sweep)) if resume else None
-        return Walk() if last is None else last
+    def _page(self, start: int, end: int, *, oldest_first: bool) -> list[Job]:
+        page = dead_letters.page(self.keys, start, end, oldest_first=oldest_first)
+        ids = self._connection.follow(page)
+        found = self._connection.run_all([reading.job(self.keys, job_id) for job_id in ids])
+        return [job for job in found if job is not None]
+
+    def _are_letters(self, *, force: bool) -> bool:
+        """Are the jobs that wait here dead letters? Raises if they are something else.
+
+        A queue without a mark got its letters from another program, or from a version that did not
+        mark; a few of them tell.  False for an empty queue: whatever comes now may be anything.
+        """
+        if force or self._connection.run(dead_letters.is_marked(self.keys)):
+            return True
+        jobs = self._page(0, LOOKED_AT, oldest_first=True)
+        jobs += self._page(0, LOOKED_AT, oldest_first=False)
+        if not jobs:
+            return False
+        if any(_metadata(job) is not None for job in jobs):
+            return True
+        raise dead_letters.not_dead_letters(self.name)
+
+    def _begin(self, verb: str, wanted: Filter, *, resume: bool | str) -> tuple[Run, Walk, Filter]:
+        """A new run, where it begins, and what it looks for.
+
+        A run that goes on with an earlier one has a name of its own: that one may be alive.
+        """
+        if isinstance(resume, str) and wanted.args():
+            raise InvalidOptionError(
+                f"resume={resume!r} names a {verb}, which has its own filters; leave yours out"
+            )
+        earlier = resume if isinstance(resume, str) else None
+        if resume is True:
+            earlier = self._connection.run(dead_letters.latest_run(self.keys, verb, wanted))
+        found = None
+        if earlier is not None:
+            found = self._connection.run(dead_letters.interrupted(self.keys, verb, earlier))
+        if isinstance(resume, str) and found is None:
+            raise InvalidOptionError(
+                f"queue {self.name!r} has no interrupted {verb} {resume!r}: it came to its end, or"
+                f" was silent for a week; call it with its filters instead"
+            )
+        run = Run(verb, new_job_id(), wanted)
+        if found is not None:
+            return run, found.walk, found.wanted
+        return run, Walk(), self._at_times(wanted)
+
+    def _at_times(self, wanted: Filter) -> Filter:
+        """The filter with times in place of durations, by the server's clock."""
+        if not wanted.is_relative:
+            return wanted
+        return wanted.at(self._connection.run(dead_letters.server_time(self.keys)))
 
     def _survey(
         self,
@@ -284,7 +353,7 @@ class DeadLetters:
                     meta = job.dead_letter
                     fingerprint = meta.fingerprint if meta is not None else ""
                     found[fingerprint] = letter.merged(found.get(fingerprint))
-            if _is_over(walk, result):
+            if result.is_last:
                 return found
             walk = after(walk, result)
 
@@ -324,6 +393,7 @@ class DeadLetters:
         keep_delay: bool,
         max_replays: int | None,
         force: bool,
+        dry_run: bool = False,
     ) -> str:
         """Replay a letter that has to be decoded: another program wrote it or changed its data."""
         job = self._connection.run(reading.job(self.keys, job_id))
@@ -357,6 +427,7 @@ class DeadLetters:
                 priority=priority if isinstance(priority, int) else 0,
                 delay=delay if isinstance(delay, int) else 0,
                 is_repaired=is_repaired,
+                dry_run=dry_run,
             )
         )
         assert new_id is not None
@@ -370,19 +441,31 @@ def _metadata(job: Job) -> DeadLetterMetadata | None:
         return None
 
 
-def _is_over(walk: Walk, result: Slice) -> bool:
-    return result.is_done and walk.list == LISTS[-1]
+class _Told:
+    """Tells the ``progress`` callback of a run how far it is, slice by slice."""
 
+    def __init__(
+        self, progress: Callable[[DeadLetterProgress], Any] | None, run: str, resumed: int
+    ) -> None:
+        self._progress = progress
+        self._run = run
+        self._resumed = resumed
+        self._examined = self._held = self._grouped = 0
 
-def _tell(
-    progress: Callable[[DeadLetterProgress], Any] | None,
-    walk: Walk,
-    result: Slice,
-    examined: int,
-    held: int,
-) -> None:
-    if progress is None:
-        return
-    _told = progress(
-        DeadLetterProgress(done=walk.done, examined=examined, held=held, left=result.length)
-    )
+    def slice(self, walk: Walk, result: Slice, *, taken_apart: int = 0) -> None:
+        self._examined += result.examined
+        self._held += result.held
+        self._grouped += result.grouped
+        if self._progress is None:
+            return
+        _told = self._progress(
+            DeadLetterProgress(
+                done=walk.done,
+                examined=self._examined,
+                held=self._held,
+                left=result.length - taken_apart,
+                held_by_group=self._grouped,
+                resumed=self._resumed,
+                run=self._run,
+            )
+        )

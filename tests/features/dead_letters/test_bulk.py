@@ -262,7 +262,7 @@ async def test_purging_a_child_lets_its_parent_go(side, url, prefix):
             )
         )
 
-    assert await side.orders.purge_dead_letters() == 1
+    assert await side.orders.purge_dead_letters(force=True) == 1
 
     waiting = await side.client.lrange(f"{prefix}:parents:wait", 0, -1)
     assert waiting == [node.job.id]
@@ -335,9 +335,9 @@ async def test_a_slice_asked_for_again_is_answered_as_before(side):
     """A lost reply: the second sending does nothing and says the same."""
     await side.bury(*["charge"] * 4)
     wanted = dead_letters.Filter()
-    sweep = dead_letters.sweep_key(side.dlq.keys, "replay", wanted)
+    run = dead_letters.Run("replay", "r", wanted)
     command = dead_letters.replay_slice(
-        side.dlq.keys, dead_letters.Walk(), wanted, ["new-1", "new-2"], run="r", sweep=sweep
+        side.dlq.keys, dead_letters.Walk(), wanted, ["new-1", "new-2"], run=run
     )
 
     first = await side.dlq._connection.run(command)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.features.dead_letters.conftest import DLQ
 from toril import Worker
+from toril.errors import NotDeadLettersError
 
 
 async def test_the_count_is_that_of_the_waiting_jobs(side):
@@ -43,18 +46,80 @@ async def test_peeking_gives_the_job_with_its_metadata_or_none(side):
     assert await side.dlq.peek_dead_letter("nonexistent") is None
 
 
-async def test_the_methods_work_on_any_queue(side):
+async def test_the_methods_work_on_any_queue_by_force(side):
     """DLQ-20: a queue that never took a dead letter."""
     job = await side.orders.add("charge", {"n": 1})
 
     assert await side.orders.get_dead_letter_count() == 1
-    assert [found.id for found in await side.orders.get_dead_letter_jobs(0, 9)] == [job.id]
+    found = await side.orders.get_dead_letter_jobs(0, 9, force=True)
+    assert [job.id for job in found] == [job.id]
     assert (await side.orders.peek_dead_letter(job.id)).dead_letter is None
-    assert await side.orders.replay_all_dead_letters() == 0
-    assert await side.orders.get_dead_letter_summary() == []
-    assert await side.orders.purge_dead_letters(failed_reason="x") == 0
-    assert await side.orders.purge_dead_letters(name="charge") == 1
+    assert await side.orders.replay_all_dead_letters(force=True) == 0
+    assert await side.orders.get_dead_letter_summary(force=True) == []
+    assert await side.orders.purge_dead_letters(failed_reason="x", force=True) == 0
+    assert await side.orders.purge_dead_letters(name="charge", force=True) == 1
     assert await side.orders.get_dead_letter_count() == 0
+
+
+async def test_a_queue_that_holds_other_jobs_is_refused(side):
+    """A forgotten "-dlq" must not empty production."""
+    await side.orders.add("charge", {"n": 1})
+    orders = side.orders
+
+    for act in (
+        orders.get_dead_letter_jobs,
+        orders.get_dead_letter_summary,
+        orders.replay_all_dead_letters,
+        orders.purge_dead_letters,
+        lambda: orders.purge_dead_letters(dry_run=True),
+        lambda: orders.purge_dead_letters(name="charge"),
+        lambda: orders.purge_dead_letters(resume=True),
+    ):
+        with pytest.raises(NotDeadLettersError, match="'orders' is no dead letter queue"):
+            await act()
+
+    assert await orders.get_waiting_count() == 1
+
+
+async def test_burying_the_first_letter_marks_its_queue(side):
+    await side.bury("charge")
+
+    assert await side.client.hget(f"{side.prefix}:{DLQ}:meta", "toril.deadLetters") == "1"
+    assert await side.client.hget(f"{side.prefix}:orders:meta", "toril.deadLetters") is None
+    await side.dlq.purge_dead_letters()
+    await side.dlq.add("stranger", {})
+    assert [job.name for job in await side.dlq.get_dead_letter_jobs()] == ["stranger"]
+    assert await side.dlq.purge_dead_letters() == 1
+
+
+async def test_letters_in_a_queue_without_a_mark_are_known_by_what_they_are(side):
+    """Those of the version before, and those of another program."""
+    await side.bury("charge", "charge")
+    meta = f"{side.prefix}:{DLQ}:meta"
+    await side.client.hdel(meta, "toril.deadLetters")
+
+    assert await side.dlq.purge_dead_letters() == 2
+    await side.dlq.add("theirs", {"_dlqMeta": {"sourceQueue": "orders"}})
+    await side.dlq.add("stranger", {})
+    assert len(await side.dlq.get_dead_letter_jobs()) == 2
+    assert await side.dlq.purge_dead_letters() == 2
+
+
+async def test_what_comes_into_an_empty_queue_while_a_purge_begins_is_left(side):
+    """Nothing tells what the queue is for, so only letters go."""
+    run = side.orders._connection.run
+
+    async def late(command):
+        if command.script is not None and command.script.name == "purgeDeadLetters":
+            await side.client.hset(
+                f"{side.prefix}:orders:1", mapping={"name": "work", "data": "{}"}
+            )
+            await side.client.lpush(f"{side.prefix}:orders:wait", "1")
+        return await run(command)
+
+    side.orders._connection.run = late
+    assert await side.orders.purge_dead_letters() == 0
+    assert await side.orders.get_waiting_count() == 1
 
 
 async def test_an_empty_queue_gives_zero_everywhere(side):

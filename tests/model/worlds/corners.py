@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.model.actors import FAIL, WAIT, Worker, keys_of
-from tests.model.machine import Request
+from tests.model.machine import START_MS, Request
 from tests.model.view import PREFIX, View
-from tests.model.world import EXPIRY, GIVING_BACK, LEAVING, RENEWAL, Client, World, failing
+from tests.model.world import EXPIRY, GIVING_BACK, LEAVING, LOST, RENEWAL, Client, World, failing
 from tests.model.worlds.common import add, adds, first, removes, two
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
@@ -18,7 +18,7 @@ from tests.model.worlds.groups import QUEUES, group
 from tests.model.worlds.schedulers import schedule
 from toril import Backoff, Deduplication, FlowJob
 from toril.options import RateLimit
-from toril.protocol import flows, lanes, limiting, moving, pausing, removing
+from toril.protocol import dead_letters, flows, lanes, limiting, moving, pausing, removing
 
 ONE = (Worker("a", "q"),)
 LEAVES = ((LEAVING, 1),)
@@ -68,6 +68,34 @@ SLICES = tuple(Client(f"remove slice {n}", _remove_a_slice, may_remove=True) for
 
 def _lane_limit(most: int) -> Any:
     return first(lanes.set_rate_limit(keys_of("q"), RateLimit(most, 1000), "l"))
+
+
+def _letter(job_id: str) -> tuple[Any, Request]:
+    """A dead letter of the queue "q", as if a worker had buried it."""
+    meta = f'{{"originalJobId":"{job_id}","originalTimestamp":5,"sourceQueue":"q"}}'
+    note = f'{{"size":{len(meta)},"source":"q","why":"","fp":"f"}}'
+    fields = ("data", f'{{"n":"{job_id}","_dlqMeta":{meta}}}', "x.letter", note)
+    return add(job_id, queue="letters"), Request("write", (f"{PREFIX}:letters:{job_id}",), fields)
+
+
+def _operator(name: str, slices: int) -> tuple[Client, ...]:
+    """Somebody who replays all letters, one in a slice; each slice follows the one before."""
+    every = dead_letters.Filter()
+    keys, run = keys_of("letters"), dead_letters.Run("replay", name, every)
+
+    def slice_of(step: int) -> Any:
+        def make(view: View) -> Any:
+            record = f"{PREFIX}:letters:toril:replay-{name}"
+            if step > 0 and record not in view.keys:
+                return None
+            walk = dead_letters.Walk(step=step, done=step, not_after=START_MS + 1000)
+            return dead_letters.replay_slice(keys, walk, every, [f"{name}-{step}"], run=run)
+
+        return make
+
+    return tuple(
+        Client(f"{name} replays {step}", slice_of(step), may_remove=True) for step in range(slices)
+    )
 
 
 FROM_ANOTHER = Request(
@@ -197,6 +225,16 @@ WORLDS = (
         (),
         Client("schedule", lambda view: schedule()),
         starts_idle=True,
+        ticks=0,
+    ),
+    World(
+        "two operators replay the same letters",
+        ("q", "letters"),
+        ONE,
+        tuple(command for n in "wxyz" for command in _letter(n)),
+        (*_operator("a", 2), *_operator("b", 1)),
+        faults=((LOST, 2), (LEAVING, 1)),
+        may_remove=True,
         ticks=0,
     ),
     World(

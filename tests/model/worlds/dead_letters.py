@@ -26,8 +26,8 @@ def _drain(view: View) -> Any:
 
 def _purge(view: View) -> Any:
     keys, every = keys_of("q-dlq"), dead_letters.Filter()
-    sweep = dead_letters.sweep_key(keys, "purge", every)
-    return dead_letters.purge_slice(keys, dead_letters.Walk(), every, run="r", sweep=sweep)
+    run = dead_letters.Run("purge", "r", every)
+    return dead_letters.purge_slice(keys, dead_letters.Walk(), every, run=run)
 
 
 REPLAY = Client("replay", _replay, may_remove=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from toril.protocol import dead_letters
 from toril.protocol.command import Command
-from toril.protocol.dead_letters import LISTS, Filter, Group, Slice, Walk
+from toril.protocol.dead_letters import Filter, Group, Slice, Walk
 from toril.protocol.keys import Keys
 
 
@@ -30,7 +30,7 @@ class LetterSurvey:
             self._found[fingerprint] = group.merged(self._found.get(fingerprint))
         if not self.is_complete:
             self.groups = dict(self._found)
-        if result.is_done and self._walk.list == LISTS[-1]:
+        if result.is_last:
             self.groups, self.is_complete = self._found, True
             self._walk, self._found = Walk(), {}
             return

@@ -10,6 +10,25 @@
 --- { metadata, note, stacktrace (the source is kept and gets it) }. `metadata` and `note` are members of
 --- JSON objects, each with a comma before it; what is a job's own comes before them.
 
+--- Draw the numbers of the next `count` letters. The counter may have been lost or set back, so numbers
+--- that jobs have are passed over, in steps that double. Whether any of the keys `beside` exists is
+--- asked in the same command; returns that.
+local function drawLetterIds(dead_letters, count, beside)
+  local step, keys, asked, found, in_use = count, {}, { unpack(beside) }, nil, nil
+  repeat
+    dead_letters.last = redis.call("INCRBY", dead_letters.queue.id, digits(step))
+    for i = 1, count do
+      keys[i] = dead_letters.prefix .. string.format("%d", dead_letters.last - count + i)
+      asked[#beside + i] = keys[i]
+    end
+    found = redis.call("EXISTS", unpack(asked))
+    in_use = found > 0 and redis.call("EXISTS", unpack(keys)) or 0
+    step = 2 * step
+  until in_use == 0
+  dead_letters.drawn = count
+  return found > 0
+end
+
 --- The target at `base` for jobs of the queue called `source`; `jobs` are the keys of those that will
 --- probably go there in this call, so that what they have in common is asked for once: has any of them
 --- logs or children?
@@ -23,9 +42,12 @@ local function openDeadLetters(base, name, source, jobs, has_children, troubles,
   for _, trouble in ipairs(troubles) do
     trouble.plain_end = ',"deadLetteredAt":' .. stamp(now) .. trouble.metadata .. "}}"
   end
-  return { queue = target, gate = readGate(target), prefix = base .. ":", name = name, source = source,
-    stamp = stamp(now), expected = #jobs, drawn = 0, ids = {}, moved = {},
-    has_more = has_children or redis.call("EXISTS", unpack(beside)) > 0 }
+  local dead_letters = { queue = target, gate = readGate(target), prefix = base .. ":", name = name,
+    source = source, stamp = stamp(now), drawn = 0, ids = {}, moved = {}, has_more = has_children }
+  if #jobs > 0 then
+    dead_letters.has_more = drawLetterIds(dead_letters, #jobs, beside) or has_children
+  end
+  return dead_letters
 end
 
 --- Put what was written into the target's list, all at once, wake a worker there and count it.
@@ -38,16 +60,14 @@ local function closeDeadLetters(queue, dead_letters)
     redis.call("UNLINK", unpack(dead_letters.moved))
   end
   redis.call("LPUSH", readyList(target, gate), unpack(dead_letters.ids))
+  if not gate.holds_letters then redis.call("HSET", target.meta, "toril.deadLetters", 1) end
   trimEvents(target, gate)
   wake(target, gate)
   redis.call("HINCRBY", queue.meta, "x.deadLettered", digits(#dead_letters.ids))
 end
 
 local function drawLetterId(dead_letters)
-  if dead_letters.drawn == 0 then
-    dead_letters.drawn = math.max(dead_letters.expected - #dead_letters.ids, 1)
-    dead_letters.last = redis.call("INCRBY", dead_letters.queue.id, digits(dead_letters.drawn))
-  end
+  if dead_letters.drawn == 0 then drawLetterIds(dead_letters, 1, {}) end
   dead_letters.drawn = dead_letters.drawn - 1
   local id = string.format("%d", dead_letters.last - dead_letters.drawn)
   dead_letters.ids[#dead_letters.ids + 1] = id

@@ -17,6 +17,12 @@ local function releaseDeduplication(queue, gate, id, deduplication_id, now)
   local counter = redis.call("INCR", queue.id)
   local next_id = nxt[4] or tostring(counter)
   local job = queue.base .. ":" .. next_id
+  if redis.call("EXISTS", job) == 1 then
+    -- Somebody has used its id since it was put aside: as with any add, the job that is there stays.
+    redis.call("DEL", pending)
+    emitTrimmed(queue, gate, "duplicated", "jobId", next_id)
+    return
+  end
   local is_read, opts = pcall(cjson.decode, nxt[3] or "")
   if not is_read or type(opts) ~= "table" then opts = {} end
   local delay, priority = tonumber(opts.delay) or 0, tonumber(opts.priority) or 0

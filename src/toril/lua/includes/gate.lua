@@ -1,7 +1,7 @@
 --- The queue's settings as far as they decide what may run: read once per call.
 local function readGate(queue)
   local meta = redis.call("HMGET", queue.meta, "paused", "concurrency", "opts.maxLenEvents",
-    "version", "max", "duration", "x.held")
+    "version", "max", "duration", "x.held", "toril.deadLetters")
   if not meta[3] then
     redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
   end
@@ -14,7 +14,8 @@ local function readGate(queue)
     stays_in_wait = major >= 6,
     max = tonumber(meta[5]),
     duration = tonumber(meta[6]),
-    is_held = meta[7] ~= false
+    is_held = meta[7] ~= false,
+    holds_letters = meta[8] ~= false
   }
 end
 

@@ -113,6 +113,17 @@ local function endGroup(group, state, now)
   if state ~= "FAILED_COMPENSATION" then closeGroup(group, now) end
 end
 
+--- An id in the queue at `base` that no job has: somebody may have chosen the one that comes first. The
+--- number stands at its end, where it is read again.
+local function freeId(base, head, number)
+  local id, tries = head .. number, 0
+  while redis.call("EXISTS", base .. ":" .. id) == 1 do
+    tries = tries + 1
+    id = head .. tries .. "-" .. number
+  end
+  return id
+end
+
 --- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
 --- no member runs any more: it could complete later than what is being undone.
 local function undoNext(group, now)
@@ -145,7 +156,7 @@ local function undoNext(group, now)
     local data = '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(name)
       .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (values[i] or "null")
       .. ',"compensationData":' .. how.data .. "}"
-    local new_id = group.id .. "-c" .. number
+    local new_id = freeId(target, group.id .. "-c", number)
     insertJob(to.queue, to.gate, { id = new_id, name = how.name, group = group.key .. ":c" .. number },
       data, how.opts, now)
     to.count = to.count + 1

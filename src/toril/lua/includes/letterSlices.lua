@@ -18,42 +18,64 @@ local function takeOutAt(list, indexes)
 end
 
 --- Show up to `examine` letters to `visit`, until it has taken `limit` of them. It answers "take",
---- "leave" or "ask"; those taken go out of the list, those asked about are the client's to decide.
-local function examineLetters(queue, list, a, fence, visit)
-  local offset = findPlace(list, a.offset, a.anchor)
-  local ids = redis.call("LRANGE", list, -(offset + a.examine), -(offset + 1))
+--- "leave", "ask", or "stop" when the slice is full; those taken go out of their place, those asked
+--- about are the client's to decide.
+local function examineLetters(queue, a, fence, visit)
+  local offset = findPlace(queue, a.place, a.offset, a.anchor)
+  local ids = idsFrom(queue, a.place, offset, a.examine)
+  local taken_ids = {}
   local seen = { taken = {}, asked = {}, examined = 0, again = a.offset - offset, left = offset,
     anchor = a.anchor, is_end = #ids < a.examine }
-  for i = #ids, 1, -1 do
-    if fence[ids[i]] then
+  for _, id in ipairs(ids) do
+    if fence[id] then
       seen.is_end = true
       break
     end
-    if #seen.taken >= a.limit then
+    local answer = #seen.taken < a.limit and visit(readLetter(queue, id)) or "stop"
+    if answer == "stop" then
       seen.is_end = false
       break
     end
     seen.examined = seen.examined + 1
-    local answer = visit(readLetter(queue, ids[i]))
     if answer == "take" then
-      seen.taken[#seen.taken + 1] = -(offset + seen.examined)
+      local n = #seen.taken + 1
+      seen.taken[n], taken_ids[n] = -(offset + seen.examined), id
     else
-      seen.left, seen.anchor = seen.left + 1, ids[i]
-      if answer == "ask" then seen.asked[#seen.asked + 1] = ids[i] end
+      seen.left, seen.anchor = seen.left + 1, id
+      if answer == "ask" then seen.asked[#seen.asked + 1] = id end
     end
   end
-  takeOutAt(list, seen.taken)
+  if isList(a.place) then
+    takeOutAt(queue[a.place], seen.taken)
+  elseif #taken_ids > 0 then
+    redis.call("ZREM", queue[a.place], unpack(taken_ids))
+  end
   return seen
 end
 
---- A slice of the walk `a`, whose state is in `sweep` and, while it turns the list, in `turning`.
---- A slice that was done already is answered as it was: its reply got lost. Else `visit` is called for
---- each letter, and `finish` with what came of them, to complete the reply.
-local function walkLetters(queue, sweep, turning, a, now, visit, finish)
-  local last = redis.call("HMGET", sweep, "run", "step", "reply")
-  if last[1] == a.run and tonumber(last[2]) == a.step then return last[3] end
+--- For a lost reply and, for a week, for whoever resumes the walk: `latest` names the last run with
+--- the same filter.
+local function rememberSlice(sweep, latest, a, result, reply)
+  redis.call("HSET", sweep, "step", a.step, "place", a.place, "done", a.done + result.count,
+    "reply", reply, "filter", cjson.encode(a.filter))
+  if result.is_done and not result.next then
+    redis.call("PEXPIRE", sweep, 60000)
+    if redis.call("GET", latest) == a.run then redis.call("DEL", latest) end
+    return
+  end
+  redis.call("PEXPIRE", sweep, 604800000)
+  redis.call("SET", latest, a.run, "PX", 604800000)
+end
 
-  local list = queue[a.list]
+--- A slice of the walk `a`, whose state is in `sweep` and, while it turns the list, in `turning`.
+--- A run belongs to one client and its steps rise, so a slice that was done already is answered from
+--- memory: its reply got lost, or it was held up and overtaken. Else `visit` is called for each letter,
+--- and `finish` with what came of them, to complete the reply.
+local function walkLetters(queue, sweep, latest, turning, a, now, visit, finish)
+  local last = redis.call("HMGET", sweep, "step", "reply")
+  if last[1] and tonumber(last[1]) >= a.step then return last[2] end
+
+  local list = queue[a.place]
   local turn = readTurn(turning, a)
   if a.turn and not turn then
     -- Somebody has turned the list on since: what was left where is not known any more.
@@ -65,23 +87,21 @@ local function walkLetters(queue, sweep, turning, a, now, visit, finish)
     seen = { taken = {}, asked = {}, examined = 0, again = 0, left = a.offset, anchor = a.anchor,
       is_end = true }
   else
-    seen = examineLetters(queue, list, a, turn and turn.fence or {}, visit)
+    seen = examineLetters(queue, a, turn and turn.fence or {}, visit)
   end
   local is_done = seen.is_end and not turn
   -- What the client is asked about it must find in its place.
-  if #seen.asked == 0 then
+  if #seen.asked == 0 and isList(a.place) then
     turn, is_done = goRound(queue, list, turn, seen, turning, a, now)
   end
   if turn then saveTurn(turning, turn, seen, now) end
 
-  local result = { is_done = is_done, offset = seen.left, anchor = seen.anchor or "",
-    count = #seen.taken, asked = #seen.asked > 0 and seen.asked or nil, examined = seen.examined,
-    length = redis.call("LLEN", list), turn = turn and turn.owner or "" }
+  local result = { is_done = is_done, next = is_done and nextPlace(queue, a.place) or nil,
+    offset = seen.left, anchor = seen.anchor or "", count = #seen.taken,
+    asked = #seen.asked > 0 and seen.asked or nil, examined = seen.examined,
+    length = countLetters(queue), turn = turn and turn.owner or "" }
   finish(result)
-  -- For a lost reply and, for a week, for whoever resumes the walk.
   local reply = cjson.encode(result)
-  redis.call("HSET", sweep, "run", a.run, "step", a.step, "list", a.list,
-    "done", a.done + result.count, "reply", reply)
-  redis.call("PEXPIRE", sweep, a.is_last and is_done and 60000 or 604800000)
+  rememberSlice(sweep, latest, a, result, reply)
   return reply
 end

@@ -31,7 +31,7 @@ end
 --- The turn of this walk, if it has one and nobody has taken it over.
 local function readTurn(turning, a)
   local turn = a.turn and decodeTurn(turning)
-  if not turn or turn.owner ~= a.turn or turn.list ~= a.list then return nil end
+  if not turn or turn.owner ~= a.turn or turn.list ~= a.place then return nil end
   turn.fence, turn.fence_ids = asSet(turn.fence), turn.fence
   return turn
 end
@@ -40,9 +40,9 @@ end
 local function beginTurn(list, turning, a, seen, now)
   local other = decodeTurn(turning)
   if other and now - other.at < TURN_IS_STALE_MS then return nil end
-  local turn = { owner = a.run, list = a.list, pivot = redis.call("LINDEX", list, 0),
+  local turn = { owner = a.run, list = a.place, pivot = redis.call("LINDEX", list, 0),
     fence_ids = {}, left = redis.call("LLEN", list) - seen.left + seen.examined, returned = 0 }
-  if other and other.list == a.list then turn.home = other.home or other.fence end
+  if other and other.list == a.place then turn.home = other.home or other.fence end
   return turn
 end
 

@@ -1,12 +1,66 @@
 --- @lazily
 --- Walking through the dead letters of a queue, the oldest first, slice by slice.
 ---
---- The list is walked from its tail. `offset` letters there were looked at and left; `anchor` is the
---- last of them, by which the place is found again when somebody takes letters out meanwhile.
+--- Letters wait in a list, or in a sorted set if somebody gave them a priority or a delay. A list is
+--- walked from its tail, a set from its beginning. `offset` letters there were looked at and left;
+--- `anchor` is the last of them, by which it is found again when somebody takes letters out meanwhile.
 --- @include "includes/groups"
 --- @include "includes/letterNote"
 
 local WINDOW = 1000
+
+local function isList(place)
+  return place == "wait" or place == "paused"
+end
+
+local function lettersIn(queue, place)
+  return redis.call(isList(place) and "LLEN" or "ZCARD", queue[place])
+end
+
+local function countLetters(queue)
+  return lettersIn(queue, "wait") + lettersIn(queue, "paused") + lettersIn(queue, "prioritized")
+    + lettersIn(queue, "delayed")
+end
+
+--- The place after this one that holds letters; nothing when there is none.
+local function nextPlace(queue, place)
+  local is_behind = false
+  for _, other in ipairs({ "wait", "paused", "prioritized", "delayed" }) do
+    if is_behind and lettersIn(queue, other) > 0 then return other end
+    is_behind = is_behind or other == place
+  end
+  return nil
+end
+
+--- Up to `count` ids behind the first `offset`, in the order of the walk.
+local function idsFrom(queue, place, offset, count)
+  if not isList(place) then
+    return redis.call("ZRANGE", queue[place], offset, offset + count - 1)
+  end
+  local ids = redis.call("LRANGE", queue[place], -(offset + count), -(offset + 1))
+  for i = 1, math.floor(#ids / 2) do
+    ids[i], ids[#ids + 1 - i] = ids[#ids + 1 - i], ids[i]
+  end
+  return ids
+end
+
+--- How many bytes a script would have to move or free with this letter.
+local function sizeOf(letter)
+  local key = letter.key
+  return redis.call("HSTRLEN", key, "data") + redis.call("HSTRLEN", key, "x.data")
+    + redis.call("HSTRLEN", key, "x.original")
+end
+
+--- Counts the bytes of one slice: is there room for this letter? The first one always has room.
+local function byteBudget(most)
+  local spent = 0
+  return function(letter)
+    local size = sizeOf(letter)
+    if spent > 0 and spent + size > most then return false end
+    spent = spent + size
+    return true
+  end
+end
 
 local function readLetter(queue, id)
   local key = queue.base .. ":" .. id
@@ -22,11 +76,12 @@ local function noteOf(letter)
   return letter.note
 end
 
---- Is it to be left alone by a replay: did it come back too often, or is its group over?
-local function isHeld(letter, max_replays, is_forced)
+--- Why a replay leaves it alone: "replays" if it came back too often, "group" if its group is over or
+--- being undone; nothing if it may go.
+local function whyHeld(letter, max_replays, is_forced)
   local known = redis.call("HMGET", letter.key, "x.replays", "x.member")
-  if max_replays and (tonumber(known[1]) or 0) >= max_replays then return true end
-  return known[2] and not is_forced and groupStateOf(known[2]) ~= "ACTIVE"
+  if max_replays and (tonumber(known[1]) or 0) >= max_replays then return "replays" end
+  return known[2] and not is_forced and groupStateOf(known[2]) ~= "ACTIVE" and "group" or nil
 end
 
 --- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not
@@ -49,8 +104,13 @@ end
 
 --- Where to go on: `offset` if the anchor is there, or where it is now, or the beginning. It can only
 --- have come nearer to the tail; farther away is an anchor that another walk has brought round.
-local function findPlace(list, offset, anchor)
+local function findPlace(queue, place, offset, anchor)
   if offset == 0 or not anchor then return offset end
+  local list = queue[place]
+  if not isList(place) then
+    local rank = redis.call("ZRANK", list, anchor)
+    return rank and rank + 1 or 0
+  end
   if redis.call("LINDEX", list, -offset) == anchor then return offset end
   local ids = redis.call("LRANGE", list, -offset, -math.max(offset - WINDOW, 1))
   for i, id in ipairs(ids) do
