@@ -276,7 +276,9 @@ def test_dev_opens_a_port_for_other_programs(cli_env, tmp_path):
 
 
 def test_bench_measures_and_leaves_nothing_behind(toril: Toril):
-    measured = toril("bench", "-n", "300", "--json").json
+    measured = toril("bench", "-n", "300", "-c", "7", "--json").json
+
+    assert measured["concurrency"] == 7
 
     assert measured["drain_per_s"] > 0
     assert measured["pick_up_p50_ms"] <= measured["pick_up_p99_ms"]

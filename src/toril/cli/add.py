@@ -10,7 +10,7 @@ import click
 from toril import NewJob
 from toril.cli.printing import echo, print_json, progress_bar, say
 from toril.cli.server import Server, queue_argument, with_server
-from toril.cli.values import DURATION, counted, read_json
+from toril.cli.values import DURATION, counted, read_json, refuse_given
 from toril.options import OPTION_NAMES
 
 JOBS_PER_CALL = 1000
@@ -65,7 +65,10 @@ def add(
     options = {option: value for option, value in given.items() if value is not None}
     if unknown := sorted(set(options) - set(OPTION_NAMES)):
         raise click.UsageError(f"this version of Toril has no option {unknown[0]!r}")
+    if not wait:
+        refuse_given("wait_timeout", because="it goes with --wait")
     if lines is not None:
+        refuse_given("wait", because="it waits for one job, and --from adds many")
         _add_lines(server, queue_name, name, lines, options, has_data=data is not None)
         return
     payload = None if data is None else read_json(data, "DATA")

@@ -10,7 +10,7 @@ import click
 from toril.cli.finding import queue_of
 from toril.cli.printing import echo, print_json, progress_bar, say
 from toril.cli.server import Server, queue_option, with_server
-from toril.cli.values import confirm, counted, yes_option
+from toril.cli.values import confirm, counted, refuse_given, yes_option
 from toril.errors import InvalidOptionError, JobNotFoundError, RefusedError
 from toril.sync.queue import Queue
 
@@ -48,6 +48,7 @@ def retry(
       toril retry --all --queue payments --reset-attempts
     """
     if not all_of_them:
+        refuse_given("state", because="it says which jobs --all means")
         return _each(
             server,
             job_ids,

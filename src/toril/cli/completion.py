@@ -7,6 +7,7 @@ from click.shell_completion import get_completion_class
 
 from toril.cli.printing import echo_lines, print_json
 from toril.cli.server import Server, with_server
+from toril.cli.values import refuse_given
 
 _HOW = {
     "bash": 'eval "$(toril completion bash)"      # in ~/.bashrc',
@@ -27,6 +28,7 @@ def completion(server: Server, shell: str) -> None:
       eval "$(toril completion zsh)"       # in ~/.zshrc
       toril completion fish > ~/.config/fish/completions/toril.fish
     """
+    refuse_given("url", "prefix", because="no server is asked")
     root = click.get_current_context().find_root()
     made = get_completion_class(shell)
     assert made is not None

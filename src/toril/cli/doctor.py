@@ -11,6 +11,7 @@ import click
 from toril.cli.loading import load
 from toril.cli.printing import Styled, echo, print_json
 from toril.cli.server import Server, complete_queue, with_server
+from toril.cli.values import refuse_given
 from toril.client.connection import Connection
 from toril.doctor import Finding, Report, Severity, examine
 
@@ -55,6 +56,8 @@ def doctor(
       toril doctor
       toril doctor shop.workers:payments --json
     """
+    if no_audit:
+        refuse_given("most_keys", because="--no-audit leaves the audit out")
     found = [load(target) for target in targets]
     objects = [
         one for each in found for one in (each if isinstance(each, (list, tuple, set)) else (each,))

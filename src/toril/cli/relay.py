@@ -10,7 +10,7 @@ from toril import run
 from toril.cli.loading import load
 from toril.cli.printing import echo, log_to_terminal
 from toril.cli.server import Server, with_server
-from toril.cli.values import DURATION
+from toril.cli.values import DURATION, refuse_given
 
 
 @click.command("relay")
@@ -27,13 +27,14 @@ from toril.cli.values import DURATION
 def relay(server: Server, targets: tuple[str, ...], timeout: int, verbose: bool) -> None:
     """Carry jobs from an outbox to their queues, until it is told to stop.
 
-    RELAY is a toril.outbox.Relay, made with its engine and its server; --url is not used.  Any
+    RELAY is a toril.outbox.Relay, made with its engine and its server.  Any
     number may run at the same time.
 
     \b
     Example:
       toril relay shop.outbox:relay
     """
+    refuse_given("url", "prefix", "as_json", because="the relay was made with its own server")
     log_to_terminal(verbose=verbose)
     relays = [load(target) for target in targets]
     for target, found in zip(targets, relays, strict=True):

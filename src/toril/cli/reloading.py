@@ -29,7 +29,7 @@ class _Told(Exception):
 def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
     """Run this very command without ``--reload``, again after each change; until told to stop."""
     roots = [Path(directory) for directory in directories]
-    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    arguments = _without_reloading(sys.argv[1:])
     command = [sys.executable, "-m", "toril", *arguments]
     before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
     process = _start(command)
@@ -87,3 +87,15 @@ def _files(root: Path) -> Iterator[os.DirEntry[str]]:
             yield from _files(Path(entry.path))
         elif entry.name.endswith(".py") and entry.is_file():
             yield entry
+
+
+def _without_reloading(arguments: list[str]) -> list[str]:
+    """The arguments of the program that is started anew."""
+    kept: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--reload-dir":
+            next(rest, None)
+        elif argument != "--reload" and not argument.startswith("--reload-dir="):
+            kept.append(argument)
+    return kept

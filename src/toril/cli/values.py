@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from toril.protocol.text import visible
 
@@ -70,6 +71,15 @@ def confirm(question: str, *, yes: bool) -> None:
     """Go on if the person says yes; nothing is done otherwise."""
     if not yes:
         click.confirm(visible(question), abort=True, err=True)  # noqa: TID251 (it is visible)
+
+
+def refuse_given(*names: str, because: str) -> None:
+    """Refuse options that would do nothing here; dropping them would look like obeying them."""
+    ctx = click.get_current_context()
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "")
+        if parameter.name in names and given is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[-1]} does nothing here: {because}")
 
 
 def counted(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from toril.cli.printing import echo
 from toril.cli.processes import number_of_this, run_many
 from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
-from toril.cli.values import DURATION
+from toril.cli.values import DURATION, refuse_given
 from toril.worker.health import HealthServer, Metrics
 
 _LOOK_S = 0.1
@@ -102,8 +102,9 @@ def worker(
       toril worker shop.workers:payments
       toril worker shop.jobs:router --queue payments --concurrency 50 --reload
     """
-    if directories and not reload:
-        raise click.UsageError("--reload-dir goes with --reload")
+    refuse_given("as_json", because="a worker prints no result")
+    if not reload:
+        refuse_given("directories", because="it goes with --reload")
     if reload:
         if processes > 1 or burst:
             raise click.UsageError("--reload goes with neither --processes nor --burst")

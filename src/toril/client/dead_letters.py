@@ -11,7 +11,13 @@ from typing import Any, Unpack
 
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError, RefusedError
+from toril.errors import (
+    CrossSlotError,
+    InvalidNameError,
+    InvalidOptionError,
+    NotDeadLettersError,
+    RefusedError,
+)
 from toril.options import whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata
@@ -71,6 +77,14 @@ class DeadLetters:
     async def peek_dead_letter(self, job_id: str) -> Job | None:
         """One dead letter with its metadata, or None."""
         return await self._connection.run(reading.job(self.keys, job_id))
+
+    async def is_dead_letter_queue(self) -> bool:
+        """Was a letter ever buried here, or do letters wait here, or nothing at all?"""
+        try:
+            await self._are_letters(force=False)
+        except NotDeadLettersError:
+            return False
+        return True
 
     async def get_dead_lettered_total(self) -> int:
         """How many jobs of *this* queue ever became dead letters: a counter for monitoring."""

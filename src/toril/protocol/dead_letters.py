@@ -273,8 +273,8 @@ def is_marked(keys: Keys) -> Command[bool]:
 def not_dead_letters(queue: str) -> NotDeadLettersError:
     return NotDeadLettersError(
         f"queue {queue!r} is no dead letter queue: its waiting jobs are no dead letters, and no"
-        f" worker has ever buried one there; check the name, or pass force=True to treat its jobs"
-        f" as dead letters all the same"
+        f" worker has ever buried one there; check the name, or pass force=True (--force) to treat"
+        f" its jobs as dead letters all the same"
     )
 
 
@@ -373,8 +373,8 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
         case -132:
             return InvalidGroupStateError(
                 f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
-                f" being undone, so running it again could not be undone; pass force=True to replay"
-                f" it all the same"
+                f" being undone, so running it again could not be undone; pass force=True"
+                f" (--force) to replay it all the same"
             )
     return not_found(letter_id, queue)
 

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from toril.client.ids import new_job_id
-from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError, RefusedError
+from toril.errors import (
+    CrossSlotError,
+    InvalidNameError,
+    InvalidOptionError,
+    NotDeadLettersError,
+    RefusedError,
+)
 from toril.options import whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata
@@ -70,6 +76,14 @@ class DeadLetters:
     def peek_dead_letter(self, job_id: str) -> Job | None:
         """One dead letter with its metadata, or None."""
         return self._connection.run(reading.job(self.keys, job_id))
+
+    def is_dead_letter_queue(self) -> bool:
+        """Was a letter ever buried here, or do letters wait here, or nothing at all?"""
+        try:
+            self._are_letters(force=False)
+        except NotDeadLettersError:
+            return False
+        return True
 
     def get_dead_lettered_total(self) -> int:
         """How many jobs of *this* queue ever became dead letters: a counter for monitoring."""

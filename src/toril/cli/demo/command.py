@@ -18,6 +18,7 @@ from toril.cli.demo import burst, lanes, letters, saga
 from toril.cli.demo.stage import Stage
 from toril.cli.printing import print_json
 from toril.cli.server import Server, with_server
+from toril.cli.values import refuse_given
 from toril.logs import get_logger
 
 
@@ -27,9 +28,10 @@ def demo(server: Server) -> None:
     """Watch a short show of what Toril does, on a server of its own.
 
     An order that succeeds, one that fails and undoes itself, lanes in order, dead letters that come
-    back, and how fast it all is.  Nothing is left behind; --url and --prefix are not used.  With
-    --json only what happened is printed.
+    back, and how fast it all is.  Nothing is left behind.  With --json only what happened is
+    printed.
     """
+    refuse_given("url", "prefix", because="the show has a server of its own")
     get_logger("toril.jobs").setLevel(logging.CRITICAL)  # what fails here fails on purpose
     facts = asyncio.run(show(Console(quiet=server.as_json)))
     if server.as_json:

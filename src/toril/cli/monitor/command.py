@@ -11,7 +11,7 @@ import click
 
 from toril.cli.printing import print_json
 from toril.cli.server import Server, complete_queue, with_server
-from toril.cli.values import DURATION
+from toril.cli.values import DURATION, refuse_given
 from toril.client.connection import Connection
 from toril.protocol.command import plain
 
@@ -42,6 +42,8 @@ def monitor(server: Server, queue_names: tuple[str, ...], interval: int) -> None
       toril monitor
       toril monitor --queue orders --url redis://localhost:6379 --interval 2s
     """
+    if server.as_json:
+        refuse_given("interval", because="--json prints one look")
     server.connection.run(plain("PING", parse=lambda reply: None, near=f"{server.prefix}:"))
     if server.as_json:
         asyncio.run(_print_one_look(server, queue_names))
