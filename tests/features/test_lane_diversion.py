@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tests.helpers import wait_until
 from toril import NewJob, Queue, UnrecoverableError, Worker
+from toril.protocol import lanes
 
 
 @pytest.fixture
@@ -132,3 +134,39 @@ def dlq_has(dlq, count):
         return await dlq.get_dead_letter_count() == count
 
     return check
+
+
+async def test_a_slice_of_a_diversion_is_bounded_in_bytes(queue, dlq, work, monkeypatch):
+    """Large jobs go a few at a time, or one by one, so that no script takes long."""
+    monkeypatch.setattr(lanes, "DIVERTED_BYTES", 25_000)
+    sent = []
+    read_slice = lanes._divert
+
+    def noted(*args):
+        command = read_slice(*args)
+
+        def parse(reply):
+            sent.append(reply[1])
+            return tuple(reply)
+
+        return msgspec.structs.replace(command, parse=parse)
+
+    monkeypatch.setattr(lanes, "_divert", noted)
+    padding = "x" * 10_000
+    sizes = [1, 1, 1, 1, 1, 1, 6]
+    await queue.add_bulk(
+        [
+            NewJob("x", {"n": n, "p": padding * size}, lane="a", order_ms=n, on_exhausted="divert")
+            for n, size in enumerate(sizes)
+        ]
+    )
+
+    async with work(Handler(0), dead_letter_queue="q-dlq"):
+
+        async def all_are_there():
+            return await dlq.get_waiting_count() == len(sizes)
+
+        await wait_until(all_are_there)
+
+    assert await numbers(dlq) == list(range(len(sizes)))
+    assert [count for count in sent if count] == [2, 2, 1, 1]

@@ -9,7 +9,7 @@
             marker, stalled, meta, id, events, repeat, lanes_waiting, lanes_diverting, dead_base,
             dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events
   Args      lane str, source str (the name of this queue), dead_letters str (that of the other), slice
-            int, skip int (how many were kept by the calls before)
+            int, bytes int (of data in one slice), skip int (how many were kept by the calls before)
   Returns   1 when there is more to do, else 0; how many were sent, how many were kept
   Emits     failed, deadLettered, waiting
   Keeps     I1
@@ -64,18 +64,25 @@ local function divert(field, job_id)
     trouble = trouble, dead_letters = dead_letters }, known, nil, now)
 end
 
-local sent = 0
+local sent, kept, bytes, is_cut = 0, 0, 0, #members == a.slice
 for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
   if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
+    bytes = bytes + redis.call("HSTRLEN", base .. ":" .. job_id, "data")
+    if sent > 0 and bytes > a.bytes then
+      is_cut = true
+      break
+    end
     removeFromWaiting(queue, lane, member)
     dropKept(queue, job_id)
     divert(field, job_id)
     sent = sent + 1
+  else
+    kept = kept + 1
   end
 end
 closeDeadLetters(queue, dead_letters)
-if #members == a.slice then return { 1, sent, #members - sent } end
+if is_cut then return { 1, sent, kept } end
 
 redis.call("HDEL", lanes_diverting, lane)
 local settings = laneSettings(queue, lane) or {}
@@ -87,4 +94,4 @@ end
 local turn, ids = laneHolders(queue, lane)
 placeLane(queue, lane, #ids, turn)
 wakeForLanes(queue, gate)
-return { 0, sent, #members - sent }
+return { 0, sent, kept }

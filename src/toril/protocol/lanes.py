@@ -17,6 +17,7 @@ from toril.protocol.keys import Keys
 SLICE = 200
 DIVERT_SLICE = 100
 DRAIN_SLICE = 100
+DIVERTED_BYTES = 500_000
 MOST_CONCURRENT = 1000
 MOST_WEIGHT = 1000
 
@@ -147,6 +148,7 @@ def _divert(keys: Keys, lane: str, dead: Keys, skip: int) -> Command[Any]:
             "source": keys.name,
             "dead_letters": dead.name,
             "slice": DIVERT_SLICE,
+            "bytes": DIVERTED_BYTES,
             "skip": skip,
         },
         tuple,
