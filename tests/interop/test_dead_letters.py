@@ -134,3 +134,24 @@ async def test_a_letter_that_node_changed_is_replayed_as_changed(peer, toril, cl
     new_id = await toril.queue(DLQ).replay_dead_letter(letter_id)
 
     assert (await peer.job("q", new_id))["data"] == {"n": 99, "tags": []}
+
+
+async def test_a_letter_that_node_gave_a_priority_is_still_a_letter(peer, toril, client, prefix):
+    """bull-board has a button for it; the job goes to another place of the queue."""
+    ids = await bury(toril, client, prefix, 4)
+    for letter_id in ids[:2]:
+        await peer.call(
+            "job.changePriority", queue=DLQ, jobId=letter_id, args=[{"priority": 3, "lifo": False}]
+        )
+    assert await client.zcard(f"{prefix}:{DLQ}:prioritized") == 2
+    dlq = toril.queue(DLQ)
+
+    assert await dlq.get_dead_letter_count() == 4
+    assert sorted(job.id for job in await dlq.get_dead_letter_jobs()) == sorted(ids)
+    assert (await dlq.get_dead_letter_summary())[0].count == 4
+    await dlq.replay_dead_letter(ids[0])
+    assert await dlq.replay_all_dead_letters(dry_run=True) == 3
+    assert await dlq.replay_all_dead_letters() == 3
+
+    assert await client.llen(f"{prefix}:q:wait") == 4
+    assert await dlq.get_dead_letter_count() == 0
