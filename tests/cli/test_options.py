@@ -90,7 +90,7 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     | {"--resume": _BACK},
     "dlq replay": _FILTERS
     | dict.fromkeys(("--rate", "--max-replays", "--dry-run"), _NAMED)
-    | dict.fromkeys(("--by", "--keep-delay", "--all"), _BACK)
+    | dict.fromkeys(("--by", "--keep-delay", "--all", "--to"), _BACK)
     | {"--data": _REPLAYED, "--yes": _REPLAYED, "--resume": _RESUMED}
     | {"--force": (LETTERS, "test_letters_of_a_group_that_is_over_are_left_with_words_and_a_code")},
     "groups cancel": {"--yes": _GROUPS},
@@ -283,9 +283,12 @@ async def test_what_a_replay_is_told_is_kept(
         (answer,) = kept.json
         assert queue.get_state(answer["new_id"]) == "delayed"
         stored.append(answer["new_id"])
+        assert toril("dlq", "replay", "dlq", "2", "--to", "other").code == 0
+        done = toril("dlq", "replay", "dlq", "--name", "refund", "--to", "other", "-y", "--json")
+        assert done.json["replayed"] == 1
         done = toril("dlq", "replay", "dlq", "--all", "--yes", "--json")
-        assert done.json["replayed"] == 3
-        assert queue.get_waiting_count() == 3
+        assert done.json["replayed"] == 1
+        assert queue.get_waiting_count() == 1
 
     stored: list[str] = []
     await asyncio.to_thread(act)

@@ -485,6 +485,9 @@ def test_a_run_is_resumed_from_what_the_server_remembers():
     assert parse([None, None, None, None]) is None
     over = text.replace(b"false", b"true")
     assert parse([b"wait", b"12", over, b"{}"]) is None
+    asked = parse([b"wait", b"12", over[:-1] + b',"next":"delayed","asked":["5"]}', b"{}"])
+    assert asked is not None
+    assert asked.walk == Walk(not_after=99, done=12)
     next_place = parse([b"wait", b"12", over[:-1] + b',"next":"delayed"}', b"{}"])
     assert next_place is not None
     assert next_place.walk == Walk(place="delayed", not_after=99, done=12, step=0)

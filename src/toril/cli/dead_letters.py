@@ -210,6 +210,9 @@ def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> Non
     help="So many a second, to be gentle with what was down.",
 )
 @click.option("--data", help="Repair one letter: its new data, as JSON or @FILE.")
+@click.option(
+    "--to", "to_queue", metavar="QUEUE", help="To this queue instead of the one they came from."
+)
 @click.option("--by", help="Who does it; it is kept with the job.")
 @click.option(
     "--max-replays",
@@ -231,6 +234,7 @@ def replay(
     all_of_them: bool,
     rate: float | None,
     data: str | None,
+    to_queue: str | None,
     by: str | None,
     max_replays: int,
     keep_delay: bool,
@@ -257,6 +261,7 @@ def replay(
         "keep_delay": keep_delay,
         "max_replays": most,
         "force": force,
+        "queue_name": to_queue,
     }
     if job_ids:
         if wanted or all_of_them:
@@ -266,7 +271,7 @@ def replay(
             if len(job_ids) > 1:
                 raise click.UsageError("--data repairs one letter at a time")
             options["data"] = read_json(data, "--data")
-        return _replay_each(server, queue_name, job_ids, rate, dry_run=dry_run, **options)
+        return _replay_each(server, queue_name, job_ids, rate, options | {"dry_run": dry_run})
     if data is not None:
         raise click.UsageError("--data repairs one letter: name it by its ID")
     _refuse_everything(wanted, all_of_them=all_of_them, verb="replay")
@@ -356,10 +361,9 @@ def _replay_each(
     queue_name: str,
     job_ids: tuple[str, ...],
     rate: float | None,
-    *,
-    dry_run: bool,
-    **options: Any,
+    options: dict[str, Any],
 ) -> int:
+    dry_run = options["dry_run"]
     answers: list[dict[str, Any]] = []
     began = time.monotonic()
     with server.queue(queue_name) as queue:
@@ -368,7 +372,7 @@ def _replay_each(
                 time.sleep(max(0.0, number / rate - (time.monotonic() - began)))
             answer: dict[str, Any] = {"id": job_id, "new_id": None}
             try:
-                new_id = queue.replay_dead_letter(job_id, dry_run=dry_run, **options)
+                new_id = queue.replay_dead_letter(job_id, **options)
             except RefusedError as error:
                 answer["error"] = str(error)
                 if not server.as_json:

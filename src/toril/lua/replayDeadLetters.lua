@@ -14,7 +14,8 @@
             filter {name, failed_reason, fingerprint, source_queue, since, before},
             ids list of str (for the new jobs), prefix str,
             tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
-            max_replays int?, force bool?, run str, step int, done int (in earlier slices)
+            max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
+            of each one), run str, step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
             held, grouped (those held for their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed
@@ -55,20 +56,22 @@ local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer ~= "take" then return answer end
   local note = noteOf(letter)
-  if not note or not isReachable(note.source) then return "ask" end
+  local source = a.to or note and note.source
+  if not note or not isReachable(source) then return "ask" end
   local why = whyHeld(letter, a.max_replays, a.force)
   if why then
     held[why] = held[why] + 1
     return "leave"
   end
-  local free = findFreeId(note.source)
+  if a.asks then return "ask" end
+  local free = findFreeId(source)
   if not free or not hasRoom(letter) then return "stop" end
   local new_id = replayLetter(queue, letter.id, a.ids[free],
-    { prefix = a.prefix, source = note.source, keep_delay = a.keep_delay, by = a.by }, sources, now)
+    { prefix = a.prefix, source = source, keep_delay = a.keep_delay, by = a.by }, sources, now)
   if not new_id then return "ask" end
   used = free
   emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", isList(a.place) and "waiting" or a.place,
-    "queue", note.source, "replayedAs", new_id)
+    "queue", source, "replayedAs", new_id)
   return "take"
 end
 

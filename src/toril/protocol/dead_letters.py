@@ -418,8 +418,13 @@ def replay_slice(
     by: str | None = None,
     max_replays: int | None = None,
     force: bool = False,
+    to: str | None = None,
+    asks: bool = False,
 ) -> Command[Slice]:
-    """Replay up to as many letters as there are new ``ids``."""
+    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``.
+
+    They go ``to`` a queue, or each to the one it came from.
+    """
     args = _walk_args(walk, wanted, run)
     args["limit"] = len(ids)
     args["bytes"] = REPLAYED_BYTES_PER_SLICE
@@ -435,6 +440,11 @@ def replay_slice(
         args["max_replays"] = max_replays
     if force:
         args["force"] = True
+    if to is not None:
+        args["to"] = to
+    if asks:
+        args["asks"] = True
+        args["examine"] = len(ids)
     extra = run.keys(keys)
     return script("replayDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
 
@@ -539,9 +549,14 @@ def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
         if place is None or done is None or text is None or filter_text is None:
             return None
         last = _read_slice(text)
-        if last.is_last:
+        if last.is_last and not last.asked:
             return None
         walk = after(Walk(place=place.decode(), done=int(done) - last.count), last)
+        if last.asked:
+            # Nobody knows which of these the client came to; what it left is looked at again.
+            walk = Walk(
+                place=place.decode(), not_after=last.not_after, done=walk.done, turn=last.turn
+            )
         return Interrupted(
             msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text))
         )

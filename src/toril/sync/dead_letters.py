@@ -18,7 +18,7 @@ from toril.errors import (
 )
 from toril.options import whole
 from toril.protocol import codec, dead_letters, reading
-from toril.protocol.dead_letter import DeadLetterMetadata
+from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
     DEFAULT_MAX_REPLAYS,
     REPLAYS_PER_SLICE,
@@ -38,6 +38,8 @@ from toril.protocol.keys import Keys, hash_tag
 from toril.sync.connection import Connection
 
 UNCHANGED: Any = codec.UNSET
+Transform = Callable[[Any, DeadLetterMetadata], Any]
+"""Repairs a letter: from its data and metadata to the new data."""
 LOOKED_AT = 4
 """How many more than one job at each end tell what waits in a queue without a mark."""
 
@@ -116,6 +118,7 @@ class DeadLetters:
         job_id: str,
         *,
         data: Any = UNCHANGED,
+        queue_name: str | None = None,
         by: str | None = None,
         keep_delay: bool = False,
         max_replays: int | None = None,
@@ -126,15 +129,18 @@ class DeadLetters:
 
         The new job has the data and options of the first, and its idempotency key, and no attempts
         made.  ``data`` repairs the payload; the first one is kept, and ``by`` says who did it.
+        With ``queue_name`` it goes to that queue instead, under the same prefix.
         Raises ``DeadLetterNotFoundError`` when somebody was faster, and ``InvalidGroupStateError``
         for a member of a group that is over or being undone, unless ``force`` is given.
         ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
         """
+        target = None if queue_name is None else self._sibling(queue_name)
         source = self._connection.run(dead_letters.source_of(self.keys, job_id))
         if source is None:
             return self._replay_apart(
                 job_id,
                 data,
+                target,
                 by=by,
                 keep_delay=keep_delay,
                 max_replays=max_replays,
@@ -144,13 +150,14 @@ class DeadLetters:
         text = None
         if data is not UNCHANGED:
             text = codec.encode(data, f"the new data of dead letter {job_id!r}")
-        self._connection.check_slots(self.keys, self.keys.sibling(source))
+        target_keys = target or self.keys.sibling(source)
+        self._connection.check_slots(self.keys, target_keys)
         new_id = self._connection.run(
             dead_letters.replay(
                 self.keys,
                 job_id,
                 new_job_id(),
-                source,
+                target_keys.name,
                 keep_delay=keep_delay,
                 by=by,
                 max_replays=max_replays,
@@ -165,6 +172,7 @@ class DeadLetters:
         return self._replay_apart(
             job_id,
             data,
+            target,
             by=by,
             keep_delay=keep_delay,
             max_replays=max_replays,
@@ -180,6 +188,8 @@ class DeadLetters:
         max_replays: int | None = DEFAULT_MAX_REPLAYS,
         force: bool = False,
         rate: float | None = None,
+        queue_name: str | None = None,
+        transform: Transform | None = None,
         progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
         resume: bool | str = False,
@@ -193,8 +203,13 @@ class DeadLetters:
         of a run, as ``progress`` was told, resumes that one, with its filters.  Letters that came
         back ``max_replays`` times are left alone; None replays them too.  So are members of groups
         that are over or being undone, unless ``force`` is given.
+
+        ``transform`` repairs each letter: it gets the data and the metadata, and returns the new
+        data; what it raises ends the run, which can be resumed.  With ``queue_name`` all go to that
+        queue.
         """
         wanted = Filter.of(**filters)
+        target = None if queue_name is None else self._sibling(queue_name)
         if max_replays is not None:
             whole(max_replays, "max_replays")
         if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
@@ -222,6 +237,8 @@ class DeadLetters:
                     by=by,
                     max_replays=max_replays,
                     force=force,
+                    to=None if target is None else target.name,
+                    asks=transform is not None,
                 )
             )
             extra = 0
@@ -229,6 +246,8 @@ class DeadLetters:
                 extra += self._replay_asked(
                     letter_id,
                     wanted,
+                    transform,
+                    queue_name=queue_name,
                     by=by,
                     keep_delay=keep_delay,
                     max_replays=max_replays,
@@ -283,6 +302,16 @@ class DeadLetters:
             tell.slice(walk, result)
             if result.is_last:
                 return walk.done
+
+    def _sibling(self, queue_name: str) -> Keys:
+        """Where letters are sent that do not go back to their own queue."""
+        if queue_name == self.name:
+            raise InvalidOptionError(
+                f"queue_name={queue_name!r} is the queue of the letters itself; name another one"
+            )
+        target = self.keys.sibling(queue_name)
+        self._connection.check_slots(self.keys, target)
+        return target
 
     def _page(self, start: int, end: int, *, oldest_first: bool) -> list[Job]:
         page = dead_letters.page(self.keys, start, end, oldest_first=oldest_first)
@@ -381,18 +410,31 @@ class DeadLetters:
         self,
         letter_id: str,
         wanted: Filter,
+        transform: Transform | None,
         *,
+        queue_name: str | None,
         by: str | None,
         keep_delay: bool,
         max_replays: int | None,
         force: bool,
     ) -> int:
         """Replay one letter of a bulk that the script could not decide on; 1 if it went."""
-        if self._admitted(letter_id, wanted) is None:
+        job = self._admitted(letter_id, wanted)
+        if job is None:
             return 0
+        data = UNCHANGED
+        if transform is not None:
+            assert job.dead_letter is not None
+            data = transform(without_metadata(job.data), job.dead_letter)
         try:
             self.replay_dead_letter(
-                letter_id, by=by, keep_delay=keep_delay, max_replays=max_replays, force=force
+                letter_id,
+                data=data,
+                queue_name=queue_name,
+                by=by,
+                keep_delay=keep_delay,
+                max_replays=max_replays,
+                force=force,
             )
         except (RefusedError, CrossSlotError):
             return 0  # it stays where it is
@@ -402,6 +444,7 @@ class DeadLetters:
         self,
         job_id: str,
         data: Any,
+        target: Keys | None,
         *,
         by: str | None,
         keep_delay: bool,
@@ -414,10 +457,10 @@ class DeadLetters:
         if job is None:
             raise dead_letters.not_found(job_id, self.name)
         meta = _metadata(job)
-        if meta is None or not meta.source_queue:
+        if meta is None or (target is None and not meta.source_queue):
             raise dead_letters.source_unknown(job_id, self.name)
         try:
-            source = self.keys.sibling(meta.source_queue)
+            source = target or self.keys.sibling(meta.source_queue)
         except InvalidNameError as error:
             raise dead_letters.source_unknown(job_id, self.name) from error
         self._connection.check_slots(self.keys, source)
@@ -430,7 +473,7 @@ class DeadLetters:
                 self.keys,
                 job_id,
                 new_job_id(),
-                meta.source_queue,
+                source.name,
                 keep_delay=keep_delay,
                 by=by,
                 max_replays=max_replays,

@@ -58,7 +58,7 @@ end
 local function rememberSlice(sweep, latest, a, result, reply)
   redis.call("HSET", sweep, "step", a.step, "place", a.place, "done", a.done + result.count,
     "reply", reply, "filter", cjson.encode(a.filter))
-  if result.is_done and not result.next then
+  if result.is_done and not result.next and not result.asked then
     redis.call("PEXPIRE", sweep, 60000)
     if redis.call("GET", latest) == a.run then redis.call("DEL", latest) end
     return
