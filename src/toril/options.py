@@ -458,14 +458,25 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
     ``queue_name`` is a name or a ``Queue``.  ``on_dead_letter(job, letter)``, plain or async, is
     called after each move.  Jobs given up because workers died over them go the same way unless
     ``include_stalled`` is False.  ``keep_source`` leaves the job in the source's ``failed`` too.
+    ``keep`` says how many letters stay, and for how long: the oldest are removed when new ones
+    come.
     """
 
     queue_name: Any
     on_dead_letter: Callable[..., Any] | None = None
     include_stalled: bool = True
     keep_source: bool = False
+    keep: Keep | int | None = None
 
     def __post_init__(self) -> None:
+        if self.keep is not None:
+            keep = Keep.of(self.keep)
+            if isinstance(self.keep, bool) or keep.count == 0 or keep.age == 0:
+                raise InvalidOptionError(
+                    f"keep={self.keep!r} would remove letters at once; give a number of them, or"
+                    f" Keep(count=…, age=…)"
+                )
+            msgspec.structs.force_setattr(self, "keep", keep)
         name = getattr(self.queue_name, "name", self.queue_name)
         if not isinstance(name, str) or not name:
             raise InvalidNameError(

@@ -19,7 +19,7 @@
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
-            them), queue str? (this queue's name)
+            them), queue str? (this queue's name), keep_letters {count, age}? (in ms)
             After the map, raw, for each trouble: the reason, the metadata, the note. Then for each
             outcome in order: `completed` the return value; `failed`, `retry` and `delayed` the reason
             and the stack traces ("" for none), and nothing for one with a trouble.
@@ -114,6 +114,7 @@ if dead_base then
   end
   dead_letters = openDeadLetters(dead_base, a.dead_letters, a.queue, jobs, batch.has_children,
     troubles, now)
+  dead_letters.keep = a.keep_letters
 end
 
 local function writeFailure(job, reason, stacktrace)
@@ -289,7 +290,7 @@ for i, outcome in ipairs(a.outcomes) do
 end
 releaseBatch(queue, batch)
 
-if dead_letters then closeDeadLetters(queue, dead_letters) end
+if dead_letters then closeDeadLetters(queue, dead_letters, now) end
 
 local jobs, rate_limit_ms, next_due_ms = {}, 0, 0
 if a.take > 0 then

@@ -314,13 +314,15 @@ def settle(
     request: int,
     confirmations: Sequence[Confirmation] = (),
     dead_letters: Keys | None = None,
+    keep_letters: Keep | None = None,
 ) -> Command[Reply]:
     """Write ``settled`` and take new jobs.
 
     ``flight`` and ``request`` name the call: sent again with the same two it returns what it
     returned, and one that a newer request has overtaken is refused. ``confirmations`` name the
     calls whose replies have arrived, when no newer call of their flights says so, and
-    ``dead_letters`` the queue that takes the jobs which failed for good.
+    ``dead_letters`` the queue that takes the jobs which failed for good; ``keep_letters`` is how
+    many stay there, and for how long.
     """
     outcomes: list[dict[str, Any]] = []
     payloads: list[bytes | str] = []
@@ -355,6 +357,8 @@ def settle(
         args["troubles"] = troubles.details
         args["dead_letters"] = dead_letters.name
         args["queue"] = keys.name
+        if keep_letters is not None:
+            args["keep_letters"] = {"count": keep_letters.count, "age": keep_letters.age}
         extra["dead_base"] = dead_letters.base
         extra["dead_wait"] = dead_letters.wait
         extra["dead_paused"] = dead_letters.paused

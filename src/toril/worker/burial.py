@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from toril.options import DeadLetterOptions
+from toril.options import DeadLetterOptions, Keep
 from toril.protocol.burying import BurialPolicy, grave_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Settled
@@ -42,6 +42,7 @@ class Burial:
         options, self.keys = grave_of(target, source)
         self.source = source
         self.hook = options.on_dead_letter
+        self.keep = None if options.keep is None else Keep.of(options.keep)
         self.policy = BurialPolicy(
             include_stalled=options.include_stalled, keep_source=options.keep_source
         )

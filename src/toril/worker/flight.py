@@ -13,6 +13,7 @@ from typing import Any
 
 from toril.client.connection import Connection
 from toril.errors import ServerError
+from toril.options import Keep
 from toril.protocol import leasing, settling
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
@@ -32,6 +33,7 @@ class Flight:
         *,
         on_error: Callable[[Exception], None],
         dead_letters: Keys | None = None,
+        keep_letters: Keep | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -39,6 +41,7 @@ class Flight:
         self._on_error = on_error
         self.last_request = 0
         self._dead_letters = dead_letters
+        self._keep_letters = keep_letters
 
     async def call(
         self,
@@ -59,6 +62,7 @@ class Flight:
             request=request,
             confirmations=confirmations,
             dead_letters=self._dead_letters,
+            keep_letters=self._keep_letters,
         )
         pause_s = 0.05
         while True:

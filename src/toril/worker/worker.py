@@ -146,6 +146,7 @@ class Worker:
                 self.keys,
                 f"{self.id}-{number}",
                 dead_letters=None if self._burial is None else self._burial.keys,
+                keep_letters=None if self._burial is None else self._burial.keep,
                 on_error=self._on_server_error,
             )
             for number in range(1 if concurrency < 4 else 2)

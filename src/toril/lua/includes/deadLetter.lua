@@ -50,8 +50,33 @@ local function openDeadLetters(base, name, source, jobs, has_children, troubles,
   return dead_letters
 end
 
+local MORE_REMOVED = 50
+
+--- Remove the oldest letters that are not to be kept, of `length` in the `list`: as many as came, and a few more. Any
+--- other job ends it. So does a walk that turns the list: its oldest letters are elsewhere meanwhile.
+local function retainLetters(dead_letters, list, length, now)
+  local keep, target = dead_letters.keep, dead_letters.queue
+  local excess = type(keep.count) == "number" and length - keep.count or 0
+  local oldest_ms = type(keep.age) == "number" and now - keep.age or nil
+  if excess <= 0 and not oldest_ms then return end
+  if redis.call("EXISTS", target.base .. ":toril:turning") == 1 then return end
+  local removed = {}
+  for i = 1, #dead_letters.ids + MORE_REMOVED do
+    local letter = dead_letters.prefix .. (redis.call("LINDEX", list, -1) or "")
+    local known = redis.call("HMGET", letter, "x.letter", "timestamp")
+    local is_old = oldest_ms and (tonumber(known[2]) or now) < oldest_ms
+    if not known[1] or i > excess and not is_old then break end
+    redis.call("RPOP", list)
+    removed[i] = letter
+  end
+  if #removed == 0 then return end
+  deleteJobs(removed)
+  redis.call("HINCRBY", target.meta, "x.purged", digits(#removed))
+  emit(target, "cleaned", "count", digits(#removed))
+end
+
 --- Put what was written into the target's list, all at once, wake a worker there and count it.
-local function closeDeadLetters(queue, dead_letters)
+local function closeDeadLetters(queue, dead_letters, now)
   if not dead_letters or #dead_letters.ids == 0 then return end
   local target, gate = dead_letters.queue, dead_letters.gate
   if dead_letters.has_more then
@@ -59,7 +84,9 @@ local function closeDeadLetters(queue, dead_letters)
   elseif #dead_letters.moved > 0 then
     redis.call("UNLINK", unpack(dead_letters.moved))
   end
-  redis.call("LPUSH", readyList(target, gate), unpack(dead_letters.ids))
+  local list = readyList(target, gate)
+  local length = redis.call("LPUSH", list, unpack(dead_letters.ids))
+  if dead_letters.keep then retainLetters(dead_letters, list, length, now) end
   if not gate.holds_letters then redis.call("HSET", target.meta, "toril.deadLetters", 1) end
   trimEvents(target, gate)
   wake(target, gate)
