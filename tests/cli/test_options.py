@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 COMMANDS, FEATURES = "test_commands.py", "test_features.py"
 LETTERS, OPTIONS, WORKERS = "test_dead_letters.py", "test_options.py", "test_worker.py"
 
+PRODUCTION = "test_worker_in_production.py"
+
 _MADE = (COMMANDS, "test_jobs_are_added_listed_and_shown")
 _CHANGED = (COMMANDS, "test_pausing_promoting_cancelling_and_emptying")
 _YES = (COMMANDS, "test_nothing_is_destroyed_before_somebody_said_yes")
@@ -48,6 +50,10 @@ _FILTERED = (OPTIONS, "test_each_filter_of_dead_letters_is_honoured")
 _BACK = (OPTIONS, "test_what_a_replay_is_told_is_kept")
 _ADDED = (OPTIONS, "test_what_is_said_of_a_new_job_is_kept")
 _SCHEDULED = (OPTIONS, "test_what_is_said_of_a_scheduler_is_kept")
+_CREATED = (
+    "test_missing_queues.py",
+    "test_a_queue_or_a_lane_is_paused_before_its_first_job_on_request",
+)
 _STARTED = (OPTIONS, "test_what_a_program_is_told_reaches_it")
 _EMPTIED = (OPTIONS, "test_what_is_removed_is_what_was_said")
 _LOOKED = (OPTIONS, "test_what_is_shown_is_what_was_asked_for")
@@ -77,6 +83,11 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
         "--reset-attempts": _EMPTIED,
     },
     "promote": {"--queue": _CHANGED, "--all": _CHANGED},
+    "pause": {"--create": _CREATED},
+    "lanes pause": {"--create": _CREATED},
+    "schedules prune": {
+        "--yes": (PRODUCTION, "test_schedules_of_the_code_are_listed_and_pruned"),
+    },
     "cancel": {"--queue": _CHANGED, "--reason": _CHANGED},
     "remove": {"--queue": _CHANGED, "--yes": _CHANGED, "--keep-children": _EMPTIED},
     "drain": {"--yes": _YES, "--delayed": _EMPTIED},
@@ -102,10 +113,25 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     "schedulers list": {"--limit": _PAGED},
     "schedulers remove": {"--yes": _SCHEDULERS},
     "schedulers set": dict.fromkeys(("--every", "--cron", "--tz", "--data"), _SCHEDULERS)
-    | dict.fromkeys(("--times", "--immediately", "--name"), _SCHEDULED),
+    | dict.fromkeys(("--limit", "--immediately", "--name"), _SCHEDULED),
     "worker": {"--queue": _ROUTER, "--concurrency": _ROUTER, "--name": _ROUTER}
     | {"--reload": _RELOAD}
-    | dict.fromkeys(("--timeout", "--uvloop", "--verbose", "--reload-dir"), _STARTED),
+    | dict.fromkeys(
+        ("--timeout", "--uvloop", "--verbose", "--reload-dir", "--executor", "--metrics-host"),
+        _STARTED,
+    )
+    | {
+        "--burst": (PRODUCTION, "test_a_burst_ends_when_the_queues_are_empty"),
+        "--processes": (
+            PRODUCTION,
+            "test_several_processes_share_the_work_and_the_dead_are_replaced",
+        ),
+        "--metrics-port": (PRODUCTION, "test_probes_tell_whether_a_worker_can_work"),
+        "--log-format": (
+            PRODUCTION,
+            "test_a_failed_attempt_is_logged_with_all_that_is_needed_to_find_it",
+        ),
+    },
     "relay": {"--timeout": _STARTED, "--verbose": _STARTED},
     "dev": {
         "--directory": (COMMANDS, "test_dev_serves_until_it_is_told_to_stop"),
@@ -134,6 +160,7 @@ REFUSED = [
     (["completion", "bash", "--url", "redis://x"], "--url"),
     (["worker", "json:loads", "-q", "q", "--json"], "--json"),
     (["worker", "json:loads", "-q", "q", "--reload-dir", "."], "--reload-dir"),
+    (["worker", "json:loads", "-q", "q", "--metrics-host", "::"], "--metrics-host"),
     (["worker", "shop:single", "--url", "redis://x"], "--url"),
     (["dlq", "replay", "q", "1", "--resume"], "--resume"),
     (["dlq", "replay", "q", "1", "--all"], "ids or filters"),
@@ -333,7 +360,7 @@ async def test_what_is_said_of_a_new_job_is_kept(toril: Toril, queue: Queue, url
 
 def test_what_is_said_of_a_scheduler_is_kept(toril: Toril, queue: Queue):
     line = ("schedulers", "set", "q", "s", "--cron", "0 9 1 1 *", "--json")
-    options_ = ("--times", "3", "--immediately", "--name", "tick")
+    options_ = ("--limit", "3", "--immediately", "--name", "tick")
 
     done = toril(*line, *options_)
 
@@ -415,21 +442,35 @@ def test_what_a_program_is_told_reaches_it(
     monkeypatch.syspath_prepend(tmp_path)
     given: list[Any] = []
     levels: list[int] = []
-    monkeypatch.setattr(worker, "run", lambda *services, **options_: given.append(options_))
+    ran: list[Any] = []
+
+    def run(*services: Any, **options_: Any) -> None:
+        ran.extend(services)
+        given.append(options_)
+
+    monkeypatch.setattr(worker, "run", run)
     monkeypatch.setattr(relay, "run", lambda *services, **options_: given.append(options_))
     monkeypatch.setattr(worker, "run_and_reload", lambda where, **_: given.append(where) or 0)
+    monkeypatch.setattr(worker, "Serving", lambda services, *where: where)
     monkeypatch.setattr(logging, "basicConfig", lambda **options_: levels.append(options_["level"]))
     line = ["worker", "given:handler", "-q", "q"]
 
-    for more in (["--url", url, "--timeout", "7s", "--uvloop", "--verbose"], ["--url", url]):
+    told = ["--url", url, "--timeout", "7s", "--uvloop", "--verbose"]
+    for more in (told, ["--url", url]):
         assert main.run([*line, *more]) == 0
+    served = ["--metrics-port", "0", "--metrics-host", "::1", "--executor", "process"]
+    assert main.run([*line, *served]) == 0
     assert main.run([*line, "--reload", "--reload-dir", "a", "--reload-dir", "b"]) == 0
     assert main.run(["relay", "given:relay", "--timeout", "3s", "--verbose"]) == 0
 
     assert given == [
         {"timeout": 7000, "uvloop": True},
-        {"timeout": 25_000, "uvloop": False},
+        {"timeout": 8000, "uvloop": False},
+        {"timeout": 8000, "uvloop": False},
         ("a", "b"),
         {"timeout": 3000},
     ]
-    assert levels == [logging.DEBUG, logging.INFO, logging.DEBUG]
+    assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG]
+    assert ran[-1] == ("::1", 0)
+    kinds = [type(one._executor).__name__ for one in ran[:-1]]
+    assert kinds == ["LocalExecutor", "LocalExecutor", "ProcessExecutor"]

@@ -25,7 +25,15 @@ from toril.cli.printing import (
     when,
 )
 from toril.cli.server import Server, queue_argument, with_server
-from toril.cli.values import DURATION, confirm, counted, read_json, refuse_given, yes_option
+from toril.cli.values import (
+    DURATION,
+    confirm,
+    confirm_name,
+    counted,
+    read_json,
+    refuse_given,
+    yes_option,
+)
 from toril.errors import DeadLetterNotFoundError, RefusedError
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DEFAULT_MAX_REPLAYS, DeadLetterProgress
@@ -392,11 +400,7 @@ def _ask_for_name(queue: Queue, *, force: bool) -> None:
     """Somebody who forces it on a queue with other jobs types its name once more, --yes or not."""
     if not force or queue.is_dead_letter_queue():
         return
-    typed = click.prompt(
-        f"{queue.name!r} is no dead letter queue; type its name to go on", err=True, default=""
-    )
-    if typed != queue.name:
-        raise click.ClickException(f"nothing was done: {typed!r} is not {queue.name!r}")
+    confirm_name(f"{queue.name!r} is no dead letter queue; type its name to go on", queue.name)
 
 
 def _held(last: DeadLetterProgress, max_replays: int) -> str:

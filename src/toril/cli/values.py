@@ -73,6 +73,13 @@ def confirm(question: str, *, yes: bool) -> None:
         click.confirm(visible(question), abort=True, err=True)  # noqa: TID251 (it is visible)
 
 
+def confirm_name(question: str, name: str) -> None:
+    """Go on if the person types this name; nothing is done otherwise."""
+    typed = click.prompt(visible(question), default="", err=True)  # noqa: TID251 (it is visible)
+    if typed != name:
+        raise click.ClickException(f"nothing was done: {typed!r} is not {name!r}")
+
+
 def refuse_given(*names: str, because: str) -> None:
     """Refuse options that would do nothing here; dropping them would look like obeying them."""
     ctx = click.get_current_context()

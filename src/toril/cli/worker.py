@@ -103,8 +103,10 @@ def worker(
       toril worker shop.jobs:router --queue payments --concurrency 50 --reload
     """
     refuse_given("as_json", because="a worker prints no result")
-    if not reload:
-        refuse_given("directories", because="it goes with --reload")
+    if directories and not reload:
+        raise click.UsageError("--reload-dir goes with --reload")
+    if metrics_port is None:
+        refuse_given("metrics_host", because="it goes with --metrics-port")
     if reload:
         if processes > 1 or burst:
             raise click.UsageError("--reload goes with neither --processes nor --burst")

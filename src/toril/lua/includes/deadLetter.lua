@@ -52,8 +52,8 @@ end
 
 local MORE_REMOVED = 50
 
---- Remove the oldest letters that are not to be kept, of `length` in the `list`: as many as came, and a few more. Any
---- other job ends it. So does a walk that turns the list: its oldest letters are elsewhere meanwhile.
+--- Remove the oldest letters that are not to be kept, of `length` in the list: as many as came, and a
+--- few more. Any other job ends it. So does a walk that turns the list: its oldest are elsewhere.
 local function retainLetters(dead_letters, list, length, now)
   local keep, target = dead_letters.keep, dead_letters.queue
   local excess = type(keep.count) == "number" and length - keep.count or 0
