@@ -124,7 +124,7 @@ def _upsert(
         parse,
         extra=_keys_of(keys, scheduler_id),
         payloads=(data, opts, codec.encode(template_opts, "options") if template_opts else b""),
-        resend=Resend.SAME,
+        resend=Resend.NUMBERED,
     )
 
 
