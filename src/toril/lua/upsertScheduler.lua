@@ -10,7 +10,7 @@
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), name str,
             fields list of str (the definition: names and values in turn, without name, offset, opts,
             data), every int?, offset int?, start int?, next_ms int? (when it is a cron pattern),
-            priority int, lifo bool, lane str?,
+            priority int, lifo bool, lane str?, ordering_delay int?,
             flight str?, request str?, is_late bool? (includes/numbered.lua)
             After the map, raw: the data, the options of an iteration, the options of the template ("" for
             none).
@@ -107,7 +107,8 @@ local function upsert()
 
   local job_id, delay = insertIteration(queue, readGate(queue), { scheduler = a.scheduler_id,
     id_json = a.id_json, name = a.name, data = data, opts = iteration_opts, priority = a.priority,
-    lifo = a.lifo, is_cron = not a.every, lane = a.lane }, at, now)
+    lifo = a.lifo, is_cron = not a.every, lane = a.lane,
+    ordering_delay = a.ordering_delay }, at, now)
   return { job_id, delay, now }
 end
 
