@@ -68,7 +68,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"lanes:(aside|ready|later|index)", "zset", "lane"),
     (r"lanes:(held|settings|diverting)", "hash", "lane"),
     (r"lanes:rate:.+", "string", "expiring"),
-    (r"toril:adds:[^:]+", "string", "expiring"),
+    (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
     (r"(?P<id>.+):logs", "list", "job part"),
