@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import msgspec
@@ -55,7 +56,7 @@ async def test_the_replies_of_dead_workers_are_forgotten_a_part_at_a_time(queue,
         left.append(sum(key.startswith(b"dead") for key in raw.hkeys(replies)))
 
     assert left[-1] == 0
-    most = max(before - after for before, after in zip(left, left[1:], strict=False))
+    most = max(before - after for before, after in itertools.pairwise(left))
     assert most < 1000
     assert raw.hlen(replies) == 30
 

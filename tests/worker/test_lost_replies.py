@@ -278,6 +278,58 @@ async def test_a_job_that_never_arrived_is_not_failed_for_it(
     )
 
 
+async def lose_and_sweep(connection, queue, inside, job_id: str, flight: str, request: int) -> None:
+    """Hand the job out in a reply that nobody hears, and bring it back."""
+    take = taking(f"{flight}:{request}")
+    command = settling.settle(queue.keys, [], take, flight=flight, request=request)
+    assert len((await connection.run(command)).jobs) == 1
+    await let_it_stall(connection, queue, inside, job_id)
+
+
+async def let_it_stall(connection, queue, inside, job_id: str) -> None:
+    await inside.client.delete(f"{inside.base}:{job_id}:lock")
+    for _ in range(2):  # the first sweep marks, the second brings back
+        await inside.client.delete(f"{inside.base}:stalled-check")
+        plan = leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1)
+        brought_back = await connection.follow(plan)
+    assert brought_back == [job_id]
+
+
+async def test_a_job_that_kills_whoever_reads_it_is_given_up(connection, queue, inside):
+    """It looks like one that never arrives, and that is forgiven three times only."""
+    job = await queue.add("job")
+    told = []
+    for n in range(5):
+        await lose_and_sweep(connection, queue, inside, job.id, f"worker{n}", 1)
+        stored = await inside.job(job.id)
+        told.append((stored.get("stc", "0"), "defa" in stored))
+
+    assert told == [("0", False), ("0", False), ("0", False), ("1", False), ("2", True)]
+    await queue.remove(job.id)
+
+
+@pytest.mark.parametrize(("confirmed", "stalls"), [(1, "0"), (2, "1")])
+async def test_a_confirmation_is_about_the_reply_with_its_number(
+    confirmed, stalls, connection, queue, inside
+):
+    """A late word that the first reply arrived says nothing of the second."""
+    job = await queue.add("job")
+    nothing = taking("w:1", count=0)
+    await connection.run(settling.settle(queue.keys, [], nothing, flight="w-0", request=1))
+    take = settling.settle(queue.keys, [], taking("w:2"), flight="w-0", request=2)
+    assert len((await connection.run(take)).jobs) == 1
+
+    await connection.run(
+        settling.settle(
+            queue.keys, [], nothing, flight="w-1", request=1, confirmations=[("w-0", confirmed)]
+        )
+    )
+    await let_it_stall(connection, queue, inside, job.id)
+
+    assert (await inside.job(job.id)).get("stc", "0") == stalls
+    await queue.remove(job.id)
+
+
 async def _is_unlocked(inside, job_id) -> bool:
     return await inside.lock(job_id) is None
 
