@@ -39,7 +39,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.rule: Rule = lambda words: None
         self.may_lose = asyncio.Event()
-        """Replies are lost when this is set: a test may let something happen before."""
+        """Replies are lost and ghosts arrive when this is set: a test may let something happen
+        before."""
         self.may_lose.set()
         self.may_cut = asyncio.Event()
         self.broken: list[tuple[str, bytes]] = []
@@ -130,10 +131,10 @@ class _Line:
         if fault is None:
             return False
         await asyncio.wait_for(self._was_answered.wait(), 20)
+        await self._proxy.may_lose.wait()
         if fault == "double":
             await self._send_ghost(packed)
             return False
-        await self._proxy.may_lose.wait()
         if fault == "half-close":
             self._down.write_eof()
             return False

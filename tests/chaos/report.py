@@ -34,6 +34,8 @@ HAS_TO_HAPPEN = (
     "groups undone",
     "lane runs",
     "dead letters",
+    "adds hit by cut",
+    "adds hit by lose",
 )
 
 
@@ -79,7 +81,7 @@ def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
     for label, unsorted in by_label.items():
         # By number, not by time: whoever was stopped may begin after those who took over.
         runs = sorted(unsorted, key=lambda run: run.fence)
-        if runs[0].kind == "fails" and label in storm.tried_again:
+        if label in storm.doubtful or (runs[0].kind == "fails" and label in storm.tried_again):
             continue
         planned = 2 if runs[0].kind == "flaky" else 1
         storm.seen["extra runs"] += max(0, len(runs) - planned)
@@ -140,7 +142,8 @@ async def _results(storm: Storm, client: Any) -> Any:
 
 def _lanes(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
     """By their fencing numbers the runs of a lane are in its order, retries in between included."""
-    for lane, labels in storm.lane_order.items():
+    for lane, every in storm.lane_order.items():
+        labels = [label for label in every if label not in storm.doubtful]
         place = {label: index for index, label in enumerate(labels)}
         runs = sorted(
             (run for label in labels for run in by_label.get(label, ())), key=lambda run: run.fence
@@ -162,13 +165,13 @@ async def _letters(storm: Storm, client: Any) -> Any:
     sources = Counter()
     for letter in ids:
         data = json.loads(await client.hget(f"{base}:{letter}", "data"))
-        sources[data["_dlqMeta"]["originalJobId"]] += 1
+        sources[data["n"]] += 1
     storm.seen["dead letters"] = len(ids)
     wanted = {label for label, kind in storm.added.items() if kind == "fails"}
     for label in wanted - sources.keys():
         yield f"{label} failed for good and is no dead letter"
     for label, times in sources.items():
-        if times > 1 and label not in storm.tried_again:
+        if times > 1 and label not in storm.tried_again | storm.doubtful:
             yield f"{label} is {times} dead letters"
 
 

@@ -21,15 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import redis.asyncio
 
 from tests.chaos.history import follow, missed
 from tests.chaos.program import LOCK_MS, QUEUE, UNDOING
-from tests.proxy import Proxy
+from tests.proxy import Proxy, Rule, runs
 from tests.servers import SAFE_ON_DISK, Server
 from toril import Compensation, FlowJob, FlowProducer, GroupJob, NewJob, Queue
 from toril.client.connection import Connection
-from toril.errors import ServerError, ServerOutOfMemoryError
+from toril.errors import AmbiguousResultError, ServerError, ServerOutOfMemoryError
 
 PREFIX = "storm"
 KINDS = ("plain", "delayed", "prioritized", "lane", "group", "flow", "fails", "flaky")
@@ -42,7 +43,9 @@ PATIENCE_S = 120.0
 BACKLOG = 3000
 STALL_S = 1.0
 KEPT = 20_000
-"""How many completed jobs stay, so that an add that is tried again finds what it added."""
+"""How many completed jobs stay, so that an add that is tried again finds what it added. Every other
+job has no id of its own and vanishes when it has completed: then nothing but the memory of its call
+keeps it from being added twice."""
 
 
 class Fault(NamedTuple):
@@ -73,7 +76,11 @@ class Storm:
     lane_order: dict[str, list[str]] = field(default_factory=dict)
     groups: dict[str, str] = field(default_factory=dict)
     tried_again: set[str] = field(default_factory=set)
-    """Labels of jobs whose add may have been made twice."""
+    """Labels of jobs with an id whose add may have been made twice."""
+    doubtful: set[str] = field(default_factory=set)
+    """Labels of jobs without an id whose add was repeated although its result was open."""
+    next_adds: list[str] = field(default_factory=list)
+    """What is to go wrong with the next adds."""
     history: dict[str, list[str]] = field(default_factory=dict)
     """Job id -> its events, in the order of the queue's log."""
     killed: int = 0
@@ -150,7 +157,7 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
         watching = asyncio.create_task(_watch(storm, server.unix_url))
         following = asyncio.create_task(follow(storm.history, server.unix_url, PREFIX, QUEUE))
         try:
-            adding = asyncio.create_task(_add_all(storm, server.url, client))
+            adding = asyncio.create_task(_add_all(storm, proxy.url, client))
             await _disturb(storm, server, client, proxy, crew, adding)
             await adding
             proxy.rule = lambda words: None
@@ -210,33 +217,23 @@ async def _add_batch(
     jobs = [
         _job(storm, label, kind, dice) for label, kind in batch if kind not in ("group", "flow")
     ]
-    await _surely(storm, lambda: queue.add_bulk(jobs), [label for label, _ in batch])
-    for job in jobs:
-        assert job.job_id is not None
-        if job.lane:
-            storm.lane_order.setdefault(job.lane, []).append(job.job_id)
-        storm.added[job.job_id] = job.name
+    for part in ([job for job in jobs if job.job_id], [job for job in jobs if not job.job_id]):
+        labels = [job.data["n"] for job in part]
+        await _surely(storm, lambda part=part: queue.add_bulk(part), labels, bool(part[0].job_id))
+        for job in part:
+            if job.lane:
+                storm.lane_order.setdefault(job.lane, []).append(job.data["n"])
+            storm.added[job.data["n"]] = job.name
     for label, kind in batch:
         if kind == "flow":
-            tree = FlowJob(
-                "plain",
-                {"n": label},
-                queue_name=QUEUE,
-                job_id=label,
-                remove_on_complete=KEPT,
-                children=[
-                    FlowJob(
-                        "plain",
-                        {"n": f"{label}-{n}"},
-                        queue_name=QUEUE,
-                        job_id=f"{label}-{n}",
-                        remove_on_complete=KEPT,
-                    )
-                    for n in range(2)
-                ],
+            labels = [label, f"{label}-0", f"{label}-1"]
+            root, *children = (
+                FlowJob("plain", {"n": one}, queue_name=QUEUE, **_identity(one, label))
+                for one in labels
             )
-            await _surely(storm, lambda tree=tree: flow.add(tree), [label])
-            storm.added |= {label: "plain", f"{label}-0": "plain", f"{label}-1": "plain"}
+            tree = msgspec.structs.replace(root, children=children)
+            await _surely(storm, lambda tree=tree: flow.add(tree), labels, bool(root.job_id))
+            storm.added |= dict.fromkeys(labels, "plain")
         if kind == "group":
             await _add_group(storm, flow, label, is_doomed=dice.random() < 0.4)
 
@@ -254,14 +251,14 @@ async def _add_group(storm: Storm, flow: FlowProducer, label: str, *, is_doomed:
         for n, name in enumerate(names)
     ]
     undoing = {"plain": Compensation("undo", {"of": label}, attempts=5, backoff=None)}
-    node = await _surely(storm, lambda: flow.add_group("order", members, undoing), [label])
+    node = await _surely(storm, lambda: flow.add_group("order", members, undoing), [label], True)
     if node is not None:
         storm.groups[node.group_id] = "fails" if is_doomed else "completes"
         storm.seen["groups"] += 1
 
 
 def _job(storm: Storm, label: str, kind: str, dice: random.Random) -> NewJob:
-    options: dict[str, Any] = {"remove_on_complete": KEPT}
+    options: dict[str, Any] = _identity(label, label)
     if kind == "delayed":
         options["delay"] = dice.randrange(20, 500)
     if kind == "prioritized":
@@ -272,21 +269,32 @@ def _job(storm: Storm, label: str, kind: str, dice: random.Random) -> NewJob:
         kind = "flaky" if dice.random() < 0.1 else kind
     if kind == "flaky":
         options["attempts"] = 2
-    return NewJob(kind, {"n": label}, job_id=label, **options)
+    return NewJob(kind, {"n": label}, **options)
 
 
-async def _surely(storm: Storm, add: Any, labels: list[str]) -> Any:
-    """Add until it is acknowledged. The ids are ours, so doing it twice is doing it once, as long
-    as the job is there: one that failed for good is among the dead letters by then."""
+def _identity(label: str, of: str) -> dict[str, Any]:
+    """Every other one has an id and stays; the others have none and vanish."""
+    if int(of.strip("j")) % 2:
+        return {"job_id": label, "remove_on_complete": KEPT}
+    return {"remove_on_complete": True}
+
+
+async def _surely(storm: Storm, add: Any, labels: list[str], has_ids: bool) -> Any:
+    """Add until it is acknowledged. With ids of ours doing it twice is doing it once, as long as
+    the job is there: one that failed for good is among the dead letters by then. Without ids, what
+    is said to have had no effect has had none."""
     while True:
         try:
             return await add()
         except ServerOutOfMemoryError:
             storm.seen["adds refused for want of memory"] += 1
             await asyncio.sleep(0.1)
-        except ServerError:
+        except ServerError as error:
             storm.seen["adds tried again"] += 1
-            storm.tried_again.update(labels)
+            if has_ids:
+                storm.tried_again.update(labels)
+            elif isinstance(error, AmbiguousResultError):
+                storm.doubtful.update(labels)
             await asyncio.sleep(0.1)
         except Exception as error:
             if type(error).__name__ != "InvalidGroupError" and "exist" not in str(error):
@@ -350,7 +358,8 @@ async def _fault(
                 left -= 1
                 return kind if left >= 0 and left % 3 == 0 else None
 
-            proxy.rule = rule
+            storm.next_adds.append(kind)
+            proxy.rule = _also_for_adds(storm, rule)
         case "freeze":
             # Locks are renewed every third of their time: half of them may end meanwhile.
             server.freeze()
@@ -364,17 +373,30 @@ async def _fault(
                 spells -= 1
                 return kind if spells >= 0 and spells % 3 == 0 else None
 
-            proxy.rule = weather
+            proxy.rule = _also_for_adds(storm, weather)
         case "silence":
             proxy.rule = lambda words: "swallow"
             await asyncio.sleep(0.7)
-            proxy.rule = lambda words: None
+            proxy.rule = _also_for_adds(storm, lambda words: None)
         case "squeeze":
             used = (await client.info("memory"))["used_memory"]
             await client.config_set("maxmemory", max(1, int(used * 0.9)))
             await asyncio.sleep(0.5)
             await client.config_set("maxmemory", 0)
     storm.faults.append(Fault(kind, began, time.time()))
+
+
+def _also_for_adds(storm: Storm, rule: Rule) -> Rule:
+    """The rule, and what is to become of the next adds."""
+
+    def both(words: list[bytes]) -> str | None:
+        if storm.next_adds and (runs(words, "add") or runs(words, "addFlow")):
+            kind = storm.next_adds.pop()
+            storm.seen[f"adds hit by {kind}"] += 1
+            return kind
+        return rule(words)
+
+    return both
 
 
 async def _watch(storm: Storm, url: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.support import add_child, events_of, finish, hold_forever, make_parent, working
 from tests.helpers import wait_until
-from tests.keyspace import keys_under
+from tests.keyspace import keys_under, lasting_keys
 from toril.errors import InvalidNameError, JobLockedError, SchedulerOwnsJobError
 from toril.protocol import removing
 
@@ -161,7 +161,7 @@ async def test_a_family_is_removed_with_its_root_in_slices_of_any_size(
     plan = removing.remove(queue.keys, root, slice_size=slice_size)
     assert await queue._connection.follow(plan) is True
 
-    left = await keys_under(client, queue.keys.prefix)
+    left = await lasting_keys(client, queue.keys.prefix)
     assert [
         key for key in left if key.rpartition(":")[2] not in ("meta", "id", "events", "marker")
     ] == []

@@ -4,7 +4,7 @@
 of the lease's thread included; other connections of the same process are left alone.
 
     drop         the request never arrives
-    lose         the server does it, the reply is lost (in a pipeline: it does all of them)
+    lose         the server does it, the reply is lost (in a pipeline: those of all under way)
     double       the server does it twice, the second time as a request sent again
     forget       the server has forgotten its scripts
     delay        the request is held back until the locks have been renewed; if it is a request of
@@ -122,13 +122,14 @@ class SabotagedTransport:
         if fault is None:
             return await self._inner.exchange_all(sendings, timeout_s, at_once)  # type: ignore[no-any-return]
         kind, place = fault
-        done = {"drop": place, "reset": place + 1, "kill": place, "kill after": place + 1}
         if kind == "delay":
             await asyncio.sleep(DELAY_S)
         if kind == "forget":
             await self._inner.exchange(Sending(_FORGET), timeout_s)
-        part = sendings[: done.get(kind, len(sendings))]
+        part = sendings[: _answered(kind, place, sendings)]
         answers = await self._inner.exchange_all(part, timeout_s, at_once) if part else []
+        if copies := _done_in_vain(kind, sendings[place : place + at_once]):
+            await self._inner.exchange_all(copies, timeout_s, at_once)
         if kind.startswith("kill"):
             os._exit(EXIT_CODE)
         if kind == "double" and (ghost := _ghost_of(sendings[place])):
@@ -190,20 +191,34 @@ class BlockingSabotagedTransport:
         if fault is None:
             return self._inner.exchange_all(sendings, timeout_s, at_once)  # type: ignore[no-any-return]
         kind, place = fault
-        done = {"drop": place, "reset": place + 1, "kill": place, "kill after": place + 1}
         if kind == "delay":
             time.sleep(DELAY_S)
             self._saboteur.expire_locks()
         if kind == "forget":
             self._inner.exchange(Sending(_FORGET), timeout_s)
-        part = sendings[: done.get(kind, len(sendings))]
+        part = sendings[: _answered(kind, place, sendings)]
         answers = self._inner.exchange_all(part, timeout_s, at_once) if part else []
+        if copies := _done_in_vain(kind, sendings[place : place + at_once]):
+            self._inner.exchange_all(copies, timeout_s, at_once)
         if kind.startswith("kill"):
             os._exit(EXIT_CODE)
         if kind == "double" and (ghost := _ghost_of(sendings[place])):
             with suppress(redis.ResponseError):
                 self._inner.exchange(ghost, timeout_s)
         return _cut(kind, place, sendings, answers)
+
+
+def _answered(kind: str, place: int, sendings: Sequence[Sending]) -> int:
+    """How many of these get their answers."""
+    if kind == "kill after":
+        return place + 1
+    return place if kind in ("drop", "lose", "reset", "kill") else len(sendings)
+
+
+def _done_in_vain(kind: str, under_way: Sequence[Sending]) -> list[Sending]:
+    """Copies of those that the server does although their replies are lost."""
+    count = {"lose": len(under_way), "reset": 1}.get(kind, 0)
+    return [_copy_of(sending) for sending in under_way[:count]]
 
 
 def _cut(kind: str, place: int, sendings: Sequence[Sending], answers: list[Any]) -> list[Any]:
@@ -221,10 +236,18 @@ def _ghost_of(sending: Sending) -> Sending | None:
     command = sending.command
     if command.resend is Resend.NEVER or command.block_ms:
         return None
-    ghost = Sending(command)
+    ghost = _copy_of(sending)
     ghost._resent = True
-    ghost._by_source = sending._by_source
     return ghost
+
+
+def _copy_of(sending: Sending) -> Sending:
+    """The same request, with the same number; what becomes of it does not touch the first."""
+    sending.request(time.monotonic())
+    copy = Sending(sending.command)
+    copy._by_source = sending._by_source
+    copy._number = sending._number
+    return copy
 
 
 def _name(sending: Sending) -> str:

@@ -178,6 +178,19 @@ async def add_a_job_that_removes_itself(world: World) -> None:
     await world.queue().add("work", {"n": "a"}, job_id="a", remove_on_complete=True)
 
 
+@scenario(most_extra=3)
+async def add_while_jobs_run_and_vanish(world: World) -> None:
+    """When an add is sent again, its job may have run and gone."""
+    async with world.worker(is_clean=True, concurrency=4):
+        for label in "ab":
+            await world.queue().add("work", {"n": label}, job_id=label, remove_on_complete=True)
+        jobs = [
+            NewJob("work", {"n": f"j{n}"}, job_id=f"j{n}", remove_on_complete=True)
+            for n in range(3)
+        ]
+        await world.queue().add_bulk(jobs)
+
+
 @scenario(runs=False)
 async def add_a_delayed_job(world: World) -> None:
     await world.queue().add("work", {"n": "a"}, job_id="a", delay=600_000)

@@ -229,3 +229,21 @@ async def test_who_lost_the_id_does_not_let_the_next_one_go(queue, client, url, 
         assert running == ["old", "owner"]
         owner_may_end.set()
         await wait_until(lambda: running == ["old", "owner", "next"])
+
+
+async def test_what_bullmq_kept_over_ours_is_its_own(queue, client, url, prefix):
+    """It writes its fields over those that are there, and leaves the others."""
+    last = Deduplication("d", keep_last_if_active=True)
+
+    async def handle(job):
+        if job.name == "owner":
+            await queue.add("ours", run_at=4_000_000_000_000, priority=3, deduplication=last)
+            fields = {"name": "theirs", "data": "{}", "opts": "{}", "jid": "theirs"}
+            await client.hset(f"{queue.keys.base}:dn:d", mapping=fields)
+
+    await queue.add("owner", deduplication=last)
+    async with Worker("q", handle, connection=url, prefix=prefix):
+        await wait_until(lambda: client.zscore(queue.keys.completed, "theirs"))
+
+    theirs = await client.hgetall(f"{queue.keys.base}:theirs")
+    assert (theirs["name"], theirs["delay"], theirs["priority"]) == ("theirs", "0", "0")

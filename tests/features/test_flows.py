@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from tests.keyspace import keys_under
+from tests.keyspace import lasting_keys
 from toril import (
     Deduplication,
     FlowJob,
@@ -199,14 +199,14 @@ async def test_a_policy_needs_a_parent(queues):
 async def test_a_flow_that_is_refused_leaves_nothing(producer, client, prefix, queues):
     parents, children = queues
     other = await producer.add(parent(child(job_id="taken")))
-    before = await keys_under(client, prefix)
+    before = await lasting_keys(client, prefix)
 
     with pytest.raises(ParentConflictError):
         await producer.add(parent(child("one"), child("two", job_id="taken")))
     with pytest.raises(ParentNotFoundError):
         await producer.add(parent(child("one"), parent=Parent("nobody", "parents")))
 
-    assert await keys_under(client, prefix) == before
+    assert await lasting_keys(client, prefix) == before
     assert (await children.get_job("taken")).parent_key == parents.keys.job(other.job.id)
 
 
@@ -220,7 +220,7 @@ async def test_bad_input_is_refused_before_anything_is_sent(producer, client, pr
     ):
         with pytest.raises(ValueError):  # noqa: PT011  (the classes differ, all are ValueErrors)
             await producer.add(flow)
-    assert await keys_under(client, prefix) == []
+    assert await lasting_keys(client, prefix) == []
 
 
 def test_a_plain_job_is_no_part_of_a_flow():
@@ -248,39 +248,16 @@ async def test_a_wide_flow_is_one_step(producer, queues, client):
     assert (await client.lrange(children.keys.wait, -1, -1))[0] == node.children[0].job.id
 
 
-async def test_a_flow_that_is_sent_again_is_not_added_twice(producer, queues, client):
-    """A lost reply: the same call with the same ids, marked as sent again."""
-    parents, children = queues
-    nodes = flows.prepare([parent(child())], parents.keys.prefix, iter(["j1", "j2"]).__next__)
-    command = flows.add(nodes)
-    connection = producer._connection
-    await connection.run(command)
-
-    resent = type(command)(
-        command.parse,
-        script=command.script,
-        keys=command.keys,
-        args={**command.args, "resend": True},
-        payloads=command.payloads,
-    )
-    answers = await connection.run(resent)
-
-    assert [answer.is_duplicate for answer in answers] == [False, False]
-    assert await client.llen(children.keys.wait) == 1
-    events = [fields["event"] for _, fields in await client.xrange(parents.keys.events)]
-    assert events == ["added", "waiting-children"]
-
-
 async def test_many_flows_are_added_together_or_not_at_all(producer, queues, client, prefix):
     parents, _ = queues
     nodes = await producer.add_bulk([parent(child(data=n)) for n in range(3)])
     assert [node.children[0].job.data for node in nodes] == [0, 1, 2]
     assert await producer.add_bulk([]) == []
 
-    before = await keys_under(client, prefix)
+    before = await lasting_keys(client, prefix)
     with pytest.raises(ParentNotFoundError):
         await producer.add_bulk([parent(), parent(parent=Parent("nobody", "parents"))])
-    assert await keys_under(client, prefix) == before
+    assert await lasting_keys(client, prefix) == before
     assert (await parents.get_job_counts())["waiting_children"] == 3
 
 

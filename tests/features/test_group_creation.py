@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.features.group_support import World, open_world
-from tests.keyspace import keys_under
+from tests.keyspace import lasting_keys
 from toril import (
     Backoff,
     Compensation,
@@ -136,7 +136,7 @@ async def test_an_empty_group_is_refused(world: World):
     with pytest.raises(GroupValidationError, match=r"^Group must contain at least one job$"):
         await world.flow.add_group("order", [], {})
 
-    assert await keys_under(world.client, world.prefix) == []
+    assert await lasting_keys(world.client, world.prefix) == []
 
 
 async def test_a_compensation_without_its_job_is_refused(world: World):
@@ -148,7 +148,7 @@ async def test_a_compensation_without_its_job_is_refused(world: World):
             "order", [GroupJob("charge", queue_name="a")], {"chrage": Compensation("refund")}
         )
 
-    assert await keys_under(world.client, world.prefix) == []
+    assert await lasting_keys(world.client, world.prefix) == []
 
 
 async def test_a_member_cannot_be_a_child_of_a_flow(world: World):
@@ -164,7 +164,7 @@ async def test_a_member_cannot_be_a_child_of_a_flow(world: World):
     ):
         await world.flow.add_group("order", [GroupJob("b", queue_name="b"), described])
 
-    assert await keys_under(world.client, world.prefix) == []
+    assert await lasting_keys(world.client, world.prefix) == []
 
 
 async def test_a_job_belongs_to_one_group_only(world: World):
@@ -172,7 +172,7 @@ async def test_a_job_belongs_to_one_group_only(world: World):
     described = {"name": "a", "queue_name": "a", "opts": {"group": {"id": "x", "name": "y"}}}
     with pytest.raises(GroupValidationError, match="already belongs to a group"):
         await world.flow.add_group("order", [described])
-    assert await keys_under(world.client, world.prefix) == []
+    assert await lasting_keys(world.client, world.prefix) == []
 
     node = await world.order()
     with pytest.raises(GroupValidationError, match=f"already belongs to group '{node.group_id}'"):
@@ -255,18 +255,18 @@ async def test_what_cannot_be_is_refused_before_anything_is_written(
         await world.flow.add_group(**{"name": "order", "jobs": jobs, **options})
 
     assert isinstance(raised.value, InvalidInputError)
-    assert await keys_under(world.client, world.prefix) == []
+    assert await lasting_keys(world.client, world.prefix) == []
 
 
 async def test_an_id_that_exists_stops_the_whole_group(world: World):
     """SAGA-03: nothing of the group is there, and the job that was is untouched."""
     await world.queue("c").add("other", job_id="taken")
-    before = await keys_under(world.client, world.prefix)
+    before = await lasting_keys(world.client, world.prefix)
 
     with pytest.raises(GroupValidationError, match="'taken' exists already"):
         await world.order(c={"job_id": "taken"})
 
-    assert await keys_under(world.client, world.prefix) == before
+    assert await lasting_keys(world.client, world.prefix) == before
 
 
 @pytest.mark.no_audit("a key has another type on purpose")
@@ -280,7 +280,7 @@ async def test_damage_anywhere_stops_the_whole_group(world: World, name: str):
         with pytest.raises(Exception, match="WRONGTYPE"):
             await world.order()
 
-        assert await keys_under(world.client, world.prefix) == [key]
+        assert await lasting_keys(world.client, world.prefix) == [key]
         await world.client.delete(key)
 
 

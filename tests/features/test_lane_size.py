@@ -8,7 +8,7 @@ import pytest
 
 from tests.features.lanes import Hand
 from tests.helpers import name_of
-from tests.keyspace import keys_under
+from tests.keyspace import lasting_keys
 from toril import Deduplication, FlowJob, FlowProducer, GroupJob, NewJob, Queue
 from toril.client.connection import Connection
 from toril.errors import LaneFullError
@@ -96,7 +96,7 @@ async def test_a_flow_is_refused_as_a_whole(waiting, queue, flow, client, prefix
     """FLOW: its jobs count each other; nothing of a refused one is written, in no queue."""
     for _ in range(waiting):
         await queue.add("before", lane="a")
-    before = await keys_under(client, prefix)
+    before = await lasting_keys(client, prefix)
     children = [FlowJob("child", queue_name="q", **member(3)) for _ in range(4 - waiting)]
     tree = FlowJob("parent", queue_name="other", children=children)
 
@@ -105,7 +105,7 @@ async def test_a_flow_is_refused_as_a_whole(waiting, queue, flow, client, prefix
     with pytest.raises(LaneFullError):
         await flow.add_bulk([FlowJob("alone", queue_name="other"), tree])
 
-    assert await keys_under(client, prefix) == before
+    assert await lasting_keys(client, prefix) == before
     smaller = FlowJob("parent", queue_name="other", children=children[1:])
     assert len((await flow.add(smaller)).children) == 3 - waiting
 
@@ -129,13 +129,13 @@ async def test_a_parent_enters_its_lane_when_its_children_are_done(queue, flow, 
 async def test_a_group_is_refused_as_a_whole(queue, flow, client, prefix):
     """GRP: neither a record nor a member of a refused group is written."""
     await queue.add("before", lane="a")
-    before = await keys_under(client, prefix)
+    before = await lasting_keys(client, prefix)
     jobs = [GroupJob(name, queue_name="q", **member(2)) for name in ("one", "two")]
 
     with pytest.raises(LaneFullError, match="'a' would have more than 2"):
         await flow.add_group(name="g", jobs=[GroupJob("zero", queue_name="other"), *jobs])
 
-    assert await keys_under(client, prefix) == before
+    assert await lasting_keys(client, prefix) == before
     node = await flow.add_group(name="g", jobs=jobs[:1])
     assert len(node.jobs) == 1
 

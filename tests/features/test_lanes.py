@@ -11,7 +11,7 @@ import pytest
 
 from tests.features.lanes import Hand, fence_of, lose_lock, sweep
 from tests.helpers import wait_until
-from tests.keyspace import audit, keys_under
+from tests.keyspace import audit, lasting_keys
 from toril import Backoff, NewJob, Queue, RateLimit, UnrecoverableError, Worker
 from toril.client.connection import Connection
 from toril.errors import InvalidOptionError, LaneFullError
@@ -834,8 +834,8 @@ async def test_bulk_removal_knows_lanes(how, queue, client, prefix):
         assert len(await queue.clean("delayed")) == 5
     else:
         assert await queue.obliterate(force=True) == 45
-        assert await keys_under(client, prefix) == []
-    assert not [key for key in await keys_under(client, prefix) if ":lanes:" in key]
+        assert await lasting_keys(client, prefix) == []
+    assert not [key for key in await lasting_keys(client, prefix) if ":lanes:" in key]
 
 
 async def test_an_empty_lane_leaves_no_keys(queue, hand, client, prefix):
@@ -846,7 +846,7 @@ async def test_an_empty_lane_leaves_no_keys(queue, hand, client, prefix):
 
     assert len(await drain(hand())) == 25
 
-    names = {key.removeprefix(f"{prefix}:q:") for key in await keys_under(client, prefix)}
+    names = {key.removeprefix(f"{prefix}:q:") for key in await lasting_keys(client, prefix)}
     assert names <= {"meta", "id", "events", "marker", "toril:replies"}
 
 
@@ -947,7 +947,7 @@ async def test_bad_options_are_refused_before_anything_is_written(options, queue
     with pytest.raises(InvalidOptionError):
         await queue.add("x", **options)
 
-    assert await keys_under(client, prefix) == []
+    assert await lasting_keys(client, prefix) == []
 
 
 async def test_queues_with_other_prefixes_have_other_lanes(url, prefix):

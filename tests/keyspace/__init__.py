@@ -41,4 +41,9 @@ async def dump(client: Client, prefix: str) -> str:
     return await keyspace.dump(ClientReader(client), prefix)
 
 
-__all__ = ["audit", "classify", "dump", "keys_under"]
+async def lasting_keys(client: Client, prefix: str) -> list[str]:
+    """The keys under ``prefix`` without what is remembered of calls for a few minutes."""
+    return [key for key in await keys_under(client, prefix) if ":toril:adds:" not in key]
+
+
+__all__ = ["audit", "classify", "dump", "keys_under", "lasting_keys"]

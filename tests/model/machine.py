@@ -22,7 +22,7 @@ import hiredis
 from tests.model.states import Cell, Cells, State, state_of
 from tests.servers import Server
 from toril.protocol import scripts
-from toril.protocol.command import Command
+from toril.protocol.command import Command, Resend
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
@@ -67,9 +67,12 @@ class EndlessScriptError(ScriptError):
     """The script does not end; the server has to be started anew."""
 
 
-def request_of(command: Command[Any], *, resent: bool = False) -> Request:
-    """The request that a command makes."""
-    _, _, count, *rest = command.request(resent=resent)
+def request_of(command: Command[Any], *, resent: bool = False, flight: str = "") -> Request:
+    """The request that a command makes; one that is numbered is the first call of ``flight``."""
+    number = None
+    if flight and command.resend is Resend.NUMBERED:
+        number = {"flight": flight, "request": "0000000000000001"}
+    _, _, count, *rest = command.request(resent=resent, number=number)
     assert command.script is not None
     assert isinstance(count, int)
     return Request(command.script.name, tuple(rest[:count]), tuple(rest[count:]))  # type: ignore[arg-type]

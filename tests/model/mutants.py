@@ -1,4 +1,7 @@
-"""Planted bugs: one server call of a script left out, or exchanged for its opposite.
+"""Planted bugs, each a small change of one line of a script.
+
+A server call is left out, or exchanged for its opposite; a limit is a thousand times as large; a
+comparison of the numbers or tokens of calls always holds.
 
 The list is made from the text of the scripts: every statement that is a call of the server or of a
 helper that writes, in the scripts and includes that the universes use.
@@ -23,7 +26,7 @@ FILES = (
     *("includes/deadLetter", "includes/buryPlainly"),
     *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
     *("includes/cancelWaiting", "includes/schedule", "includes/openEnd", "includes/hold"),
-    *("includes/metrics", "includes/retain", "purgeDeadLetters"),
+    *("includes/metrics", "includes/retain", "includes/numbered", "purgeDeadLetters"),
 )
 
 _WRITERS = (
@@ -45,6 +48,11 @@ _OPPOSITES = {
 }
 _HEADER = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
 _COMMENT = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_LIMIT = re.compile(r"^local MOST_\w+ = (?P<limit>\d+)$", re.MULTILINE)
+_COMPARISON = re.compile(
+    r"(?:if|and) (?P<comparison>[^\n]*?[\w.\[\]\")]+ (?:==|~=|>=?|<=?)"
+    r" [\w.]*(?:request|token|call\[2\])) then"
+)
 _VERB = re.compile(r'"(' + "|".join(_OPPOSITES) + r')"')
 
 
@@ -87,7 +95,19 @@ def all_mutants() -> tuple[Mutant, ...]:
             found.append(
                 Mutant(file, _line(text, match.start()), match.group(), after, match.start())
             )
+        found += [
+            _in_place_of(file, text, match, "limit", f"{match['limit']}000")
+            for match in _LIMIT.finditer(text)
+        ]
+        found += [
+            _in_place_of(file, text, match, "comparison", "true")
+            for match in _COMPARISON.finditer(text)
+        ]
     return tuple(sorted(found, key=lambda mutant: (mutant.file, mutant.offset)))
+
+
+def _in_place_of(file: str, text: str, match: re.Match[str], group: str, after: str) -> Mutant:
+    return Mutant(file, _line(text, match.start(group)), match[group], after, match.start(group))
 
 
 def marked(name: str, source: str) -> str:
@@ -106,7 +126,7 @@ def _marked_files() -> dict[str, str]:
 
 def _marked(text: str, places: dict[tuple[int, str], list[int]]) -> str:
     for (place, before), numbers in sorted(places.items(), reverse=True):
-        if before.startswith('"'):
+        if before.startswith('"') or not before.endswith(")"):
             word = before
             for number in numbers:
                 word = f"COVER({number}, {word})"

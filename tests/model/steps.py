@@ -43,6 +43,8 @@ from toril.protocol import lanes, leasing, settling
 
 SWEEP_EVERY_MS = 30_000
 DEEDS = ("renew", "pause", "resume", "promote", "retry", "remove", "setLane", "upsertScheduler")
+NUMBERED = ("add", "addFlow", "addGroup", "upsertScheduler")
+"""Calls that are made once however often they arrive."""
 TICK_MS = 1000
 
 
@@ -286,17 +288,22 @@ def _client_steps(moment: _Moment, view: View) -> Iterator[Step]:
         client = moment.world.clients[index]
         step = _client_step(client, "again", request, lambda _: node._replace(open=None))
         step.first_answer = answer
+        step.is_repeated = True
         yield step
     for index, client in enumerate(moment.world.clients):
         command = None if node.used >> index & 1 else client.make(view)
         if command is None:
             continue
-        request, used = request_of(command), node.used | 1 << index
+        flight, used = f"client{index}", node.used | 1 << index
+        request = request_of(command, flight=flight)
         yield _client_step(client, "", request, _always(node._replace(used=used)))
         if moment.may(LOST) and node.open is None:
-            again = (index, request_of(command, resent=True))
+            again = (index, request_of(command, resent=True, flight=flight))
             then = _open(moment.after(LOST, used=used), *again)
             yield _client_step(client, "reply lost", request, then)
+        if moment.may(GHOST) and node.open is None and request.script in NUMBERED:
+            then = _open(moment.after(GHOST, used=used), index, request)
+            yield _client_step(client, "arrives again later", request, then)
 
 
 def _always(node: Node) -> Callable[[Any], Node]:
@@ -305,7 +312,7 @@ def _always(node: Node) -> Callable[[Any], Node]:
 
 def _open(node: Node, index: int, request: Request) -> Callable[[Any], Node]:
     def then(reply: Any) -> Node:
-        answer = reply if isinstance(reply, bytes) else b""
+        answer = reply if isinstance(reply, bytes) else repr(reply).encode()
         return node._replace(open=(index, request, answer))
 
     return then

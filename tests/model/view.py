@@ -20,6 +20,8 @@ _FIXED = {
 }
 _ITERATION = re.compile(r"repeat:[^:]+:\d+")
 _OTHERS = ("toril:", "lanes:rate:", "repeat:", "metrics:")
+_REMEMBERED = ("toril:adds:", "toril:replies")
+"""What is remembered of calls ends long after they are sent again for the last time."""
 
 
 class Queue:
@@ -225,7 +227,7 @@ _READERS: dict[str, Reader] = {
 
 
 def _read_other(queue: Queue, rest: str, cell: Cell) -> None:
-    if cell.has_end:
+    if cell.has_end and not rest.startswith(_REMEMBERED):
         queue.expiring.append(cell.key)
     if rest.endswith(":lock"):
         queue.locks[rest[:-5]] = cell.content[0]

@@ -82,4 +82,4 @@ class Node(NamedTuple):
     used: int = 0
     """Bits of the clients that have acted."""
     open: tuple[int, Request, bytes] | None = None
-    """The client whose reply was lost, what it will send again, and the reply, if it is text."""
+    """The client whose reply was lost, what arrives again, and what was answered."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.protocol.test_flows import follow
 from toril.errors import InvalidOptionError
-from toril.options import NewJob, Schedule
+from toril.options import CHILD_POLICIES, NewJob, Schedule
 from toril.protocol import scheduling
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
@@ -111,3 +111,26 @@ def test_what_bullmq_5_repeated_is_no_scheduler():
     assert [(one.id, one.next_at, one.iterations, one.every) for one in listed] == [
         ("new", 7, 2, 50)
     ]
+
+
+@pytest.mark.parametrize("policy", CHILD_POLICIES)
+def test_a_template_has_no_policy_for_a_parent_that_it_cannot_have(policy):
+    """Regression: it was dropped without a word."""
+    template = NewJob("n", **{policy: True})
+
+    with pytest.raises(InvalidOptionError, match=f"cannot have {policy}"):
+        next(scheduling.upsert(KEYS, "s", Schedule(every=1000), template))
+
+
+def test_a_template_in_a_lane_waits_for_late_ones_and_so_do_its_later_jobs():
+    template = NewJob("n", lane="l", ordering_delay=500)
+    plan = scheduling.upsert(KEYS, "s", Schedule(every=1000), template)
+    next(plan)
+
+    first = plan.send(NOW)
+    again, opts = first_command(
+        scheduling.advance(KEYS, iteration({"every": 1000}, lane="l", orderingDelay=500), NOW)
+    )
+
+    assert first.args["ordering_delay"] == 500
+    assert (again.args["ordering_delay"], opts["orderingDelay"]) == (500, 500)

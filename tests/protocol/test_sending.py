@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
+import msgspec
 import pytest
 import redis
 
 from toril.errors import AmbiguousResultError, ServerOutOfMemoryError, ServerUnavailableError
 from toril.protocol.command import Command, Resend
+from toril.protocol.numbering import RESEND_WITHIN_S, Flights
 from toril.protocol.scripts import Script
 from toril.protocol.sending import Sending
 
@@ -15,9 +19,19 @@ LOADING = redis.BusyLoadingError("LOADING the dataset")
 UNKNOWN = redis.exceptions.NoScriptError("NOSCRIPT No matching script.")
 
 
-def sending(resend: Resend, *, was_sent: bool = False, source: str = "return 1") -> Sending:
+GHOST = redis.ResponseError("GHOST a newer call of this flight was made already")
+FORGOTTEN = redis.ResponseError("FORGOTTEN whether this call was made")
+
+
+def sending(
+    resend: Resend,
+    *,
+    was_sent: bool = False,
+    source: str = "return 1",
+    flights: Flights | None = None,
+) -> Sending:
     script = Script("test", source, "sha", ())
-    result = Sending(Command(int, script=script, args={}, resend=resend))
+    result = Sending(Command(int, script=script, args={}, resend=resend), flights)
     result.was_sent = was_sent
     return result
 
@@ -34,7 +48,12 @@ def test_what_was_refused_before_it_ran_may_go_again(resend):
 
 @pytest.mark.parametrize(
     ("resend", "end"),
-    [(Resend.NEVER, AmbiguousResultError), (Resend.SAME, type(None)), (Resend.MARKED, type(None))],
+    [
+        (Resend.NEVER, AmbiguousResultError),
+        (Resend.SAME, type(None)),
+        (Resend.MARKED, type(None)),
+        (Resend.NUMBERED, type(None)),
+    ],
 )
 def test_what_may_have_run_goes_again_only_if_it_may(resend, end):
     assert isinstance(sending(resend, was_sent=True).end_after(LOST, "server"), end)
@@ -42,12 +61,12 @@ def test_what_may_have_run_goes_again_only_if_it_may(resend, end):
 
 def test_a_script_sent_again_is_told_so():
     marked = sending(Resend.MARKED, was_sent=True)
-    before = marked.request()
+    before = marked.request(0.0)
 
     marked.end_after(LOST, "server")
 
     assert b"resend" not in before[3]
-    assert b"resend" in marked.request()[3]
+    assert b"resend" in marked.request(0.0)[3]
 
 
 def test_a_script_that_never_left_is_not_told_so():
@@ -55,14 +74,14 @@ def test_a_script_that_never_left_is_not_told_so():
 
     marked.end_after(LOST, "server")
 
-    assert b"resend" not in marked.request()[3]
+    assert b"resend" not in marked.request(0.0)[3]
 
 
 def test_an_unknown_script_goes_by_its_source_once():
     unknown = sending(Resend.NEVER, was_sent=True)
 
     assert unknown.goes_again_at_once(UNKNOWN)
-    assert unknown.request()[:2] == ("EVAL", "return 1")
+    assert unknown.request(0.0)[:2] == ("EVAL", "return 1")
     assert not unknown.goes_again_at_once(UNKNOWN)
 
 
@@ -81,7 +100,7 @@ def test_a_lost_reply_of_a_reading_command_is_no_riddle():
     assert isinstance(read.end_after(LOST, "server", is_last=True), ServerUnavailableError)
 
 
-@pytest.mark.parametrize("resend", [Resend.SAME, Resend.MARKED])
+@pytest.mark.parametrize("resend", [Resend.SAME, Resend.MARKED, Resend.NUMBERED])
 def test_what_may_have_written_is_never_said_to_have_had_no_effect(resend):
     """Not even when writing twice were the same, or when the last answer was a refusal."""
     for last in (LOST, LOADING, redis.exceptions.OutOfMemoryError("OOM command not allowed")):
@@ -111,3 +130,112 @@ def test_out_of_memory_is_said_at_once():
     end = sending(Resend.SAME, was_sent=True).end_after(error, "server")
 
     assert isinstance(end, ServerOutOfMemoryError)
+
+
+def some_flights(clock_us=lambda: 0) -> Flights:
+    names = count()
+    return Flights(lambda: f"f{next(names)}", clock_us)
+
+
+def number_of(numbered: Sending, now_s: float = 0.0) -> dict[str, object]:
+    return msgspec.msgpack.decode(numbered.request(now_s)[3])
+
+
+def test_a_numbered_call_keeps_its_number_however_often_it_is_sent():
+    flights = some_flights()
+    numbered = sending(Resend.NUMBERED, was_sent=True, flights=flights)
+    first = number_of(numbered)
+    for error in (LOST, LOADING, LOST):
+        numbered.was_sent = True
+        assert numbered.end_after(error, "server") is None
+        assert number_of(numbered) == first
+
+    assert first == {"flight": "f0", "request": "0000000000000001"}
+
+
+def test_calls_at_the_same_time_have_flights_of_their_own_and_later_ones_use_them_again():
+    flights = some_flights()
+    calls = [sending(Resend.NUMBERED, flights=flights) for _ in range(3)]
+    names = [number_of(call)["flight"] for call in calls]
+    for call in calls:
+        call.answer(1)
+        call.end()  # once more: it is given back once
+
+    again = [number_of(sending(Resend.NUMBERED, flights=flights)) for _ in range(4)]
+
+    assert names == ["f0", "f1", "f2"]
+    assert {call["flight"] for call in again} == {"f0", "f1", "f2", "f3"}
+    assert {call["request"] for call in again if call["flight"] != "f3"} == {"0000000000000002"}
+
+
+def test_numbers_grow_although_the_clock_is_set_back():
+    times = iter((1_700_000_000_000_000, 5, 1_700_000_000_000_007))
+    flights = some_flights(lambda: next(times))
+
+    numbers = []
+    for _ in range(3):
+        call = sending(Resend.NUMBERED, flights=flights)
+        numbers.append(number_of(call)["request"])
+        call.end()
+
+    assert numbers == ["1700000000000000", "1700000000000001", "1700000000000007"]
+
+
+def test_a_call_that_never_left_takes_no_flight():
+    flights = some_flights()
+    sending(Resend.NUMBERED, flights=flights).end()
+
+    assert number_of(sending(Resend.NUMBERED, flights=flights))["flight"] == "f0"
+
+
+def test_a_call_sent_again_too_late_asks_only_whether_it_was_made():
+    """A loop that was blocked for minutes: the server may have forgotten the call."""
+    numbered = sending(Resend.NUMBERED, was_sent=True, flights=some_flights())
+    number_of(numbered, 100.0)
+    numbered.end_after(LOST, "server")
+
+    in_time = number_of(numbered, 100.0 + RESEND_WITHIN_S)
+    too_late = number_of(numbered, 101.0 + RESEND_WITHIN_S)
+
+    assert "is_late" not in in_time
+    assert too_late == {**in_time, "is_late": True}
+    assert isinstance(numbered.end_after(FORGOTTEN, "server"), AmbiguousResultError)
+
+
+def test_a_call_that_has_only_been_refused_is_never_late():
+    numbered = sending(Resend.NUMBERED, was_sent=True, flights=some_flights())
+    number_of(numbered, 100.0)
+    numbered.end_after(LOADING, "server")
+
+    assert "is_late" not in number_of(numbered, 1000.0)
+
+
+def test_a_flight_that_somebody_else_uses_is_left_to_them():
+    """Two copies of a process, made of one snapshot, have the same flights."""
+    flights = some_flights()
+    numbered = sending(Resend.NUMBERED, was_sent=True, flights=flights)
+    number_of(numbered)
+
+    assert numbered.end_after(GHOST, "server") is None
+    assert number_of(numbered)["flight"] == "f1"
+    numbered.end()
+    assert number_of(sending(Resend.NUMBERED, flights=flights))["flight"] == "f1"
+
+
+def test_a_ghost_that_may_have_run_before_stays_open():
+    numbered = sending(Resend.NUMBERED, was_sent=True, flights=some_flights())
+    number_of(numbered)
+    numbered.end_after(LOST, "server")
+
+    assert isinstance(numbered.end_after(GHOST, "server"), AmbiguousResultError)
+
+
+def test_a_forked_child_has_flights_of_its_own():
+    flights = some_flights()
+    call = sending(Resend.NUMBERED, flights=flights)
+    number_of(call)
+    call.end()
+
+    flights.forget()
+
+    assert number_of(sending(Resend.NUMBERED, flights=flights))["flight"] == "f1"

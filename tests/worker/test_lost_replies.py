@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 
+import toril.sync
 from tests.helpers import until_renewed, wait_until
 from tests.proxy import Proxy, runs
-from toril import NewJob, Queue, Worker
+from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.client.connection import Connection
 from toril.errors import StaleRequestError
-from toril.protocol import leasing, settling
+from toril.protocol import leasing, scripts, settling
 from toril.protocol.settling import Outcome, Settled, Take
 
 
@@ -112,30 +113,96 @@ async def test_an_add_is_never_doubled(fault, proxy, prefix, inside):
     assert not any(job.duplicated for job in jobs)
 
 
-async def test_an_add_is_not_doubled_although_the_job_is_gone_already(
-    proxy, prefix, start_worker, inside
+async def add_one(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        return [await queue.add("job", remove_on_complete=True)]
+
+
+async def add_one_with_an_id(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        return [await queue.add("job", job_id="mine", remove_on_complete=True)]
+
+
+async def add_one_with_blocking_code(url, prefix):
+    def add():
+        with toril.sync.Queue("q", connection=url, prefix=prefix) as queue:
+            return [queue.add("job", remove_on_complete=True)]
+
+    return await asyncio.to_thread(add)
+
+
+async def add_some_in_bulk(url, prefix):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        return await queue.add_bulk([NewJob("job", remove_on_complete=True)] * 3)
+
+
+async def add_a_flow(url, prefix):
+    child = FlowJob("job", queue_name="q", remove_on_complete=True)
+    root = FlowJob("job", queue_name="q", remove_on_complete=True, children=[child])
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        node = await flow.add(root)
+    return [node.job, *(below.job for below in node.children)]
+
+
+async def add_a_group(url, prefix):
+    members = [GroupJob("job", queue_name="q", remove_on_complete=True) for _ in range(2)]
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        return (await flow.add_group("order", members, group_retention=True)).jobs
+
+
+async def add_a_schedule(url, prefix):
+    template = NewJob("job", remove_on_complete=True)
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        job = await queue.upsert_job_scheduler(
+            "yearly", cron="0 0 1 1 *", immediately=True, template=template
+        )
+    return [job]
+
+
+WAYS_IN = (
+    ("add", add_one, 1),
+    ("add", add_one_with_an_id, 1),
+    ("add", add_one_with_blocking_code, 1),
+    ("add", add_some_in_bulk, 3),
+    ("addFlow", add_a_flow, 2),
+    ("addGroup", add_a_group, 2),
+    ("upsertScheduler", add_a_schedule, 1),
+)
+
+
+@pytest.mark.parametrize("fault", ["lose", "double"])
+@pytest.mark.parametrize(("script", "add", "count"), WAYS_IN)
+async def test_nothing_is_added_again_although_it_has_run_and_gone(
+    script, add, count, fault, proxy, prefix, start_worker, inside
 ):
-    """The job ran and was removed before the add could be sent again."""
+    """I4: the jobs have run, were removed and are out of the stream when the call comes again."""
     ran = []
 
     async def handler(job):
         ran.append(job.id)
 
-    worker = await start_worker(handler)
-    done = asyncio.Event()
-    worker.on("completed", lambda job, result: done.set())
-    proxy.rule = every(1, "add", "lose")
-    proxy.may_lose.clear()
-    async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
-        adding = asyncio.create_task(queue.add("job", remove_on_complete=True))
-        await asyncio.wait_for(done.wait(), 20)
-        proxy.rule = lambda words: None
-        proxy.may_lose.set()
-        job = await adding
+    async def is_over():
+        return not await inside.ids("wait") and not await inside.ids("active")
 
-    assert ran == [job.id]
-    assert await inside.ids("wait") == []
-    assert await inside.job(job.id) == {}
+    async def is_over_after_all():
+        return len(ran) == count and await is_over()
+
+    await start_worker(handler)
+    await inside.client.script_load(scripts.load(script).source)
+    proxy.rule = every(1, script, fault)
+    proxy.may_lose.clear()
+    adding = asyncio.create_task(add(proxy.url, prefix))
+    await wait_until(is_over_after_all)
+    await inside.client.xtrim(f"{inside.base}:events", maxlen=0)
+    proxy.rule = lambda words: None
+    proxy.may_lose.set()
+    jobs = await adding
+
+    await wait_until(lambda: fault == "lose" or proxy.ghosts)
+    assert len(proxy.broken) == 1
+    assert await is_over()
+    assert sorted(ran) == sorted(job.id for job in jobs)
+    assert not any(job.duplicated for job in jobs)
 
 
 @pytest.mark.parametrize("fault", ["lose", "cut", "slow", "half-close", "partial", "torn"])
@@ -209,6 +276,58 @@ async def test_a_job_that_never_arrived_is_not_failed_for_it(
         "0",
         None,
     )
+
+
+async def lose_and_sweep(connection, queue, inside, job_id: str, flight: str, request: int) -> None:
+    """Hand the job out in a reply that nobody hears, and bring it back."""
+    take = taking(f"{flight}:{request}")
+    command = settling.settle(queue.keys, [], take, flight=flight, request=request)
+    assert len((await connection.run(command)).jobs) == 1
+    await let_it_stall(connection, queue, inside, job_id)
+
+
+async def let_it_stall(connection, queue, inside, job_id: str) -> None:
+    await inside.client.delete(f"{inside.base}:{job_id}:lock")
+    for _ in range(2):  # the first sweep marks, the second brings back
+        await inside.client.delete(f"{inside.base}:stalled-check")
+        plan = leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1)
+        brought_back = await connection.follow(plan)
+    assert brought_back == [job_id]
+
+
+async def test_a_job_that_kills_whoever_reads_it_is_given_up(connection, queue, inside):
+    """It looks like one that never arrives, and that is forgiven three times only."""
+    job = await queue.add("job")
+    told = []
+    for n in range(5):
+        await lose_and_sweep(connection, queue, inside, job.id, f"worker{n}", 1)
+        stored = await inside.job(job.id)
+        told.append((stored.get("stc", "0"), "defa" in stored))
+
+    assert told == [("0", False), ("0", False), ("0", False), ("1", False), ("2", True)]
+    await queue.remove(job.id)
+
+
+@pytest.mark.parametrize(("confirmed", "stalls"), [(1, "0"), (2, "1")])
+async def test_a_confirmation_is_about_the_reply_with_its_number(
+    confirmed, stalls, connection, queue, inside
+):
+    """A late word that the first reply arrived says nothing of the second."""
+    job = await queue.add("job")
+    nothing = taking("w:1", count=0)
+    await connection.run(settling.settle(queue.keys, [], nothing, flight="w-0", request=1))
+    take = settling.settle(queue.keys, [], taking("w:2"), flight="w-0", request=2)
+    assert len((await connection.run(take)).jobs) == 1
+
+    await connection.run(
+        settling.settle(
+            queue.keys, [], nothing, flight="w-1", request=1, confirmations=[("w-0", confirmed)]
+        )
+    )
+    await let_it_stall(connection, queue, inside, job.id)
+
+    assert (await inside.job(job.id)).get("stc", "0") == stalls
+    await queue.remove(job.id)
 
 
 async def _is_unlocked(inside, job_id) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, Union, cast
 
 from toril.client import embedded
 from toril.client.cluster import ClusterTransport
+from toril.client.ids import flights
 from toril.client.sockets import REPLY_TIMEOUT_S, TROUBLES, maker
 from toril.client.transport import SOCKET_TIMEOUT_S, ServerTransport
 from toril.errors import InvalidOptionError
@@ -149,29 +150,41 @@ class Connection:
 
     async def _exchange(self, command: Command[Any]) -> Any:
         timeout_s = self._timeout_s(command.block_ms)
-        sending = Sending(command)
+        sending = Sending(command, flights)
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
-        while True:
-            try:
-                return await self._transport.exchange(sending, timeout_s)
-            except TROUBLES as error:
-                if sending.goes_again_at_once(error):
-                    continue
-                now = time.monotonic()
-                give_up_at = give_up_at or now + self._patience_s
-                end = sending.end_after(error, str(self._transport), is_last=now >= give_up_at)
-                if end is not None:
-                    raise end from error
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
-            pause_s = min(pause_s * 2, 1.0)
+        try:
+            while True:
+                try:
+                    return await self._transport.exchange(sending, timeout_s)
+                except TROUBLES as error:
+                    if sending.goes_again_at_once(error):
+                        continue
+                    now = time.monotonic()
+                    give_up_at = give_up_at or now + self._patience_s
+                    end = sending.end_after(error, str(self._transport), is_last=now >= give_up_at)
+                    if end is not None:
+                        raise end from error
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+                pause_s = min(pause_s * 2, 1.0)
+        finally:
+            sending.end()
 
     async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
         """The answer to each command, or the error that it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
-        sendings = [Sending(command) for command in commands]
-        answers: list[Any] = [None] * len(commands)
-        waiting = list(range(len(commands)))
+        sendings = [Sending(command, flights) for command in commands]
+        try:
+            return await self._exchange_sendings(sendings, timeout_s, at_once)
+        finally:
+            for sending in sendings:
+                sending.end()
+
+    async def _exchange_sendings(
+        self, sendings: Sequence[Sending], timeout_s: float, at_once: int
+    ) -> list[Any]:
+        answers: list[Any] = [None] * len(sendings)
+        waiting = list(range(len(sendings)))
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
         while waiting:

@@ -11,6 +11,8 @@ import os
 import random
 import time
 
+from toril.protocol.numbering import Flights
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _TRIPLES = [a + b for a in _ALPHABET for b in _PAIRS]
@@ -58,5 +60,9 @@ def new_worker_id() -> str:
     return os.urandom(16).hex()
 
 
+flights = Flights(lambda: os.urandom(12).hex(), lambda: time.time_ns() // 1000)
+"""The calls of this process that add something, whichever queue or connection they go to."""
+
 # A forked child must not draw the numbers its parent draws.
 os.register_at_fork(after_in_child=_source.reseed)
+os.register_at_fork(after_in_child=flights.forget)

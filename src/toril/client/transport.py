@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -65,7 +66,7 @@ class ServerTransport:
             try:
                 if not socket.is_connected:
                     await _connect(socket)
-                packed = _pack(sending.request())
+                packed = _pack(sending.request(time.monotonic()))
                 self._expect_reply(socket, timeout_s)
                 sending.was_sent = True
                 if is_asking:
@@ -120,7 +121,8 @@ class ServerTransport:
             self._expect_reply(socket, timeout_s)
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                packed = b"".join([_pack(sending.request()) for sending in part])
+                now = time.monotonic()
+                packed = b"".join([_pack(sending.request(now)) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)

@@ -2,13 +2,14 @@
 --[[
   add: put new jobs into the queue, each on its own.
 
-  The client chose the ids. One that was generated cannot exist already, so when it does, this call
-  was sent again after a lost reply and the job is in.
+  A call that comes again, because its reply was lost, gets the same reply and adds nothing: it is
+  known by its flight and its number.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
             marker, meta, id, events
   Args      jobs list of {id, name, custom, delay, run_at, priority, lifo, timestamp, parent_key,
-            parent, de, once, lane, order_ms, ordering_delay, max_lane_size}, resend bool?
+            parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
+            flight str?, request str?, is_late bool? (includes/numbered.lua)
             A job with `once` ({key, ms}) is added at most once for that long, even when it has run
             and gone since: a relay that died before it wrote down what it did sends it again.
             After the map, raw, for each job: its data, its options as JSON.
@@ -33,7 +34,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/deleteJob"
 --- @include "includes/deduplicate"
 --- @include "includes/insertJob"
---- @include "includes/wasAdded"
+--- @include "includes/numbered"
 --- @include "includes/attachChild"
 --- @include "includes/once"
 
@@ -57,7 +58,6 @@ end
 local function addJob(job, data, opts)
   if job.parent_key and redis.call("EXISTS", job.parent_key) == 0 then return -5 end
   if job.once and isRemembered(queue, job.id, job.once.key) then return 1 end
-  if a.resend and wasAdded(queue, job, data) then return 0 end
   counted = counted + 1
   if redis.call("EXISTS", base .. ":" .. job.id) == 1 then
     local result = job.parent_key and attachExisting(job) or 1
@@ -75,14 +75,26 @@ local function addJob(job, data, opts)
   return 0
 end
 
-local results = { now }
-queue.keeping = {}
-for i, job in ipairs(a.jobs) do
-  results[i + 1] = addJob(job, ARGV[2 * i], ARGV[2 * i + 1])
+local function addAll()
+  local results, are_all_added = { now }, true
+  queue.keeping = {}
+  for i, job in ipairs(a.jobs) do
+    local result = addJob(job, ARGV[2 * i], ARGV[2 * i + 1])
+    results[i + 1] = result
+    are_all_added = are_all_added and result == 0
+  end
+  if counted > 0 then redis.call("INCRBY", queue.id, counted) end
+  if places.ready then wake(queue, gate) end
+  if places.delayed then wakeWhenDue(queue) end
+  if #queue.keeping > 0 then keepCollected(queue) end
+  if places.lane then wakeForLanes(queue, gate) end
+  return results, are_all_added
 end
-if counted > 0 then redis.call("INCRBY", queue.id, counted) end
-if places.ready then wake(queue, gate) end
-if places.delayed then wakeWhenDue(queue) end
-if #queue.keeping > 0 then keepCollected(queue) end
-if places.lane then wakeForLanes(queue, gate) end
-return results
+
+local function allAdded(at)
+  local results = { at }
+  for i = 1, #a.jobs do results[i + 1] = 0 end
+  return results
+end
+
+return makeOnce(queue, a, now, addAll, allAdded)

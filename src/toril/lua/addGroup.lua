@@ -3,14 +3,14 @@
   addGroup: create a group (a saga) with all of its jobs, in as many queues as they are in.
 
   Everything or nothing: whatever could stand in the way is looked at before anything is written.
-  The client chose the ids, so a group that exists already was created by this very call, whose reply
-  got lost.
+  A call that comes again, because its reply was lost, gets the same reply and adds nothing.
 
   Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
             delay, run_at, priority, lifo, timestamp, lane, order_ms,
             ordering_delay, max_lane_size, custom}, definitions list of {name, opts, data}, targets map,
-            order str, late bool, keep map?, timeout_ms int?, look_again_ms int
+            order str, late bool, keep map?, timeout_ms int?, look_again_ms int,
+            flight str?, request str?, is_late bool? (includes/numbered.lua)
             After the map, raw: the compensations as JSON, then for each job its data and options.
   Returns   now ms; or the id of a job that exists already, with its queue; or one refusal for all: the
             code and the place of the job
@@ -30,11 +30,9 @@ local compensation = ARGV[2]
 --- @include "includes/deleteJob"
 --- @include "includes/deduplicate"
 --- @include "includes/insertJob"
+--- @include "includes/numbered"
 
 local now = clock()
-local created_at = redis.call("HGET", group, "createdAt")
-if created_at then return tonumber(created_at) end
-
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
   groups = "zset", de = "set" }
@@ -49,81 +47,92 @@ local function foreignKey(queue)
   end
 end
 
-local queues = {}
-local owner = queueAt(base)
-local foreign = foreignKey(owner)
-for i, queue_base in ipairs(a.queues) do
-  queues[i] = { queue = queueAt(queue_base), count = 0 }
-  foreign = foreign or foreignKey(queues[i].queue)
-end
-for _, target in pairs(a.targets) do
-  foreign = foreign or foreignKey(queueAt(target))
-end
-if foreign then return redis.error_reply(foreign) end
-local isLaneFullFor
-local function refuseJob(job)
-  if not job.lane then return nil end
-  isLaneFullFor = isLaneFullFor or laneGuard()
-  if isLaneFullFor(queues[job.queue].queue, job) then return -121 end
-  return nil
-end
-local keys = {}
-for i, job in ipairs(a.jobs) do
-  keys[i] = a.queues[job.queue] .. ":" .. job.id
-end
-if redis.call("EXISTS", unpack(keys)) > 0 then
-  for i, job in ipairs(a.jobs) do
-    if redis.call("EXISTS", keys[i]) == 1 then return { job.id, a.queues[job.queue] } end
+local function createGroup()
+  local created_at = redis.call("HGET", group, "createdAt")
+  if created_at then return tonumber(created_at) end
+
+  local queues = {}
+  local owner = queueAt(base)
+  local foreign = foreignKey(owner)
+  for i, queue_base in ipairs(a.queues) do
+    queues[i] = { queue = queueAt(queue_base), count = 0 }
+    foreign = foreign or foreignKey(queues[i].queue)
   end
-end
-for i, job in ipairs(a.jobs) do
-  local refusal = refuseJob(job)
-  if refusal then return { refusal, i } end
+  for _, target in pairs(a.targets) do
+    foreign = foreign or foreignKey(queueAt(target))
+  end
+  if foreign then return redis.error_reply(foreign) end
+  local isLaneFullFor
+  local function refuseJob(job)
+    if not job.lane then return nil end
+    isLaneFullFor = isLaneFullFor or laneGuard()
+    if isLaneFullFor(queues[job.queue].queue, job) then return -121 end
+    return nil
+  end
+  local keys = {}
+  for i, job in ipairs(a.jobs) do
+    keys[i] = a.queues[job.queue] .. ":" .. job.id
+  end
+  if redis.call("EXISTS", unpack(keys)) > 0 then
+    for i, job in ipairs(a.jobs) do
+      if redis.call("EXISTS", keys[i]) == 1 then return { job.id, a.queues[job.queue] } end
+    end
+  end
+  for i, job in ipairs(a.jobs) do
+    local refusal = refuseJob(job)
+    if refusal then return { refusal, i } end
+  end
+
+  local record = { "name", a.name, "state", "ACTIVE", "createdAt", stamp(now), "updatedAt", stamp(now),
+    "totalJobs", digits(#a.jobs), "completedCount", "0", "failedCount", "0", "cancelledCount", "0",
+    "compensation", compensation }
+  local function also(field, value)
+    record[#record + 1], record[#record + 2] = field, value
+  end
+  if a.order ~= "parallel" then also("x.order", a.order) end
+  if not a.late then also("x.late", "0") end
+  if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
+  if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
+  redis.call("HSET", group, unpack(record))
+  redis.call("ZADD", groups, stamp(now), a.id)
+  redis.call("SADD", owner.de, "groups")
+  for source, target in pairs(a.targets) do
+    if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
+  end
+  redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
+
+  local statuses, planned = {}, {}
+  for i, definition in ipairs(a.definitions) do
+    planned[#planned + 1], planned[#planned + 2] = "c" .. i, cmsgpack.pack(definition)
+  end
+  planned[#planned + 1], planned[#planned + 2] = "targets", cmsgpack.pack(a.targets)
+
+  local payload = 3
+  for i, job in ipairs(a.jobs) do
+    local to = queues[job.queue]
+    to.gate = to.gate or readGate(to.queue)
+    to.count = to.count + 1
+    job.group = group .. ":" .. job.kind .. (i - 1)
+    local place = insertJob(to.queue, to.gate, job, ARGV[payload], ARGV[payload + 1], now)
+    to[place] = true
+    payload = payload + 2
+    local key = to.queue.base .. ":" .. job.id
+    statuses[2 * i - 1], statuses[2 * i] = key, "pending"
+    planned[#planned + 1], planned[#planned + 2] = digits(i - 1), cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
+  end
+  redis.call("HSET", members, unpack(statuses))
+  redis.call("HSET", plan, unpack(planned))
+  for _, to in ipairs(queues) do
+    redis.call("INCRBY", to.queue.id, to.count)
+    if to.ready then wake(to.queue, to.gate) end
+    if to.delayed then wakeWhenDue(to.queue) end
+    if to.lane then wakeForLanes(to.queue, to.gate) end
+  end
+  return now, true
 end
 
-local record = { "name", a.name, "state", "ACTIVE", "createdAt", stamp(now), "updatedAt", stamp(now),
-  "totalJobs", digits(#a.jobs), "completedCount", "0", "failedCount", "0", "cancelledCount", "0",
-  "compensation", compensation }
-local function also(field, value)
-  record[#record + 1], record[#record + 2] = field, value
+local function created(at)
+  return at
 end
-if a.order ~= "parallel" then also("x.order", a.order) end
-if not a.late then also("x.late", "0") end
-if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
-if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
-redis.call("HSET", group, unpack(record))
-redis.call("ZADD", groups, stamp(now), a.id)
-redis.call("SADD", owner.de, "groups")
-for source, target in pairs(a.targets) do
-  if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
-end
-redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
 
-local statuses, planned = {}, {}
-for i, definition in ipairs(a.definitions) do
-  planned[#planned + 1], planned[#planned + 2] = "c" .. i, cmsgpack.pack(definition)
-end
-planned[#planned + 1], planned[#planned + 2] = "targets", cmsgpack.pack(a.targets)
-
-local payload = 3
-for i, job in ipairs(a.jobs) do
-  local to = queues[job.queue]
-  to.gate = to.gate or readGate(to.queue)
-  to.count = to.count + 1
-  job.group = group .. ":" .. job.kind .. (i - 1)
-  local place = insertJob(to.queue, to.gate, job, ARGV[payload], ARGV[payload + 1], now)
-  to[place] = true
-  payload = payload + 2
-  local key = to.queue.base .. ":" .. job.id
-  statuses[2 * i - 1], statuses[2 * i] = key, "pending"
-  planned[#planned + 1], planned[#planned + 2] = digits(i - 1), cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
-end
-redis.call("HSET", members, unpack(statuses))
-redis.call("HSET", plan, unpack(planned))
-for _, to in ipairs(queues) do
-  redis.call("INCRBY", to.queue.id, to.count)
-  if to.ready then wake(to.queue, to.gate) end
-  if to.delayed then wakeWhenDue(to.queue) end
-  if to.lane then wakeForLanes(to.queue, to.gate) end
-end
-return now
+return makeOnce(queueAt(base), a, now, createGroup, created)

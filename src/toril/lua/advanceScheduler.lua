@@ -9,7 +9,7 @@
             scheduler
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), job_id str (the
             iteration that was taken), name str, every int?, next_ms int? (when it is a cron
-            pattern), priority int, lifo bool, lane str?
+            pattern), priority int, lifo bool, lane str?, ordering_delay int?
             After the map, raw: the options of an iteration.
   Returns   the id of the new iteration, or nothing
   Emits     added, waiting, delayed, duplicated
@@ -49,5 +49,5 @@ redis.call("ZADD", repeat_, at, a.scheduler_id)
 redis.call("HINCRBY", scheduler, "ic", 1)
 insertIteration(queue, gate, { scheduler = a.scheduler_id, id_json = a.id_json,
   name = known[3] or a.name, data = known[4] or "{}", opts = opts, priority = a.priority,
-  lifo = a.lifo, is_cron = not every, lane = a.lane }, at, now)
+  lifo = a.lifo, is_cron = not every, lane = a.lane, ordering_delay = a.ordering_delay }, at, now)
 return next_id

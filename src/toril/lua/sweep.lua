@@ -7,8 +7,9 @@
   A job that was handed out by a flight's last reply may never have arrived: its handler probably
   never ran, so that is not held against it. It is marked (`x.unheard`), and whoever takes it then
   says that it arrived before running it: what happens after that counts. That the arrival itself
-  kills is forgiven a few times only. Replies of flights that have been silent for longer than
-  `forget_ms` are forgotten.
+  kills is forgiven a few times only.
+  Replies of flights that have been silent for longer than `forget_ms` are forgotten: each sweep walks
+  through a part of them, and all of them expire when nobody sweeps any more.
   Jobs in `paused` of a queue that is not paused come back too: at most a slice in a sweep.
 
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
@@ -33,11 +34,31 @@ local a = cmsgpack.unpack(ARGV[1])
 
 local queue = queueAt(base)
 local MOST_UNHEARD = 3
+local FLIGHTS_A_WALK, FLIGHTS_A_LOOK = 500, 2000
+local EXPIRE_MS = "86400000"
+
+--- Go on from where the last sweep stopped.
+local function forgetSilentFlights(now)
+  local place = base .. ":toril:replies-walk"
+  local page = redis.call("HSCAN", replies, redis.call("GET", place) or "0", "COUNT", FLIGHTS_A_WALK)
+  for i = 1, #page[2], 2 do
+    if now - cmsgpack.unpack(page[2][i + 1]).at > a.forget_ms then
+      redis.call("HDEL", replies, page[2][i])
+    end
+  end
+  if page[1] == "0" then
+    redis.call("DEL", place)
+  else
+    redis.call("SET", place, page[1], "PX", EXPIRE_MS)
+  end
+  redis.call("PEXPIRE", replies, EXPIRE_MS)
+end
 
 if a.cursor == 0 then
   if not redis.call("SET", stalled_check, clock(), "PX", a.interval_ms, "NX") then
     return { 0, 0, {}, 0 }
   end
+  forgetSilentFlights(clock())
 end
 local gate = readGate(queue)
 
@@ -52,18 +73,18 @@ end
 --- When the jobs were taken that nobody is known to have received, by id.
 local unheard = nil
 local function readUnheard()
-  local taken_at = {}
-  local now = clock()
-  local flights = redis.call("HGETALL", replies) -- bounded: two flights a worker
-  for i = 1, #flights, 2 do
-    local last = cmsgpack.unpack(flights[i + 1])
-    if now - last.at > a.forget_ms then
-      redis.call("HDEL", replies, flights[i])
+  local taken_at, seen, cursor = {}, 0, "0"
+  repeat
+    local page = redis.call("HSCAN", replies, cursor, "COUNT", 500)
+    cursor = page[1]
+    for i = 1, #page[2], 2 do
+      local last = cmsgpack.unpack(page[2][i + 1])
+      for _, id in ipairs(last.taken) do
+        taken_at[id] = last.at
+      end
     end
-    for _, id in ipairs(last.taken) do
-      taken_at[id] = last.at
-    end
-  end
+    seen = seen + #page[2] / 2
+  until cursor == "0" or seen >= FLIGHTS_A_LOOK
   return taken_at
 end
 

@@ -125,7 +125,7 @@ def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedErr
         {"jobs": [job.entry for job in jobs]},
         parse,
         payloads=payloads,
-        resend=Resend.MARKED,
+        resend=Resend.NUMBERED,
     )
 
 

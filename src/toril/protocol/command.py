@@ -38,6 +38,7 @@ class Resend(Enum):
     NEVER = "it may have happened, and must not happen twice"
     SAME = "doing it twice is the same as doing it once"
     MARKED = "only if the script is told, by ``a.resend``"
+    NUMBERED = "the script knows the call by its flight and its number"
 
 
 class Command(msgspec.Struct, Generic[T], frozen=True):
@@ -65,14 +66,18 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
             return not self.script.is_reading
         return self.resend is not Resend.SAME or self.words[0] == "DEL"
 
-    def request(self, *, resent: bool = False, by_source: bool = False) -> tuple[Word, ...]:
+    def request(
+        self, *, resent: bool = False, by_source: bool = False, number: dict[str, Any] | None = None
+    ) -> tuple[Word, ...]:
         """The words to send; ``by_source`` when the server does not know the script."""
         script = self.script
         if script is None:
             return self.words
-        args = (
-            {**self.args, "resend": True} if resent and self.resend is Resend.MARKED else self.args
-        )
+        args = self.args
+        if resent and self.resend is Resend.MARKED:
+            args = {**args, "resend": True}
+        elif number is not None:
+            args = {**args, **number}
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
         verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)

@@ -130,7 +130,7 @@ def add(nodes: Sequence[PreparedNode]) -> Command[list[Added | None]]:
         {"queues": list(bases), "nodes": entries},
         parse,
         payloads=payloads,
-        resend=Resend.MARKED,
+        resend=Resend.NUMBERED,
     )
 
 

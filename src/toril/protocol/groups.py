@@ -197,7 +197,7 @@ def create(
             "open": _open_key(owner),
         },
         payloads=payloads,
-        resend=Resend.SAME,
+        resend=Resend.NUMBERED,
     )
 
 

@@ -10,6 +10,8 @@ class Trouble(Enum):
 
     UNKNOWN_SCRIPT = "send the script's source"
     NOT_NOW = "the server refused before doing anything; the same command may succeed soon"
+    GHOST = "a newer call of its flight was made, so this one was not; it needs another flight"
+    FORGOTTEN = "whether the command ran is not remembered any more"
     OUT_OF_MEMORY = "the server takes no more data"
     LOST = "the connection broke; whether the command ran is unknown"
     WRONG = "a mistake in the command or the data"
@@ -53,6 +55,10 @@ def classify(error: BaseException) -> Trouble:
     message = str(error)
     if "NoScriptError" in names or message.startswith("NOSCRIPT"):
         return Trouble.UNKNOWN_SCRIPT
+    if message.startswith("GHOST"):
+        return Trouble.GHOST
+    if message.startswith("FORGOTTEN"):
+        return Trouble.FORGOTTEN
     if "OutOfMemoryError" in names or message.startswith("OOM"):
         return Trouble.OUT_OF_MEMORY
     if names & _NOT_NOW_CLASSES or message.startswith(_NOT_NOW):

@@ -89,6 +89,8 @@ def _upsert(
     }
     if template.lane is not None:
         args["lane"] = template.lane
+        if template.ordering_delay is not None:
+            args["ordering_delay"] = template.ordering_delay
     if schedule.every is not None:
         args["every"] = schedule.every
         if schedule.offset is not None:
@@ -124,7 +126,7 @@ def _upsert(
         parse,
         extra=_keys_of(keys, scheduler_id),
         payloads=(data, opts, codec.encode(template_opts, "options") if template_opts else b""),
-        resend=Resend.SAME,
+        resend=Resend.NUMBERED,
     )
 
 
@@ -137,6 +139,11 @@ def _check_template(template: NewJob) -> None:
             raise InvalidOptionError(
                 f"the template of a scheduler cannot have {option}; the schedule decides"
             )
+    if template.child_policy:
+        raise InvalidOptionError(
+            f"the template of a scheduler cannot have {template.child_policy}: its jobs have no"
+            f" parent; add a flow from the handler instead"
+        )
 
 
 def _repeat_of(schedule: Schedule) -> dict[str, Any]:
@@ -213,6 +220,8 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
     }
     if job.lane is not None:
         args["lane"] = job.lane
+        if ordering_delay := codec.number_in(job.opts.raw.get("orderingDelay")):
+            args["ordering_delay"] = ordering_delay
     every = codec.number_in(repeat.get("every"))
     if every:
         args["every"] = every

@@ -4,7 +4,7 @@ Both connections keep to these rules, the async and the blocking one:
 
 1. A command that the server refused before doing anything (LOADING, READONLY, …) may be sent again.
 2. A command whose bytes may have left and whose reply was lost is sent again only if it says so
-   (``Resend``); then its script is told.
+   (``Resend``); then its script is told, or knows it by its number.
 3. A command that never left may always be sent again.
 4. A script that the server does not know is sent by its source, once and at once.
 """
@@ -22,6 +22,7 @@ from toril.errors import (
     TorilError,
 )
 from toril.protocol.command import Command, Resend, Word
+from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
 from toril.protocol.replies import Trouble, classify
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -31,23 +32,53 @@ ASKING = b"*1\r\n$6\r\nASKING\r\n"
 class Sending:
     """A command and what its tries have taught.
 
-    Whoever sends sets ``was_sent`` when the first byte may leave.
+    Whoever sends sets ``was_sent`` when the first byte may leave. A command that is known by its
+    number takes one of the ``flights`` when it leaves for the first time, and gives it back when it
+    is over.
     """
 
-    __slots__ = ("_by_source", "_resent", "command", "was_sent")
+    __slots__ = (
+        *("_by_source", "_first_left_s", "_flight", "_flights", "_number", "_resent"),
+        *("command", "was_sent"),
+    )
 
-    def __init__(self, command: Command[Any]) -> None:
+    def __init__(self, command: Command[Any], flights: Flights | None = None) -> None:
         self.command = command
         self.was_sent = False
         self._resent = False
         self._by_source = False
+        self._flights = flights if command.resend is Resend.NUMBERED else None
+        self._flight: Flight | None = None
+        self._number: dict[str, Any] | None = None
+        self._first_left_s: float | None = None
 
-    def request(self) -> tuple[Word, ...]:
-        """The words of the next try."""
-        return self.command.request(resent=self._resent, by_source=self._by_source)
+    def request(self, now_s: float) -> tuple[Word, ...]:
+        """The words of the next try, which leave now."""
+        if self._flights is not None:
+            self._take_number(self._flights, now_s)
+        return self.command.request(
+            resent=self._resent, by_source=self._by_source, number=self._number
+        )
+
+    def _take_number(self, flights: Flights, now_s: float) -> None:
+        if self._flight is None:
+            self._flight, number = flights.take()
+            self._number = {"flight": self._flight.name, "request": number}
+        if self._first_left_s is None or not self._resent:
+            self._first_left_s = now_s
+        elif now_s - self._first_left_s > RESEND_WITHIN_S:
+            # The server may have forgotten it: then it is not to be made.
+            self._number = {**(self._number or {}), "is_late": True}
+
+    def end(self) -> None:
+        """It has its answer, or nobody waits for one any more."""
+        if self._flight is not None and self._flights is not None:
+            self._flights.give_back(self._flight)
+            self._flight = self._flights = None
 
     def answer(self, reply: Any) -> Any:
         """What the reply says, or the refusal that it is."""
+        self.end()
         try:
             return self.command.parse(reply)
         except TorilError as refusal:
@@ -70,12 +101,19 @@ class Sending:
         trouble = classify(error)
         may_have_run = self.was_sent and trouble is Trouble.LOST
         is_forbidden = may_have_run and self.command.resend is Resend.NEVER
-        if is_last or is_forbidden or trouble not in (Trouble.LOST, Trouble.NOT_NOW):
+        if trouble is Trouble.GHOST:
+            # Somebody else uses the flight: a copy of this process, made of a snapshot.
+            self._flight = None
+            is_forbidden = self._resent
+        if is_last or is_forbidden or trouble not in _PASSING:
             is_open = (may_have_run or self._resent) and self.command.writes
             return _explained(error, trouble, is_open, server)
         self._resent = self._resent or may_have_run
         self.was_sent = False
         return None
+
+
+_PASSING = (Trouble.LOST, Trouble.NOT_NOW, Trouble.GHOST)
 
 
 def longest_block_ms(commands: Iterable[Command[Any]]) -> int:
@@ -94,7 +132,7 @@ def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: s
             f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
             f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
         )
-    if trouble in (Trouble.LOST, Trouble.NOT_NOW):
+    if trouble in _PASSING:
         return ServerUnavailableError(f"{server} does not serve ({error}); {_advice(error)}")
     return ServerRefusalError(
         f"{server} answered with an error: {error}; if it speaks of permissions, see the commands"

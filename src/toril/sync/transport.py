@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -59,7 +60,7 @@ class ServerTransport:
         connection = self._borrow()
         try:
             self._connect(connection, timeout_s)
-            packed = _pack(sending.request())
+            packed = _pack(sending.request(time.monotonic()))
             sending.was_sent = True
             if is_asking:
                 packed = ASKING + packed
@@ -110,7 +111,8 @@ class ServerTransport:
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                packed = b"".join([_pack(sending.request()) for sending in part])
+                now = time.monotonic()
+                packed = b"".join([_pack(sending.request(now)) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)

@@ -9,7 +9,7 @@ import msgspec
 
 from tests.model.actors import LIMIT
 from tests.model.checks.events import Events
-from tests.model.steps import Step
+from tests.model.steps import NUMBERED, Step
 from tests.model.view import View
 
 
@@ -43,6 +43,7 @@ def deed_problems(
     yield from _lane_changed(after, step)
     yield from _confirmed(after, step)
     yield from _cancelled_again(step, reply)
+    yield from _made_once(before, after, events, step, reply)
     yield from _changed_priority(after, step, reply)
     yield from _deduplicated(before, after, events, step, reply)
     yield from _advanced(before, after, step, reply)
@@ -58,6 +59,16 @@ def _cancelled_again(step: Step, reply: Any) -> Iterator[str]:
         return
     if (reply == b"ACTIVE") != (step.first_answer == b"ACTIVE"):
         yield f"T7: {step.name} said {reply!r}, and {step.first_answer!r} the first time"
+
+
+def _made_once(before: View, after: View, events: Events, step: Step, reply: Any) -> Iterator[str]:
+    """What adds and arrives again hears what was said, and changes nothing."""
+    if not step.is_repeated or step.request.script not in NUMBERED:
+        return
+    if repr(reply).encode() != step.first_answer:
+        yield f"T7: {step.name} said {reply!r}, and {step.first_answer!r} the first time"
+    if after.keys != before.keys or events.of_jobs:
+        yield f"T7: {step.name} changed something"
 
 
 def _counters(after: View, name: str, step: Step, reply: Any) -> Iterator[str]:
@@ -171,7 +182,7 @@ def _deduplicated(
     if keeps_last and is_active and not after.queues["q"].next_jobs:
         yield "T7: the last one was to be kept and is not"
     for kept in after.queues["q"].next_jobs.values() if keeps_last and is_active else ():
-        if kept.keys() != {"name", "data", "opts", "jid"}:
+        if kept.keys() != {"name", "data", "opts", "jid", "x.job"}:
             yield f"T7: the last one was to be kept alone, and {sorted(kept)} are"
 
 

@@ -7,17 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.model.actors import FAIL, WAIT, Worker, keys_of
+from tests.model.actors import FAIL, WAIT, Habits, Worker, keys_of
 from tests.model.machine import START_MS, Request
 from tests.model.view import PREFIX, View
-from tests.model.world import EXPIRY, GIVING_BACK, LEAVING, LOST, RENEWAL, Client, World, failing
+from tests.model.world import (
+    EXPIRY,
+    GHOST,
+    GIVING_BACK,
+    LEAVING,
+    LOST,
+    RENEWAL,
+    Client,
+    World,
+    failing,
+)
 from tests.model.worlds.common import add, adds, first, removes, two
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
 from tests.model.worlds.groups import QUEUES, group
 from tests.model.worlds.schedulers import schedule
 from toril import Backoff, Deduplication, FlowJob
-from toril.options import RateLimit
+from toril.options import Keep, RateLimit
 from toril.protocol import dead_letters, flows, lanes, limiting, moving, pausing, removing
 
 ONE = (Worker("a", "q"),)
@@ -104,7 +114,41 @@ FROM_ANOTHER = Request(
     ("name", "other", "data", "{}", "opts", "{}", "jid", "o", "pk", "p:q:gone", "pd", "{}"),
 )
 
+AGAIN = ((LOST, 1), (GHOST, 1))
+KEEPS_NOTHING = Habits(keeps=Keep(count=0))
+
+
+def _comes_again(what: str, *clients: Client, given: tuple[Any, ...] = (), **more: Any) -> World:
+    """The job may have run and gone when the call arrives a second time."""
+    more = {"workers": two(KEEPS_NOTHING), "may_remove": True, "faults": AGAIN, **more}
+    return _corner(f"{what} comes again", given, *clients, **more)
+
+
+COMING_AGAIN = (
+    _comes_again("an add", adds("x"), adds("y", priority=1)),
+    _comes_again(
+        "an add that a job is there for",
+        adds("y", deduplication=Deduplication("d")),
+        adds("x"),
+        given=(add("x", deduplication=Deduplication("d")),),
+    ),
+    _comes_again("a child", Client("add c", late_child), given=(add("p", "parent"),)),
+    _comes_again("a flow", Client("add a flow", lambda view: _family())),
+    _comes_again("a schedule", Client("schedule", lambda view: schedule()), ticks=0),
+    World(
+        "a group comes again",
+        QUEUES,
+        (Worker("a", "q", KEEPS_NOTHING), Worker("c", "q:compensation", KEEPS_NOTHING)),
+        (),
+        (Client("add a group", lambda view: group(names=("one", "two"), keep=Keep(count=0))),),
+        ends=failing("two"),
+        faults=AGAIN,
+        may_remove=True,
+    ),
+)
+
 WORLDS = (
+    *COMING_AGAIN,
     _resumed("a job", add("x")),
     _resumed("a delayed job", add("x", delay=1000)),
     _resumed("a delayed job of a lane", add("x", lane="l", delay=1000)),

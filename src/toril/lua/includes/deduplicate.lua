@@ -31,11 +31,17 @@ local function isActive(queue, id)
     or redis.call("LPOS", queue.active, id) ~= false
 end
 
---- The newest one that came while the owner ran waits for its turn in `dn`.
+--- The newest one that came while the owner ran waits for its turn in `dn`: as BullMQ reads it, and
+--- as it was asked for (`x.job`), so that it is added later as it would have been now. Its place in a
+--- lane is that of its arrival.
 local function keepForLater(queue, wanted, new)
   local pending = queue.base .. ":dn:" .. wanted.id
+  local job = new.job
+  job.de = nil
+  if job.lane then job.order_ms = new.order_ms end
   redis.call("DEL", pending)
-  redis.call("HSET", pending, "name", new.name, "data", new.data, "opts", new.opts, "jid", new.id)
+  redis.call("HSET", pending, "name", new.name, "data", new.data, "opts", new.opts, "jid", new.id,
+    "x.job", cmsgpack.pack(job))
   redis.call("PERSIST", queue.base .. ":de:" .. wanted.id)
 end
 
@@ -82,7 +88,7 @@ local function hasNoRoom(queue, job)
   return laneOf(lane) ~= laneName(job.lane) or isLaneFull(queue, job.lane, job.max_lane_size, -1)
 end
 
---- `new` = { id, name, data, opts, delay, due }, the job that wants in.
+--- `new` = { id, name, data, opts, delay, due, job, order_ms }, the job that wants in.
 local function deduplicate(queue, gate, wanted, new)
   local owner_key = queue.base .. ":de:" .. wanted.id
   local owner = redis.call("GET", owner_key)

@@ -1,5 +1,28 @@
 --- @lazily
---- @include "includes/lanes"
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
+--- @include "includes/insertJob"
+
+--- What waits for its turn in `pending`, as `insertJob` takes it. One that BullMQ left there, perhaps
+--- over one of ours, says in its options what it wants.
+local function readPending(pending)
+  local known = redis.call("HMGET", pending, "name", "data", "opts", "jid", "pk", "pd", "rjk", "x.job")
+  if not known[1] then return nil end
+  local is_read, opts = pcall(cjson.decode, known[3] or "")
+  if not is_read or type(opts) ~= "table" then opts = {} end
+  local de = type(opts.de) == "table" and opts.de or {}
+  local is_ours, job = pcall(cmsgpack.unpack, known[8] or "")
+  if not is_ours or type(job) ~= "table" or job.id ~= known[4] then
+    job = { delay = tonumber(opts.delay), priority = tonumber(opts.priority),
+      lifo = opts.lifo == true, lane = type(opts.lane) == "string" and opts.lane or nil,
+      order_ms = tonumber(opts.orderMs), parent_key = known[5], parent = known[6] or "{}" }
+  end
+  job.id, job.name, job.rjk = known[4] or job.id, known[1], known[7]
+  if job.parent_key and redis.call("EXISTS", job.parent_key) == 0 then job.parent_key = nil end
+  local ttl = not de.keepLastIfActive and tonumber(de.ttl)
+  return job, known[2] or "{}", known[3] or "{}", ttl and ttl > 0 and ttl
+end
+
 --- The end of a job that owns a deduplication id. A key with a time to live outlasts it; else the
 --- id is free again, and the job that came last while this one was active gets its turn.
 local function releaseDeduplication(queue, gate, id, deduplication_id, now)
@@ -11,63 +34,29 @@ local function releaseDeduplication(queue, gate, id, deduplication_id, now)
   if holder and redis.call("PTTL", owner) == -1 then
     redis.call("DEL", owner)
   end
-  local nxt = redis.call("HMGET", pending, "name", "data", "opts", "jid", "pk", "pd", "pdk", "rjk")
-  if not nxt[1] then return end
+  local job, data, opts, ttl = readPending(pending)
+  if not job then return end
 
   local counter = redis.call("INCR", queue.id)
-  local next_id = nxt[4] or tostring(counter)
-  local job = queue.base .. ":" .. next_id
-  if redis.call("EXISTS", job) == 1 then
+  job.id, job.deid = job.id or tostring(counter), deduplication_id
+  if redis.call("EXISTS", queue.base .. ":" .. job.id) == 1 then
     -- Somebody has used its id since it was put aside: as with any add, the job that is there stays.
     redis.call("DEL", pending)
-    emitTrimmed(queue, gate, "duplicated", "jobId", next_id)
+    emitTrimmed(queue, gate, "duplicated", "jobId", job.id)
     return
   end
-  local is_read, opts = pcall(cjson.decode, nxt[3] or "")
-  if not is_read or type(opts) ~= "table" then opts = {} end
-  local delay, priority = tonumber(opts.delay) or 0, tonumber(opts.priority) or 0
-  local ttl = opts.de and tonumber(opts.de.ttl)
-  if ttl and ttl > 0 and not opts.de.keepLastIfActive then
-    redis.call("SET", owner, next_id, "PX", ttl)
+  if ttl then
+    redis.call("SET", owner, job.id, "PX", ttl)
   else
-    redis.call("SET", owner, next_id)
+    redis.call("SET", owner, job.id)
   end
-  local fields = { "name", nxt[1], "data", nxt[2], "opts", nxt[3], "timestamp", now,
-    "delay", delay, "priority", priority }
-  if nxt[5] then
-    for _, word in ipairs({ "parentKey", nxt[5], "parent", nxt[6] }) do
-      fields[#fields + 1] = word
-    end
-  end
-  if nxt[8] then
-    fields[#fields + 1] = "rjk"
-    fields[#fields + 1] = nxt[8]
-  end
-  fields[#fields + 1] = "deid"
-  fields[#fields + 1] = deduplication_id
-  redis.call("HSET", job, unpack(fields))
-  emit(queue, "added", "jobId", next_id, "name", nxt[1])
-  if opts.lane then
-    local lane = newPlace(queue, opts.lane, tonumber(opts.orderMs) or now)
-    redis.call("HSET", job, "x.lane", lane)
-    addToLane(queue, next_id, lane, delay > 0 and now + delay)
+  local place = insertJob(queue, gate, job, data, opts, now)
+  if place == "lane" then
     wakeForLanes(queue, gate)
-    if delay > 0 then
-      emitTrimmed(queue, gate, "delayed", "jobId", next_id, "delay", now + delay)
-    else
-      emitTrimmed(queue, gate, "waiting", "jobId", next_id)
-    end
-  elseif delay > 0 then
-    placeDelayed(queue, next_id, now + delay)
-    emitTrimmed(queue, gate, "delayed", "jobId", next_id, "delay", now + delay)
+  elseif place == "delayed" then
     wakeWhenDue(queue)
   else
-    placeReady(queue, gate, next_id, priority, opts.lifo and "RPUSH" or "LPUSH")
     wake(queue, gate)
-    emitTrimmed(queue, gate, "waiting", "jobId", next_id)
-  end
-  if nxt[7] then
-    redis.call("SADD", nxt[7], job)
   end
   redis.call("DEL", pending)
 end

@@ -1,7 +1,7 @@
 --- @include "includes/lanes"
---- Write a new job and put it where it belongs. Returns "ready", "delayed", "lane" or "children" for
+--- Write a new job and put it where it belongs: every way in but the dead letters' ends here. Returns "ready", "delayed", "lane" or "children" for
 --- the place, so that the caller wakes workers once for many jobs; or nothing and the id of the job that
---- owns its deduplication id.
+--- owns its deduplication id. A job with `deid` owns that id already; `rjk` names its scheduler.
 local function insertJob(queue, gate, job, data, opts, now)
   local key = queue.base .. ":" .. job.id
   local timestamp = job.timestamp or now
@@ -16,7 +16,8 @@ local function insertJob(queue, gate, job, data, opts, now)
   end
   if job.de then
     local owner = deduplicate(queue, gate, job.de,
-      { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due })
+      { id = job.id, name = job.name, data = data, opts = opts, delay = delay, due = due, job = job,
+        order_ms = order_ms })
     if owner then return nil, owner end
   end
   -- Its place first: when that key is damaged the script ends here, before there is a job that
@@ -47,7 +48,9 @@ local function insertJob(queue, gate, job, data, opts, now)
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp",
       stamp(timestamp), "delay", digits(delay), "priority", digits(priority))
   end
-  if job.de then redis.call("HSET", key, "deid", job.de.id) end
+  local deduplication_id = job.deid or job.de and job.de.id
+  if deduplication_id then redis.call("HSET", key, "deid", deduplication_id) end
+  if job.rjk then redis.call("HSET", key, "rjk", job.rjk) end
   emit(queue, "added", "jobId", job.id, "name", job.name)
   if job.has_children then
     emitTrimmed(queue, gate, "waiting-children", "jobId", job.id)

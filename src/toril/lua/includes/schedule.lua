@@ -1,5 +1,7 @@
 --- @lazily
---- @include "includes/lanes"
+--- @include "includes/deleteJob"
+--- @include "includes/deduplicate"
+--- @include "includes/insertJob"
 --- The slots of a scheduler that runs every so many ms.
 
 --- The first slot of a grid that is later than `now`.
@@ -29,8 +31,8 @@ end
 
 --- Add the iteration of a scheduler that is due at `at`. `opts` is the JSON of its options without
 --- those that depend on the time; `is_cron` has them tell when this one is.
---- `iteration` = { scheduler, id_json, name, data, opts, priority, lifo, is_cron, lane }. In a lane its
---- order is the time at which it is due.
+--- `iteration` = { scheduler, id_json, name, data, opts, priority, lifo, is_cron, lane,
+--- ordering_delay }. In a lane its order is the time at which it is due.
 local function insertIteration(queue, gate, iteration, at, now)
   local id = iterationId(iteration.scheduler, at)
   local delay = math.max(0, at - now)
@@ -41,27 +43,16 @@ local function insertIteration(queue, gate, iteration, at, now)
   end
   local opts = head .. string.sub(iteration.opts, 2)
   redis.call("INCR", queue.id)
-  redis.call("HSET", queue.base .. ":" .. id, "name", iteration.name, "data", iteration.data,
-    "opts", opts, "timestamp", now, "delay", delay, "priority", iteration.priority or 0,
-    "rjk", iteration.scheduler)
-  emit(queue, "added", "jobId", id, "name", iteration.name)
-  local lane = iteration.lane and newPlace(queue, iteration.lane, at)
-  if lane then
-    redis.call("HSET", queue.base .. ":" .. id, "x.lane", lane)
-    addToLane(queue, id, lane, delay > 0 and at)
-  end
-  if delay > 0 then
-    if not lane then
-      placeDelayed(queue, id, at)
-      wakeWhenDue(queue)
-    end
-    emitTrimmed(queue, gate, "delayed", "jobId", id, "delay", at)
+  local place = insertJob(queue, gate, { id = id, name = iteration.name, run_at = at, timestamp = now,
+    priority = iteration.priority, lifo = iteration.lifo, lane = iteration.lane, order_ms = at,
+    ordering_delay = iteration.lane and iteration.ordering_delay, rjk = iteration.scheduler },
+    iteration.data, opts, now)
+  if place == "lane" then
+    wakeForLanes(queue, gate)
+  elseif place == "delayed" then
+    wakeWhenDue(queue)
   else
-    if not lane then
-      placeReady(queue, gate, id, iteration.priority or 0, iteration.lifo and "RPUSH" or "LPUSH")
-    end
     wake(queue, gate)
-    emitTrimmed(queue, gate, "waiting", "jobId", id)
   end
   return id, delay
 end
