@@ -36,6 +36,7 @@ BY_NAME = {
     "change_delay",
     "extend_lock",
     "promote",
+    "publish_event",
     "remove",
     "remove_deduplication_key",
     "replay_dead_letter",
@@ -64,6 +65,7 @@ async def test_what_exists_can_be_read_run_and_removed(peer, toril, client, pref
     assert [job.id for job in await queue.get_jobs()] == [ODD]
     assert (await queue.get_job(ODD)).data == {"n": 2}
     assert not await queue.remove_deduplication_key("none", job_id=ODD)
+    assert await queue.publish_event("noticed", {}, job_id=ODD)
     with pytest.raises(DeadLetterSourceError):
         await queue.replay_dead_letter(ODD)
     with pytest.raises(LockLostError):

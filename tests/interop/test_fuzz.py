@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from tests.helpers import wait_until
-from tests.interop.peer import NodeError, PeerView
+from tests.interop.peer import NodeError, PeerView, SharedPeer
 from tests.interop.scenario import NodeDriver
 from tests.keyspace import audit
 from tests.proving import amount
@@ -55,6 +55,26 @@ def options(dice: random.Random) -> dict[str, Any]:
         chosen["remove_on_fail"] = dice.choice((True, 5))
     if dice.random() < 0.1:
         chosen["job_id"] = f"custom-{dice.randint(1, 20)}"
+    return chosen
+
+
+def odd_options(dice: random.Random) -> dict[str, Any]:
+    """What only Node programs write: numbers as text, -1, half a second, ids with colons."""
+    chosen: dict[str, Any] = dict(
+        dice.choice(
+            (
+                {"attempts": "2"},
+                {"attempts": 1.5, "backoff": {"type": "exponential", "delay": "5"}},
+                {"attempts": "3", "backoff": {"type": "fixed", "delay": "5"}},
+                {"attempts": 3, "backoff": -1},
+                {"remove_on_complete": -1},
+                {"remove_on_complete": "yes", "remove_on_fail": {"age": "60"}},
+                {"remove_on_complete": {"age": 0.5}, "timeout": 1},
+            )
+        )
+    )
+    if dice.random() < 0.5:
+        chosen["job_id"] = f"odd:{dice.randint(1, 20)}:id"
     return chosen
 
 
@@ -101,7 +121,10 @@ async def meddle(side: Any, dice: random.Random, ids: list[str]) -> None:
     elif roll < 0.085:
         await side.remove_deduplication_key("q", f"d{dice.randint(1, 5)}")
     elif roll < 0.6 or not ids:
-        ids.append(await side.add("q", dice.choice(NAMES), {"n": len(ids)}, **options(dice)))
+        chosen = options(dice)
+        if isinstance(side, NodeDriver) and dice.random() < 0.2:
+            chosen |= odd_options(dice)
+        ids.append(await side.add("q", dice.choice(NAMES), {"n": len(ids)}, **chosen))
     elif roll < 0.65:
         new = [{"name": dice.choice(NAMES), "data": {}, **options(dice)} for _ in range(5)]
         ids += await side.add_bulk("q", new)
@@ -131,11 +154,29 @@ async def meddle(side: Any, dice: random.Random, ids: list[str]) -> None:
         await side.clean("q", dice.choice(("completed", "failed")), 0, 20)
 
 
+async def visit(six: PeerView, client: Any, meta: str, dice: random.Random) -> None:
+    """A program of another version opens the queue, which writes its version, or resumes it.
+
+    BullMQ 6 keeps everything when it resumes.  Where BullMQ 5 resumes what BullMQ 6 has filled,
+    jobs are lost without Toril as well (docs/internals/wire-format.md).
+    """
+    match dice.randrange(4):
+        case 0:
+            await six.call("queue.resume", queue="q")
+        case 1:
+            await client.hset(meta, "version", "bullmq:6.7.0")
+        case 2:
+            await client.hset(meta, "version", "bullmq:5.81.5")
+        case 3:
+            await client.hdel(meta, "version")
+
+
 async def test_item_32_whatever_both_do_the_queue_stays_whole(
-    peer: PeerView, toril: Any, client: Any, prefix: str
+    peer: PeerView, toril: Any, client: Any, prefix: str, node_peers: dict[int, SharedPeer]
 ):
     seed = int(os.environ.get("TORIL_FUZZ_SEED", random.randrange(2**32)))
     sides = [NodeDriver(peer), toril]
+    six = node_peers[6].at(prefix)
     ids: list[str] = []
     await peer.call("queue.open", queue="q")
     workers = [
@@ -148,6 +189,8 @@ async def test_item_32_whatever_both_do_the_queue_stays_whole(
         for _ in range(OPERATIONS // STREAMS):
             try:
                 await meddle(dice.choice(sides), dice, ids)
+                if dice.random() < 0.03:
+                    await visit(six, client, f"{prefix}:q:meta", dice)
             except (NodeError, RefusedError):
                 continue
 
@@ -167,6 +210,7 @@ async def test_item_32_whatever_both_do_the_queue_stays_whole(
     for worker in workers:
         await toril.stop_worker(worker)
     await peer.close_all()
+    await six.close_all()
 
     assert await audit(client, prefix) == [], f"TORIL_FUZZ_SEED={seed}"
     assert await client.zcard(f"{prefix}:q:completed") > 0

@@ -110,6 +110,19 @@ async def test_jobs_that_toril_adds_to_an_empty_paused_queue_survive_bullmq_5(la
     assert await world.ready("q") == ids[::-1]
 
 
+async def test_a_pause_by_toril_survives_bullmq_5_although_bullmq_6_opened_the_queue(world):
+    await world.open("q", 5)
+    ids = [await world.add("toril", "q")]
+    await world.both[6].call("queue.forget", queue="q")
+    await world.both[6].call("queue.open", queue="q")
+
+    await world.pause("toril", "q")
+    ids += [await world.add("toril", "q"), await world.add(5, "q")]
+    await world.resume(5, "q")
+
+    assert await world.ready("q") == ids[::-1]
+
+
 async def test_jobs_left_in_the_paused_list_of_a_running_queue_come_back(world, toril, client):
     """BullMQ 6 resumes a long list in several calls; it can die between two of them."""
     prefix = world.prefix

@@ -14,6 +14,7 @@ from toril.errors import PayloadError, PayloadTooLargeError
 from toril.options import Backoff, Deduplication, Keep, NewJob
 from toril.protocol import codec
 from toril.protocol.job import Job, StoredJob, fields_of
+from toril.protocol.keys import GENERATED_ID
 
 
 @dataclasses.dataclass
@@ -248,7 +249,7 @@ def test_the_last_of_equal_names_counts():
 @pytest.mark.parametrize(
     ("queue", "job_id", "fields", "timeout"),
     [
-        ("q", new_job_id(), {}, 5),
+        ("q", "j1m7gt36er00arnkb4a6xs", {}, 5),
         ("q", "of-a-lane", {b"x.lane": b"1"}, 5),
         ("q", "member", {b"x.group": b"1"}, 5),
         ("q:compensation", "undo", {}, 5),
@@ -266,6 +267,10 @@ def test_the_time_limits_of_toril_0_1_count_and_those_of_bull_do_not(
 
     assert job.opts.timeout == timeout
     assert job.opts.attempts == 2
+
+
+def test_the_ids_that_toril_chooses_are_known_by_their_form():
+    assert GENERATED_ID.fullmatch(new_job_id())
 
 
 def test_a_time_limit_has_the_last_word_under_its_own_name():

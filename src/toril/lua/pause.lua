@@ -2,8 +2,8 @@
 --[[
   pause: let nobody take from the queue; running jobs go on.
 
-  Unless BullMQ 6 opened the queue last, the waiting jobs move to `paused`, because the resume of
-  BullMQ 5 renames that list over `wait`. Nothing is ever renamed over a list that exists: two lists are put together, in slices.
+  Unless BullMQ 6 opened the queue last and BullMQ 5 was never seen there, the waiting jobs move to
+  `paused`, because the resume of BullMQ 5 renames that list over `wait`. Nothing is ever renamed over a list that exists: two lists are put together, in slices.
 
   Keys      base, wait, paused, marker, meta, events
   Args      slice int
@@ -21,7 +21,8 @@ local a = cmsgpack.unpack(ARGV[1])
 local queue = queueAt(base)
 redis.call("HSET", meta, "paused", 1)
 redis.call("DEL", marker)
-if not readGate(queue).stays_in_wait and redis.call("EXISTS", wait) == 1 then
+local gate = readGate(queue)
+if (gate.was_version_5 or not gate.stays_in_wait) and redis.call("EXISTS", wait) == 1 then
   if redis.call("EXISTS", paused) == 0 then
     redis.call("RENAME", wait, paused)
   else

@@ -1,17 +1,22 @@
 --- The queue's settings as far as they decide what may run: read once per call.
 local function readGate(queue)
   local meta = redis.call("HMGET", queue.meta, "paused", "concurrency", "opts.maxLenEvents",
-    "version", "max", "duration", "x.held", "toril.deadLetters")
+    "version", "max", "duration", "x.held", "toril.deadLetters", "x.seen5")
   if not meta[3] then
     redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
   end
   local major = tonumber(string.match(meta[4] or "", "^bullmq:(%d+)%.")) or 0
+  -- The next program that opens the queue writes its own version over this one.
+  if major == 5 and not meta[8] then
+    redis.call("HSET", queue.meta, "x.seen5", 1)
+  end
   return {
     paused = meta[1] ~= false,
     concurrency = tonumber(meta[2]),
     max_events = meta[3] or "10000",
     is_version_5 = major == 5,
     stays_in_wait = major >= 6,
+    was_version_5 = major == 5 or meta[9] ~= false,
     max = tonumber(meta[5]),
     duration = tonumber(meta[6]),
     is_held = meta[7] ~= false,
