@@ -10,8 +10,8 @@
             marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, skip,
-            on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit,
+            lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
             dead letters: the number of its trouble, when it was added as text, does it take the long
             way, are its data no JSON)},
             troubles list of {name, made, attempts, keep, on_exhausted, stacktrace}? (what those that go
@@ -249,6 +249,7 @@ function settle.returned(outcome, i, job)
     end
   end
   if known[4] then
+    if outcome.lane_limit then holdLane(queue, known[4], outcome.lane_limit) end
     returnToLane(queue, known[4], outcome.id)
   else
     placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
