@@ -298,6 +298,7 @@ if a.take > 0 then
     { token = a.token, lock_ms = digits(a.lock_ms), name = a.name }, a.limiter, now)
 end
 
+has_finished = has_finished or rawget(queue, "has_stranded")
 if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0
     and redis.call("LLEN", queue.active) == 0 and redis.call("LLEN", queue.wait) == 0
     and redis.call("EXISTS", queue.prioritized, queue["lanes:waiting"]) == 0

@@ -11,7 +11,15 @@ from tests.model.actors import FAIL, WAIT, Worker, keys_of
 from tests.model.machine import Request
 from tests.model.view import PREFIX, View
 from tests.model.world import EXPIRY, GIVING_BACK, LEAVING, RENEWAL, Client, World, failing
-from tests.model.worlds.common import add, adds, first, removes, two
+from tests.model.worlds.common import (
+    REMOVES_ORPHANS,
+    add,
+    adds,
+    first,
+    removes,
+    retried_by_bullmq,
+    two,
+)
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
 from tests.model.worlds.groups import QUEUES, group
@@ -78,6 +86,15 @@ FROM_ANOTHER = Request(
 
 WORLDS = (
     _resumed("a job", add("x")),
+    _corner(
+        "BullMQ retries a lane backwards",
+        (add("x", "fails", lane="l", attempts=1), add("y", "fails", lane="l", attempts=1)),
+        retried_by_bullmq("y"),
+        retried_by_bullmq("x"),
+        REMOVES_ORPHANS,
+        workers=ONE,
+        ends=failing("fails"),
+    ),
     _resumed("a delayed job", add("x", delay=1000)),
     _resumed("a delayed job of a lane", add("x", lane="l", delay=1000)),
     _corner("promoted", (add("x", delay=1000),), _promote("x"), starts_idle=True),
