@@ -39,7 +39,7 @@ TorilError
     │   └── ExpiredError                not started within its ``expires``
     ├── DelayedError                    put the job off, without counting the attempt
     │   └── ClaimRefusedError           somebody else has the step; look again later
-    ├── RateLimitError                  put it back and hold the queue for a while
+    ├── RateLimitError                  put it back and hold the queue, or its lane, for a while
     └── WaitingChildrenError            step aside until the children are done
 """
 
@@ -262,11 +262,18 @@ class ClaimRefusedError(DelayedError):
 
 
 class RateLimitError(Signal):
-    """Put the job back and let nobody take from the queue for ``duration`` milliseconds."""
+    """Put the job back and let nobody take from the queue for ``duration`` milliseconds.
 
-    def __init__(self, duration: int = 0, message: str = "rate limited") -> None:
+    With ``lane`` only the job's own lane waits for that long, and other jobs go on.  A job without
+    a lane then waits alone.
+    """
+
+    def __init__(
+        self, duration: int = 0, message: str = "rate limited", *, lane: bool = False
+    ) -> None:
         super().__init__(message)
         self.duration = duration
+        self.lane = lane
 
 
 class WaitingChildrenError(Signal):

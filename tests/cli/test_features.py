@@ -117,6 +117,12 @@ def test_lanes_are_listed_shown_paused_resumed_and_drained(toril: Toril, payment
     assert toril("lanes", "pause", "payments", "user:42").code == 0
     assert payments.get_lane("user:42").is_paused
     assert "paused" in toril("lanes", "show", "payments", "user:42").out
+    stopped = toril("lanes", "list", "payments", "--state", "stopped", "--json").json
+    assert [row["lane"] for row in stopped] == ["user:42"]
+    assert "is halted" in toril("lanes", "list", "payments", "-s", "halted").out
+    jobs = toril("lanes", "jobs", "payments", "user:42", "--skip", "1", "-n", "1", "--json").json
+    assert [row["id"] for row in jobs] == ["a-1"]
+    assert "a-2" in toril("lanes", "jobs", "payments", "user:42").out
     assert "lane" in toril("job", "a-1", "--json").json["why"]
     assert toril("lanes", "resume", "payments", "user:42", "--json").json["had_stopped"] is True
     assert toril("lanes", "drain", "payments", "user:42").code == 1

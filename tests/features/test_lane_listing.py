@@ -7,6 +7,7 @@ import pytest
 from tests.features.lanes import Hand
 from toril import Deduplication, NewJob, Queue
 from toril.client.connection import Connection
+from toril.errors import InvalidOptionError
 
 
 @pytest.fixture
@@ -117,3 +118,44 @@ async def test_draining_one_lane_does_not_read_the_delayed_jobs_of_others(queue,
     stats = await client.info("commandstats")
     assert stats["cmdstat_evalsha"]["calls"] == 2
     assert "cmdstat_zrange" not in stats
+
+
+async def test_the_jobs_of_one_lane_are_listed_in_order(queue, hand):
+    """FIFO-22: who holds it, who waits by order and arrival, who is delayed; of no other lane."""
+    for order_ms in (5, 3, 4):
+        await queue.add("x", order_ms, lane="a b%", order_ms=order_ms)
+    await queue.add_bulk([NewJob("x", lane=lane) for lane in ("a", "a b", "a b%c")])
+    await queue.add("x", 6, lane="a b%", delay=60_000)
+    (held,) = [job for job in await hand.take(9) if job.lane == "a b%"]
+
+    found = [job.data for job in await queue.get_lane_jobs("a b%")]
+
+    assert (held.data, found) == (3, [3, 4, 5, 6])
+    assert [job.data for job in await queue.get_lane_jobs("a b%", 1, 2)] == [4, 5]
+    assert [job.data for job in await queue.get_lane_jobs("a b%", -2)] == [5, 6]
+    assert await queue.get_lane_jobs("nobody") == []
+
+
+async def test_a_long_lane_is_listed_in_pages(queue, monkeypatch):
+    monkeypatch.setattr("toril.protocol.lanes.IDS_PER_READ", 3)
+    await queue.add_bulk([NewJob("x", n, lane="a") for n in range(8)])
+
+    assert [job.data for job in await queue.get_lane_jobs("a")] == list(range(8))
+    assert [job.data for job in await queue.get_lane_jobs("a", 2, 5)] == [2, 3, 4, 5]
+
+
+async def test_paused_and_halted_lanes_are_listed(queue, hand):
+    """FIFO-22: with jobs or without, those that were stopped first before the others."""
+    await queue.add("x", lane="bad", attempts=1, on_exhausted="halt")
+    (job,) = await hand.take(1)
+    await hand.fail(job)
+    await queue.set_lane_weight("heavy", 3)
+    await queue.pause_lane("z y")
+    await queue.add("x", lane="free")
+
+    assert await queue.get_lanes(state="paused") == ["z y"]
+    assert await queue.get_lanes(state="halted") == ["bad"]
+    assert sorted(await queue.get_lanes(state="stopped")) == ["bad", "z y"]
+    assert len(await queue.get_lanes(1, 1, state="stopped")) == 1
+    with pytest.raises(InvalidOptionError, match="asleep"):
+        await queue.get_lanes(state="asleep")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import Queue, RateLimit, Worker
+from toril import NewJob, Queue, RateLimit, Worker
 from toril.errors import DelayedError, InvalidOptionError, RateLimitError
 from toril.sync import Queue as BlockingQueue
 
@@ -297,3 +297,92 @@ def test_the_blocking_client_has_them_too(url, prefix):
         assert queue.get_rate_limit_ttl() > 0
         queue.remove_rate_limit()
         assert queue.get_rate_limit_ttl() == 0
+
+
+async def test_a_handler_holds_its_lane_and_others_go_on(queue, work):
+    """FIFO-16: the job is the next of its lane again, and the attempt does not count."""
+    runs: list[tuple[str, int, int]] = []
+
+    async def handler(job):
+        runs.append((job.lane, job.data, job.attempts_made))
+        if job.lane == "busy" and len(runs) == 1:
+            raise RateLimitError(60_000, lane=True)
+
+    await queue.add_bulk([NewJob("x", n, lane="busy") for n in range(2)])
+    async with work(handler):
+        await wait_until(lambda: _is_limited(queue, "busy"))
+        await queue.add_bulk([NewJob("x", n, lane="free") for n in range(3)])
+        await queue.add("x", 3, lane="busy")
+        await wait_until(lambda: len(runs) == 4)
+
+    lane = await queue.get_lane("busy")
+    assert runs == [("busy", 0, 0), *(("free", n, 0) for n in range(3))]
+    assert (lane.depth, lane.holders, lane.is_ready) == (3, (), False)
+    (head, *_) = await queue.get_lane_jobs("busy")
+    assert (head.data, head.attempts_made) == (0, 0)
+    assert "limit" in await queue.explain(head.id)
+
+
+async def test_a_lane_that_was_held_goes_on_by_itself(queue, work):
+    """In order, when the time is over; an idle worker is woken for it."""
+    runs: list[int] = []
+
+    async def handler(job):
+        runs.append(job.data)
+        if len(runs) == 1:
+            raise RateLimitError(50, lane=True)
+
+    await queue.add_bulk([NewJob("x", n, lane="a") for n in range(3)])
+    async with work(handler):
+        await wait_until(lambda: len(runs) == 4)
+        await queue.wait_until_empty(10_000)
+
+    assert runs == [0, 0, 1, 2]
+
+
+async def test_a_job_without_a_lane_waits_alone(queue, work):
+    async def handler(job):
+        if job.data == 0:
+            raise RateLimitError(60_000, lane=True)
+
+    first, second = await queue.add_bulk([NewJob("x", n) for n in range(2)])
+    async with work(handler):
+        await queue.wait_for(second.id, 10_000)
+    assert await queue.get_state(first.id) == "delayed"
+    assert (await queue.get_job(first.id)).attempts_made == 0
+
+
+async def test_a_held_lane_stays_held_when_it_runs_empty_or_another_job_of_it_ends(queue, work):
+    """L3: a new job of it waits as well; resume_lane takes the hold back."""
+    runs: list[int] = []
+    may_end = asyncio.Event()
+
+    async def handler(job):
+        runs.append(job.data)
+        if job.data == 0 and len(runs) == 2:
+            raise RateLimitError(60_000, lane=True)
+        await may_end.wait()
+
+    await queue.set_lane_concurrency(2, "a")
+    await queue.add_bulk([NewJob("x", n, lane="a") for n in (1, 0, 2)])
+    async with work(handler, concurrency=5):
+        await wait_until(lambda: _is_limited(queue, "a"))
+        may_end.set()
+        await wait_until(lambda: _is_free(queue, "a"))
+        assert await queue.drain_lane("a") == 2
+        await queue.add("x", 3, lane="a")
+        assert (await queue.get_lane("a")).limited_until is not None
+        assert runs == [1, 0]
+
+        assert await queue.resume_lane("a") is True
+        await wait_until(lambda: runs == [1, 0, 3])
+        assert await queue.resume_lane("a") is False
+
+
+async def _is_free(queue, lane):
+    return (await queue.get_lane(lane)).holders == ()
+
+
+async def _is_limited(queue, lane):
+    found = await queue.get_lane(lane)
+    return found is not None and found.limited_until is not None

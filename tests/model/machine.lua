@@ -47,7 +47,7 @@ local READS = {}
 for verb in string.gmatch([[EXISTS GET MGET TYPE HGET HMGET HGETALL HLEN HKEYS HEXISTS HSCAN LLEN
     LRANGE LINDEX LPOS SCARD SISMEMBER SMEMBERS SSCAN SRANDMEMBER ZCARD ZCOUNT ZSCORE ZMSCORE ZRANGE
     ZREVRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZRANGEBYLEX ZLEXCOUNT ZRANK ZSCAN XRANGE XREVRANGE XLEN
-    XINFO]], "%u+") do
+    XINFO SMISMEMBER ZRANDMEMBER]], "%u+") do
   READS[verb] = true
 end
 local HAVE_SEVERAL_KEYS = { DEL = true, UNLINK = true, RENAME = true, COPY = true }
@@ -89,7 +89,56 @@ local function COVER(number, ...)
   return ...
 end
 
+-- What BullMQ's tools do to the keys, told in our own words.
+local PARTS = { logs = true, dependencies = true, processed = true, failed = true,
+  unsuccessful = true, lock = true }
+local KNOWN = {}
+for name in string.gmatch([[active wait waiting-children paused id delayed prioritized stalled-check
+    completed failed stalled repeat limiter meta events pc marker de]], "%S+") do
+  KNOWN[name] = true
+end
+
+local function isNamed(base, id)
+  for name in pairs(KNOWN) do
+    local key = base .. name
+    local kind = call("TYPE", key).ok
+    if kind == "list" and call("LPOS", key, id)
+        or kind == "zset" and call("ZSCORE", key, id)
+        or kind == "set" and call("SISMEMBER", key, id) == 1 then
+      return true
+    end
+  end
+  return false
+end
+
+local function removeOrphans(KEYS)
+  local base = KEYS[1]
+  for _, key in ipairs(call("KEYS", base .. "*")) do
+    local rest = string.sub(key, #base + 1)
+    local id, part = string.match(rest, "^([^:]*):(.*)$")
+    id = id or rest
+    if not KNOWN[id] and (not part or PARTS[part]) and not isNamed(base, id) then
+      redis.call("DEL", base .. id)
+      for name in pairs(PARTS) do redis.call("DEL", base .. id .. ":" .. name) end
+    end
+  end
+  return 0
+end
+
+local function retryFinished(KEYS, ARGV)
+  local base, id, state = KEYS[1], ARGV[1], ARGV[2]
+  if redis.call("ZREM", base .. state, id) == 0 then return -3 end
+  redis.call("HDEL", base .. id, "finishedOn", "processedOn",
+    state == "failed" and "failedReason" or "returnvalue")
+  redis.call("LPUSH", base .. "wait", id)
+  redis.call("ZADD", base .. "marker", 0, "0")
+  redis.call("XADD", base .. "events", "*", "event", "waiting", "jobId", id, "prev", state)
+  return 0
+end
+
 local scripts = {
+  removeOrphans = removeOrphans,
+  retryFinished = retryFinished,
   nothing = function() return 0 end,
   delete = function(KEYS) return redis.call("DEL", KEYS[1]) end,
   write = function(KEYS, ARGV) return redis.call("HSET", KEYS[1], unpack(ARGV)) end,

@@ -26,8 +26,8 @@ from toril.protocol.command import Command, Resend
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
-OWN = ("nothing", "delete", "pop", "write", "everything")
-"""Steps that no script of ours takes."""
+OWN = ("nothing", "delete", "pop", "write", "everything", "removeOrphans", "retryFinished")
+"""Steps that no script of ours takes; the last two are what tools of BullMQ do to the keys."""
 
 Mutate = Callable[[str, str], str]
 _FRAME = (Path(__file__).parent / "machine.lua").read_text()

@@ -270,7 +270,7 @@ def _server_steps(moment: _Moment, view: View) -> Iterator[Step]:
         if queue.order.get("active") or queue.stalled:
             yield Step(f"sweep {name}", sweep_request(name), lambda reply: node)
         if queue.lanes_held or queue.lanes_index:
-            for part in ("held", "index"):
+            for part in ("held", "index", "kept"):
                 request = _recovery(name, part)
                 yield Step(f"look after lanes of {name}: {part}", request, lambda reply: node)
         due += [int(score) // 4096 for score in queue.scores.get("delayed", {}).values()]
@@ -295,6 +295,9 @@ def _client_steps(moment: _Moment, view: View) -> Iterator[Step]:
         if command is None:
             continue
         flight, used = f"client{index}", node.used | 1 << index
+        if isinstance(command, Request):
+            yield _client_step(client, "", command, _always(node._replace(used=used)))
+            continue
         request = request_of(command, flight=flight)
         yield _client_step(client, "", request, _always(node._replace(used=used)))
         if moment.may(LOST) and node.open is None:

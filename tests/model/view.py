@@ -47,6 +47,8 @@ class Queue:
         self.lanes_aside: set[str] = set()
         self.lanes_delayed: set[str] = set()
         self.lanes_jobs: set[str] = set()
+        self.lanes_started: set[str] = set()
+        """Those in lanes that go before all others: they had their turn."""
         self.kept: set[str] = set()
         self.lanes_dormant: set[str] = set()
         self.lanes_later: dict[str, float] = {}
@@ -135,17 +137,23 @@ def _lane_job(member: str) -> str:
     return member[member.index(" ") + 34 :]
 
 
+def _read_lane_job(queue: Queue, member: str) -> None:
+    queue.lanes_jobs.add(_lane_job(member))
+    if member[member.index(" ") + 1] == "-":
+        queue.lanes_started.add(_lane_job(member))
+
+
 def _read_lane_waiting(queue: Queue, rest: str, cell: Cell) -> None:
     for member in cell.scores:
         queue.put(_lane_job(member), "wait")
-        queue.lanes_jobs.add(_lane_job(member))
+        _read_lane_job(queue, member)
 
 
 def _read_lane_delayed(queue: Queue, rest: str, cell: Cell) -> None:
     for member, score in cell.scores.items():
         queue.put(_lane_job(member), "delayed")
         queue.lanes_delayed.add(member)
-        queue.lanes_jobs.add(_lane_job(member))
+        _read_lane_job(queue, member)
         queue.scores.setdefault("delayed", {})[_lane_job(member)] = score * 4096
 
 

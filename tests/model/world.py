@@ -26,7 +26,8 @@ class Client(NamedTuple):
     """Something that anybody may do once: a command, made when the state is known."""
 
     name: str
-    make: Callable[[View], Command[Any] | None]
+    make: Callable[[View], Command[Any] | Request | None]
+    """A request that is not a command of ours is not sent again when its reply is lost."""
     may_remove: bool = False
     is_silent: bool = False
     """Do jobs change their places without an event that says so?"""

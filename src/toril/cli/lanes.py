@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from toril.cli.catalogue import CommandGroup
-from toril.cli.printing import age, print_facts, print_json, print_table, say, when
+from toril.cli.jobs import data_of, summary
+from toril.cli.printing import age, print_facts, print_json, print_table, say, shortened, when
 from toril.cli.server import Server, create_option, queue_argument, with_server
 from toril.cli.values import confirm, counted, yes_option
 from toril.errors import RefusedError
@@ -24,7 +25,9 @@ def lanes() -> None:
     \b
     Examples:
       toril lanes list imports
+      toril lanes list imports --state stopped
       toril lanes show imports user:42
+      toril lanes jobs imports user:42
       toril lanes pause imports user:42
     """
 
@@ -33,12 +36,22 @@ def lanes() -> None:
 @queue_argument
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True)
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@click.option(
+    "-s",
+    "--state",
+    type=click.Choice(protocol.STATES),
+    help="Only lanes that are paused, halted, or either (stopped), with jobs or without.",
+)
 @with_server
-def list_lanes(server: Server, queue_name: str, limit: int, skip: int) -> None:
+def list_lanes(server: Server, queue_name: str, limit: int, skip: int, state: str | None) -> None:
     """List the lanes that have jobs, those longest at work first."""
     with server.queue(queue_name, may_be_missing=True) as queue:
-        total = queue.get_lane_count()
-        names = queue.get_lanes(skip, skip + limit - 1)
+        if state is None:
+            total = queue.get_lane_count()
+            names = queue.get_lanes(skip, skip + limit - 1)
+        else:
+            stopped = queue.get_lanes(state=state)
+            total, names = len(stopped), stopped[skip : skip + limit]
         found = server.connection.run_all([protocol.read(queue.keys, name) for name in names])
     read = [lane for lane in found if lane is not None]
     if server.as_json:
@@ -57,7 +70,7 @@ def list_lanes(server: Server, queue_name: str, limit: int, skip: int) -> None:
             ]
             for lane in read
         ],
-        empty=f"No lane of queue {queue_name!r} has a job.",
+        empty=f"No lane of queue {queue_name!r} {f'is {state}' if state else 'has a job'}.",
         title=f"{counted(total, 'lane')} in {queue_name}",
     )
 
@@ -88,6 +101,35 @@ def show(server: Server, queue_name: str, lane: str) -> None:
             ("concurrency", found.concurrency),
             ("weight", found.weight),
         ]
+    )
+
+
+@lanes.command("jobs")
+@queue_argument
+@click.argument("lane")
+@click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@with_server
+def list_jobs(server: Server, queue_name: str, lane: str, limit: int, skip: int) -> None:
+    """List the jobs of a lane: those that hold it, those that wait in order, the delayed ones."""
+    with server.queue(queue_name) as queue:
+        found = queue.get_lane_jobs(lane, skip, skip + limit - 1)
+    if server.as_json:
+        print_json([summary(job) for job in found])
+        return
+    print_table(
+        ["id", "name", "#attempts", "added", "data"],
+        [
+            [
+                job.id,
+                job.name,
+                f"{job.attempts_made}/{max(job.opts.attempts, 1)}",
+                age(job.timestamp),
+                shortened(data_of(job), 40),
+            ]
+            for job in found
+        ],
+        empty=f"Lane {lane!r} of queue {queue_name!r} has no jobs.",
     )
 
 

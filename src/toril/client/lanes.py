@@ -5,6 +5,7 @@ from __future__ import annotations
 from toril.client.connection import Connection
 from toril.options import RateLimit
 from toril.protocol import explaining, lanes, reading
+from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.protocol.lanes import Lane
 
@@ -15,11 +16,17 @@ class Lanes:
     keys: Keys
     _connection: Connection
 
-    async def get_lanes(self, start: int = 0, end: int = -1) -> list[str]:
+    async def get_lanes(
+        self, start: int = 0, end: int = -1, *, state: str | None = None
+    ) -> list[str]:
         """The lanes that have jobs: those longest at work first, then those with delayed ones only.
 
-        Both ends are included, -1 is the last.
+        Both ends are included, -1 is the last.  With ``state`` only those that are ``"paused"``, or
+        ``"halted"`` by a failure, or ``"stopped"`` by either, also if they have no jobs; those that
+        have been stopped for the longest time come first.
         """
+        if state is not None:
+            return await self._connection.follow(lanes.stopped(self.keys, state, start, end))
         return await self._connection.run(lanes.names(self.keys, start, end))
 
     async def get_lane_count(self) -> int:
@@ -33,12 +40,20 @@ class Lanes:
         """
         return await self._connection.run(lanes.read(self.keys, lane))
 
+    async def get_lane_jobs(self, lane: str, start: int = 0, end: int = -1) -> list[Job]:
+        """The jobs of a lane: those that hold it, those that wait in order, those that are delayed.
+
+        Both ends are included, -1 is the last.
+        """
+        ids = await self._connection.follow(lanes.job_ids(self.keys, lane, start, end))
+        return await self._connection.follow(reading.jobs_of(self.keys, ids))
+
     async def pause_lane(self, lane: str) -> None:
         """Let no worker take from this lane; a job that runs goes on, and adding goes on."""
         await self._connection.run(lanes.pause(self.keys, lane))
 
     async def resume_lane(self, lane: str) -> bool:
-        """Go on with a lane that is paused or halted; False when it was neither."""
+        """Go on with a lane that is paused, halted or held back by a handler; False for others."""
         return await self._connection.run(lanes.resume(self.keys, lane))
 
     async def drain_lane(self, lane: str, *, delayed: bool = False) -> int:

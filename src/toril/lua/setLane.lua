@@ -8,7 +8,7 @@
   Keys      base, active, marker, meta, paused, lanes_settings
   Args      lane str?, set map of (concurrency, max, duration, weight), clear list of str,
             pause bool?, resume bool?
-  Returns   1 when the lane was paused or halted before, else 0
+  Returns   1 when the lane was paused, halted or held back by a handler before, else 0
   Cost      O(log lanes)
 ]]
 local base, active, marker, meta, paused, lanes_settings = unpack(KEYS)
@@ -47,6 +47,7 @@ if a.pause then
 end
 if a.resume then
   settings.paused, settings.halted, settings.since = nil, nil, nil
+  was_stopped = freeLane(queue, lane) or was_stopped
 end
 saveLaneSettings(queue, lane, settings)
 local turn, ids = laneHolders(queue, lane)

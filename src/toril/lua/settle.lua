@@ -10,8 +10,8 @@
             marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
-  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit, skip,
-            on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
+  Args      outcomes list of {id, token, kind, keep, attempts, delay, counts, limit,
+            lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
             dead letters: the number of its trouble, when it was added as text, does it take the long
             way, are its data no JSON)},
             troubles list of {name, made, attempts, keep, on_exhausted, stacktrace}? (what those that go
@@ -250,6 +250,7 @@ function settle.returned(outcome, i, job)
     end
   end
   if known[4] then
+    if outcome.lane_limit then holdLane(queue, known[4], outcome.lane_limit) end
     returnToLane(queue, known[4], outcome.id)
   else
     placeFirst(queue, gate, outcome.id, tonumber(known[2]) or 0)
@@ -298,6 +299,7 @@ if a.take > 0 then
     { token = a.token, lock_ms = digits(a.lock_ms), name = a.name }, a.limiter, now)
 end
 
+has_finished = has_finished or rawget(queue, "has_stranded")
 if has_finished and #jobs == 0 and rate_limit_ms == 0 and next_due_ms == 0
     and redis.call("LLEN", queue.active) == 0 and redis.call("LLEN", queue.wait) == 0
     and redis.call("EXISTS", queue.prioritized, queue["lanes:waiting"]) == 0

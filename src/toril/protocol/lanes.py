@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from toril.errors import InvalidOptionError
 from toril.options import RateLimit, check_lane, whole
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import fields_of
 from toril.protocol.keys import Keys
+from toril.protocol.reading import IDS_PER_READ, bounds, ids_in_lanes
 
 SLICE = 200
+SETTINGS_PER_READ = 500
 DIVERT_SLICE = 100
 DRAIN_SLICE = 100
 DIVERTED_BYTES = 500_000
 MOST_CONCURRENT = 1000
 MOST_WEIGHT = 1000
+_UNWRITTEN = re.compile(rb"[%\x00-\x20\x7f]")
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +69,79 @@ def names(keys: Keys, start: int, end: int) -> Command[list[str]]:
         return [lane_name(item) for item in reply]
 
     return plain("ZRANGE", keys.lanes_index, start, end, parse=parse)
+
+
+STATES = ("paused", "halted", "stopped")
+"""What keeps a lane from running: an operator, a failed job, or either."""
+
+
+def stopped(keys: Keys, state: str, start: int, end: int) -> Plan[list[str]]:
+    """The lanes that are paused or halted, whether they have jobs or not, the oldest stop first."""
+    if state not in STATES:
+        raise InvalidOptionError(f"{state!r} is no state of lanes; choose one of {STATES}")
+    wanted = ("paused", "halted") if state == "stopped" else (state,)
+    found: dict[str, int] = {}
+    cursor = "0"
+    while True:
+        cursor, page = yield plain(
+            "HSCAN", keys.lanes_settings, cursor, "COUNT", SETTINGS_PER_READ, parse=_parse_settings
+        )
+        found |= {
+            lane: codec.number(own.get("since")) or 0
+            for lane, own in page
+            if any(own.get(word) for word in wanted)
+        }
+        if cursor == "0":
+            break
+    names = sorted(found, key=lambda lane: (found[lane], lane))
+    return names[start : None if end == -1 else end + 1]
+
+
+def _parse_settings(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    settings = fields_of(reply[1])
+    own = [(lane_name(lane), codec.decode(text, {})) for lane, text in settings.items()]
+    return codec.text(reply[0]), own
+
+
+def written_name(lane: str) -> bytes:
+    """How ``lane`` is written in the keys: without spaces and control characters."""
+    return _UNWRITTEN.sub(lambda match: b"%%%02x" % match[0][0], lane.encode())
+
+
+def job_ids(keys: Keys, lane: str, start: int, end: int) -> Plan[list[str]]:
+    """The jobs of a lane: those that hold it, those that wait in order, those that wait for a time.
+
+    Both ends are included, and negative ones count from the end.
+    """
+    check_lane(lane)
+    written = written_name(lane)
+    low, high = b"[" + written + b" ", b"(" + written + b"!"
+    places = (keys.lanes_waiting, keys.lanes_aside)
+    holders, *sizes = yield [
+        plain("HGET", keys.lanes_held, written, parse=_parse_holders),
+        *(plain("ZLEXCOUNT", place, low, high, parse=int) for place in places),
+    ]
+    first, last = bounds(start, end, len(holders) + sum(sizes))
+    found = dict.fromkeys(holders[first : last + 1])
+    passed = len(holders)
+    for place, size in zip(places, sizes, strict=True):
+        skip, begin = max(first - passed, 0), low
+        left = min(last - passed, size - 1) - skip + 1
+        while left > 0:
+            most = min(left, IDS_PER_READ)
+            page: list[bytes] = yield plain(
+                "ZRANGEBYLEX", place, begin, high, "LIMIT", skip, most, parse=list
+            )
+            found.update(dict.fromkeys(ids_in_lanes(page)))
+            if len(page) < most:
+                break
+            skip, begin, left = 0, b"(" + page[-1], left - most
+        passed += size
+    return list(found)
+
+
+def _parse_holders(reply: Any) -> list[str]:
+    return codec.text(reply).split("\n")[1:] if reply else []
 
 
 def count(keys: Keys) -> Command[int]:
@@ -178,7 +256,7 @@ def pause(keys: Keys, lane: str) -> Command[bool]:
 
 
 def resume(keys: Keys, lane: str) -> Command[bool]:
-    """Go on with a lane that is paused or halted; False when it was neither."""
+    """Go on with a lane that is paused, halted or held back by a handler; False for any other."""
     return _change(keys, lane, resume=True)
 
 

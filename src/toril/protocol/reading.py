@@ -133,7 +133,7 @@ def ids(
     """
     containers = [name for state in states for name in _in_order(state, newest_first)]
     lengths: list[int] = yield [_length(keys, name) for name in containers]
-    first, last = _bounds(start, end, sum(lengths))
+    first, last = bounds(start, end, sum(lengths))
     found: dict[str, None] = {}
     reads: list[Command[Any]] = []
     passed = 0
@@ -157,7 +157,7 @@ def jobs(
     place: a page is short only at the end.
     """
     wanted = yield from ids(keys, states, start, end, newest_first=newest_first)
-    found = yield from _existing(keys, wanted)
+    found = yield from jobs_of(keys, wanted)
     seen = set(wanted)
     while (missing := len(wanted) - len(found)) > 0 <= end:
         end, first = end + max(missing, JOBS_PER_READ), end + 1
@@ -166,11 +166,12 @@ def jobs(
             break
         new = [job_id for job_id in following if job_id not in seen]
         seen.update(new)
-        found += (yield from _existing(keys, new))[:missing]
+        found += (yield from jobs_of(keys, new))[:missing]
     return found
 
 
-def _existing(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
+def jobs_of(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
+    """The jobs with these ids; what is gone is left out."""
     found: list[Job] = []
     for index in range(0, len(wanted), JOBS_PER_READ):
         part: list[Job | None] = yield [
@@ -185,7 +186,7 @@ def logs(keys: Keys, job_id: str, start: int, end: int, *, newest_first: bool) -
     check_known_id(job_id)
     key = f"{keys.job(job_id)}:logs"
     length: int = yield log_count(keys, job_id)
-    low, high = _bounds(start, end, length)
+    low, high = bounds(start, end, length)
     rows: list[str] = []
     for first, last in _parts(low, high, LOGS_PER_READ):
         if newest_first:
@@ -254,7 +255,8 @@ def _in_order(state: str, newest_first: bool) -> tuple[str, ...]:
     return containers[::-1] if newest_first else containers
 
 
-def _bounds(start: int, end: int, length: int) -> tuple[int, int]:
+def bounds(start: int, end: int, length: int) -> tuple[int, int]:
+    """The first and the last place that are meant, of ``length``."""
     low = start if start >= 0 else max(length + start, 0)
     high = end if end >= 0 else length + end
     return low, min(high, length - 1)
@@ -273,7 +275,7 @@ def _range(keys: Keys, name: str, first: int, last: int, newest_first: bool) -> 
     key = getattr(keys, name)
     if name not in _LISTS:
         verb = "ZREVRANGE" if newest_first else "ZRANGE"
-        parse = _ids_in_lanes if name in _LANE_SETS else _texts
+        parse = ids_in_lanes if name in _LANE_SETS else _texts
         return plain(verb, key, first, last, parse=parse)
     if newest_first:
         return plain("LRANGE", key, first, last, parse=_texts)
@@ -288,7 +290,7 @@ def _waiting_with(keys: Keys, priority: int) -> Command[int]:
     return plain("ZCOUNT", keys.prioritized, low, high, parse=int)
 
 
-def _ids_in_lanes(reply: list[bytes]) -> list[str]:
+def ids_in_lanes(reply: list[bytes]) -> list[str]:
     """A member is lane, space, mark, 32 digits, id; lanes are written without spaces."""
     return [codec.text(item.partition(b" ")[2][33:]) for item in reply]
 

@@ -219,7 +219,12 @@ def _rate_limited(job: StoredJob, error: RateLimitError, policy: Policy) -> Outc
         limit_ms = milliseconds(error.duration, "duration")
     except InvalidOptionError as refusal:
         return _failed(job, refusal, policy)
-    details = {"limit": limit_ms} if limit_ms else {}
+    if not limit_ms:
+        return Outcome(kind="returned", error=error)
+    if error.lane and job.lane is None:
+        details = {"delay": limit_ms}
+        return Outcome(kind="delayed", details=details, payloads=("", ""), error=error)
+    details = {"lane_limit" if error.lane else "limit": limit_ms}
     return Outcome(kind="returned", details=details, error=error)
 
 

@@ -211,3 +211,21 @@ def group_step_problems(
             wanted = [*wanted, *told[-1:]]
         if told != wanted:
             yield f"T7: {name}: {wanted} has happened and {told} was told"
+        yield from (f"T7: {name}: {problem}" for problem in _stranded(before, after, name, events))
+
+
+def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[str]:
+    """A member whose group is over or being undone is handed out only if its retry was forced."""
+    for (where, job_id), told in events.of_jobs.items():
+        job = before.queues[name].jobs.get(job_id, {})
+        key, _, kind = job.get("x.group", "").rpartition(":")
+        if where != name or b"active" not in told or not key or kind.startswith("c"):
+            continue
+        cell = before.keys.get(key)
+        state = "ACTIVE" if cell is None else cell.pairs["state"]
+        if (
+            state != "ACTIVE"
+            and "x.forced" not in job
+            and "defa" not in after.queues[name].jobs[job_id]
+        ):
+            yield f"{job_id} was handed out, and its group is {state}"

@@ -18,7 +18,7 @@ def lane_problems(queue: Queue) -> Iterator[str]:
     for place in ("wait", "delayed"):
         for job_id in queue.order.get(place, ()):
             lane = queue.lane_of(job_id)
-            if lane is not None:
+            if lane is not None and job_id in queue.lanes_jobs:
                 waiting[lane].append(place)
     capacity = int(queue.meta.get("toril.laneConcurrency", 1))
     yield from _holders(queue, capacity)

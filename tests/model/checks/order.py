@@ -56,7 +56,8 @@ def _taken_of_lane(job_id: str, was: Queue, queue: Queue, step: Step) -> Iterato
     is_plain_take = step.call is not None and not step.call.ended
     if is_plain_take and lane in was.lanes_ready[1:]:
         yield f"T5: lane {lane} was served before {was.lanes_ready[0]}"
-    if "ats" in was.jobs.get(job_id, ()):  # it has started before, and goes on before all others
+    had_its_turn = was.places.get(job_id) == "active" or job_id in was.lanes_started
+    if had_its_turn or job_id in was.lanes_held.get(lane or "", ()):
         return
     for other, job in was.jobs.items():
         if was.lane_of(other) != lane or other == job_id or job["x.lane"] >= field:
@@ -82,11 +83,14 @@ def _came(name: str, queue: Queue, events: Events, step: Step) -> Iterator[str]:
 
 
 def _stayed(name: str, was: Queue, queue: Queue, events: Events) -> Iterator[str]:
-    """Who goes on waiting keeps his place."""
+    """Who goes on waiting keeps his place, unless he goes from the plain list to his lane."""
+    admitted = queue.lanes_jobs - was.lanes_jobs
     for place in ("wait", "paused"):
         before, now = was.order.get(place, []), queue.order.get(place, [])
         stayed = [
-            job_id for job_id in before if job_id in now and not events.places_of(name, job_id)
+            job_id
+            for job_id in before
+            if job_id in now and job_id not in admitted and not events.places_of(name, job_id)
         ]
         after = [job_id for job_id in now if job_id in stayed]
         if stayed != after:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.model.actors import Habits, Worker, keys_of
-from tests.model.machine import START_MS
+from tests.model.machine import START_MS, Request
+from tests.model.view import PREFIX, View
 from tests.model.world import Client
 from toril import NewJob
 from toril.protocol import adding, removing
@@ -31,6 +32,20 @@ def removes(job_id: str) -> Client:
         lambda view: first(removing.remove(keys_of("q"), job_id)),
         may_remove=True,
     )
+
+
+REMOVES_ORPHANS = Client(
+    "BullMQ removes orphans", lambda view: Request("removeOrphans", (f"{PREFIX}:q:",), ())
+)
+
+
+def retried_by_bullmq(job_id: str, state: str = "failed") -> Client:
+    def make(view: View) -> Request | None:
+        if job_id not in view.queues["q"].order.get(state, ()):
+            return None
+        return Request("retryFinished", (f"{PREFIX}:q:",), (job_id, state))
+
+    return Client(f"BullMQ retries {job_id}, which {state}", make)
 
 
 def first(plan: Any) -> Any:

@@ -21,7 +21,15 @@ from tests.model.world import (
     World,
     failing,
 )
-from tests.model.worlds.common import add, adds, first, removes, two
+from tests.model.worlds.common import (
+    REMOVES_ORPHANS,
+    add,
+    adds,
+    first,
+    removes,
+    retried_by_bullmq,
+    two,
+)
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
 from tests.model.worlds.groups import QUEUES, group
@@ -150,6 +158,15 @@ COMING_AGAIN = (
 WORLDS = (
     *COMING_AGAIN,
     _resumed("a job", add("x")),
+    _corner(
+        "BullMQ retries a lane backwards",
+        (add("x", "fails", lane="l", attempts=1), add("y", "fails", lane="l", attempts=1)),
+        retried_by_bullmq("y"),
+        retried_by_bullmq("x"),
+        REMOVES_ORPHANS,
+        workers=ONE,
+        ends=failing("fails"),
+    ),
     _resumed("a delayed job", add("x", delay=1000)),
     _resumed("a delayed job of a lane", add("x", lane="l", delay=1000)),
     _corner("promoted", (add("x", delay=1000),), _promote("x"), starts_idle=True),

@@ -12,7 +12,7 @@ from typing import Any
 from tests.model.actors import Worker, keys_of
 from tests.model.view import PREFIX, View
 from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, World, failing
-from tests.model.worlds.common import add, removes, two
+from tests.model.worlds.common import REMOVES_ORPHANS, add, removes, retried_by_bullmq, two
 from toril import GroupJob
 from toril.options import Keep
 from toril.protocol import groups, moving
@@ -118,4 +118,15 @@ FORGOTTEN = World(
     may_remove=True,
 )
 
-WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN)
+BESIDE = World(
+    "a group beside BullMQ",
+    QUEUES,
+    ONE_WORKER,
+    (group(),),
+    (REMOVES_ORPHANS, retried_by_bullmq("j1", "completed"), retried_by_bullmq("j2")),
+    ends=FAILING,
+    faults=((DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE)

@@ -14,7 +14,14 @@ from tests.model.world import (
     World,
     failing,
 )
-from tests.model.worlds.common import add, first, removes, two
+from tests.model.worlds.common import (
+    REMOVES_ORPHANS,
+    add,
+    first,
+    removes,
+    retried_by_bullmq,
+    two,
+)
 from toril import Backoff
 from toril.options import RateLimit
 from toril.protocol import lanes, moving
@@ -92,4 +99,19 @@ HALTED = World(
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
 )
 
-WORLDS = (LANE, SHARED, RATED, BY_HAND, HALTED)
+BESIDE = World(
+    "a lane beside BullMQ",
+    ("q",),
+    two(),
+    (
+        add("x", "fails", lane="l", attempts=1),
+        add("y", "fails", lane="l", attempts=1),
+        add("z", lane="l", delay=1000),
+        add("o", "retries", lane="other", attempts=2, backoff=Backoff.fixed(1000)),
+    ),
+    (REMOVES_ORPHANS, retried_by_bullmq("y"), retried_by_bullmq("x")),
+    ends=failing("fails", "retries"),
+    faults=((EXPIRY, 1), (LEAVING, 1)),
+)
+
+WORLDS = (LANE, SHARED, RATED, BY_HAND, HALTED, BESIDE)

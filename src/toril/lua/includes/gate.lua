@@ -7,7 +7,7 @@ local function readGate(queue)
   end
   local major = tonumber(string.match(meta[4] or "", "^bullmq:(%d+)%.")) or 0
   -- The next program that opens the queue writes its own version over this one.
-  if major == 5 and not meta[8] then
+  if major == 5 and not meta[9] then
     redis.call("HSET", queue.meta, "x.seen5", 1)
   end
   return {

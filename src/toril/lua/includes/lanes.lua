@@ -10,7 +10,8 @@
 ---   lanes:later     zset   the lanes that a rate limit holds back, by the time at which it ends
 ---   lanes:index     zset   the lanes that have a job waiting or a holder, by since when; behind them
 ---                          those that only have jobs aside
----   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited
+---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited; the highest
+---                          number while a handler holds it back
 ---   lanes:diverting hash   lane -> what is to go to the dead letters, as JSON
 ---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
 ---   de              set    the ids of the jobs that wait, of all lanes, for a turn or for a time
@@ -38,22 +39,24 @@ local function lanesOf(queue)
     return lanes
   end
   local meta = redis.call("HMGET", queue.meta, "toril.laneConcurrency", "toril.laneMax",
-    "toril.laneDuration", "toril.laneTurn")
+    "toril.laneDuration", "toril.laneTurn", "toril.lanesHeldUntil")
   local settings, aside, later = queue["lanes:settings"], queue["lanes:aside"], queue["lanes:later"]
   local has_any = redis.call("EXISTS", settings, aside, later) > 0
+  local now = clock()
   lanes = {
     capacity = tonumber(meta[1]) or 1,
     max = tonumber(meta[2]),
     duration = tonumber(meta[3]),
     weight = 1,
     turn = tonumber(meta[4]) or 0,
+    held_until = tonumber(meta[5]) or 0, -- until when a handler holds some lane back
     has_settings = has_any and redis.call("EXISTS", settings) == 1,
     has_aside = has_any and redis.call("EXISTS", aside) == 1,
     has_later = has_any and redis.call("EXISTS", later) == 1,
     has_ready = false,
     heads = {}, -- of the lanes that were looked at in this call; false for none
     indexed = {}, -- the lanes that are in the index for sure, and not as dormant ones
-    now = clock()
+    now = now
   }
   lanes_by_queue[queue.base] = lanes
   queue.lanes = lanes
@@ -244,11 +247,35 @@ local function indexLane(queue, lane)
   return false, true
 end
 
---- For how long the rate limit holds the lane back.
-local function laneLimitedFor(queue, lane, rules)
-  if not rules.max then return 0 end
+local HELD_LANE = 9007199254740991
+
+--- Do rate limits, or holds, concern any lane without a limit of its own?
+local function hasLimits(lanes)
+  return lanes.max or lanes.held_until > lanes.now
+end
+
+--- Let nobody take from the lane for a while. Workers of an older version do not look at this.
+local function holdLane(queue, field, duration_ms)
+  local lanes = lanesOf(queue)
+  redis.call("SET", queue.base .. ":lanes:rate:" .. laneOf(field), string.format("%.0f", HELD_LANE),
+    "PX", duration_ms)
+  lanes.held_until = math.max(lanes.held_until, lanes.now + duration_ms)
+  redis.call("HSET", queue.meta, "toril.lanesHeldUntil", string.format("%.0f", lanes.held_until))
+end
+
+--- Take such a hold back; returns whether there was one.
+local function freeLane(queue, lane)
   local key = queue.base .. ":lanes:rate:" .. lane
-  if tonumber(redis.call("GET", key) or 0) < rules.max then return 0 end
+  if tonumber(redis.call("GET", key) or 0) < HELD_LANE then return false end
+  redis.call("DEL", key)
+  return true
+end
+
+--- For how long the rate limit, or a handler, holds the lane back.
+local function laneLimitedFor(queue, lane, rules)
+  if not rules.max and not hasLimits(lanesOf(queue)) then return 0 end
+  local key = queue.base .. ":lanes:rate:" .. lane
+  if tonumber(redis.call("GET", key) or 0) < (rules.max or HELD_LANE) then return 0 end
   return math.max(redis.call("PTTL", key), 0)
 end
 
@@ -332,7 +359,7 @@ end
 local function releaseLanes(queue, jobs)
   if #jobs == 0 then return end
   local lanes = lanesOf(queue)
-  if lanes.capacity > 1 or lanes.has_settings or lanes.max or lanes.has_later then
+  if lanes.capacity > 1 or lanes.has_settings or hasLimits(lanes) or lanes.has_later then
     for _, job in ipairs(jobs) do
       releaseLane(queue, job[1], job[2])
     end

@@ -63,6 +63,7 @@ local function endStranded(queue, gate, id, membership, now)
   local reason = state == "COMPENSATING" and "its group is being undone" or "its group has ended"
   finishJob(queue, gate, { id = id, state = "failed", value = reason, previous = "waiting" },
     readEnding(job), nil, now)
+  queue.has_stranded = true
   return true
 end
 
@@ -144,8 +145,9 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   end
 
   local is_limited = gate.max or limiter
-  local jobs = {}
+  local jobs, popped = {}, 0
   local function start(id, fence)
+    popped = popped + 1
     local taken, is_doomed = startJob(queue, gate, id, who, now, fence)
     if not taken then return false end
     jobs[#jobs + 1] = taken
@@ -170,7 +172,13 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     end
     if plain > 0 and #jobs < allowed then startPlain(allowed - #jobs) end
   end
-  if #jobs == 0 then return jobs, 0, due() end
+  if #jobs == 0 then
+    -- Nothing of what was taken could run; whoever looks next finds what stands behind it.
+    if popped > 0 and redis.call("EXISTS", queue.wait, queue.prioritized) > 0 then
+      wake(queue, gate)
+    end
+    return jobs, 0, due()
+  end
   redis.call("ZADD", queue.marker, "0", "0")
   return jobs, 0, 0
 end
