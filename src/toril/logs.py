@@ -34,6 +34,11 @@ class _Shown(str):
 def _make_visible(record: logging.LogRecord) -> bool:
     if isinstance(record.args, tuple):
         record.args = tuple(_shown(value) for value in record.args)
+    elif record.args:
+        record.args = {name: _shown(value) for name, value in record.args.items()}
+    if isinstance(record.msg, str):
+        # Ours are plain; those of steps' logs are written by users, who may put names into them.
+        record.msg = visible_lines(record.msg)
     if record.exc_info and not record.exc_text:
         trace = logging.Formatter().formatException(record.exc_info)
         if (shown := visible_lines(trace)) != trace:

@@ -282,6 +282,8 @@ def test_every_line_of_our_logs_is_inert():
     except UnrecoverableError as error:
         logger.exception("job %r of %s: %s (%d)", HOSTILE, HOSTILE, error, 3)
         logger.error("%s", error)
+        logger.error("%(name)s", {"name": HOSTILE})
+        logger.error(f"in the text {HOSTILE}".replace("%", "%%"))
 
     assert all(map(is_inert, written))
     assert visible(HOSTILE) in written[0].splitlines()[0]

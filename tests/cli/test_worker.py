@@ -124,3 +124,17 @@ def test_with_reload_a_changed_file_starts_the_worker_anew(
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
     assert wait_until_sync(lambda: queue.get_workers() == [])
+
+
+def test_what_a_handler_logs_of_a_job_is_visible_and_forges_no_line():
+    program = (
+        "import logging; from toril.cli.printing import log_to_terminal;"
+        "log_to_terminal(verbose=False);"
+        "logging.getLogger('shop').warning('job %s', 'a\\n2026-01-01 INFO all is well\\x1b[2J')"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    first, second = done.stderr.splitlines()
+    assert first.endswith("WARNING job a")
+    assert second == "    2026-01-01 INFO all is well\\x1b[2J"

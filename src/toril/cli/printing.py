@@ -81,7 +81,8 @@ def make_logs_visible() -> None:
 
 class _VisibleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return visible_lines(super().format(record))
+        # Indented, so that a name with a line break cannot pose as another record.
+        return visible_lines(super().format(record)).replace("\n", "\n    ")
 
 
 def print_table(
