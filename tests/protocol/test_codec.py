@@ -248,7 +248,7 @@ def test_the_last_of_equal_names_counts():
 @pytest.mark.parametrize(
     ("queue", "job_id", "fields", "timeout"),
     [
-        ("q", new_job_id(), {}, 5),
+        pytest.param("q", new_job_id(), {}, 5, id="an id of ours"),
         ("q", "of-a-lane", {b"x.lane": b"1"}, 5),
         ("q", "member", {b"x.group": b"1"}, 5),
         ("q:compensation", "undo", {}, 5),
