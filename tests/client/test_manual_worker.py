@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 from collections import Counter
@@ -25,6 +26,7 @@ from toril import (
     PendingChildrenError,
     RateLimit,
     RateLimitError,
+    RefusedError,
     ServerError,
     UnrecoverableError,
     Worker,
@@ -224,6 +226,35 @@ async def test_what_must_not_run_is_not_handed_out(queue, taker, client):
     assert job.id == good.id
     assert (await queue.get_job(doomed.id)).failed_reason == "its parent is gone"
     await job.complete()
+
+
+@pytest.mark.no_audit("the jobs are broken on purpose")
+async def test_what_cannot_be_read_holds_nobody_up(queue, make_taker, client):
+    """Hashes of careless or hostile producers: none of them is between us and the good one."""
+    taker = make_taker(stalled_interval=50)
+    hostile = {
+        "endless": {"name": "n", "data": "{}", "opts": '{"removeOnComplete": 1e999}'},
+        "late": {"name": "n", "opts": '{"backoff":{"type":"fixed","delay":9007199254740991}}'},
+        "deep": {"name": "n", "data": "[" * 5000, "opts": "[" * 5000},
+        "empty": {"name": "n", "data": "", "opts": ""},
+        "words": {"name": "\ud83d", "data": "no json", "opts": "no json", "atm": "x"},
+    }
+    for job_id, fields in hostile.items():
+        encoded = {name: value.encode("utf-8", "surrogatepass") for name, value in fields.items()}
+        await client.hset(queue.keys.job(job_id), mapping=encoded)
+        await client.lpush(queue.keys.wait, job_id)
+    await client.sadd(f"{queue.keys.job('empty')}:dependencies", "x")
+    await client.set(f"{queue.keys.job('late')}:dependencies", "of the wrong type")
+    good = await queue.add("good")
+
+    job = await taker.get_next_job(timeout=60_000)
+    while job.id != good.id:
+        with contextlib.suppress(RefusedError, ServerError):
+            await job.fail(ValueError("no"))
+        job = await taker.get_next_job(timeout=60_000)
+
+    await job.complete("fine")
+    assert await queue.get_state(good.id) == "completed"
 
 
 async def test_a_limiter_holds_by_hand_too(queue, make_taker):

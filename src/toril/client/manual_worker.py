@@ -34,13 +34,14 @@ from toril.errors import (
     ServerError,
     ServerUnavailableError,
     TorilError,
+    UnrecoverableError,
 )
 from toril.logs import get_logger
 from toril.options import BackoffStrategy, Duration, Keep, RateLimit, WorkerOptions, milliseconds
 from toril.protocol import lanes, leasing, scheduling, settling
 from toril.protocol.burying import BurialPolicy, grave_of
 from toril.protocol.command import Command
-from toril.protocol.job import fields_of
+from toril.protocol.job import Fields, fields_of
 from toril.protocol.keys import Keys
 from toril.protocol.reading import worker_names
 from toril.protocol.settling import (
@@ -57,6 +58,8 @@ from toril.protocol.settling import (
 logger = get_logger("toril.client")
 
 LONGEST_WAIT_MS = 10_000
+_PLAIN_FIELDS: tuple[bytes, ...] = (b"name", b"ats", b"atm")
+"""What is read of a job that cannot be read."""
 
 
 class ManualWorker:
@@ -219,7 +222,7 @@ class ManualWorker:
     async def _may_run(self, job: TakenJob) -> bool:
         """Do what a worker does before it runs a job; False if it is not to be run."""
         try:
-            refusal = settling.refusal_to_run(job, self._policy.max_started_attempts)
+            refusal = self._refusal_to_run(job)
             if refusal is None and job.scheduler_id is not None:
                 refusal = await self._advance(job)
             if refusal is not None:
@@ -230,13 +233,29 @@ class ManualWorker:
                 async with self._turn:
                     await self._answer_open()
                     await self._call(None, 0)
-        except LockLostError:
+        except RefusedError:
+            return False
+        except Exception as error:
+            if isinstance(error, (ServerUnavailableError, AmbiguousResultError)):
+                self._put_back(job)
+                raise
+            # The same would happen again: it is left to the sweep, which gives it up in the end.
+            logger.exception("job %r can neither be handed out nor failed", job.id)
             return False
         except BaseException:
-            if not job.is_settled:
-                self._arrived.appendleft(job)
+            self._put_back(job)
             raise
         return True
+
+    def _put_back(self, job: TakenJob) -> None:
+        """The next call goes on with it."""
+        if not job.is_settled:
+            self._arrived.appendleft(job)
+
+    def _refusal_to_run(self, job: TakenJob) -> Raised | None:
+        if job.damage is not None:
+            return Raised(UnrecoverableError(f"job {job.id!r} cannot be read: {job.damage}"))
+        return settling.refusal_to_run(job, self._policy.max_started_attempts)
 
     async def _advance(self, job: TakenJob) -> Raised | None:
         """Make the job that follows this one in its schedule, before this one is run."""
@@ -268,6 +287,9 @@ class ManualWorker:
             while isinstance(code, int) and code > 0:
                 await self._write(job, settling.nothing_to_wait_for(code))
                 code, job.code = job.code, None
+            if isinstance(code, list):
+                # The server met an error over this job, and has written nothing of it.
+                raise RefusedError(f"the outcome of job {job.id!r} cannot be written: {code[1]!r}")
             error = settling.refusal(code, job.id) if isinstance(code, int) and code < 0 else None
             if isinstance(error, (PendingChildrenError, FailedChildrenError)):
                 raise error
@@ -328,7 +350,7 @@ class ManualWorker:
             raise
         self._open = None
         for words in reply.jobs:
-            job = TakenJob(self, words.pop().decode(), fields_of(words), token)
+            job = self._read(words, token)
             for older in self._held.values():
                 older.is_lost = older.is_lost or older.id == job.id
             self._arrived.append(job)
@@ -339,6 +361,18 @@ class ManualWorker:
             assert isinstance(item.job, TakenJob)
             item.job.code = reply.results[0]
         return reply
+
+    def _read(self, words: list[Any], token: str) -> TakenJob:
+        """The job, or what can be read of it: then it fails, and nobody else is held up."""
+        job_id = words.pop().decode("utf-8", "surrogateescape")
+        fields = fields_of(words)
+        try:
+            return TakenJob(self, job_id, fields, token)
+        except Exception as error:  # noqa: BLE001 (nothing that is stored may stop its reader)
+            readable: Fields = {name: fields[name] for name in _PLAIN_FIELDS if name in fields}
+            job = TakenJob(self, job_id, readable, token)
+            job.damage = error
+            return job
 
     # ------------------------------------------------------------------ beside it
 

@@ -43,6 +43,7 @@ class TakenJob(StoredJob):
         "attempt",
         "cancel_reason",
         "code",
+        "damage",
         "is_lost",
         "is_settled",
         "token",
@@ -59,6 +60,7 @@ class TakenJob(StoredJob):
         self.cancel_reason: str | None = None
         self.attempt: Attempt | None = None
         self.code: int | bytes | None = None
+        self.damage: Exception | None = None
 
     @property
     def is_cancelled(self) -> bool:
