@@ -178,6 +178,18 @@ async def test_the_fallback_takes_names_that_nobody_else_takes(queue, start_work
     assert (await inside.job(job.id))["returnvalue"] == '"rest"'
 
 
+def test_a_router_takes_the_name_of_the_function_when_it_is_given_no_other():
+    router = Router()
+
+    @router.on
+    async def charge(job): ...
+
+    assert router.names == ["charge"]
+    assert router.find("charge") is charge
+    with pytest.raises(InvalidOptionError, match="needs the name of the jobs"):
+        router.on(42)
+
+
 def test_a_router_refuses_what_cannot_work():
     router = Router()
     router.on("one", print)

@@ -44,8 +44,16 @@ class Router:
     @overload
     def on(self, name: str, handler: H) -> H: ...
 
-    def on(self, name: str, handler: H | None = None) -> H | Callable[[H], H]:
-        """Register a handler for the jobs of this name, as a decorator or directly."""
+    @overload
+    def on(self, name: H) -> H: ...
+
+    def on(self, name: str | H, handler: H | None = None) -> H | Callable[[H], H]:
+        """Register a handler for the jobs of this name, as a decorator or directly.
+
+        Without parentheses the name is that of the function.
+        """
+        if not isinstance(name, str):
+            return self.on(_name_of(name), name)
         if handler is None:
 
             def register(function: H) -> H:
@@ -91,6 +99,15 @@ class Router:
                 f" add @router.on({name!r}), or router.otherwise(…) for the rest"
             )
         return handler
+
+
+def _name_of(handler: Handler) -> str:
+    name = getattr(handler, "__name__", None)
+    if not callable(handler) or not isinstance(name, str):
+        raise InvalidOptionError(
+            f"@router.on needs the name of the jobs, or a function that has one; it got {handler!r}"
+        )
+    return name
 
 
 def wrap(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
