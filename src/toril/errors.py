@@ -13,7 +13,8 @@ TorilError
 │   ├── ServerUnavailableError          nobody answered, or not in time
 │   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
 │   ├── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
-│   └── ServerRefusalError              it answered with an error: rights, a key of another type
+│   └── ServerRefusalError              it answered with an error: a key of another type, …
+│       └── ServerUnusableError         it never will do it: password, rights, version, replica
 ├── RefusedError                        the server refused, nothing was changed
 │   ├── JobNotFoundError (LookupError)  ├── JobNotInStateError   ├── JobLockedError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
@@ -99,7 +100,14 @@ class ServerOutOfMemoryError(ServerError):
 
 
 class ServerRefusalError(ServerError):
-    """The server answered with an error of its own: missing rights, a key of the wrong type."""
+    """The server answered with an error of its own, such as a key of the wrong type."""
+
+
+class ServerUnusableError(ServerRefusalError):
+    """The server cannot serve until somebody changes it or its address.
+
+    The password, the rights, the version or the database is wrong, or it is a replica.
+    """
 
 
 class RefusedError(TorilError):

@@ -8,7 +8,12 @@ import msgspec
 import pytest
 import redis
 
-from toril.errors import AmbiguousResultError, ServerOutOfMemoryError, ServerUnavailableError
+from toril.errors import (
+    AmbiguousResultError,
+    ServerOutOfMemoryError,
+    ServerUnavailableError,
+    ServerUnusableError,
+)
 from toril.protocol.command import Command, Resend
 from toril.protocol.numbering import RESEND_WITHIN_S, Flights
 from toril.protocol.scripts import Script
@@ -239,3 +244,34 @@ def test_a_forked_child_has_flights_of_its_own():
     flights.forget()
 
     assert number_of(sending(Resend.NUMBERED, flights=flights))["flight"] == "f1"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.AuthenticationError("Authentication required."),
+        redis.ResponseError("Protocol error: unauthenticated multibulk length"),
+        redis.ResponseError("unknown command 'EVALSHA'"),
+        redis.ResponseError("This instance has cluster support disabled"),
+    ],
+)
+def test_what_will_never_succeed_is_not_sent_again(error):
+    end = sending(Resend.SAME, was_sent=True).end_after(error, "server", finds_primary=True)
+
+    assert isinstance(end, ServerUnusableError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        redis.ReadOnlyError("You can't write against a read only replica."),
+        redis.exceptions.MovedError("3999 127.0.0.1:6381"),
+    ],
+)
+def test_the_wrong_server_is_asked_again_and_then_told_from_a_failover(error):
+    named, found = sending(Resend.SAME, was_sent=True), sending(Resend.SAME, was_sent=True)
+
+    assert named.end_after(error, "server") is None
+    assert isinstance(named.end_after(error, "server", is_last=True), ServerUnusableError)
+    end = found.end_after(error, "server", is_last=True, finds_primary=True)
+    assert isinstance(end, ServerUnavailableError)

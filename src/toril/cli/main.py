@@ -1,6 +1,6 @@
 """The entry point ``toril``: finds the command, and turns errors into one line and an exit code.
 
-Exit codes: 0 done; 1 refused, failed or not confirmed; 2 wrong usage; 3 no server answers;
+Exit codes: 0 done; 1 refused, failed or not confirmed; 2 wrong usage; 3 no server serves;
 130 interrupted.  Nothing of a command is imported before the command is asked for.
 """
 
@@ -37,7 +37,7 @@ DONE, REFUSED, USAGE, NO_SERVER, INTERRUPTED = 0, 1, 2, 3, 130
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 refused, failed or not confirmed, 2 wrong usage,"
-    " 3 no server answers, 130 interrupted.",
+    " 3 no server serves, 130 interrupted.",
 )
 @click.version_option(package_name="toril", message="toril %(version)s")
 @server_options

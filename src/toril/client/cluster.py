@@ -28,6 +28,7 @@ class ClusterTransport:
     """
 
     is_cluster = True
+    finds_primary = True
 
     def __init__(
         self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str

@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from toril.client.connection import Connection
-from toril.errors import ServerError
+from toril.errors import ServerError, ServerUnusableError
 from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
@@ -39,6 +39,7 @@ class EventCursor:
         self._origin = origin
         self._only = only
         self.position = position
+        self._has_read = False
 
     async def start(self) -> str:
         """Settle the place from which to read: what happens from now on will be read."""
@@ -49,7 +50,10 @@ class EventCursor:
         return self.position
 
     async def read(self) -> list[Event]:
-        """The next events; empty when there are none for a while, or the connection was closed."""
+        """The next events; empty when there are none for a while, or the connection was closed.
+
+        Raises ``ServerUnusableError`` for a server that has never served.
+        """
         while True:
             try:
                 position = await self.start()
@@ -58,9 +62,12 @@ class EventCursor:
             except ServerError as error:
                 if self._connection.is_closed:
                     return []
+                if isinstance(error, ServerUnusableError) and not self._has_read:
+                    raise
                 logger.warning("events of queue %r cannot be read: %s", self._keys.name, error)
                 await asyncio.sleep(random.uniform(0.1, 0.5))
                 continue
+            self._has_read = True
             if page:
                 self.position = page[-1].id
             return page

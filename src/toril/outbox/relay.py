@@ -30,6 +30,7 @@ from toril.errors import (
     ServerError,
     ServerRefusalError,
     ServerUnavailableError,
+    ServerUnusableError,
 )
 from toril.logs import get_logger
 from toril.options import Backoff, Duration, milliseconds, whole
@@ -97,9 +98,9 @@ def _is_the_servers(error: Exception | None) -> bool:
 
     A key of the wrong type is a matter of that queue; missing rights concern them all.
     """
-    if isinstance(error, ServerRefusalError):
-        return "permission" in str(error.__cause__ or error)
-    return isinstance(error, ServerError)
+    if isinstance(error, ServerUnusableError):
+        return True
+    return isinstance(error, ServerError) and not isinstance(error, ServerRefusalError)
 
 
 class Relay:

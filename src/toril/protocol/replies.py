@@ -1,4 +1,7 @@
-"""What an error of the server or of the socket means for the command that met it."""
+"""What an error of the server or of the socket means for the command that met it.
+
+Here, and only here, is decided what passes by itself and what never will.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ class Trouble(Enum):
     FORGOTTEN = "whether the command ran is not remembered any more"
     OUT_OF_MEMORY = "the server takes no more data"
     LOST = "the connection broke; whether the command ran is unknown"
+    UNUSABLE = "this server cannot serve us until somebody changes it or the address"
     WRONG = "a mistake in the command or the data"
 
 
@@ -48,11 +52,79 @@ _LOST_CLASSES = frozenset(
     {"ConnectionError", "TimeoutError", "ClusterError", "RedisClusterException", "InvalidResponse"}
 )
 
+_NO_LOGIN = "it asks for a password and none was given; write redis://user:password@host"
+_WRONG_LOGIN = "it does not accept the user or the password; check them in the URL"
+_NO_PERMISSION = (
+    "its user may not run a command or touch a key that Toril needs; extend the user's ACL rules"
+)
+_TOO_OLD = "it is too old for Toril's scripts; use Redis 7.0 or Valkey 7.2, or newer"
+_NO_DATABASE = "it does not have the database that the address names; check the number in the URL"
+_NO_COMMAND = "it lacks a command that Toril needs; use Redis 7.0 or Valkey 7.2, or newer"
+_PROTECTED = "it runs in protected mode and serves its own host only; set a password on it"
+_IS_CLUSTER = "it is a node of a cluster; write redis+cluster://, and a hash tag into the prefix"
+_NO_CLUSTER = "it is not a cluster; write redis:// instead of redis+cluster://"
+_REPLICA = "it is a read-only replica; name the primary, or let redis+sentinel:// find it"
+
+_UNUSABLE = (
+    ("NOAUTH", _NO_LOGIN),
+    ("Authentication required", _NO_LOGIN),
+    ("Protocol error: unauthenticated", _NO_LOGIN),
+    ("WRONGPASS", _WRONG_LOGIN),
+    ("NOPERM", _NO_PERMISSION),
+    ("ACL failure in script", _NO_PERMISSION),
+    ("DENIED", _PROTECTED),
+    ("CROSSSLOT", _IS_CLUSTER),
+    ("DB index is out of range", _NO_DATABASE),
+    ("invalid DB index", _NO_DATABASE),
+    ("SELECT is not allowed in cluster mode", _NO_DATABASE),
+    ("unknown command", _NO_COMMAND),
+    ("This instance has cluster support disabled", _NO_CLUSTER),
+)
+"""How the answer begins, and what it means. The client library leaves out the most common codes."""
+_UNUSABLE_CLASSES = {
+    "AuthenticationError": _WRONG_LOGIN,
+    "AuthenticationWrongNumberOfArgsError": _WRONG_LOGIN,
+    "NoPermissionError": _NO_PERMISSION,
+    "ClusterCrossSlotError": _IS_CLUSTER,
+}
+_COMPILER_OF_OLD = "unexpected symbol near '#'"
+"""The first line of every script says ``#!lua``, which servers before 7.0 do not know."""
+
+
+def why_unusable(error: BaseException) -> str:
+    """Why no command will ever succeed on this server as things stand, or ""."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    message = str(error).removeprefix("ERR ")
+    if "MasterNotFoundError" in names:
+        return _WRONG_LOGIN if "AuthenticationError" in message else ""
+    for beginning, why in _UNUSABLE:
+        if message.startswith(beginning):
+            return why
+    if _COMPILER_OF_OLD in message:
+        return _TOO_OLD
+    return next((why for name, why in _UNUSABLE_CLASSES.items() if name in names), "")
+
+
+def why_not_primary(error: BaseException) -> str:
+    """Why a server named by its address is the wrong one, or "".
+
+    That may pass: a name can lead to another server soon, and a replica can be promoted.
+    """
+    names = {cls.__name__ for cls in type(error).__mro__}
+    message = str(error)
+    if "ReadOnlyError" in names or message.startswith("READONLY"):
+        return _REPLICA
+    if "MovedError" in names or message.startswith("MOVED"):
+        return _IS_CLUSTER
+    return ""
+
 
 def classify(error: BaseException) -> Trouble:
     """Sort an error of the client library by its class names and its first word."""
     names = {cls.__name__ for cls in type(error).__mro__}
     message = str(error)
+    if why_unusable(error):
+        return Trouble.UNUSABLE
     if "NoScriptError" in names or message.startswith("NOSCRIPT"):
         return Trouble.UNKNOWN_SCRIPT
     if message.startswith("GHOST"):

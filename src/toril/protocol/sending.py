@@ -19,11 +19,12 @@ from toril.errors import (
     ServerOutOfMemoryError,
     ServerRefusalError,
     ServerUnavailableError,
+    ServerUnusableError,
     TorilError,
 )
 from toril.protocol.command import Command, Resend, Word
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
-from toril.protocol.replies import Trouble, classify
+from toril.protocol.replies import Trouble, classify, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Before a request to a node that is just being given its slot."""
@@ -93,9 +94,18 @@ class Sending:
         return True
 
     def end_after(
-        self, error: Exception, server: str, *, is_last: bool = False
+        self,
+        error: Exception,
+        server: str,
+        *,
+        is_last: bool = False,
+        finds_primary: bool = False,
     ) -> Exception | None:
-        """The error that the user is to see, or None when the command may be sent again."""
+        """The error that the user is to see, or None when the command may be sent again.
+
+        ``finds_primary`` when a primary was found before or is looked for: then a replica is a
+        sign of a failover, and else of a wrong address.
+        """
         if isinstance(error, TorilError):
             return error
         trouble = classify(error)
@@ -107,7 +117,7 @@ class Sending:
             is_forbidden = self._resent
         if is_last or is_forbidden or trouble not in _PASSING:
             is_open = (may_have_run or self._resent) and self.command.writes
-            return _explained(error, trouble, is_open, server)
+            return _explained(error, trouble, is_open, server, finds_primary)
         self._resent = self._resent or may_have_run
         self.was_sent = False
         return None
@@ -121,27 +131,28 @@ def longest_block_ms(commands: Iterable[Command[Any]]) -> int:
     return max((command.block_ms for command in commands), default=0)
 
 
-def _explained(error: Exception, trouble: Trouble, may_have_run: bool, server: str) -> Exception:
+def _explained(
+    error: Exception, trouble: Trouble, may_have_run: bool, server: str, finds_primary: bool
+) -> Exception:
     """The error for the user: what happened, to what, and what to do."""
+    words = str(error) or type(error).__name__
     if may_have_run and trouble is not Trouble.WRONG:
         return AmbiguousResultError(
-            f"the reply of {server} was lost ({error}); the command may have been done"
+            f"the reply of {server} was lost ({words}); the command may have been done"
         )
+    why = why_unusable(error) or ("" if finds_primary else why_not_primary(error))
+    if why:
+        return ServerUnusableError(f"{server} cannot serve: {why} (its answer: {words})")
     if trouble is Trouble.OUT_OF_MEMORY:
         return ServerOutOfMemoryError(
             f"the server has reached its maxmemory and takes no more jobs ({error}); workers go on"
             f" draining: keep fewer finished jobs (remove_on_complete) or raise maxmemory"
         )
     if trouble in _PASSING:
-        return ServerUnavailableError(f"{server} does not serve ({error}); {_advice(error)}")
+        return ServerUnavailableError(
+            f"{server} does not serve ({words}); is the server up and the address right?"
+        )
     return ServerRefusalError(
-        f"{server} answered with an error: {error}; if it speaks of permissions, see the commands"
-        f" that a user needs, and if of a wrong kind of value, run the doctor"
+        f"{server} answered with an error: {words}; if it speaks of a wrong kind of value, run the"
+        f" doctor"
     )
-
-
-def _advice(error: Exception) -> str:
-    words = str(error).lower()
-    if "authentication" in words or "password" in words:
-        return "are the user and the password right? redis://user:password@host"
-    return "is the server up and the address right?"

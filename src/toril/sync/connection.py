@@ -70,6 +70,7 @@ class Connection:
         self._reply_timeout_s = reply_timeout_s
         self._patience_s = patience_s
         self._blocking_margin_s = blocking_margin_s
+        self._has_written = False
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -92,7 +93,7 @@ class Connection:
         """Send ``command`` and return what its answer says.
 
         Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it
-        may have had one.
+        may have had one, and ``ServerUnusableError`` at once when no try would ever succeed.
         """
         return command.parse(self._exchange(command))
 
@@ -154,15 +155,18 @@ class Connection:
         try:
             while True:
                 try:
-                    return self._transport.exchange(sending, timeout_s)
+                    reply = self._transport.exchange(sending, timeout_s)
                 except TROUBLES as error:
                     if sending.goes_again_at_once(error):
                         continue
                     now = time.monotonic()
                     give_up_at = give_up_at or now + self._patience_s
-                    end = sending.end_after(error, str(self._transport), is_last=now >= give_up_at)
+                    end = self._end(sending, error, is_last=now >= give_up_at)
                     if end is not None:
                         raise end from error
+                else:
+                    self._has_written = self._has_written or command.writes
+                    return reply
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(pause_s * 2, 1.0)
         finally:
@@ -194,15 +198,14 @@ class Connection:
             for index, reply in zip(waiting, replies, strict=True):
                 answers[index] = reply
                 if not isinstance(reply, Exception):
+                    self._has_written = self._has_written or sendings[index].command.writes
                     continue
                 if sendings[index].goes_again_at_once(reply):
                     again.append(index)
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = sendings[index].end_after(
-                    reply, str(self._transport), is_last=now >= give_up_at
-                )
+                end = self._end(sendings[index], reply, is_last=now >= give_up_at)
                 if end is None:
                     again.append(index)
                     has_to_pause = True
@@ -215,6 +218,15 @@ class Connection:
                 pause_s = min(pause_s * 2, 1.0)
         return answers
 
+    def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
+        """Why a command is not sent again. A server that took a write is no mere replica."""
+        return sending.end_after(
+            error,
+            str(self._transport),
+            is_last=is_last,
+            finds_primary=self._transport.finds_primary or self._has_written,
+        )
+
     def _timeout_s(self, block_ms: int) -> float:
         if block_ms:
             return block_ms / 1000 + self._blocking_margin_s
@@ -225,6 +237,7 @@ class Transport(Protocol):
     """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
 
     is_cluster: bool
+    finds_primary: bool
     is_closed: bool
 
     def exchange(self, sending: Sending, timeout_s: float) -> Any:
@@ -252,10 +265,13 @@ def _open_transport(target: Target, client_name: str | None) -> Transport:
         case "cluster":
 
             def make_node(node: Node) -> ServerTransport:
-                return ServerTransport(make(where, node=node), f"{node[0]}:{node[1]}")
+                return ServerTransport(
+                    make(where, node=node), f"{node[0]}:{node[1]}", finds_primary=True
+                )
 
             return ClusterTransport(make_node, where.hosts, str(where))
-    return ServerTransport(make(where), str(where))
+    finds_primary = where.kind == "sentinel"
+    return ServerTransport(make(where), str(where), finds_primary=finds_primary)
 
 
 def _find(target: Any) -> Address:

@@ -43,10 +43,13 @@ class ServerTransport:
         make_socket: MakeSocket,
         label: str,
         server: embedded.EmbeddedServer | None = None,
+        *,
+        finds_primary: bool = False,
     ) -> None:
         self._make_socket = make_socket
         self._label = label
         self._server = server
+        self.finds_primary = finds_primary
         self._lock = threading.Lock()
         self._free: list[Any] = []
         self._in_use: set[Any] = set()

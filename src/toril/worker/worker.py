@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
-from toril.errors import InvalidOptionError, TorilError
+from toril.errors import InvalidOptionError, ServerUnusableError, TorilError
 from toril.logs import get_logger
 from toril.options import (
     BackoffStrategy,
@@ -49,6 +49,8 @@ from toril.worker.writer import JobWriter
 logger = get_logger("toril.worker")
 
 SILENCE_S = 2.0
+REFUSED_FOR_S = 30.0
+"""For how long a server that has served before may refuse for good: somebody may be mending it."""
 
 IsFinal = Callable[[StoredJob, BaseException], bool]
 """``(job, error)``: is there no use in trying again after this error?"""
@@ -137,6 +139,7 @@ class Worker:
         self._closed: asyncio.Event = asyncio.Event()
         self._death: BaseException | None = None
         self._server_error: tuple[float, Exception] | None = None
+        self._refused_since: float | None = None
         self._closing: asyncio.Task[None] | None = None
 
         lock_ms = self._lock_ms()
@@ -206,6 +209,8 @@ class Worker:
         """Take and run jobs until ``close`` is called.
 
         When the task that awaits this is cancelled, running jobs are stopped and handed back.
+        Raises ``ServerUnusableError`` when the server can never serve: a wrong password, missing
+        rights, a version that is too old, a replica.
         """
         await self.start()
         try:
@@ -214,6 +219,7 @@ class Worker:
             await self.close(timeout=0)
             raise
         if self._death is not None:
+            await self.close(timeout=0)
             raise self._death
 
     async def start(self) -> None:
@@ -274,17 +280,19 @@ class Worker:
         self._pump.stop_taking()
         if self._has_started:
             doubting = asyncio.create_task(self._hurry_when_nobody_answers())
+            # Nothing can be asked of a server that refuses everything.
+            grace_s = 0 if isinstance(self._death, ServerUnusableError) else GRACE_S
             pump, *others = self._services
             for service in others:
                 service.cancel()
-            await self._unless_hurried(asyncio.wait(others), grace_s=GRACE_S)
+            await self._unless_hurried(asyncio.wait(others), grace_s=grace_s)
             for service in others:
                 service.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             await self._unless_hurried(self._crew.finish())
             await self._crew.release()
             self._pump.close()
-            has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=GRACE_S)
+            has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=grace_s)
             if not has_settled:
                 logger.warning(
                     "the worker of queue %r ends while its server does not answer; it holds %d"
@@ -295,7 +303,7 @@ class Worker:
                 pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
             if has_settled:
-                await self._unless_hurried(self._say_goodbye(), grace_s=GRACE_S)
+                await self._unless_hurried(self._say_goodbye(), grace_s=grace_s)
             doubting.cancel()
             await asyncio.to_thread(self._lease.close)
         await self._executor.close()
@@ -445,9 +453,28 @@ class Worker:
             self._emitter.emit("progress", job, value)
 
     def _on_server_error(self, error: Exception) -> None:
-        logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
         self._server_error = (asyncio.get_running_loop().time(), error)
         self._emitter.emit("error", error)
+        if isinstance(error, ServerUnusableError) and self._is_refused_for_good():
+            logger.critical("the worker of queue %r ends: %s", self.name, error)
+            self._die(error)
+            return
+        logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
+
+    def _is_refused_for_good(self) -> bool:
+        """Has the server never served, or refused for so long that nobody seems to mend it?"""
+        heard_at = self._pump.last_reply_at
+        if not heard_at:
+            return True
+        now = asyncio.get_running_loop().time()
+        if self._refused_since is None or heard_at > self._refused_since:
+            self._refused_since = now
+        return now - self._refused_since >= REFUSED_FOR_S
+
+    def _die(self, error: BaseException) -> None:
+        if self._closing is None and self._death is None:
+            self._death = error
+            self._closed.set()
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         """Services end only when told to; anything else is a bug that must not go unseen.
@@ -457,9 +484,10 @@ class Worker:
         if task.cancelled() or task.exception() is None or self._closing is not None:
             return
         logger.critical("the worker of queue %r stopped", self.name, exc_info=task.exception())
-        self._emitter.emit("error", task.exception())
-        self._death = task.exception()
-        self._closed.set()
+        error = task.exception()
+        assert error is not None
+        self._emitter.emit("error", error)
+        self._die(error)
 
     def _lock_ms(self) -> int:
         return _ms(self.options.lock_duration)
