@@ -245,6 +245,36 @@ async def test_without_a_job_a_silent_server_is_not_waited_for(how, start_server
     listener.close()
 
 
+@pytest.mark.parametrize("work", ["none", "on the loop", "in a thread"])
+async def test_a_loop_ends_although_nobody_closed_its_worker(work, start_server):
+    """Its server is silent, and nothing may keep ``asyncio.run`` from returning."""
+    server = start_server()
+    release = threading.Event()
+
+    def in_thread(job):
+        release.wait(60)
+
+    async def main() -> None:
+        handler = in_thread if work == "in a thread" else on_loop
+        worker = Worker("q", handler, connection=server.unix_url)
+        if work == "none":
+            with server.client() as client:
+                await worker.start()
+                # Both wait: the one for jobs, and the lease for its mail.
+                await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+        else:
+            async with Queue("q", connection=server.unix_url) as own:
+                await own.add("job")
+            await worker.start()
+            await wait_until(lambda: worker.is_processing)
+        server.freeze()
+
+    await asyncio.wait_for(asyncio.to_thread(asyncio.run, main()), 15)
+
+    release.set()
+    server.thaw()
+
+
 async def test_with_a_job_a_silent_server_is_waited_for(start_server, monkeypatch):
     """It has a result to write, so it uses its time."""
     monkeypatch.setattr("toril.worker.worker.SILENCE_S", 0.2)

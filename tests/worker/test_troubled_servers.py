@@ -315,3 +315,33 @@ async def test_a_delayed_job_never_runs_early_whatever_the_clients_clock(
 
         stored = await inside.job(job.id)
         assert 150 <= int(stored["processedOn"]) - before_ms < 60_000
+
+
+@pytest.mark.parametrize(
+    ("policy", "harm"),
+    [("allkeys-lru", "deletes jobs"), ("volatile-lru", "run twice"), ("noeviction", None)],
+)
+async def test_a_worker_warns_of_a_server_that_evicts(policy, harm, start_server, caplog):
+    server = start_server({"maxmemory-policy": policy})
+    async with Worker("q", print, connection=server.unix_url):
+        with server.client() as client:
+            await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+
+    told = [one.getMessage() for one in caplog.records if "maxmemory-policy" in one.getMessage()]
+    assert len(told) == (harm is not None)
+    assert all(policy in one and harm in one for one in told)
+
+
+async def test_who_may_not_ask_for_the_memory_works_all_the_same(start_server):
+    server = start_server(tcp=True)
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">x", "~*", "&*", "+@all", "-info")
+    done: list[str] = []
+
+    async def handle(job):
+        done.append(job.id)
+
+    url = f"redis://worker:x@127.0.0.1:{server.port}"
+    async with Queue("q", connection=url) as queue, Worker("q", handle, connection=url):
+        job = await queue.add("job")
+        await wait_until(lambda: done == [job.id])

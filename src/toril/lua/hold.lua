@@ -10,6 +10,7 @@
 local base, limiter, meta = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/queueAt"
+--- @include "includes/clock"
 --- @include "includes/hold"
 
 holdBack(queueAt(base), {}, a.duration_ms)

@@ -11,6 +11,8 @@
   Replies of flights that have been silent for longer than `forget_ms` are forgotten: each sweep walks
   through a part of them, and all of them expire when nobody sweeps any more.
   Jobs in `paused` of a queue that is not paused come back too: at most a slice in a sweep.
+  A clock that was ahead and is set back leaves times that nobody would have chosen: what lives longer
+  than it was ever meant to is shortened, so that nothing stands still until the clock is there again.
 
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
   Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
@@ -34,6 +36,7 @@ local a = cmsgpack.unpack(ARGV[1])
 
 local queue = queueAt(base)
 local MOST_UNHEARD = 3
+local LONG_LOCK_MS, MOST_LATE = 300000, 100
 local FLIGHTS_A_WALK, FLIGHTS_A_LOOK = 500, 2000
 local EXPIRE_MS = "86400000"
 
@@ -56,7 +59,9 @@ end
 
 if a.cursor == 0 then
   if not redis.call("SET", stalled_check, clock(), "PX", a.interval_ms, "NX") then
-    return { 0, 0, {}, 0 }
+    local left_ms = redis.call("PTTL", stalled_check)
+    if left_ms >= 0 and left_ms <= a.interval_ms then return { 0, 0, {}, 0 } end
+    redis.call("SET", stalled_check, clock(), "PX", a.interval_ms)
   end
   forgetSilentFlights(clock())
 end
@@ -107,15 +112,44 @@ local function bringBackPaused()
   wake(queue, gate)
 end
 
+--- Does somebody hold the job? A lock that was given by a clock that was ahead is shortened by as much.
+local function isLocked(job)
+  local left_ms = redis.call("PTTL", job .. ":lock")
+  if left_ms == -2 then return false end
+  if left_ms > LONG_LOCK_MS then
+    local ahead_ms = (tonumber(redis.call("HGET", job, "processedOn")) or 0) - clock()
+    if ahead_ms > 0 and ahead_ms < left_ms then
+      redis.call("PEXPIRE", job .. ":lock", digits(left_ms - ahead_ms))
+    end
+  end
+  return true
+end
+
+--- Look again at lanes that wait for longer than their rate limit can hold them.
+local function lookAtLateLanes()
+  local now = clock()
+  local last = redis.call("ZREVRANGE", queue["lanes:later"], 0, MOST_LATE - 1, "WITHSCORES")
+  for i = 1, #last, 2 do
+    local lane = last[i]
+    if tonumber(last[i + 1]) - now > (laneRules(queue, lane).duration or 1000) then
+      redis.call("ZREM", queue["lanes:later"], lane)
+      local turn, ids = laneHolders(queue, lane)
+      placeLane(queue, lane, #ids, turn)
+    end
+  end
+  if #last > 0 then wakeForLanes(queue, gate) end
+end
+
 local brought_back = {}
 if a.cursor <= 0 then
   if a.cursor == 0 then
     trimEvents(queue, gate)
     bringBackPaused()
+    lookAtLateLanes()
   end
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
-    if redis.call("EXISTS", job .. ":lock") == 0 and redis.call("LREM", active, 1, id) == 1 then
+    if not isLocked(job) and redis.call("LREM", active, 1, id) == 1 then
       local known = redis.call("HMGET", job, "name", "x.lane", "stc")
       if known[1] then
         if not wasNeverHeardOf(job, id) then

@@ -67,7 +67,9 @@ class LocalExecutor:
         try:
             result = await asyncio.shield(running)
         except asyncio.CancelledError:
-            if job.is_released or running.done():
+            # Cancelled by nobody here: the loop ends, and nobody may keep it from that.
+            is_stopped = job.is_cancelled or (job.limit is not None and job.limit.expired())
+            if job.is_released or running.done() or not is_stopped:
                 raise
             job.is_stopping = True
             await asyncio.wait([running])

@@ -140,7 +140,9 @@ class Pump:
         """Wait at the server for up to ``block_ms`` and take what comes.
 
         The slots asked for are kept free meanwhile. When the wait is cut short, by cancelling or
-        by the line, the server is asked what became of it: a job may be on its way already.
+        by the line, the server is asked what became of it: a job may be on its way already. Only
+        when the loop ends, which tells nobody before it cancels, is nothing asked of a server that
+        may be silent; a sweep brings back what is lost.
         """
         flight = self._waiting_flight
         wanted = min(self._free(), MOST_PER_CALL)
@@ -148,7 +150,9 @@ class Pump:
         self._asked_for += wanted
         try:
             reply = await flight.wait_and_take(block_ms, self._make_take(wanted, token), request)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._takes:
+                raise
             reply = await flight.call([], self._make_take(0, token), request)
             self._asked_for -= wanted
             self._digest(flight, request, reply, [], 0, token)

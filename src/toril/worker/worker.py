@@ -22,7 +22,7 @@ from toril.options import (
     WorkerOptions,
     milliseconds,
 )
-from toril.protocol import settling
+from toril.protocol import eviction, settling
 from toril.protocol.command import plain
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
@@ -499,6 +499,19 @@ class Worker:
         """
         with contextlib.suppress(TorilError):
             await self._blocking.run(plain("PING", parse=bool, near=self.keys.marker))
+            await self._warn_of_eviction()
+
+    async def _warn_of_eviction(self) -> None:
+        """What is acknowledged and then evicted is lost, and nothing else would tell of it."""
+        policy = await self._blocking.run(eviction.policy(self.keys))
+        if harm := eviction.harm(policy):
+            logger.warning(
+                "the server of queue %r has maxmemory-policy %r: when its memory is full %s;"
+                " set it to noeviction, and keep caches on another server",
+                self.name,
+                policy,
+                harm,
+            )
 
     def _client_name(self) -> str:
         """The name under which BullMQ's tools list workers."""

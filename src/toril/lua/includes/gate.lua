@@ -19,7 +19,7 @@ local function readGate(queue)
     was_version_5 = major == 5 or meta[9] ~= false,
     max = tonumber(meta[5]),
     duration = tonumber(meta[6]),
-    is_held = meta[7] ~= false,
+    held_ms = meta[7] and (tonumber(meta[7]) or 1) or nil,
     holds_letters = meta[8] ~= false
   }
 end

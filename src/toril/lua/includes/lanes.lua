@@ -275,8 +275,15 @@ end
 local function laneLimitedFor(queue, lane, rules)
   if not rules.max and not hasLimits(lanesOf(queue)) then return 0 end
   local key = queue.base .. ":lanes:rate:" .. lane
-  if tonumber(redis.call("GET", key) or 0) < (rules.max or HELD_LANE) then return 0 end
-  return math.max(redis.call("PTTL", key), 0)
+  local started = tonumber(redis.call("GET", key) or 0)
+  if started < (rules.max or HELD_LANE) then return 0 end
+  local left_ms = redis.call("PTTL", key)
+  if started < HELD_LANE and left_ms > (rules.duration or 1000) then
+    -- The clock was set back, or the limit changed: the window is over.
+    redis.call("DEL", key)
+    return 0
+  end
+  return math.max(left_ms, 0)
 end
 
 local function countLaneStart(queue, lane, rules)

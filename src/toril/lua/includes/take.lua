@@ -7,9 +7,13 @@ local function readTaken(job, id)
   return hash
 end
 
+--- By how much windows of several workers may differ. One that is to last longer still was begun by a
+--- clock that was ahead.
+local LONGEST_WINDOW_APART = 60000
+
 --- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
 local function allowance(queue, gate, limiter, count)
-  if gate.is_held then
+  if gate.held_ms then
     local ttl = heldFor(queue, gate)
     if ttl > 0 then return 0, ttl end
   end
@@ -18,8 +22,9 @@ local function allowance(queue, gate, limiter, count)
   local started = tonumber(redis.call("GET", queue.limiter) or 0)
   if started >= max then
     local ttl = redis.call("PTTL", queue.limiter)
-    if ttl > 0 then return 0, ttl end
-    if ttl == 0 then redis.call("DEL", queue.limiter) end
+    local longest = (limiter and limiter.duration or gate.duration or 1000) + LONGEST_WINDOW_APART
+    if ttl > 0 and (ttl <= longest or started >= 9007199254740991) then return 0, ttl end
+    if ttl >= 0 then redis.call("DEL", queue.limiter) end
     started = 0
   end
   return math.min(count, max - started), 0
