@@ -15,7 +15,7 @@ from typing import TypeVar
 from toril.client.connection import Connection
 from toril.errors import RefusedError
 from toril.protocol import adding
-from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
 from toril.protocol.keys import Keys
 
 T = TypeVar("T")
@@ -47,10 +47,13 @@ class Batcher:
 
         Answers go through ``each`` while the server works on the next slices.
         """
-        commands = [
-            adding.add_each(self._keys, jobs[start : start + MOST_JOBS_PER_CALL], each)
-            for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
-        ]
+        commands = []
+        start = 0
+        while start < len(jobs):
+            part = jobs[start : start + MOST_JOBS_PER_CALL]
+            part = part[: count_for_one_call(part)]
+            commands.append(adding.add_each(self._keys, part, each))
+            start += len(part)
         added: list[T] = []
         for answers in await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
             for answer in answers:
@@ -81,7 +84,7 @@ class Batcher:
         """Send batch after batch until nobody waits; a caller that left is no reason to stop."""
         try:
             while self._waiting:
-                count = min(len(self._waiting), MOST_JOBS_PER_CALL)
+                count = count_for_one_call(job for job, _ in self._waiting)
                 batch = list(islice(self._waiting, count))
                 for _ in range(count):
                     self._waiting.popleft()

@@ -35,7 +35,8 @@
   Emits     completed, failed, retries-exhausted, deadLettered, added, delayed, waiting,
             waiting-children, active, drained
   Keeps     I1, I2, I3, I5, I6
-  Cost      O(outcomes + take), at most 200 delayed jobs and 100 of lanes let in, 1000 old ones removed per outcome
+  Cost      O(outcomes + take), at most 200 delayed jobs and 100 of lanes let in, 1000 old ones removed per
+            outcome; half a megabyte of jobs is enough (next due ms is then the time now)
 ]]
 local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])

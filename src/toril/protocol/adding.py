@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_job_id, check_known_id
 
 MOST_JOBS_PER_CALL = 200
+MOST_BYTES_PER_CALL = 500_000
+"""Of data. Jobs beyond that go with the next call, so that the server has time for others."""
 """So that no script holds the server for longer than a few milliseconds."""
 
 _EMPTY = b"{}"
@@ -35,6 +38,17 @@ class Prepared(msgspec.Struct, frozen=True):
     entry: dict[str, Any]
     data: bytes
     opts: bytes
+
+
+def count_for_one_call(jobs: Iterable[Prepared]) -> int:
+    """How many of ``jobs`` may be added by one call: at least one, and not too many bytes."""
+    count = size = 0
+    for job in islice(jobs, MOST_JOBS_PER_CALL):
+        count += 1
+        size += len(job.data)
+        if size >= MOST_BYTES_PER_CALL:
+            break
+    return count
 
 
 class Added(msgspec.Struct, frozen=True):

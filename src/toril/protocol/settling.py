@@ -283,6 +283,14 @@ class Settled(msgspec.Struct, frozen=True):
     outcome: Outcome
     job: StoredJob
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the server has to move for it; a dead letter takes its data along."""
+        letter = self.outcome.letter
+        if letter is None:
+            return sum(map(len, self.outcome.payloads))
+        return len(letter.trouble.metadata) + len(self.job.raw(b"data") or b"")
+
 
 Confirmation = tuple[str, int]
 """A flight and the number of a call of it: the reply has arrived."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from toril.errors import RefusedError
 from toril.protocol import adding
-from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
 from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
 
@@ -35,10 +35,13 @@ class Batcher:
 
         Answers go through ``each`` while the server works on the next slices.
         """
-        commands = [
-            adding.add_each(self._keys, jobs[start : start + MOST_JOBS_PER_CALL], each)
-            for start in range(0, len(jobs), MOST_JOBS_PER_CALL)
-        ]
+        commands = []
+        start = 0
+        while start < len(jobs):
+            part = jobs[start : start + MOST_JOBS_PER_CALL]
+            part = part[: count_for_one_call(part)]
+            commands.append(adding.add_each(self._keys, part, each))
+            start += len(part)
         added: list[T] = []
         for answers in self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
             for answer in answers:

@@ -20,6 +20,8 @@ from toril.protocol.settling import Confirmation, Reply, Settled, Take
 from toril.worker.flight import Flight
 
 MOST_PER_CALL = 200
+MOST_BYTES_PER_CALL = 500_000
+"""Of outcomes. A call that brings more would keep the server from everybody else for too long."""
 CONFIRM_AFTER_S = 0.02
 LONGEST_HOLD_MS = 30_000
 
@@ -180,8 +182,8 @@ class Pump:
         return len(self._finished) >= self._enough or wanted >= self._enough
 
     async def _go(self, flight: Flight) -> None:
-        batch = self._finished[:MOST_PER_CALL]
-        del self._finished[:MOST_PER_CALL]
+        batch = _first_of(self._finished)
+        del self._finished[: len(batch)]
         confirmations, self._to_confirm = self._to_confirm, {}
         # What is settled now is free when the reply comes: ask for it in the same call.
         self._leaving += len(batch)
@@ -230,8 +232,10 @@ class Pump:
         elif reply.jobs:
             loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
         if wanted:
-            self._may_find = len(reply.jobs) == wanted
-            self.next_due_ms = reply.next_due_ms
+            # Something that is due already, although there are jobs: they were too big to come all.
+            is_cut = bool(reply.jobs) and reply.next_due_ms > 0
+            self._may_find = len(reply.jobs) == wanted or is_cut
+            self.next_due_ms = 0 if is_cut else reply.next_due_ms
             if reply.rate_limit_ms > 0:
                 self.hold(min(reply.rate_limit_ms, LONGEST_HOLD_MS))
             elif reply.jobs:
@@ -299,3 +303,13 @@ class Pump:
             for news in waiting:
                 if not news.done():
                     news.set_result(None)
+
+
+def _first_of(finished: list[Settled]) -> list[Settled]:
+    """As many as one call may carry, at least one."""
+    size = 0
+    for count, item in enumerate(finished[:MOST_PER_CALL], 1):
+        size += item.size
+        if size >= MOST_BYTES_PER_CALL:
+            return finished[:count]
+    return finished[:MOST_PER_CALL]

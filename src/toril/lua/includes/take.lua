@@ -36,9 +36,11 @@ local function countStart(queue, gate, limiter)
   end
 end
 
---- Ids that may run next, already in `active`: the list before the priorities.
+--- Ids that may run next, already in `active`: the list before the priorities. Also returns the
+--- scores of those that have one, by their place among the ids.
 local function popReady(queue, count)
-  if count == 0 then return {} end
+  local scores = {}
+  if count == 0 then return {}, scores end
   local ids = redis.call("RPOP", queue.wait, count) or {}
   if #ids < count then
     local popped = redis.call("ZPOPMIN", queue.prioritized, count - #ids)
@@ -47,12 +49,25 @@ local function popReady(queue, count)
     end
     for i = 1, #popped, 2 do
       ids[#ids + 1] = popped[i]
+      scores[#ids] = popped[i + 1]
     end
   end
   if #ids > 0 then
     redis.call("LPUSH", queue.active, unpack(ids))
   end
-  return ids
+  return ids, scores
+end
+
+--- Put ids from `first` on back to where popReady took them from.
+local function unpop(queue, ids, scores, first)
+  for i = #ids, first, -1 do
+    redis.call("LREM", queue.active, 1, ids[i])
+    if scores[i] then
+      redis.call("ZADD", queue.prioritized, scores[i], ids[i])
+    else
+      redis.call("RPUSH", queue.wait, ids[i])
+    end
+  end
 end
 
 --- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
@@ -72,14 +87,15 @@ local function endStranded(queue, gate, id, membership, now)
   return true
 end
 
---- Lock one job for `who`. Returns what the worker is told and whether it only has to fail the job;
---- nothing for an id without a job, or for one that may not run.
+--- Lock one job for `who`. Returns what the worker is told (nothing for an id without a job, or for one
+--- that may not run), whether it only has to fail the job, and how many bytes were read.
 local function startJob(queue, gate, id, who, now, fence)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
-  local is_job, is_doomed, started, lane, membership = false, false, 1, nil, nil
+  local is_job, is_doomed, started, lane, membership, size = false, false, 1, nil, nil, 0
   for i = 1, #hash, 2 do
     local field = hash[i]
+    size = size + #hash[i + 1]
     if field == "name" then
       is_job = true
     elseif field == "ats" then
@@ -94,16 +110,16 @@ local function startJob(queue, gate, id, who, now, fence)
   end
   if not is_job then
     redis.call("LREM", queue.active, 1, id)
-    return nil
+    return nil, false, size
   end
   if membership and not is_doomed and endStranded(queue, gate, id, membership, now) then
-    return nil
+    return nil, false, size
   end
   if lane and not fence then
     fence = admitStray(queue, lane, id)
     if not fence then
       redis.call("LREM", queue.active, 1, id)
-      return nil
+      return nil, false, size
     end
   end
   redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
@@ -125,7 +141,7 @@ local function startJob(queue, gate, id, who, now, fence)
   end
   hash[n + 1], hash[n + 2], hash[n + 3], hash[n + 4] = "ats", started, "processedOn", now
   hash[n + 5] = id
-  return hash, is_doomed
+  return hash, is_doomed, size
 end
 
 --- Is there any lane from which a job could be taken now or later?
@@ -133,7 +149,11 @@ local function hasLanes(queue)
   return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
 end
 
---- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due.
+--- How many bytes of jobs are enough for one call, or the server would stand still for everybody else.
+local MOST_BYTES = 500000
+
+--- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due. With jobs
+--- the last is 0, or now when there was too much to take it all at once.
 local function takeJobs(queue, gate, count, who, limiter, now)
   promoteDue(queue, gate, now)
   local has_lanes = hasLanes(queue)
@@ -150,10 +170,11 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   end
 
   local is_limited = gate.max or limiter
-  local jobs, popped = {}, 0
+  local jobs, popped, bytes = {}, 0, 0
   local function start(id, fence)
     popped = popped + 1
-    local taken, is_doomed = startJob(queue, gate, id, who, now, fence)
+    local taken, is_doomed, size = startJob(queue, gate, id, who, now, fence)
+    bytes = bytes + size
     if not taken then return false end
     jobs[#jobs + 1] = taken
     if is_limited and not is_doomed then
@@ -162,7 +183,12 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     return true
   end
   local function startPlain(most)
-    for _, id in ipairs(popReady(queue, most)) do
+    local ids, scores = popReady(queue, most)
+    for i, id in ipairs(ids) do
+      if bytes >= MOST_BYTES then
+        unpop(queue, ids, scores, i)
+        break
+      end
       start(id)
     end
   end
@@ -171,11 +197,13 @@ local function takeJobs(queue, gate, count, who, limiter, now)
   local plain = has_lanes and plainShare(queue, allowed) or allowed
   startPlain(plain)
   if #jobs < allowed and (has_lanes or rawget(queue, "lanes")) then
-    for _, job in ipairs(popLanes(queue, allowed - #jobs)) do
+    local taken, lane_bytes = popLanes(queue, allowed - #jobs, MOST_BYTES)
+    for _, job in ipairs(taken) do
       -- An id without a job must not hold its lane.
       if not start(job.id, job.fence) then releaseLane(queue, job.field, job.id) end
     end
-    if plain > 0 and #jobs < allowed then startPlain(allowed - #jobs) end
+    bytes = math.max(bytes, lane_bytes)
+    if plain > 0 and #jobs < allowed and bytes < MOST_BYTES then startPlain(allowed - #jobs) end
   end
   if #jobs == 0 then
     -- Nothing of what was taken could run; whoever looks next finds what stands behind it.
@@ -185,5 +213,5 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     return jobs, 0, due()
   end
   redis.call("ZADD", queue.marker, "0", "0")
-  return jobs, 0, 0
+  return jobs, 0, bytes >= MOST_BYTES and now or 0
 end

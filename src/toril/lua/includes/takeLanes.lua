@@ -30,14 +30,18 @@ local function takeShared(queue, lane, turn, head, id)
   placeLane(queue, lane, #ids, turn)
 end
 
---- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects.
-local function takeHeads(queue, popped, taken)
+--- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects,
+--- and `taken.bytes` says how much data that is. Lanes that would be too much keep their turn.
+local function takeHeads(queue, popped, taken, most_bytes)
   local heads, holders = {}, {}
   local cache = lanesOf(queue).heads
   for i = 1, #popped, 2 do
     local lane, turn = popped[i], tonumber(popped[i + 1])
     local head = laneHead(queue, lane)
-    if not head then
+    if taken.bytes >= most_bytes then
+      redis.call("ZADD", queue["lanes:ready"], popped[i + 1], lane)
+      lanesOf(queue).turn = taken.turn
+    elseif not head then
       local _, ids = laneHolders(queue, lane)
       placeLane(queue, lane, #ids, turn)
     else
@@ -52,6 +56,8 @@ local function takeHeads(queue, popped, taken)
         cache[lane] = nil
       end
       taken[#taken + 1] = { id = id, field = field }
+      taken.turn = math.max(taken.turn, turn)
+      taken.bytes = taken.bytes + redis.call("HSTRLEN", queue.base .. ":" .. id, "data")
     end
   end
   if #heads == 0 then return end
@@ -60,17 +66,18 @@ local function takeHeads(queue, popped, taken)
 end
 
 --- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
---- number that grows with every take of the queue's lanes, and so within each of them.
-local function popLanes(queue, count)
+--- number that grows with every take of the queue's lanes, and so within each of them. Also returns how
+--- many bytes of data they have; `most_bytes` are enough.
+local function popLanes(queue, count, most_bytes)
   local lanes = lanesOf(queue)
-  local taken, ids = {}, {}
-  while #taken < count do
+  local taken, ids = { bytes = 0, turn = lanes.turn }, {}
+  while #taken < count and taken.bytes < most_bytes do
     local popped = redis.call("ZPOPMIN", queue["lanes:ready"], count - #taken)
     if #popped == 0 then break end
     lanes.turn = math.max(lanes.turn, tonumber(popped[#popped]))
-    takeHeads(queue, popped, taken)
+    takeHeads(queue, popped, taken, most_bytes)
   end
-  if #taken == 0 then return taken end
+  if #taken == 0 then return taken, 0 end
   for i, job in ipairs(taken) do
     ids[i] = job.id
   end
@@ -81,7 +88,7 @@ local function popLanes(queue, count)
   for i, job in ipairs(taken) do
     job.fence = fence + i
   end
-  return taken
+  return taken, taken.bytes
 end
 
 --- How many of `count` jobs are to be plain ones: half, and the odd one goes to either side in turn;
