@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
+import threading
+import time
 from collections import Counter
 
 import pytest
 import redis
 import redis.asyncio
 
+import toril.sync
 from tests.helpers import until_renewed, wait_until, wait_until_sync
 from tests.servers import Server, free_port
-from toril import Queue, Worker
+from toril import Job, Queue, ServerUnusableError, Worker
 from toril.client.embedded import server_binary
 
 # It fails over when it is told to. With little patience it would do so as well whenever a busy
@@ -84,13 +88,12 @@ async def test_a_worker_follows_its_master(pair: tuple[Server, Server], sentinel
         with redis.Redis(port=sentinel, password="secret", decode_responses=True) as client:
             await wait_until(lambda: _fails_over(client), PATIENCE_S)
             await wait_until(lambda: _master(client) == pair[1].port, PATIENCE_S)
-        # Until the old master knows of it, what it is told is lost: Sentinel promises no more.
-        with pair[0].client() as client:
-            await wait_until(lambda: _is_replica(client), PATIENCE_S)
-        second = await queue.add("second")
+        with pair[1].client() as client:
+            # Until its word has come, the old one may take a job, which is lost.
+            second = await wait_until(lambda: _add_to(queue, client), PATIENCE_S)
         await wait_until(lambda: ran[second.id] == 1, PATIENCE_S)
 
-    assert ran == Counter([first.id, second.id])
+    assert (ran[first.id], ran[second.id]) == (1, 1)
     with pair[1].client() as client:
         assert client.info("replication")["role"] == "master"
         assert client.zscore("bull:q:completed", second.id)
@@ -117,6 +120,53 @@ async def test_a_client_made_by_sentinel_does_as_well(pair: tuple[Server, Server
     await client.aclose()
 
 
+async def test_a_planned_failover_loses_nothing_that_is_added_after_it(pair, sentinel):
+    """The old primary goes on taking jobs for seconds, and all of them would be lost.
+
+    Those that it took just before are saved as well if the sentinel's word comes in time, which a
+    busy machine cannot promise; see docs/guides/production.md for figures.
+    """
+    url = f"redis+sentinel://127.0.0.1:{sentinel}/main/0?sentinel_password=secret"
+    acknowledged: dict[str, float] = {}
+    is_over = threading.Event()
+
+    def add_from_a_thread() -> None:
+        with toril.sync.Queue("q", connection=url) as blocking:
+            while not is_over.is_set():
+                acknowledged[blocking.add("blocking").id] = time.monotonic()
+                time.sleep(0.01)
+
+    async def add(queue: Queue) -> None:
+        while not is_over.is_set():
+            acknowledged[(await queue.add("async")).id] = time.monotonic()
+            await asyncio.sleep(0.01)
+
+    async with Queue("q", connection=url) as queue:
+        adding = [asyncio.create_task(add(queue))]
+        adding.append(asyncio.create_task(asyncio.to_thread(add_from_a_thread)))
+        with redis.Redis(port=sentinel, password="secret", decode_responses=True) as client:
+            await wait_until(lambda: len(acknowledged) > 20, PATIENCE_S)
+            await wait_until(lambda: _fails_over(client), PATIENCE_S)
+            await wait_until(lambda: _master(client) == pair[1].port, PATIENCE_S)
+        heard_by = time.monotonic() + 1
+        await wait_until(
+            lambda: sum(at > heard_by for at in list(acknowledged.values())) > 20, PATIENCE_S
+        )
+        is_over.set()
+        await asyncio.gather(*adding)
+    with pair[1].client() as client:
+        there = set(client.lrange("bull:q:wait", 0, -1))
+
+    assert [job for job, at in acknowledged.items() if at > heard_by and job not in there] == []
+
+
+async def test_a_sentinel_that_refuses_the_password_ends_the_worker(sentinel: int):
+    url = f"redis+sentinel://127.0.0.1:{sentinel}/main/0?sentinel_password=wrong"
+
+    with pytest.raises(ServerUnusableError, match="a sentinel does not accept the password"):
+        await asyncio.wait_for(Worker("q", print, connection=url).run(), PATIENCE_S)
+
+
 def _fails_over(client: redis.Redis) -> bool:
     try:
         return bool(client.execute_command("SENTINEL FAILOVER", "main"))
@@ -128,8 +178,6 @@ def _master(client: redis.Redis) -> int:
     return int(client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "main")[1])
 
 
-def _is_replica(client: redis.Redis) -> bool:
-    try:
-        return bool(client.info("replication")["role"] == "slave")
-    except redis.ConnectionError:  # a sentinel that demotes a master cuts off its clients
-        return False
+async def _add_to(queue: Queue, client: redis.Redis) -> Job | None:
+    job = await queue.add("second")
+    return job if client.exists(f"bull:q:{job.id}") else None

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, Union, cast
 from toril.client import embedded
 from toril.client.cluster import ClusterTransport
 from toril.client.ids import flights
-from toril.client.sockets import REPLY_TIMEOUT_S, TROUBLES, maker
+from toril.client.sockets import REPLY_TIMEOUT_S, TROUBLES, maker, news_of_primary
 from toril.client.transport import SOCKET_TIMEOUT_S, ServerTransport
 from toril.errors import InvalidOptionError
 from toril.protocol import address
@@ -272,8 +272,8 @@ def _open_transport(target: Target, client_name: str | None) -> Transport:
                 )
 
             return ClusterTransport(make_node, where.hosts, str(where))
-    finds_primary = where.kind == "sentinel"
-    return ServerTransport(make(where), str(where), finds_primary=finds_primary)
+    news = news_of_primary(where)
+    return ServerTransport(make(where), str(where), finds_primary=bool(news), news=news)
 
 
 def _find(target: Any) -> Address:

@@ -7,13 +7,16 @@ how long they are waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from inspect import signature
 from ssl import CERT_NONE
 from typing import Any, cast
 
 from redis import __version__ as redis_version
+from redis.asyncio import Redis
 from redis.asyncio.connection import (
     AbstractConnection,
     Connection,
@@ -36,13 +39,17 @@ from redis.exceptions import TimeoutError as LateError
 from redis.retry import Retry
 
 from toril.errors import InvalidOptionError
+from toril.protocol import failovers
 from toril.protocol.address import Address, kept
+from toril.protocol.failovers import Told
 from toril.protocol.slots import Node
 from toril.version import VERSION
 
 TROUBLES = (RedisError, OSError)
 LINE_TROUBLES = (LineError, LateError, OSError)
 REPLY_TIMEOUT_S = 5.0
+_LISTEN_AGAIN_S = 1.0
+_LONGEST_SILENCE_S = 5.0
 
 try:
     from redis.driver_info import DriverInfo
@@ -69,6 +76,8 @@ _CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].d
 """Does this version of redis-py check that a certificate is for the host?"""
 
 MakeSocket = Callable[[], Any]
+News = Callable[[], AsyncIterator[Node | Told]]
+"""Tells where the primary is, at first and whenever it changes, and when it is about to."""
 
 
 def maker(
@@ -148,19 +157,22 @@ def _parsed(where: Address) -> dict[str, Any]:
 
 
 def _through_sentinel(where: Address, own: dict[str, Any]) -> MakeSocket:
-    sentinel_options = where.sentinel_options
     options = {**where.options, **own, "ssl": where.is_tls}
-    if sentinel_options.get("ssl"):
-        sentinel_options = _checking_hosts(sentinel_options, where)
     if where.is_tls:
         options = _checking_hosts(options, where)
-    # One that does not answer is not asked again before the others were.
-    no_retry = {"socket_timeout": REPLY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
-    sentinel = _sentinel(where, {**sentinel_options, **no_retry})
+    sentinel = _sentinel(where, _sentinel_options(where))
     pool: Any = SentinelConnectionPool(  # type: ignore[no-untyped-call]
         where.service, sentinel, is_master=True, **options
     )
     return partial(_make, pool, where)
+
+
+def _sentinel_options(where: Address) -> dict[str, Any]:
+    options = where.sentinel_options
+    if options.get("ssl"):
+        options = _checking_hosts(options, where)
+    # One that does not answer is not asked again before the others were.
+    return {**options, "socket_timeout": REPLY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
 
 
 def _sentinel(where: Address, options: dict[str, Any]) -> Any:
@@ -177,13 +189,53 @@ class _Sentinel(Sentinel):
     async def discover_master(self, service_name: str) -> Any:
         try:
             return await cast(Any, super()).discover_master(service_name)
-        except MasterNotFoundError:
-            pass
+        except MasterNotFoundError as error:
+            is_refused = "AuthenticationError" in str(error)
         asked = [one.connection_pool.connection_kwargs for one in self.sentinels]
         hosts = ", ".join(f"{one.get('host')}:{one.get('port')}" for one in asked)
         raise MasterNotFoundError(
             f"none of the sentinels {hosts} answers and knows the master {service_name!r}"
+            + ("; AuthenticationError" if is_refused else "")
         )
+
+
+def news_of_primary(where: Address) -> list[News]:
+    """What each sentinel tells, as long as somebody listens; nothing for other servers.
+
+    All of them are heard: only the one that leads a failover tells what it is about to do.
+    """
+    if where.kind != "sentinel":
+        return []
+    return [partial(_news, where, host, port) for host, port in where.hosts]
+
+
+async def _news(where: Address, host: str, port: int) -> AsyncIterator[Node | Told]:
+    options: dict[str, Any] = {
+        **_sentinel_options(where),
+        "socket_connect_timeout": REPLY_TIMEOUT_S,
+        "health_check_interval": 10,
+        "decode_responses": True,
+    }
+    while True:
+        sentinel: Any = Redis(host=host, port=port, **options)
+        try:
+            ears: Any = sentinel.pubsub(ignore_subscribe_messages=True)
+            await ears.subscribe(*failovers.CHANNELS)
+            # Asked after the subscription: what happens from now on is heard, and this is before.
+            named = await sentinel.execute_command(
+                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", where.service
+            )
+            if named:
+                yield str(named[0]), int(named[1])
+            while True:
+                message = await ears.get_message(timeout=_LONGEST_SILENCE_S)
+                yield failovers.read(message, where.service)
+        except TROUBLES:
+            yield Told.NOTHING  # the sockets meet the same trouble, and tell of it
+        finally:
+            with contextlib.suppress(*TROUBLES):
+                await sentinel.aclose()
+        await asyncio.sleep(_LISTEN_AGAIN_S)
 
 
 __all__ = [
@@ -194,7 +246,9 @@ __all__ = [
     "LineError",
     "MakeSocket",
     "MovedError",
+    "News",
     "ReadOnlyError",
     "ResponseError",
     "maker",
+    "news_of_primary",
 ]

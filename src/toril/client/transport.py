@@ -7,6 +7,7 @@ in threads than on a loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -19,12 +20,16 @@ from toril.client.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
     MakeSocket,
+    News,
     ReadOnlyError,
     ResponseError,
 )
 from toril.errors import ServerUnavailableError
+from toril.protocol import failovers
 from toril.protocol.command import Word
+from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
+from toril.protocol.slots import Node
 
 MOST_SOCKETS = 16
 SOCKET_TIMEOUT_S: float | None = None
@@ -49,6 +54,7 @@ class ServerTransport:
         server: embedded.EmbeddedServer | None = None,
         *,
         finds_primary: bool = False,
+        news: Sequence[News] = (),
     ) -> None:
         self._make_socket = make_socket
         self._label = label
@@ -58,12 +64,18 @@ class ServerTransport:
         self._deadlines: dict[Any, float] = {}
         self._watch: asyncio.TimerHandle | None = None
         self._room = asyncio.Semaphore(MOST_SOCKETS)
+        self._news = news
+        self._listeners: list[asyncio.Task[None]] = []
+        self._is_open = asyncio.Event()
+        self._is_open.set()
         self.is_closed = False
 
     def __str__(self) -> str:
         return self._label
 
     async def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
+        if self._news:
+            await self._follow_primary()
         async with self._room:
             socket = self._borrow()
             try:
@@ -96,6 +108,8 @@ class ServerTransport:
     ) -> list[Any]:
         """Send on one socket, without waiting for one reply before the next request."""
         answers: list[Any] = []
+        if self._news:
+            await self._follow_primary()
         async with self._room:
             socket = self._borrow()
             try:
@@ -106,7 +120,10 @@ class ServerTransport:
             except BaseException:
                 await self._drop(socket)
                 raise
-            self._give_back(socket)
+            if any(isinstance(answer, ReadOnlyError) for answer in answers):
+                await self._drop(socket)
+            else:
+                self._give_back(socket)
             return answers
 
     async def _pipeline(
@@ -136,6 +153,35 @@ class ServerTransport:
                 answers.append(error)
                 continue
             answers.append(sendings[len(answers)].answer(reply))
+
+    async def _follow_primary(self) -> None:
+        """Listen for a failover, and send nothing while one is about to happen."""
+        if not self._listeners and not self.is_closed:
+            loop = asyncio.get_running_loop()
+            self._listeners = [loop.create_task(self._listen(news)) for news in self._news]
+        if not self._is_open.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(failovers.LONGEST_HOLD_S):
+                    await self._is_open.wait()
+            self._is_open.set()
+
+    async def _listen(self, news: News) -> None:
+        async for told in news():
+            if told is Told.ABOUT_TO_SWITCH:
+                self._is_open.clear()
+            elif isinstance(told, tuple):
+                await self._leave_all_but(told)
+                self._is_open.set()
+
+    async def _leave_all_but(self, primary: Node) -> None:
+        """Whatever another server still takes would be lost."""
+        for socket in [*self._free]:
+            if socket.is_connected and (socket.host, int(socket.port)) != primary:
+                self._free.remove(socket)
+                await socket.disconnect(nowait=True)
+        for socket in self._deadlines:
+            if socket.is_connected and (socket.host, int(socket.port)) != primary:
+                _abort(socket)
 
     def _borrow(self) -> Any:
         if self.is_closed:
@@ -176,6 +222,9 @@ class ServerTransport:
 
     async def close(self) -> None:
         self.is_closed = True
+        for listener in self._listeners:
+            listener.cancel()
+        await asyncio.gather(*self._listeners, return_exceptions=True)
         if self._watch is not None:
             self._watch.cancel()
         sockets = [*self._free, *self._deadlines]

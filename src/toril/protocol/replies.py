@@ -54,6 +54,7 @@ _LOST_CLASSES = frozenset(
 
 _NO_LOGIN = "it asks for a password and none was given; write redis://user:password@host"
 _WRONG_LOGIN = "it does not accept the user or the password; check them in the URL"
+_WRONG_SENTINEL_LOGIN = "a sentinel does not accept the password; write ?sentinel_password=…"
 _NO_PERMISSION = (
     "its user may not run a command or touch a key that Toril needs; extend the user's ACL rules"
 )
@@ -96,7 +97,7 @@ def why_unusable(error: BaseException) -> str:
     names = {cls.__name__ for cls in type(error).__mro__}
     message = str(error).removeprefix("ERR ")
     if "MasterNotFoundError" in names:
-        return _WRONG_LOGIN if "AuthenticationError" in message else ""
+        return _WRONG_SENTINEL_LOGIN if "AuthenticationError" in message else ""
     for beginning, why in _UNUSABLE:
         if message.startswith(beginning):
             return why

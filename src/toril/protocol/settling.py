@@ -285,7 +285,7 @@ class Settled(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """About how many bytes the server has to move for it; a dead letter takes its data along."""
+        """About how many bytes the server has to move; a dead letter takes its data along."""
         letter = self.outcome.letter
         if letter is None:
             return sum(map(len, self.outcome.payloads))

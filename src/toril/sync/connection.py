@@ -23,7 +23,7 @@ from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Sending, longest_block_ms
 from toril.protocol.slots import Node
 from toril.sync.cluster import ClusterTransport
-from toril.sync.sockets import REPLY_TIMEOUT_S, TROUBLES, maker
+from toril.sync.sockets import REPLY_TIMEOUT_S, TROUBLES, maker, news_of_primary
 from toril.sync.transport import SOCKET_TIMEOUT_S, ServerTransport
 
 T = TypeVar("T")
@@ -270,8 +270,8 @@ def _open_transport(target: Target, client_name: str | None) -> Transport:
                 )
 
             return ClusterTransport(make_node, where.hosts, str(where))
-    finds_primary = where.kind == "sentinel"
-    return ServerTransport(make(where), str(where), finds_primary=finds_primary)
+    news = news_of_primary(where)
+    return ServerTransport(make(where), str(where), finds_primary=bool(news), news=news)
 
 
 def _find(target: Any) -> Address:

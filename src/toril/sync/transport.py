@@ -18,12 +18,16 @@ from hiredis import pack_command
 
 from toril.client import embedded
 from toril.errors import ServerUnavailableError
+from toril.protocol import failovers
 from toril.protocol.command import Word
+from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
+from toril.protocol.slots import Node
 from toril.sync.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
     MakeSocket,
+    News,
     ReadOnlyError,
     ResponseError,
 )
@@ -45,6 +49,7 @@ class ServerTransport:
         server: embedded.EmbeddedServer | None = None,
         *,
         finds_primary: bool = False,
+        news: Sequence[News] = (),
     ) -> None:
         self._make_socket = make_socket
         self._label = label
@@ -53,6 +58,10 @@ class ServerTransport:
         self._lock = threading.Lock()
         self._free: list[Any] = []
         self._in_use: set[Any] = set()
+        self._news = news
+        self._is_listening = False
+        self._is_open = threading.Event()
+        self._is_open.set()
         self.is_closed = False
         _transports.add(self)
 
@@ -60,6 +69,8 @@ class ServerTransport:
         return self._label
 
     def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
+        if self._news:
+            self._follow_primary()
         connection = self._borrow()
         try:
             self._connect(connection, timeout_s)
@@ -89,6 +100,8 @@ class ServerTransport:
     ) -> list[Any]:
         """Send on one socket, without waiting for one reply before the next request."""
         answers: list[Any] = []
+        if self._news:
+            self._follow_primary()
         connection = self._borrow()
         try:
             self._pipeline(connection, sendings, timeout_s, at_once, answers)
@@ -98,7 +111,10 @@ class ServerTransport:
         except BaseException:
             self._drop(connection)
             raise
-        self._give_back(connection)
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            self._drop(connection)
+        else:
+            self._give_back(connection)
         return answers
 
     def _pipeline(
@@ -149,6 +165,39 @@ class ServerTransport:
         self._lock = threading.Lock()
         self._free = []
         self._in_use = set()
+        self._is_listening = False
+        self._is_open = threading.Event()
+        self._is_open.set()
+
+    def _follow_primary(self) -> None:
+        """Listen for a failover, and send nothing while one is about to happen."""
+        with self._lock:
+            has_to_listen = not self._is_listening and not self.is_closed
+            self._is_listening = self._is_listening or has_to_listen
+        if has_to_listen:
+            for news in self._news:
+                who = (weakref.ref(self), news)
+                threading.Thread(target=_listen, args=who, name="toril-news", daemon=True).start()
+        if not self._is_open.wait(failovers.LONGEST_HOLD_S):
+            self._is_open.set()
+
+    def hear(self, told: Node | Told) -> None:
+        """The primary is about to change, or is this one now: what others still take is lost."""
+        if told is Told.ABOUT_TO_SWITCH:
+            self._is_open.clear()
+        elif isinstance(told, tuple):
+            self._leave_all_but(told)
+            self._is_open.set()
+
+    def _leave_all_but(self, primary: Node) -> None:
+        with self._lock:
+            left = [one for one in self._free if not _leads_to(one, primary)]
+            self._free = [one for one in self._free if _leads_to(one, primary)]
+            for connection in self._in_use:
+                if not _leads_to(connection, primary):
+                    _shut(connection)
+        for connection in left:
+            connection.disconnect()
 
     def _borrow(self) -> Any:
         with self._lock:
@@ -188,6 +237,21 @@ def _shut(connection: Any) -> None:
     if connection._sock is not None:
         with contextlib.suppress(OSError):
             connection._sock.shutdown(socket.SHUT_RDWR)
+
+
+def _leads_to(connection: Any, primary: Node) -> bool:
+    is_connected = connection._sock is not None
+    return not is_connected or (connection.host, int(connection.port)) == primary
+
+
+def _listen(who: weakref.ref[ServerTransport], news: News) -> None:
+    """Tell a transport what a sentinel tells, until it is closed or nobody has it any more."""
+    for told in news():
+        transport = who()
+        if transport is None or transport.is_closed:
+            return
+        transport.hear(told)
+        del transport
 
 
 _transports: weakref.WeakSet[ServerTransport] = weakref.WeakSet()
