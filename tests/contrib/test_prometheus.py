@@ -106,6 +106,7 @@ async def test_a_worker_tells_how_long_jobs_wait_and_run(queue, registry, url, p
         await wait_until(lambda: value("toril_attempts_total", name="good", outcome="completed"))
         await wait_until(lambda: value("toril_attempts_total", name="bad", outcome="failed"))
         assert value("toril_running_jobs") == 0
+        assert value("toril_abandoned_threads") == 0
 
     assert value("toril_attempts_total", name="bad", outcome="retried") == 1
     assert value("toril_dead_lettered_jobs_total", name="bad") == 1

@@ -13,8 +13,9 @@ import pytest
 
 from tests.helpers import wait_until
 from tests.worker.conftest import Inside, StartWorker
-from toril import Router, UnrecoverableError
+from toril import NewJob, Router, UnrecoverableError
 from toril.errors import DelayedError, InvalidOptionError, LockLostError, RateLimitError
+from toril.worker import executors
 
 
 async def test_an_async_handler_runs_on_the_loop(queue, start_worker, inside: Inside):
@@ -297,26 +298,89 @@ async def test_a_timeout_within_the_handler_is_an_ordinary_failure(queue, start_
     assert (await inside.job(job.id))["failedReason"] == "TimeoutError"
 
 
-async def test_a_thread_sees_its_timeout_and_holds_its_job_until_it_ends(
-    queue, start_worker, inside
-):
-    told = threading.Event()
-    may_end = threading.Event()
-
+async def test_a_thread_sees_its_timeout_and_may_end_by_itself(queue, start_worker, inside):
     def handler(job):
         while not job.is_cancelled:
             time.sleep(0.005)
-        told.set()
-        may_end.wait(60)
+        raise RuntimeError("stopped half-way")
 
     job = await queue.add("slow", timeout=30)
-    await start_worker(handler)
-    await wait_until(told.is_set)
-    assert await inside.ids("active") == [job.id]
-    may_end.set()
+    worker = await start_worker(handler)
     await inside.until_finished(1)
 
     assert "ran longer than its timeout of 30 ms" in (await inside.job(job.id))["failedReason"]
+    assert worker.abandoned_threads == 0
+
+
+@pytest.fixture
+def short_patience(monkeypatch):
+    monkeypatch.setattr(executors, "ABANDON_AFTER_S", 0.01)
+
+
+async def test_a_thread_past_its_timeout_frees_its_slot(
+    queue, start_worker, inside, short_patience, caplog
+):
+    """The job has failed, whatever its function still does; it can write nothing of the job."""
+    may_end = threading.Event()
+    errors: list[Exception] = []
+
+    def handler(job):
+        if job.name == "stuck":
+            may_end.wait(60)
+            try:
+                job.log("too late")
+            except LockLostError as error:
+                errors.append(error)
+        return "done"
+
+    stuck = await queue.add("stuck", timeout=30, attempts=1)
+    worker = await start_worker(handler)
+    await wait_until(lambda: worker.abandoned_threads == 1)
+    quick = await queue.add("quick")
+    await inside.until_finished(2)
+
+    assert "ran longer than its timeout" in (await inside.job(stuck.id))["failedReason"]
+    assert (await inside.job(quick.id))["returnvalue"] == '"done"'
+    assert "executor='process'" in caplog.text
+    may_end.set()
+    await wait_until(lambda: worker.abandoned_threads == 0)
+    assert len(errors) == 1
+    assert await inside.logs(stuck.id) == []
+
+
+async def test_threads_that_are_stuck_do_not_pile_up(
+    queue, start_worker, inside, short_patience, caplog
+):
+    """As many as there are slots; then a job holds its slot as long as its function runs."""
+    may_end = threading.Event()
+    begun: list[str] = []
+
+    def handler(job):
+        begun.append(job.id)
+        may_end.wait(60)
+
+    jobs = await queue.add_bulk([NewJob("stuck", timeout=30) for _ in range(7)])
+    worker = await start_worker(handler, concurrency=2)
+    await wait_until(lambda: caplog.text.count("holds its slot") == 2)
+
+    assert (worker.abandoned_threads, len(begun), len(await inside.ids("active"))) == (2, 4, 2)
+    may_end.set()
+    await inside.until_finished(len(jobs))
+    await wait_until(lambda: worker.abandoned_threads == 0)
+    assert sorted(begun) == sorted(job.id for job in jobs)
+
+
+async def test_a_worker_closes_although_a_thread_is_stuck(
+    queue, start_worker, inside, short_patience
+):
+    may_end = threading.Event()
+    await queue.add("stuck", timeout=30)
+    worker = await start_worker(lambda job: may_end.wait(60))
+    await inside.until_finished(1)
+
+    await asyncio.wait_for(worker.close(), 20)
+
+    may_end.set()
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "stubborn"])

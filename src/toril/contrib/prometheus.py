@@ -241,6 +241,12 @@ class _Meters:
         self.running = Gauge(
             "toril_running_jobs", "Jobs that run now", ["queue"], registry=registry
         )
+        self.abandoned = Gauge(
+            "toril_abandoned_threads",
+            "Plain handlers that still run although their jobs failed by their timeout",
+            ["queue"],
+            registry=registry,
+        )
         self.stalled = Counter(
             "toril_stalled_jobs",
             "Jobs brought back from silent workers",
@@ -267,6 +273,9 @@ class _Meters:
         worker.on("closed", lambda: workers.remove(worker))
         self.running.labels(worker.name).set_function(
             lambda: sum(len(each.current_jobs) for each in workers)
+        )
+        self.abandoned.labels(worker.name).set_function(
+            lambda: sum(each.abandoned_threads for each in workers)
         )
 
     @classmethod

@@ -6,14 +6,24 @@ import asyncio
 import inspect
 from typing import Any, Protocol
 
+from toril.logs import get_logger
 from toril.worker.active_job import ActiveJob
 from toril.worker.handlers import Handler, Router, is_async, wrap
 from toril.worker.thread_job import ThreadJob
 from toril.worker.threads import Threads
 
+logger = get_logger("toril.worker")
+
+ABANDON_AFTER_S = 1.0
+"""For how long a plain function may go on after its time, to see that it is to stop."""
+
 
 class Executor(Protocol):
     """Runs one job's handler; cancelling the call stops the handler as far as it can be stopped."""
+
+    @property
+    def abandoned(self) -> int:
+        """How many handlers still run although their jobs have been given up."""
 
     async def run(self, job: ActiveJob) -> Any: ...
 
@@ -34,6 +44,10 @@ class LocalExecutor:
         if runs_on_loop:
             return await handler(job)
         return await self._run_in_thread(handler, job)
+
+    @property
+    def abandoned(self) -> int:
+        return self._threads.abandoned
 
     async def close(self) -> None:
         self._threads.close()
@@ -61,17 +75,22 @@ class LocalExecutor:
         return run_in_thread
 
     async def _run_in_thread(self, handler: Handler, job: ActiveJob) -> Any:
-        """A thread cannot be killed: when the job is cancelled its flag is set, and the call ends
-        when the function does, because letting go of a job that still runs would run it twice."""
+        """A thread cannot be killed: when the job is to stop, its flag is set.
+
+        A cancelled job is held until the function ends, because letting go of it would run it
+        twice. A job past its ``timeout`` is not: whoever sets one wants its place to be free.
+        """
         running = self._threads.run(handler, ThreadJob(job, asyncio.get_running_loop()))
         try:
             result = await asyncio.shield(running)
         except asyncio.CancelledError:
+            is_late = job.limit is not None and job.limit.expired()
             # Cancelled by nobody here: the loop ends, and nobody may keep it from that.
-            is_stopped = job.is_cancelled or (job.limit is not None and job.limit.expired())
-            if job.is_released or running.done() or not is_stopped:
+            if job.is_released or running.done() or not (is_late or job.is_cancelled):
                 raise
             job.is_stopping = True
+            if is_late and await self._has_abandoned(running, job):
+                raise
             await asyncio.wait([running])
             if running.exception() is None:
                 raise
@@ -80,3 +99,29 @@ class LocalExecutor:
             # A lambda or a wrapper around an async function: only the call was made in the thread.
             return await result
         return result
+
+    async def _has_abandoned(self, running: asyncio.Future[Any], job: ActiveJob) -> bool:
+        """Give up a function that does not end soon, unless too many run on already."""
+        await asyncio.wait([running], timeout=ABANDON_AFTER_S)
+        if running.done():
+            return False
+        if self._threads.abandon(running):
+            logger.warning(
+                "job %r (%r) of queue %r is past its timeout and its function does not return; the"
+                " attempt has failed, the thread goes on (%d such threads). Look at"
+                " job.is_cancelled in it, or use executor='process', which can kill it",
+                job.id,
+                job.name,
+                job.queue_name,
+                self._threads.abandoned,
+            )
+            return True
+        logger.error(
+            "job %r (%r) of queue %r is past its timeout and holds its slot until its function"
+            " returns: %d threads of this worker are stuck already",
+            job.id,
+            job.name,
+            job.queue_name,
+            self._threads.abandoned,
+        )
+        return False

@@ -37,6 +37,11 @@ class ProcessExecutor:
         self._free: list[Process] = []
         self._processes = processes
 
+    @property
+    def abandoned(self) -> int:
+        """None ever: a process can be killed."""
+        return 0
+
     async def run(self, job: ActiveJob) -> Any:
         process = self._free.pop() if self._free else await self._start(job)
         try:

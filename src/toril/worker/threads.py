@@ -1,6 +1,8 @@
 """Threads for plain ``def`` handlers.
 
-They are daemons: a process that ends does not wait for a function that is stuck.
+They are daemons: a process that ends does not wait for a function that is stuck.  Python cannot
+kill a thread, so a function that is given up (``abandon``) runs on beside the others, and a thread
+takes its place; only as many may be given up at a time as there are places.
 """
 
 from __future__ import annotations
@@ -30,6 +32,19 @@ class Threads:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._pending = 0
         self._threads = 0
+        self._abandoned: set[asyncio.Future[Any]] = set()
+
+    @property
+    def abandoned(self) -> int:
+        """How many functions run that nobody waits for."""
+        return len(self._abandoned)
+
+    def abandon(self, call: asyncio.Future[Any]) -> bool:
+        """Let a call run on without anybody who waits; False if too many do so already."""
+        if len(self._abandoned) >= self._most:
+            return False
+        self._abandoned.add(call)
+        return True
 
     def run(self, function: Callable[[Any], Any], argument: Any) -> asyncio.Future[Any]:
         """Call ``function(argument)`` in a thread, in a copy of the caller's context."""
@@ -37,7 +52,7 @@ class Threads:
         future: asyncio.Future[Any] = loop.create_future()
         self._pending += 1
         self._calls.put(_Call(future, loop, copy_context(), function, argument))
-        if self._threads < min(self._pending, self._most):
+        if self._threads < min(self._pending, self._most + len(self._abandoned)):
             self._threads += 1
             name = f"toril-handler-{self._threads}"
             threading.Thread(target=self._work, name=name, daemon=True).start()
@@ -67,6 +82,9 @@ class Threads:
 
     def _done(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
         self._pending -= 1
+        if future in self._abandoned:
+            self._abandoned.remove(future)
+            future.cancel()  # nobody reads what came of it
         if future.cancelled():
             return
         if error is None:

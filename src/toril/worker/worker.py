@@ -404,6 +404,11 @@ class Worker:
         return self._server_error[1]
 
     @property
+    def abandoned_threads(self) -> int:
+        """How many plain handlers still run although their jobs failed by their ``timeout``."""
+        return self._executor.abandoned
+
+    @property
     def dead_lettered(self) -> int:
         """How many jobs this worker has sent to the dead letters."""
         return 0 if self._burial is None else self._burial.count
