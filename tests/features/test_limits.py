@@ -386,3 +386,25 @@ async def _is_free(queue, lane):
 async def _is_limited(queue, lane):
     found = await queue.get_lane(lane)
     return found is not None and found.limited_until is not None
+
+
+async def test_a_second_429_does_not_shorten_the_hold_of_a_lane(queue, work):
+    """Two jobs of a lane that runs two at once: the longer wait counts."""
+    waits = {"long": 60_000, "short": 20}
+    met = asyncio.Barrier(2)
+
+    async def handler(job):
+        await met.wait()
+        if job.name == "short":
+            await wait_until(lambda: _is_limited(queue, "a"))
+        raise RateLimitError(waits[job.name], lane=True)
+
+    await queue.set_lane_concurrency(2, "a")
+    jobs = [await queue.add(name, lane="a") for name in waits]
+    async with work(handler, concurrency=2):
+        for job in jobs:
+            await wait_until(lambda job=job: _is_back(queue, job.id), message=job.name)
+
+    lane = await queue.get_lane("a")
+    began = (await queue.get_job(jobs[0].id)).processed_on
+    assert lane.limited_until >= began + waits["long"]

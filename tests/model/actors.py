@@ -25,6 +25,7 @@ LOCK_MS = 1_000_000_000
 FRESH, IDLE, POPPED, GONE = "fresh", "idle", "popped", "gone"
 DONE, FAIL, GIVE_BACK = "done", "fail", "give back"
 PUT_OFF, LIMIT, WAIT = "put off", "limit", "wait for children"
+HOLD_LANE = "hold its lane"
 
 
 class Habits(NamedTuple):
@@ -112,6 +113,7 @@ _ERRORS = {
     FAIL: ValueError("no"),
     PUT_OFF: DelayedError(1000),
     LIMIT: RateLimitError(1000),
+    HOLD_LANE: RateLimitError(1000, lane=True),
     WAIT: WaitingChildrenError(),
 }
 

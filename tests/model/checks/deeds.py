@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tests.model.actors import LIMIT
+from tests.model.actors import HOLD_LANE, LIMIT
 from tests.model.checks.events import Events
 from tests.model.steps import NUMBERED, Step
 from tests.model.view import View
@@ -127,6 +127,9 @@ def _limited(after: View, step: Step, reply: Any) -> Iterator[str]:
     if step.call is None or step.worker is None or step.is_repeated or isinstance(reply, int):
         return
     queue = after.queues[step.worker.queue]
+    for (held, how), code in zip(step.call.ended, reply[0], strict=True):
+        if how == HOLD_LANE and code == 0 and queue.lane_of(held.job_id) not in queue.lanes_later:
+            yield f"T7: {held.job_id} was to hold its lane back and does not"
     codes = zip(step.call.ended, reply[0], strict=True)
     if any(how == LIMIT and code == 0 for (_, how), code in codes):
         if not (queue.is_limited and "x.held" in queue.meta):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.model.actors import FAIL, WAIT, Habits, Worker, keys_of
+from tests.model.actors import FAIL, HOLD_LANE, WAIT, Habits, Worker, keys_of
 from tests.model.machine import START_MS, Request
 from tests.model.view import PREFIX, View
 from tests.model.world import (
@@ -204,6 +204,14 @@ WORLDS = (
         (add("x", lane="l"), add("y", lane="l")),
         Client("pause l", lambda view: lanes.pause(keys_of("q"), "l")),
         Client("resume l", lambda view: lanes.resume(keys_of("q"), "l")),
+    ),
+    _corner(
+        "a handler holds its lane",
+        (add("x", "holds", lane="l"), add("y", lane="l"), add("o", lane="o")),
+        adds("z", lane="l"),
+        removes("y"),
+        ends={"holds": (HOLD_LANE,)},
+        faults=((LEAVING, 1), (EXPIRY, 1)),
     ),
     _corner(
         "lanes in turn",

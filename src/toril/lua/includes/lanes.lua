@@ -254,11 +254,13 @@ local function hasLimits(lanes)
   return lanes.max or lanes.held_until > lanes.now
 end
 
---- Let nobody take from the lane for a while. Workers of an older version do not look at this.
-local function holdLane(queue, field, duration_ms)
+--- Let nobody take from the lane for a while: the longest wait that a job was told counts, and a window
+--- is not cut short. Workers of an older version do not look at this.
+local function holdLane(queue, field, asked_ms)
   local lanes = lanesOf(queue)
-  redis.call("SET", queue.base .. ":lanes:rate:" .. laneOf(field), string.format("%.0f", HELD_LANE),
-    "PX", duration_ms)
+  local key = queue.base .. ":lanes:rate:" .. laneOf(field)
+  local duration_ms = math.max(asked_ms, redis.call("PTTL", key))
+  redis.call("SET", key, string.format("%.0f", HELD_LANE), "PX", duration_ms)
   lanes.held_until = math.max(lanes.held_until, lanes.now + duration_ms)
   redis.call("HSET", queue.meta, "toril.lanesHeldUntil", string.format("%.0f", lanes.held_until))
 end
