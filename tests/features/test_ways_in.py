@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "timeout": {"timeout": 5000},
     "idempotency_key": {"idempotency_key": "k"},
     "timestamp": {"timestamp": 1_700_000_000_000},
+    "expires": {"expires": FAR},
     "telemetry": {"telemetry": "00-trace"},
     "lane": {"lane": "l"},
     "lane, delay": {"lane": "l", "delay": FAR},

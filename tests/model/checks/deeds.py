@@ -164,7 +164,7 @@ def _changed_priority(after: View, step: Step, reply: Any) -> Iterator[str]:
 def _deduplicated(
     before: View, after: View, events: Events, step: Step, reply: Any
 ) -> Iterator[str]:
-    if step.request.script != "add":
+    if step.request.script != "add" or step.is_repeated:
         return
     for (name, job_id), told in events.of_jobs.items():
         owned = after.queues[name].jobs.get(job_id, {}).get("deid")
