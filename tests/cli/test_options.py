@@ -108,7 +108,8 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     "groups list": {"--state": _GROUPS}
     | dict.fromkeys(("--limit", "--skip", "--oldest-first"), _PAGED),
     "groups resolve": {"--note": _UNDONE, "--yes": _UNDONE},
-    "lanes list": {"--limit": _PAGED, "--skip": _PAGED},
+    "lanes list": {"--limit": _PAGED, "--skip": _PAGED, "--state": _LANES},
+    "lanes jobs": {"--limit": _LANES, "--skip": _LANES},
     "lanes drain": {"--yes": _LANES, "--delayed": _EMPTIED},
     "schedulers list": {"--limit": _PAGED},
     "schedulers remove": {"--yes": _SCHEDULERS},
