@@ -65,6 +65,7 @@ CORPUS: dict[str, list[str]] = {
     "groups cancel": [QUEUE, "{group}"],
     "lanes list": [QUEUE],
     "lanes show": [QUEUE, f"lane{SHORT}"],
+    "lanes jobs": [QUEUE, f"lane{SHORT}"],
     "lanes pause": [QUEUE, f"lane{SHORT}"],
     "lanes resume": [QUEUE, f"lane{SHORT}"],
     "lanes drain": [QUEUE, f"lane{SHORT}"],

@@ -44,6 +44,7 @@ LOOKING = {
     "groups show": ["paymens", "some-group"],
     "lanes list": ["paymens"],
     "lanes show": ["paymens", "lane"],
+    "lanes jobs": ["paymens", "lane"],
     "schedulers list": ["paymens"],
 }
 MAKING = {"add", "schedulers set", "worker"}
