@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,22 @@ def duration_s(label: str, work_s: float) -> float:
     return work_s * (100 if number % 40 == 0 else 1)
 
 
+def note_starvation(directory: Path) -> None:
+    """Write down when this process got no time for so long that its locks may have run out."""
+    with (directory / f"{os.getpid()}.starved").open("a", buffering=1) as file:
+        before = time.time()
+        while True:
+            time.sleep(0.1)
+            now = time.time()
+            if now - before > LOCK_MS / 3000:
+                file.write(f"{before} {now}\n")
+            before = now
+
+
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.ERROR)
+    directory = Path(config["ledger"])
+    threading.Thread(target=note_starvation, args=(directory,), daemon=True).start()
     ledger = Ledger(Path(config["ledger"]) / f"{os.getpid()}.db", os.getpid())
 
     async def handle(job: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.chaos.history import disorders
 from tests.chaos.ledger import Run, read_all
 from tests.chaos.program import LETTERS, LOCK_MS, QUEUE, SWEEP_MS
-from tests.chaos.storm import LINES, PREFIX, Storm
+from tests.chaos.storm import LINES, PREFIX, Fault, Storm
 from tests.keyspace import audit
 
 WINDOW_S = (LOCK_MS + 4 * SWEEP_MS) / 1000 + 5.0
@@ -41,6 +41,7 @@ HAS_TO_HAPPEN = (
 
 async def problems_of(storm: Storm, client: Any) -> list[str]:
     """Everything that must not be, as sentences."""
+    _note_starved(storm)
     runs = sorted(read_all(storm.directory), key=lambda run: run.started)
     by_label: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -63,6 +64,16 @@ async def problems_of(storm: Storm, client: Any) -> list[str]:
         if not storm.seen[what]
     ]
     return problems
+
+
+def _note_starved(storm: Storm) -> None:
+    """A process that a busy machine gave no time was as good as stopped."""
+    for path in storm.directory.glob("*.starved"):
+        for row in path.read_text().splitlines():
+            began, _, end = row.partition(" ")
+            if end:
+                storm.faults.append(Fault("starved", float(began), float(end), int(path.stem)))
+                storm.seen["processes without time"] += 1
 
 
 def _lost(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
@@ -99,7 +110,7 @@ def _explains(storm: Storm, earlier: Run, later: Run) -> bool:
     for fault in storm.faults:
         if fault.until < began - 0.5 or fault.at > end:
             continue
-        if fault.kind in ("kill", "stop") and fault.pid == earlier.pid:
+        if fault.kind in ("kill", "stop", "starved") and fault.pid == earlier.pid:
             return True
         # Nobody could renew a lock while the server was away or the line was silent.
         if fault.kind in ("restart", "silence", "stall", "freeze") and end - fault.until < WINDOW_S:

@@ -314,6 +314,7 @@ async def _disturb(
     others += ["freeze", *LINES]
     planned = others * 2
     dice.shuffle(planned)
+    planned += ["cut", "lose"]  # these first: they have to meet adds, which end with the kills
     while storm.killed < storm.kills or planned or not adding.done():
         if adding.done() and adding.exception() is not None:
             return
