@@ -25,6 +25,8 @@ MAX_ATTEMPTS = 1_000_000
 MAX_NAME_LENGTH = 1024
 MAX_LANE_LENGTH = 1024
 LANE_ATTEMPTS = 3
+_MOST_DOUBLINGS = 40
+"""Of a wait: enough to reach ``MAX_DELAY_MS`` from the shortest one."""
 
 
 def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
@@ -105,8 +107,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def wait_ms(self, attempts_made: int, dice: float) -> int:
         """The wait after attempt number ``attempts_made``; ``dice`` is drawn from [0, 1)."""
-        longest = self.delay if self.type == "fixed" else self.delay * 2 ** (attempts_made - 1)
-        longest = min(longest, MAX_DELAY_MS)
+        doublings = 0 if self.type == "fixed" else min(max(attempts_made - 1, 0), _MOST_DOUBLINGS)
+        longest = min(self.delay << doublings, MAX_DELAY_MS)
         if not self.jitter:
             return longest
         shortest = longest * (1 - self.jitter)

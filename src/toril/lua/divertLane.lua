@@ -31,6 +31,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/metrics"
 --- @include "includes/scheduled"
 --- @include "includes/finish"
+--- @include "includes/damage"
 
 local queue = queueAt(base)
 local gate = readGate(queue)
@@ -75,7 +76,8 @@ for _, member in ipairs(members) do
     end
     removeFromWaiting(queue, lane, member)
     dropKept(queue, job_id)
-    divert(field, job_id)
+    local is_sound, problem = pcall(divert, field, job_id)
+    if not is_sound then abandonJob(queue, job_id, damageOf(queue, problem), now) end
     sent = sent + 1
   else
     kept = kept + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toril.errors import InvalidOptionError
 from toril.options import Deduplication
+from toril.protocol import codec
 from toril.protocol.command import Command, Resend, plain, script
 from toril.protocol.keys import Keys
 
@@ -13,7 +14,7 @@ def owner(keys: Keys, deduplication_id: str) -> Command[str | None]:
     return plain(
         "GET",
         key(keys, deduplication_id),
-        parse=lambda reply: None if reply is None else reply.decode(),
+        parse=lambda reply: None if reply is None else codec.name(reply),
     )
 
 

@@ -221,7 +221,7 @@ def hash_tag(key: str) -> str | None:
 
 def slot(key: str) -> int:
     """The cluster slot of ``key``: of its hash tag if it has one."""
-    return crc_hqx((hash_tag(key) or key).encode(), 0) % 16384
+    return crc_hqx((hash_tag(key) or key).encode("utf-8", "surrogateescape"), 0) % 16384
 
 
 def check_one_slot(*queues: Keys) -> None:
