@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from toril.errors import InvalidInputError
 from toril.protocol import scripts
 from toril.protocol.keys import Keys
 
@@ -92,23 +93,29 @@ def pack(args: Any) -> bytes:
         return _encode(_escaped(args))
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: Any, argument: str = "") -> Any:
     """``value`` with the names in it that are no UTF-8 as the bytes they are (``codec.name``)."""
     if isinstance(value, str):
-        raw = value.encode("utf-8", "surrogateescape")
+        raw = _raw(value, argument)
         return msgspec.Raw(b"\xdb" + len(raw).to_bytes(4, "big") + raw)
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: _escaped(item, key) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_escaped(item) for item in value]
+        return [_escaped(item, argument) for item in value]
     return value
 
 
 def as_bytes(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """Words of a command with the names in them that are no UTF-8 as the bytes they are."""
-    return tuple(
-        word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word for word in words
-    )
+    return tuple(_raw(word) if isinstance(word, str) else word for word in words)
+
+
+def _raw(text: str, argument: str = "") -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        what = f"{argument}={text!r}" if argument else f"{text!r}"
+        raise InvalidInputError(f"{what} is no valid Unicode text: {error}") from error
 
 
 Plan = Generator[Command[Any] | list[Command[Any]], Any, T]

@@ -10,7 +10,7 @@ import msgspec
 from toril.errors import LockLostError
 from toril.protocol import codec, lanes
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, check_known_id
 
 T = TypeVar("T")
 
@@ -52,6 +52,7 @@ def _parse_renewal(reply: Any) -> Renewal:
 
 def extend_lock(keys: Keys, job_id: str, token: str, *, lock_ms: int) -> Command[None]:
     """Hold one lock for ``lock_ms`` from now."""
+    check_known_id(job_id)
 
     def parse(reply: Any) -> None:
         if _parse_renewal(reply).lost:

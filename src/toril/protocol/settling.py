@@ -16,6 +16,7 @@ from toril.errors import (
     DelayedError,
     ExpiredError,
     FailedChildrenError,
+    InvalidInputError,
     InvalidOptionError,
     JobCancelledError,
     JobNotFoundError,
@@ -427,7 +428,7 @@ class _Troubles:
         return number
 
 
-UNSENDABLE = (UnicodeError, OverflowError, TypeError)
+UNSENDABLE = (UnicodeError, OverflowError, TypeError, InvalidInputError)
 """What writing a command down raises when a value in it cannot be."""
 
 
