@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -35,6 +36,8 @@ STATES = tuple(_CONTAINERS)
 
 UNFINISHED = ("waiting", "active", "prioritized", "delayed")
 """The states of a queue that is not empty yet."""
+
+_FIT = "".join(map(chr, range(0x21, 0x7F)))
 
 _LISTS = ("wait", "paused", "active")
 _SORTED_SETS = ("prioritized", "delayed", "waiting_children", "completed", "failed")
@@ -236,7 +239,18 @@ def counts_per_priority(keys: Keys, priorities: Sequence[int]) -> Plan[dict[int,
 
 def worker_names(keys: Keys) -> str:
     """The name that every worker of the queue gives its connection, or begins it with."""
-    return f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+    return fit(f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}")
+
+
+def worker_name(keys: Keys, name: str | None) -> str:
+    """The name of the connection of a worker that calls itself ``name``."""
+    whole = worker_names(keys)
+    return f"{whole}:w:{fit(name.replace('%', '%25'))}" if name else whole
+
+
+def fit(name: str) -> str:
+    """``name`` as the server lets a connection be called: visible ASCII, the rest as in URLs."""
+    return quote(name, safe=_FIT)
 
 
 def workers(keys: Keys) -> Command[list[WorkerInfo]]:
@@ -251,7 +265,7 @@ def workers(keys: Keys) -> Command[list[WorkerInfo]]:
             if name == whole or name.startswith(f"{whole}:w:"):
                 found.append(
                     WorkerInfo(
-                        name=name[len(whole) + 3 :],
+                        name=unquote(name[len(whole) + 3 :]),
                         address=fields.get("addr", ""),
                         age_s=int(fields.get("age", 0)),
                         idle_s=int(fields.get("idle", 0)),
