@@ -47,7 +47,7 @@ FITTING: dict[str, Any] = {
     "state": "failed",
     "states": "failed",
 }
-NO_NAMES = {"kind", "state", "states", "token"}
+NO_NAMES = {"kind", "state", "states", "token", "resume"}
 """What is one of a few words is refused as another word; a token is compared and never stored."""
 
 

@@ -279,3 +279,24 @@ async def test_a_job_whose_id_is_no_text_runs_and_can_be_removed(
             assert (await queue.get_job(job_id)).name == "odd"
             assert await queue.remove(job_id)
         assert await raw.exists(base + b":\xff\xfe", base + b":\xfe\xff") == 0
+
+
+@pytest.mark.no_audit("there are ids without a job")
+async def test_an_idle_worker_looks_behind_ids_without_a_job(queue, start_worker, inside):
+    """It is woken once, and an idle one looks again by itself in ten minutes only."""
+    ran: list[str] = []
+
+    async def handler(job):
+        ran.append(job.id)
+
+    worker = await start_worker(handler)
+    await wait_until(lambda: worker._pump.is_idle)
+    await queue.pause()
+    for n in range(5):
+        await inside.client.lpush(f"{inside.base}:wait", f"gone-{n}")
+    await inside.client.set(f"{inside.base}:odd", "no hash")
+    await inside.client.lpush(f"{inside.base}:wait", "odd")
+    good = await queue.add("good")
+    await queue.resume()
+
+    await wait_until(lambda: ran == [good.id])

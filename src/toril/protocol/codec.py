@@ -414,7 +414,8 @@ class JobOpts:
 
     @property
     def telemetry(self) -> str | None:
-        return self.raw.get("tm")
+        value = self.raw.get("tm")
+        return value if isinstance(value, str) else None
 
     @property
     def lane(self) -> str | None:
