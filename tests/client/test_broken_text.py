@@ -84,7 +84,9 @@ async def test_every_text_of_a_queue_is_looked_at(method, argument, url, prefix)
         with pytest.raises(InvalidInputError) as refusal:
             await coroutine
         if argument not in NO_NAMES:
-            names = (argument, argument.replace("_", " "), "the id of a job")
+            names = [argument, argument.replace("_", " "), "the id of a job"]
+            if method == "publish_event":
+                names += ["event", "jobId"]
             assert any(name in str(refusal.value) for name in names)
 
 

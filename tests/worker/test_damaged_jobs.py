@@ -290,7 +290,7 @@ async def test_an_idle_worker_looks_behind_ids_without_a_job(queue, start_worker
         ran.append(job.id)
 
     worker = await start_worker(handler)
-    await wait_until(lambda: worker._pump.is_idle)
+    await wait_until(lambda: worker._watch._wait is not None, message="it waits for the marker")
     await queue.pause()
     for n in range(5):
         await inside.client.lpush(f"{inside.base}:wait", f"gone-{n}")

@@ -97,11 +97,17 @@ _PATIENCE = 3
 
 
 def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
-    """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter."""
-    if isinstance(attempt, Returned):
-        return _completed(job, attempt.value, policy)
-    if isinstance(attempt, Raised):
-        return _after_error(job, attempt.error, policy, dice)
+    """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter.
+
+    Never raises: a job whose fields trip this fails, and nobody else.
+    """
+    try:
+        if isinstance(attempt, Returned):
+            return _completed(job, attempt.value, policy)
+        if isinstance(attempt, Raised):
+            return _after_error(job, attempt.error, policy, dice)
+    except Exception as error:  # noqa: BLE001 (a job without an outcome holds its slot for ever)
+        return given_up(job, error)
     return _STOPPED_HALF_WAY if attempt.is_begun else _RETURNED_TO_QUEUE
 
 

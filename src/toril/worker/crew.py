@@ -201,12 +201,7 @@ class Crew:
         self.pump.finish(Settled(job.id, job.token, outcome, job))
 
     def _decide(self, job: StoredJob, attempt: Attempt) -> Outcome:
-        """What becomes of the job; one whose options trip this fails, and nobody else."""
-        try:
-            return settling.decide(job, attempt, self._policy, dice=random.random())
-        except Exception as error:
-            logger.exception("what becomes of job %r could not be decided", job.id)
-            return settling.given_up(job, error)
+        return settling.decide(job, attempt, self._policy, dice=random.random())
 
     def _give_up(self, item: Settled, error: DamagedJobError) -> None:
         """The server cannot write how the job ended: it fails for good, alone."""
