@@ -8,7 +8,7 @@ import pytest
 
 from tests.servers import Server
 from toril.client.connection import Connection
-from toril.errors import ServerUnavailableError
+from toril.errors import ServerError
 from toril.protocol.command import plain
 from toril.sync.connection import Connection as BlockingConnection
 
@@ -33,7 +33,7 @@ async def test_a_socket_to_a_replica_is_left(replica, commands):
     before = await connection.run(WHO)
     assert await connection.run(WHO) == before
 
-    with pytest.raises(ServerUnavailableError, match=r"(?i)read only|readonly"):
+    with pytest.raises(ServerError, match=r"(?i)read only|readonly"):
         await connection.run_all(commands)
 
     assert await connection.run(WHO) != before
@@ -46,7 +46,7 @@ def test_a_blocking_socket_to_a_replica_is_left(replica, commands):
     before = connection.run(WHO)
     assert connection.run(WHO) == before
 
-    with pytest.raises(ServerUnavailableError, match=r"(?i)read only|readonly"):
+    with pytest.raises(ServerError, match=r"(?i)read only|readonly"):
         connection.run_all(commands)
 
     assert connection.run(WHO) != before
