@@ -41,7 +41,7 @@ test: setup ## Run the tests against a real Valkey (T="-k lanes" passes argument
 	@$(BIN)/python -m pytest -n 2 $(T)
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
-	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/interop/test_fuzz.py $(BIG) $(T)
+	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/hostile tests/interop/test_fuzz.py $(BIG) $(T)
 
 chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
 	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)

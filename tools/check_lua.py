@@ -52,7 +52,7 @@ IN_EVERY_CALL = {"skew_ms"}
 ARGS_LINE = "local a = cmsgpack.unpack(ARGV[1])"
 PAYLOAD_LINE = re.compile(r"local \w+ = ARGV\[\d+\]")
 INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$', re.MULTILINE)
-REFUSAL = re.compile(r"\b(?:return|and|or)\s+(-\d+)\b")
+REFUSAL = re.compile(r"\b(?:return|and|or)\s+(?:\{ )?(-\d+)\b")
 REFUSAL_LINE = re.compile(r"^(-\d+)\s+(.*?)(?:\s+(\w+))?$")
 FUNCTION = re.compile(r"\blocal function (\w+)")
 WHOLE_FUNCTION = re.compile(r"^local function (\w+)\b.*?^end$", re.MULTILINE | re.DOTALL)

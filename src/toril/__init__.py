@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from toril.errors import (
         AmbiguousResultError,
         ArgumentsError,
+        DamagedJobError,
         DeadLetterNotFoundError,
         DeadLetterSourceError,
         DelayedError,
@@ -100,6 +101,7 @@ __all__ = [
     "CompensationPayload",
     "Connection",
     "Context",
+    "DamagedJobError",
     "DeadLetterMetadata",
     "DeadLetterNotFoundError",
     "DeadLetterOptions",
@@ -190,6 +192,7 @@ _HOMES = {
         "ExpiredError",
         "ResultError",
         "AmbiguousResultError",
+        "DamagedJobError",
         "DeadLetterNotFoundError",
         "DeadLetterSourceError",
         "DelayedError",

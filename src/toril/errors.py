@@ -37,7 +37,8 @@ TorilError
     │   ├── PayloadMismatchError        the data is not what the consumer's type asks for
     │   │   └── ArgumentsError (TypeError)  … or not what the task's function takes
     │   ├── ResultError                 what a task returned does not fit its annotation
-    │   └── ExpiredError                not started within its ``expires``
+    │   ├── ExpiredError                not started within its ``expires``
+    │   └── DamagedJobError             what is stored of the job cannot be read or written
     ├── DelayedError                    put the job off, without counting the attempt
     │   └── ClaimRefusedError           somebody else has the step; look again later
     ├── RateLimitError                  put it back and hold the queue, or its lane, for a while
@@ -260,6 +261,10 @@ class ResultError(UnrecoverableError):
 
 class ExpiredError(UnrecoverableError):
     """No worker started the job within its ``expires``, so it was never run."""
+
+
+class DamagedJobError(UnrecoverableError):
+    """What is stored of the job cannot be read, or its outcome cannot be written beside it."""
 
 
 class ClaimRefusedError(DelayedError):

@@ -25,6 +25,8 @@ MAX_ATTEMPTS = 1_000_000
 MAX_NAME_LENGTH = 1024
 MAX_LANE_LENGTH = 1024
 LANE_ATTEMPTS = 3
+_MOST_DOUBLINGS = 40
+"""Of a wait: enough to reach ``MAX_DELAY_MS`` from the shortest one."""
 
 
 def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
@@ -62,6 +64,16 @@ def whole(value: int, option: str, *, least: int = 0, most: int = 2**53 - 1) -> 
     return value
 
 
+def check_text(value: str, option: str) -> None:
+    """Refuse what looks like a text and cannot be sent: with half a surrogate pair in it."""
+    if value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidOptionError(f"{option}={value!r} is no valid Unicode text: {error}") from error
+
+
 class Backoff(msgspec.Struct, frozen=True):
     """How long a failed job waits before its next attempt.
 
@@ -76,6 +88,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         whole(self.delay, "backoff delay", most=MAX_DELAY_MS)
+        check_text(self.type, "backoff type")
         if not 0 <= self.jitter <= 1:
             raise InvalidOptionError(f"jitter={self.jitter!r} must lie between 0 and 1")
 
@@ -105,8 +118,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def wait_ms(self, attempts_made: int, dice: float) -> int:
         """The wait after attempt number ``attempts_made``; ``dice`` is drawn from [0, 1)."""
-        longest = self.delay if self.type == "fixed" else self.delay * 2 ** (attempts_made - 1)
-        longest = min(longest, MAX_DELAY_MS)
+        doublings = 0 if self.type == "fixed" else min(max(attempts_made - 1, 0), _MOST_DOUBLINGS)
+        longest = min(self.delay << doublings, MAX_DELAY_MS)
         if not self.jitter:
             return longest
         shortest = longest * (1 - self.jitter)
@@ -161,6 +174,7 @@ class Deduplication(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise InvalidOptionError(f"deduplication id={self.id!r} must be a text, not empty")
+        check_text(self.id, "deduplication id")
         if self.ttl is not None:
             ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
             msgspec.structs.force_setattr(self, "ttl", ttl)
@@ -228,10 +242,7 @@ def check_lane(lane: str) -> None:
         raise InvalidOptionError(
             f"lane={lane!r} must be a text of 1 to {MAX_LANE_LENGTH} characters"
         )
-    try:
-        lane.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidOptionError(f"lane={lane!r} is no valid Unicode text: {error}") from error
+    check_text(lane, "lane")
 
 
 def _check_choice(value: str | None, choices: tuple[str, ...], option: str) -> None:
@@ -317,6 +328,8 @@ class NewJob(_Named, frozen=True, kw_only=True):
             raise InvalidNameError(
                 f"job name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
             )
+        if not name.isascii():
+            check_text(name, "job name")
         if self.delay is not None:
             if self.run_at is not None:
                 raise InvalidOptionError(f"job {name!r} has both delay and run_at; give one")
@@ -351,6 +364,10 @@ class NewJob(_Named, frozen=True, kw_only=True):
             raise InvalidOptionError(
                 f"idempotency_key={self.idempotency_key!r} must be a text, not empty"
             )
+        if self.idempotency_key is not None:
+            check_text(self.idempotency_key, "idempotency_key")
+        if self.telemetry is not None:
+            check_text(self.telemetry, "telemetry")
         if (
             self.lane is not None
             or self.order_ms is not None
@@ -558,6 +575,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         whole(self.concurrency, "concurrency", least=1, most=100_000)
+        if self.name is not None:
+            if not isinstance(self.name, str):
+                raise InvalidOptionError(f"worker_name={self.name!r} must be a text")
+            check_text(self.name, "worker_name")
         for option, least in (("lock_duration", 50), ("stalled_interval", 20), ("drain_delay", 1)):
             self._normalise(option, milliseconds(getattr(self, option), option, least=least))
         whole(self.max_stalled_count, "max_stalled_count")

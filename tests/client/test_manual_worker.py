@@ -14,6 +14,7 @@ from tests.helpers import until_renewed, wait_until
 from tests.proxy import Proxy, runs
 from toril import (
     Backoff,
+    DamagedJobError,
     DeadLetterOptions,
     FlowJob,
     FlowProducer,
@@ -468,3 +469,16 @@ async def test_it_is_listed_among_the_workers(queue, make_taker):
     await wait_until(is_listed)
     await taker.close()
     assert await waiting is None
+
+
+@pytest.mark.no_audit("the job is damaged on purpose")
+async def test_a_job_whose_outcome_cannot_be_written_fails_and_says_so(queue, taker, client):
+    added = await queue.add("charge")
+    await client.set(f"{queue.keys.job(added.id)}:dependencies", "no set")
+    job = await taker.get_next_job()
+
+    with pytest.raises(DamagedJobError, match="WRONGTYPE"):
+        await job.complete()
+
+    assert await queue.get_state(added.id) == "failed"
+    assert "WRONGTYPE" in (await queue.get_job(added.id)).failed_reason

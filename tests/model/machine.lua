@@ -63,24 +63,31 @@ local function touch(key)
   end
 end
 
-local redis = setmetatable({
-  call = function(verb, key, ...)
-    if READS[verb] then return call(verb, key, ...) end
-    if verb == "TIME" then return { clock, "0" } end
-    if verb == "PTTL" then return math.min(call(verb, key), LEFT_MS) end
-    touch(key)
-    if verb == "XADD" then
-      local all = { ... }
-      for i, argument in ipairs(all) do
-        if argument == "*" then
-          events[#events + 1] = { key, unpack(all, i + 1) }
-          break
-        end
+local function watchedCall(verb, key, ...)
+  if READS[verb] then return call(verb, key, ...) end
+  if verb == "TIME" then return { clock, "0" } end
+  if verb == "PTTL" then return math.min(call(verb, key), LEFT_MS) end
+  touch(key)
+  if verb == "XADD" then
+    local all = { ... }
+    for i, argument in ipairs(all) do
+      if argument == "*" then
+        events[#events + 1] = { key, unpack(all, i + 1) }
+        break
       end
-    elseif HAVE_SEVERAL_KEYS[verb] then
-      for _, other in ipairs({ ... }) do touch(other) end
     end
-    return call(verb, key, ...)
+  elseif HAVE_SEVERAL_KEYS[verb] then
+    for _, other in ipairs({ ... }) do touch(other) end
+  end
+  return call(verb, key, ...)
+end
+
+local redis = setmetatable({
+  call = watchedCall,
+  pcall = function(...)
+    local is_fine, reply = pcall(watchedCall, ...)
+    if is_fine or type(reply) == "table" then return reply end
+    return { err = tostring(reply) }
   end
 }, { __index = redis })
 

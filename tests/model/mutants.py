@@ -30,11 +30,11 @@ FILES = (
 )
 
 _WRITERS = (
-    r"redis\.call|call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|"
+    r"redis\.p?call|call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|"
     r"deleteJob|releaseBatch|promoteDue|releaseLane|placeLane|enterLane|dropLaneHolder|saveLaneHolders|"
     r"returnToLane|putOffInLane|wakeForLanes|wakeLanesWhenDue|groupOnSettled|settleGroup|endGroup|"
     r"turnGroup|cancelMembers|undoNext|emitGroup|releaseDeduplication|forgetDeduplication|"
-    r"childCompleted|childFailed|releaseParent|unlinkFromParent|removeJob|insertJob|writeFailure"
+    r"childCompleted|childFailed|releaseParent|unlinkFromParent|removeJob|removeAnyJob|insertJob|writeFailure"
 )
 _STATEMENT = re.compile(rf"^(?P<indent> *)(?P<call>(?:{_WRITERS})\()", re.MULTILINE)
 _OPPOSITES = {

@@ -88,5 +88,5 @@ def data_of(job: Job) -> Any:
     """A job's data, or its text when it is no JSON."""
     try:
         return job.data
-    except ValueError:
+    except (ValueError, RecursionError):
         return job.data_text.decode(errors="replace")

@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 refused, failed or not confirmed; 2 wrong usage; 3 no serv
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -71,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Ids that are no UTF-8, and terminals that cannot show every character.
+            stream.reconfigure(errors="backslashreplace")
     try:
         result = toril.main(
             args=None if arguments is None else list(arguments),

@@ -188,7 +188,10 @@ def when(ms: int | None) -> str | None:
     """A moment in the reader's time zone, and how long ago it was."""
     if not ms:
         return None
-    moment = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
+    try:
+        moment = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # of a year that no calendar has
     return f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f"  ({age(ms)})"
 
 

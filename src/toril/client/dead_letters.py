@@ -18,7 +18,7 @@ from toril.errors import (
     NotDeadLettersError,
     RefusedError,
 )
-from toril.options import whole
+from toril.options import check_text, whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
@@ -135,6 +135,8 @@ class DeadLetters:
         for a member of a group that is over or being undone, unless ``force`` is given.
         ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
         """
+        if by is not None:
+            check_text(by, "by")
         target = None if queue_name is None else self._sibling(queue_name)
         source = await self._connection.run(dead_letters.source_of(self.keys, job_id))
         if source is None:

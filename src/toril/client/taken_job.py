@@ -18,7 +18,7 @@ from toril.options import Duration, milliseconds
 from toril.protocol import codec, editing, families, leasing
 from toril.protocol.job import Fields, StoredJob
 from toril.protocol.keys import Keys
-from toril.protocol.settling import Attempt, Raised, Released, Returned
+from toril.protocol.settling import Attempt, Raised, Released, Result, Returned
 
 
 class Holder(Protocol):
@@ -59,7 +59,7 @@ class TakenJob(StoredJob):
         """Whether the lock was lost; known when it is renewed or when something is written."""
         self.cancel_reason: str | None = None
         self.attempt: Attempt | None = None
-        self.code: int | bytes | None = None
+        self.code: Result | None = None
         self.damage: Exception | None = None
 
     @property

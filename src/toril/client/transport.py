@@ -26,7 +26,7 @@ from toril.client.sockets import (
 )
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
-from toril.protocol.command import Word
+from toril.protocol.command import Word, as_bytes
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
@@ -35,7 +35,14 @@ MOST_SOCKETS = 16
 SOCKET_TIMEOUT_S: float | None = None
 """Nothing that redis-py should mind: a watch cuts the sockets whose replies are overdue."""
 _WATCH_EVERY_S = 0.5
-_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+_pack_plain = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+
+
+def _pack(words: tuple[Word, ...]) -> bytes:
+    try:
+        return _pack_plain(words)
+    except UnicodeEncodeError:
+        return _pack_plain(as_bytes(words))
 
 
 class ServerTransport:

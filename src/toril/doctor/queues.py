@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 from collections.abc import Iterator, Sequence
 
@@ -197,7 +196,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _workers_in(clients: str, keys: Keys) -> list[WorkerFacts]:
-    whole = f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+    whole = reading.worker_names(keys)
     found = []
     for line in clients.splitlines():
         fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)

@@ -35,7 +35,7 @@ local REMOVED = "toril:removed"
 --- Since when the job counts as old: what BullMQ goes by in each place. An id without a job is as
 --- old as time.
 local function ageOf(id)
-  local known = redis.call("HMGET", base .. ":" .. id, "finishedOn", "processedOn", "timestamp")
+  local known = redis.pcall("HMGET", base .. ":" .. id, "finishedOn", "processedOn", "timestamp")
   if place == prioritized then return tonumber(known[3]) or 0 end
   if place == delayed then return tonumber(known[2]) or tonumber(known[3]) or 0 end
   return tonumber(known[1]) or tonumber(known[2]) or tonumber(known[3]) or 0
@@ -85,7 +85,7 @@ else
   end
 end
 for _, id in ipairs(gone) do
-  removeJob(queue, id, { is_hard = true, was_active = place == active })
+  removeAnyJob(queue, id, { is_hard = true, was_active = place == active })
 end
 
 if rawget(queue, "lanes") then wakeForLanes(queue, readGate(queue)) end

@@ -31,6 +31,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/metrics"
 --- @include "includes/scheduled"
 --- @include "includes/finish"
+--- @include "includes/damage"
 
 local queue = queueAt(base)
 local gate = readGate(queue)
@@ -68,14 +69,15 @@ local sent, kept, bytes, is_cut = 0, 0, 0, #members == a.slice
 for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
   if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
-    bytes = bytes + redis.call("HSTRLEN", base .. ":" .. job_id, "data")
+    bytes = bytes + (tonumber(redis.pcall("HSTRLEN", base .. ":" .. job_id, "data")) or 0)
     if sent > 0 and bytes > a.bytes then
       is_cut = true
       break
     end
     removeFromWaiting(queue, lane, member)
     dropKept(queue, job_id)
-    divert(field, job_id)
+    local is_sound, problem = pcall(divert, field, job_id)
+    if not is_sound then abandonJob(queue, job_id, damageOf(queue, problem), now) end
     sent = sent + 1
   else
     kept = kept + 1

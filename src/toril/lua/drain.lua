@@ -53,7 +53,7 @@ for _, member in ipairs(ids) do
 end
 if is_list and #kept > 0 then redis.call("LPUSH", place, unpack(kept)) end
 for _, member in ipairs(gone) do
-  removeJob(queue, is_lanes and idInLane(member) or member, { is_hard = true })
+  removeAnyJob(queue, is_lanes and idInLane(member) or member, { is_hard = true })
 end
 if not is_list and #gone > 0 then
   redis.call("ZREM", place, unpack(gone))

@@ -33,7 +33,7 @@ local removed = 0
 for _, member in ipairs(members) do
   local id = idInLane(member)
   if not isNextIteration(queue, id) then
-    if removeJob(queue, id) then
+    if removeAnyJob(queue, id) then
       emitTrimmed(queue, gate, "removed", "jobId", id,
         "prev", a.place == "delayed" and "delayed" or "wait")
     end

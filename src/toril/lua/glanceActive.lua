@@ -14,7 +14,7 @@ local a = cmsgpack.unpack(ARGV[1])
 local found = {}
 local ids = redis.call("LRANGE", active, -a.most, -1) -- bounded: by a.most
 for i = #ids, 1, -1 do
-  local job = redis.call("HMGET", base .. ":" .. ids[i], "name", "ats", "processedOn", "progress", "pb",
+  local job = redis.pcall("HMGET", base .. ":" .. ids[i], "name", "ats", "processedOn", "progress", "pb",
     "x.lane")
   local row = { ids[i] }
   for field = 1, 6 do

@@ -58,6 +58,6 @@ for _, place in ipairs({ waiting_children, delayed, prioritized, completed, fail
   end
 end
 for _, id in ipairs(ids) do
-  removeJob(queue, id, { is_hard = true, was_active = was_active[id] })
+  removeAnyJob(queue, id, { is_hard = true, was_active = was_active[id] })
 end
 return { #ids, #ids < a.slice and 0 or 1 }

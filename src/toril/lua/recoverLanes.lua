@@ -30,8 +30,8 @@ local gate = readGate(queue)
 local function isHolder(id)
   local job = base .. ":" .. id
   if redis.call("EXISTS", job .. ":lock") == 1 then return true end
-  local field = redis.call("HGET", job, "x.lane")
-  if not field then return false end
+  local field = redis.pcall("HGET", job, "x.lane")
+  if type(field) ~= "string" then return false end
   if redis.call("ZSCORE", lanes_delayed, laneMember(field, id, STARTED)) then return true end
   for _, place in ipairs({ waiting_children, delayed, prioritized }) do
     if redis.call("ZSCORE", place, id) then return true end

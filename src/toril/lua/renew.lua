@@ -17,11 +17,11 @@ local lost, cancelled, ids = {}, {}, {}
 for _, lock in ipairs(a.locks) do
   local id, token = lock[1], lock[2]
   local job = base .. ":" .. id
-  if redis.call("GET", job .. ":lock") == token then
+  if redis.pcall("GET", job .. ":lock") == token then
     redis.call("SET", job .. ":lock", token, "PX", a.lock_ms)
     ids[#ids + 1] = id
-    local reason = redis.call("HGET", job, "x.cancel")
-    if reason then
+    local reason = redis.pcall("HGET", job, "x.cancel")
+    if type(reason) == "string" then
       cancelled[#cancelled + 1] = { id, reason }
     end
   else

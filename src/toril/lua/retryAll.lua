@@ -24,6 +24,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/lanes"
 --- @include "includes/retryJob"
 --- @include "includes/groups"
+--- @include "includes/damage"
 
 local queue = queueAt(base)
 local gate = readGate(queue)
@@ -31,12 +32,18 @@ local until_ms = a.until_ms or clock()
 local place = a.state == "failed" and failed or completed
 local ids = redis.call("ZRANGEBYSCORE", place, "-inf", until_ms, "LIMIT", a.skip, a.slice)
 local count, leaving = 0, {}
-for _, id in ipairs(ids) do
+
+local function retryOne(id)
   local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
-  if not membership or groupStateOf(membership) == "ACTIVE" then
-    leaving[#leaving + 1] = id
-    if retryJob(queue, gate, id, a.state, a.resets_attempts, a.force) then count = count + 1 end
-  end
+  if membership and groupStateOf(membership) ~= "ACTIVE" then return end
+  if retryJob(queue, gate, id, a.state, a.resets_attempts, a.force) then count = count + 1 end
+  leaving[#leaving + 1] = id
+end
+
+for _, id in ipairs(ids) do
+  local is_sound, problem = pcall(retryOne, id)
+  -- A job that is damaged stays where it is.
+  if not is_sound then damageOf(queue, problem) end
 end
 if #leaving > 0 then
   redis.call("ZREM", place, unpack(leaving))

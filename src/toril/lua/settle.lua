@@ -23,14 +23,15 @@
             After the map, raw, for each trouble: the reason, the metadata, the note. Then for each
             outcome in order: `completed` the return value; `failed`, `retry` and `delayed` the reason
             and the stack traces ("" for none), and nothing for one with a trouble.
-  Returns   results (for each outcome 0, a refusal, or its id among the dead letters), jobs,
-            rate limit ms, next due ms, now ms
+  Returns   results (for each outcome 0, a refusal, or its id among the dead letters; for a damaged job
+            a list), jobs, rate limit ms, next due ms, now ms
   Refuses   -1    the job does not exist                                  JobNotFoundError
             -2    its lock has expired                                    LockLostError
             -3    it is not active                                        JobNotInStateError
             -4    children of it are pending                              PendingChildrenError
             -6    another worker holds its lock                           LockLostError
             -9    a child of it failed                                    FailedChildrenError
+            -10   it cannot be written, with the words of the error       DamagedJobError
             -101  a newer request of this worker was served already       StaleRequestError
   Emits     completed, failed, retries-exhausted, deadLettered, added, delayed, waiting,
             waiting-children, active, drained
@@ -59,6 +60,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/hold"
 --- @include "includes/takeLanes"
 --- @include "includes/take"
+--- @include "includes/damage"
 
 local queue = queueAt(base)
 local now = clock()
@@ -70,7 +72,7 @@ if last then
     local jobs = {}
     for _, taken_id in ipairs(last.taken) do
       local job = base .. ":" .. taken_id
-      if redis.call("GET", job .. ":lock") == last.token then
+      if redis.pcall("GET", job .. ":lock") == last.token then
         -- Most of its time may have gone by while nobody knew of the job.
         redis.call("PEXPIRE", job .. ":lock", digits(a.lock_ms))
         jobs[#jobs + 1] = readTaken(job, taken_id)
@@ -283,12 +285,78 @@ settle["waiting-children"] = function(outcome, i, job)
   return 0
 end
 
+--- What an outcome that could not be written has left in the batch is taken back: the job is active
+--- again, and its worker holds it.
+local function takeBack(outcome, ids, completed, lanes, moved, letters)
+  for i = #batch.ids, ids + 1, -1 do
+    batch.ids[i], batch.locks[i] = nil, nil
+    if not batch.leaves_together then redis.call("RPUSH", active, outcome.id) end
+  end
+  for i = #batch.completed, completed + 1, -1 do batch.completed[i] = nil end
+  for i = #batch.lanes, lanes + 1, -1 do batch.lanes[i] = nil end
+  if not dead_letters then return end
+  for i = #dead_letters.moved, moved + 1, -1 do dead_letters.moved[i] = nil end
+  for i = #dead_letters.ids, letters + 1, -1 do
+    local letter = dead_letters.prefix .. dead_letters.ids[i]
+    redis.pcall("RENAME", letter .. ":logs", base .. ":" .. outcome.id .. ":logs")
+    redis.call("UNLINK", letter)
+    dead_letters.ids[i] = nil
+  end
+end
+
+--- End a job as failed whose ties trip those who end it: each is let go as far as that goes, and the
+--- job ends without them.
+local function failAlone(outcome, i, job, first)
+  local trouble = outcome.trouble and troubles[outcome.trouble]
+  local how = trouble or outcome
+  local reason = trouble and trouble.reason or ARGV[first]
+  local stacktrace = trouble and trouble.stacktrace or not trouble and ARGV[first + 1]
+  local is_read, known = pcall(readEnding, job)
+  if not is_read or not known then
+    local refusal = leaveInBatch(queue, batch, i, outcome)
+    if refusal then return refusal end
+    abandonJob(queue, outcome.id, reason, now)
+    return 0
+  end
+  local refusal = leaveInBatch(queue, batch, i, outcome)
+  if refusal then return refusal end
+  has_finished = true
+  if stacktrace then redis.call("HSET", job, "stacktrace", stacktrace) end
+  if known.lane then pcall(releaseLane, queue, known.lane, outcome.id) end
+  if known.deduplication_id then
+    pcall(releaseDeduplication, queue, gate, outcome.id, known.deduplication_id, now)
+  end
+  if known.parent_key then
+    pcall(childFailed, parentOf(known.parent_key, known.parent), job, reason, now)
+  end
+  if known.group then
+    pcall(groupOnSettled, known.group, job, "failed",
+      { id = outcome.id, value = reason, started = true, released = batch.locks }, now)
+  end
+  return finishJob(queue, gate, { id = outcome.id, state = "failed", value = reason, keep = how.keep,
+    attempts = how.attempts, trouble = trouble, is_raw = outcome.is_raw, dead_letters = dead_letters },
+    { name = known.name, attempts_made = known.attempts_made }, a.points, now) or 0
+end
+
+--- Write one outcome. If the server cannot, because of what it finds at or beside the job, no other one
+--- is touched: the worker is told and fails the job, and a failure is written without the job's ties.
+local function settleOne(outcome, i, job)
+  local first, ids, completed, lanes = payload, #batch.ids, #batch.completed, #batch.lanes
+  local moved, letters = dead_letters and #dead_letters.moved, dead_letters and #dead_letters.ids
+  local is_written, result = pcall(settle[outcome.kind], outcome, i, job)
+  if is_written then return result end
+  local words = damageOf(queue, result)
+  takeBack(outcome, ids, completed, lanes, moved, letters)
+  if outcome.kind ~= "failed" then return { -10, words } end
+  return failAlone(outcome, i, job, first)
+end
+
 local results = {}
 if #a.outcomes > 0 then
   trimEvents(queue, gate)
 end
 for i, outcome in ipairs(a.outcomes) do
-  results[i] = settle[outcome.kind](outcome, i, batch.jobs[i])
+  results[i] = settleOne(outcome, i, batch.jobs[i])
 end
 releaseBatch(queue, batch)
 

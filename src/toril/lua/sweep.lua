@@ -33,6 +33,7 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/groups"
 --- @include "includes/openEnd"
 --- @include "includes/lanes"
+--- @include "includes/damage"
 
 local queue = queueAt(base)
 local MOST_UNHEARD = 3
@@ -96,7 +97,7 @@ end
 local function wasNeverHeardOf(job, id)
   unheard = unheard or readUnheard()
   if not unheard[id] then return false end
-  if unheard[id] ~= tonumber(redis.call("HGET", job, "processedOn")) then return false end
+  if unheard[id] ~= tonumber(redis.pcall("HGET", job, "processedOn")) then return false end
   return redis.call("HINCRBY", job, "x.unheard", 1) <= MOST_UNHEARD
 end
 
@@ -115,9 +116,10 @@ end
 --- Does somebody hold the job? A lock that was given by a clock that was ahead is shortened by as much.
 local function isLocked(job)
   local left_ms = redis.call("PTTL", job .. ":lock")
-  if left_ms == -2 then return false end
+  -- A lock without an end is nobody's: those who run jobs renew theirs.
+  if left_ms < 0 then return false end
   if left_ms > LONG_LOCK_MS then
-    local ahead_ms = (tonumber(redis.call("HGET", job, "processedOn")) or 0) - clock()
+    local ahead_ms = (tonumber(redis.pcall("HGET", job, "processedOn")) or 0) - clock()
     if ahead_ms > 0 and ahead_ms < left_ms then
       redis.call("PEXPIRE", job .. ":lock", digits(left_ms - ahead_ms))
     end
@@ -141,6 +143,37 @@ local function lookAtLateLanes()
 end
 
 local brought_back = {}
+
+--- Bring a job back that is out of `active` already.
+local function bringBack(job, id)
+  local known = redis.call("HMGET", job, "name", "x.lane", "stc")
+  if not known[1] then return end
+  if not wasNeverHeardOf(job, id) then
+    -- A number that somebody damaged must not keep all others from coming back.
+    local count = (tonumber(known[3]) or 0) + 1
+    redis.call("HSET", job, "stc", digits(count))
+    if count > a.max_stalled and not isScheduled(job) then
+      redis.call("HSET", job, "defa", "job stalled more than allowable limit")
+    end
+  end
+  local membership = redis.call("HGET", job, "x.group")
+  if membership then
+    noteOpenEnd(job)
+    if groupStateOf(membership) ~= "ACTIVE" then
+      redis.call("HSET", job, "defa", "its group is being undone")
+    end
+  end
+  if known[2] then
+    returnToLane(queue, known[2], id)
+  else
+    redis.call("RPUSH", readyList(queue, gate), id)
+  end
+  wake(queue, gate)
+  emit(queue, "waiting", "jobId", id, "prev", "active")
+  emit(queue, "stalled", "jobId", id)
+  brought_back[#brought_back + 1] = id
+end
+
 if a.cursor <= 0 then
   if a.cursor == 0 then
     trimEvents(queue, gate)
@@ -150,33 +183,8 @@ if a.cursor <= 0 then
   for _, id in ipairs(redis.call("SPOP", stalled, a.slice)) do
     local job = base .. ":" .. id
     if not isLocked(job) and redis.call("LREM", active, 1, id) == 1 then
-      local known = redis.call("HMGET", job, "name", "x.lane", "stc")
-      if known[1] then
-        if not wasNeverHeardOf(job, id) then
-          -- A number that somebody damaged must not keep all others from coming back.
-          local count = (tonumber(known[3]) or 0) + 1
-          redis.call("HSET", job, "stc", digits(count))
-          if count > a.max_stalled and not isScheduled(job) then
-            redis.call("HSET", job, "defa", "job stalled more than allowable limit")
-          end
-        end
-        local membership = redis.call("HGET", job, "x.group")
-        if membership then
-          noteOpenEnd(job)
-          if groupStateOf(membership) ~= "ACTIVE" then
-            redis.call("HSET", job, "defa", "its group is being undone")
-          end
-        end
-        if known[2] then
-          returnToLane(queue, known[2], id)
-        else
-          redis.call("RPUSH", readyList(queue, gate), id)
-        end
-        wake(queue, gate)
-        emit(queue, "waiting", "jobId", id, "prev", "active")
-        emit(queue, "stalled", "jobId", id)
-        brought_back[#brought_back + 1] = id
-      end
+      local is_sound, problem = pcall(bringBack, job, id)
+      if not is_sound then abandonJob(queue, id, damageOf(queue, problem), clock()) end
     end
   end
   if redis.call("EXISTS", stalled) == 1 then return { 1, -1, brought_back, 0 } end

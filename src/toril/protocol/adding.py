@@ -180,7 +180,7 @@ def fields_of(job: Prepared, added: Added) -> Fields:
 
 def _answer(job: Prepared, code: int | bytes, now_ms: int) -> Added | RefusedError:
     if isinstance(code, bytes):
-        return Added(code.decode(), now_ms, is_duplicate=True)
+        return Added(codec.name(code), now_ms, is_duplicate=True)
     if code >= 0:
         return Added(job.id, now_ms, is_duplicate=code == 1)
     return refusal(job, code)

@@ -175,6 +175,8 @@ def _trouble(
     """Put together from pieces that are JSON already; kept, as it will be needed again."""
     opts, queue = codec.decode_options(options), quoted(queue_name)
     original = codec.text(options) if opts.raw else "{}"
+    if opts.is_odd:
+        original = codec.encode(opts.raw, "the options of a dead letter").decode()
     return SharedTrouble(
         name=name,
         attempts_made=attempts_made,

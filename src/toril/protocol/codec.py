@@ -41,6 +41,9 @@ def _dump_model(value: Any) -> Any:
 _encode = msgspec.json.Encoder(enc_hook=_dump_model).encode
 _decode = msgspec.json.Decoder().decode
 
+MOST = foreign.MOST
+_LARGEST = 1.7976931348623157e308
+
 PLAIN_OPTIONS = b'{"attempts":0}'
 """The options of a job added without any, as BullMQ writes them."""
 
@@ -100,6 +103,11 @@ def text(value: bytes | None, default: str = "") -> str:
     return default if value is None else value.decode("utf-8", "replace")
 
 
+def name(value: bytes) -> str:
+    """What a key or an id is called; one that is no UTF-8 can be sent back byte for byte."""
+    return value.decode("utf-8", "surrogateescape")
+
+
 def reason(value: str) -> str:
     """Why a job failed: raw text, but for Python's `bullmq` below 3, which writes it as JSON.
 
@@ -127,12 +135,13 @@ def number(value: bytes | int | None) -> int | None:
     if value is None or isinstance(value, int):
         return value
     try:
-        return int(value)
+        found = int(value)
     except ValueError:
         try:
-            return int(float(value))
+            found = int(float(value))
         except (ValueError, OverflowError):
             return None
+    return _bounded(found)
 
 
 def number_in(value: Any) -> int | None:
@@ -140,7 +149,19 @@ def number_in(value: Any) -> int | None:
     if isinstance(value, str):
         return number(value.encode())
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return int(value) if is_number and math.isfinite(value) else None
+    return _whole(value) if is_number else None
+
+
+def _bounded(value: int) -> int:
+    """``value``, or the nearest number that every language and every command can carry."""
+    return max(-MOST, min(value, MOST))
+
+
+def _whole(value: float) -> int | None:
+    """A number of a JSON text as a bounded integer; None for one that is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return _bounded(int(value))
 
 
 def encode_options(job: NewJob, parent: tuple[str, str] | None = None) -> bytes:
@@ -316,10 +337,16 @@ class JobOpts:
     Unknown ones are in ``raw``, under the names they have on the wire.
     """
 
-    __slots__ = ("attempts", "backoff", "keep_completed", "keep_failed", "raw")
+    __slots__ = ("attempts", "backoff", "is_odd", "keep_completed", "keep_failed", "raw", "trouble")
 
-    def __init__(self, raw: dict[str, Any]) -> None:
+    def __init__(
+        self, raw: dict[str, Any], *, is_odd: bool = False, trouble: str | None = None
+    ) -> None:
         self.raw = raw
+        self.is_odd = is_odd
+        """Is their text not quite JSON? Then ``raw`` is what it means."""
+        self.trouble = trouble
+        """Why they cannot be read, if they cannot."""
         self.attempts = foreign.attempts(raw.get("attempts"))
         # A lane's own waits are not written: a hash with long values takes twice the memory.
         default = LANE_BACKOFF if "lane" in raw else None
@@ -366,7 +393,8 @@ class JobOpts:
 
     @property
     def idempotency_key(self) -> str | None:
-        return self.raw.get("idempotencyKey")
+        value = self.raw.get("idempotencyKey")
+        return value if isinstance(value, str) else None
 
     @property
     def group(self) -> JobGroup | None:
@@ -386,7 +414,8 @@ class JobOpts:
 
     @property
     def telemetry(self) -> str | None:
-        return self.raw.get("tm")
+        value = self.raw.get("tm")
+        return value if isinstance(value, str) else None
 
     @property
     def lane(self) -> str | None:
@@ -445,12 +474,39 @@ UNSET = Unset()
 
 @lru_cache(maxsize=1024)
 def decode_options(text: bytes) -> JobOpts:
-    """The options of a stored job; equal texts share one value."""
+    """The options of a stored job; equal texts share one value.
+
+    Never raises, whatever somebody wrote: ``trouble`` says why they cannot be read.
+    """
     try:
-        raw = decode(text, {})
-    except ValueError:
-        raw = {}
-    return JobOpts(raw if isinstance(raw, dict) else {})
+        try:
+            raw, is_odd = _decode(text), False
+        except ValueError:
+            raw, is_odd = _decode_oddly(text), True
+        return JobOpts(raw if isinstance(raw, dict) else {}, is_odd=is_odd)
+    except RecursionError:
+        trouble = "they are nested too deeply"
+    except Exception as error:  # noqa: BLE001 (nothing that is stored may stop its reader)
+        trouble = f"{error}"
+    return JobOpts({}, is_odd=True, trouble=trouble)
+
+
+def _decode_oddly(text: bytes) -> Any:
+    """A JSON text of another writer: with numbers beyond all bounds, NaN, halves of characters.
+
+    What it means can be written again: numbers are bounded, NaN is null, as in JavaScript.
+    """
+    loose = json.loads(
+        text.decode("utf-8", "replace"),
+        parse_int=lambda digits: int(digits) if len(digits) <= 300 else _finite(float(digits)),
+        parse_float=lambda digits: _finite(float(digits)),
+        parse_constant=lambda constant: _finite(float(constant)),
+    )
+    return _decode(json.dumps(loose, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _finite(value: float) -> float | None:
+    return None if math.isnan(value) else max(-_LARGEST, min(value, _LARGEST))
 
 
 @lru_cache(maxsize=1024)
@@ -459,8 +515,8 @@ def decode_options_of_before(text: bytes) -> JobOpts:
 
     Bull had that name too, and its options live on in programs that use BullMQ, which ignores it.
     """
-    raw = decode_options(text).raw
-    return JobOpts({"timeoutMs": raw["timeout"], **raw})
+    opts = decode_options(text)
+    return JobOpts({"timeoutMs": opts.raw["timeout"], **opts.raw}, is_odd=opts.is_odd)
 
 
 def _read_keep(value: Any) -> Retention | Unset | None:

@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from toril.errors import InvalidInputError
 from toril.protocol import scripts
 from toril.protocol.keys import Keys
 
 T = TypeVar("T")
-_pack = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Skew:
@@ -81,7 +82,40 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
         verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
-        return (verb, code, len(self.keys), *self.keys, _pack(args), *self.payloads)
+        return (verb, code, len(self.keys), *self.keys, pack(args), *self.payloads)
+
+
+def pack(args: Any) -> bytes:
+    """Arguments as a script reads them."""
+    try:
+        return _encode(args)
+    except UnicodeEncodeError:
+        return _encode(_escaped(args))
+
+
+def _escaped(value: Any, argument: str = "") -> Any:
+    """``value`` with the names in it that are no UTF-8 as the bytes they are (``codec.name``)."""
+    if isinstance(value, str):
+        raw = _raw(value, argument)
+        return msgspec.Raw(b"\xdb" + len(raw).to_bytes(4, "big") + raw)
+    if isinstance(value, dict):
+        return {key: _escaped(item, key) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escaped(item, argument) for item in value]
+    return value
+
+
+def as_bytes(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Words of a command with the names in them that are no UTF-8 as the bytes they are."""
+    return tuple(_raw(word) if isinstance(word, str) else word for word in words)
+
+
+def _raw(text: str, argument: str = "") -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        what = f"{argument}={text!r}" if argument else f"{text!r}"
+        raise InvalidInputError(f"{what} is no valid Unicode text: {error}") from error
 
 
 Plan = Generator[Command[Any] | list[Command[Any]], Any, T]

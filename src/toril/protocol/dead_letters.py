@@ -257,7 +257,7 @@ def page(keys: Keys, start: int, end: int, *, oldest_first: bool) -> Plan[list[s
 
 
 def _decoded(ids: list[bytes]) -> list[str]:
-    return [job_id.decode() for job_id in ids]
+    return [codec.name(job_id) for job_id in ids]
 
 
 def total(keys: Keys, what: str) -> Command[int]:
@@ -337,7 +337,7 @@ def replay(
 
     def parse(reply: bytes | int) -> str | None:
         if isinstance(reply, bytes):
-            return reply.decode()
+            return codec.name(reply)
         if reply == 1:
             return None
         raise refusal(reply, letter_id, keys.name)

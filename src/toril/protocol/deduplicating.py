@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from toril.errors import InvalidOptionError
-from toril.options import Deduplication
+from toril.options import Deduplication, check_text
+from toril.protocol import codec
 from toril.protocol.command import Command, Resend, plain, script
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, check_known_id
 
 
 def owner(keys: Keys, deduplication_id: str) -> Command[str | None]:
@@ -13,7 +14,7 @@ def owner(keys: Keys, deduplication_id: str) -> Command[str | None]:
     return plain(
         "GET",
         key(keys, deduplication_id),
-        parse=lambda reply: None if reply is None else reply.decode(),
+        parse=lambda reply: None if reply is None else codec.name(reply),
     )
 
 
@@ -22,6 +23,7 @@ def free(keys: Keys, deduplication_id: str, *, owner_id: str | None = None) -> C
     name = key(keys, deduplication_id)
     if owner_id is None:
         return plain("DEL", name, parse=lambda reply: reply == 1)
+    check_known_id(owner_id)
     return script(
         "freeDeduplication",
         keys,
@@ -53,4 +55,5 @@ def key(keys: Keys, deduplication_id: str) -> str:
     """Where the owner's id is kept."""
     if not isinstance(deduplication_id, str) or not deduplication_id:
         raise InvalidOptionError(f"deduplication id={deduplication_id!r} must be a text, not empty")
+    check_text(deduplication_id, "deduplication id")
     return f"{keys.base}:de:{deduplication_id}"

@@ -128,7 +128,7 @@ def decode(entry_id: bytes, fields: Any) -> Event:
     return Event(
         name,
         codec.text(entry_id),
-        None if job_id is None else codec.text(job_id),
+        None if job_id is None else codec.name(job_id),
         {_field_name(field): _value(name, field, value) for field, value in raw.items()},
     )
 

@@ -142,8 +142,12 @@ def _since(facts: Facts) -> str:
 
 
 def _wait_ms(facts: Facts) -> int:
-    return max(0, round(float(facts["due"])) - int(facts["now"]))
+    due = codec.number(facts["due"].encode())
+    return max(0, (codec.MOST if due is None else due) - int(facts["now"]))
 
 
 def _moment(ms: str) -> str:
-    return datetime.fromtimestamp(float(ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(float(ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"  # of a year that no calendar has

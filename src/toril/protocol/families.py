@@ -42,13 +42,13 @@ class DependenciesCount(msgspec.Struct, frozen=True, kw_only=True):
 def children_values(keys: Keys, job_id: str) -> Plan[dict[str, Any]]:
     """What the completed children returned."""
     found = yield from _scan("HSCAN", f"{_job(keys, job_id)}:processed")
-    return {name.decode(): codec.decode(value) for name, value in _pairs(found)}
+    return {codec.name(name): codec.decode_or_text(value) for name, value in _pairs(found)}
 
 
 def failed_children(keys: Keys, job_id: str) -> Plan[dict[str, str]]:
     """Why children failed that do not fail their parent."""
     found = yield from _scan("HSCAN", f"{_job(keys, job_id)}:failed")
-    return {name.decode(): codec.text(reason) for name, reason in _pairs(found)}
+    return {codec.name(name): codec.text(reason) for name, reason in _pairs(found)}
 
 
 def dependencies(keys: Keys, job_id: str) -> Plan[Dependencies]:
@@ -60,9 +60,9 @@ def dependencies(keys: Keys, job_id: str) -> Plan[Dependencies]:
     failed = yield from _scan("ZSCAN", f"{job}:unsuccessful")
     return Dependencies(
         processed=processed,
-        unprocessed=sorted({key.decode() for key in unprocessed}),
+        unprocessed=sorted({codec.name(key) for key in unprocessed}),
         ignored=ignored,
-        failed=sorted({key.decode() for key, _ in _pairs(failed)}),
+        failed=sorted({codec.name(key) for key, _ in _pairs(failed)}),
     )
 
 
@@ -115,7 +115,7 @@ def _children_of(
             _KINDS, pages[index * len(_KINDS) : (index + 1) * len(_KINDS)], strict=True
         ):
             names = found if verb == "SSCAN" else found[::2]
-            children |= dict.fromkeys(name.decode() for name in names)
+            children |= dict.fromkeys(codec.name(name) for name in names)
         below[key] = sorted(children)[:max_children]
     return [child for key in level for child in below[key]]
 

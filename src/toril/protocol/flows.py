@@ -9,7 +9,7 @@ import msgspec
 
 from toril.errors import InvalidOptionError
 from toril.options import FlowJob
-from toril.protocol import adding
+from toril.protocol import adding, codec
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Job
@@ -138,7 +138,7 @@ def _answer(node: PreparedNode, code: int | bytes, now_ms: int) -> Added | None:
     if code == _LEFT_OUT:
         return None
     if isinstance(code, bytes):
-        return Added(code.decode(), now_ms, is_duplicate=True)
+        return Added(codec.name(code), now_ms, is_duplicate=True)
     return Added(node.job.id, now_ms, is_duplicate=code == 1)
 
 

@@ -121,7 +121,7 @@ def active(keys: Keys, *, most: int) -> Command[list[ActiveJob]]:
 def _active_job(*row: bytes) -> ActiveJob:
     job_id, name, started, since, progress, worker, lane = row
     return ActiveJob(
-        codec.text(job_id),
+        codec.name(job_id),
         codec.text(name),
         codec.number(started) or 0,
         codec.number(since) or 0,
@@ -145,8 +145,8 @@ def _lane(name: bytes, depth: int, head: bytes, holders: bytes, settings: bytes)
     return LaneGlance(
         lanes.lane_name(name),
         depth,
-        codec.text(head),
-        tuple(codec.text(holders).split("\n")) if holders else (),
+        codec.name(head),
+        tuple(codec.name(holders).split("\n")) if holders else (),
         bool(own.get("paused")),
         own.get("halted"),
     )

@@ -116,7 +116,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 def record_key(keys: Keys, group_id: str) -> str:
     """The hash of a group; its other keys are this one and a suffix."""
-    check_job_id(group_id)
+    check_job_id(group_id, "group id")
     return f"{keys.base}:groups:{group_id}"
 
 
@@ -337,7 +337,12 @@ def groups(
     keys: Keys, states: Iterable[str], start: int, end: int, *, newest_first: bool
 ) -> Plan[list[GroupInfo]]:
     """The groups that the queue owns, from ``start`` to ``end`` of those in ``states``."""
-    wanted = {GroupState(state) for state in states}
+    try:
+        wanted = {GroupState(state) for state in states}
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"state: {error}; the states are {', '.join(GroupState)}"
+        ) from error
     index = f"{keys.base}:groups"
     if start < 0 or end < 0:
         total: int = yield plain("ZCARD", index, parse=int)

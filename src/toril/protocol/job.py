@@ -153,14 +153,17 @@ class StoredJob:
         """One entry per failed attempt, the oldest first."""
         try:
             traces = codec.decode(self._fields.get(b"stacktrace"), [])
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         return [str(trace) for trace in traces] if isinstance(traces, list) else []
 
     @property
     def dead_letter(self) -> DeadLetterMetadata | None:
         """Why and whence it came here, if it is a dead letter."""
-        return metadata_in(self.data)
+        try:
+            return metadata_in(self.data)
+        except (ValueError, RecursionError):
+            return None
 
     @property
     def idempotency_key(self) -> str:
@@ -205,11 +208,12 @@ class Job(StoredJob):
     @property
     def progress(self) -> Any:
         """What the handler reported last; 0 before it did."""
-        return codec.decode(self._fields.get(b"progress"), 0)
+        value = self._fields.get(b"progress")
+        return 0 if value is None else codec.decode_or_text(value)
 
     @property
     def return_value(self) -> Any:
-        return codec.decode(self._fields.get(b"returnvalue"))
+        return codec.decode_or_text(self._fields.get(b"returnvalue"))
 
     @property
     def finished_on(self) -> int | None:

@@ -55,10 +55,14 @@ RESERVED_IDS = QUEUE_KEYS | {
 GENERATED_ID = re.compile(r"j[0-9a-hjkmnp-tv-z]{21}")
 """The ids that clients choose (``client/ids.py``), and nobody else."""
 
-_QUEUE_NAME = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,254}[^\s:\x00-\x1f\x7f])?")
-_PREFIX = re.compile(r"[^\s\x00-\x1f\x7f]{1,255}")
-_JOB_ID = re.compile(r"[^\s:\x00-\x1f\x7f]{1,255}")
-_SCHEDULER_ID = re.compile(r"[^\s:\x00-\x1f\x7f]([^:\x00-\x1f\x7f]{0,253}[^\s:\x00-\x1f\x7f])?")
+# Never in a name: control characters, and halves of surrogate pairs, which are no text.
+_NEVER = r"\x00-\x1f\x7f\ud800-\udfff"
+_QUEUE_NAME = re.compile(rf"[^\s:{_NEVER}]([^:{_NEVER}]{{0,254}}[^\s:{_NEVER}])?")
+_PREFIX = re.compile(rf"[^\s{_NEVER}]{{1,255}}")
+_JOB_ID = re.compile(rf"[^\s:{_NEVER}]{{1,255}}")
+_SCHEDULER_ID = re.compile(rf"[^\s:{_NEVER}]([^:{_NEVER}]{{0,253}}[^\s:{_NEVER}])?")
+_NO_TEXT = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
+"""What ``codec.name`` makes of no bytes."""
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _SCHEDULED_ID = re.compile(r"repeat:.+:[0-9]+", re.DOTALL)
 _FAMILIES = frozenset({"de", "dn", "metrics", "compensation", "groups", "lanes", "toril", "repeat"})
@@ -144,21 +148,21 @@ def check_prefix(prefix: str) -> None:
         )
 
 
-def check_job_id(job_id: str) -> None:
+def check_job_id(job_id: str, what: str = "job id") -> None:
     """Refuse a custom id that would collide with a key of the queue or with a generated id."""
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
         raise InvalidNameError(
-            f"job id {job_id!r} cannot be used: it must be 1 to 255 characters without ':' and "
+            f"{what} {job_id!r} cannot be used: it must be 1 to 255 characters without ':' and "
             f"white space; join parts with '-' instead"
         )
     if _INTEGER.fullmatch(job_id):
         raise InvalidNameError(
-            f"job id {job_id!r} is a number, and those are given out by the queue itself;"
+            f"{what} {job_id!r} is a number, and those are given out by the queue itself;"
             f" put a word before it, such as 'order-{job_id}'"
         )
     if job_id in RESERVED_IDS:
         raise InvalidNameError(
-            f"job id {job_id!r} is the name of one of the queue's own keys; choose another"
+            f"{what} {job_id!r} is the name of one of the queue's own keys; choose another"
         )
 
 
@@ -169,6 +173,8 @@ def check_known_id(job_id: str) -> None:
     """
     if not isinstance(job_id, str) or not job_id or job_id in RESERVED_IDS:
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job")
+    if not job_id.isascii() and _NO_TEXT.search(job_id):
+        raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it is no valid Unicode text")
     first, colon, _ = job_id.partition(":")
     if colon and first in _FAMILIES and not _SCHEDULED_ID.fullmatch(job_id):
         raise InvalidNameError(
@@ -180,6 +186,8 @@ def check_known_scheduler_id(scheduler_id: str) -> None:
     """Refuse what cannot be the id of any scheduler, whoever made it."""
     if not isinstance(scheduler_id, str) or not scheduler_id:
         raise InvalidNameError(f"{scheduler_id!r} cannot be the id of a scheduler")
+    if not scheduler_id.isascii() and _NO_TEXT.search(scheduler_id):
+        raise InvalidNameError(f"scheduler id {scheduler_id!r} is no valid Unicode text")
 
 
 def check_scheduler_id(scheduler_id: str) -> None:
@@ -221,7 +229,7 @@ def hash_tag(key: str) -> str | None:
 
 def slot(key: str) -> int:
     """The cluster slot of ``key``: of its hash tag if it has one."""
-    return crc_hqx((hash_tag(key) or key).encode(), 0) % 16384
+    return crc_hqx((hash_tag(key) or key).encode("utf-8", "surrogateescape"), 0) % 16384
 
 
 def check_one_slot(*queues: Keys) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from toril.errors import LockLostError
-from toril.protocol import lanes
+from toril.protocol import codec, lanes
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, check_known_id
 
 T = TypeVar("T")
 
@@ -45,13 +45,14 @@ def _renew(
 def _parse_renewal(reply: Any) -> Renewal:
     lost, cancelled = reply
     return Renewal(
-        [item.decode() for item in lost],
-        [(job_id.decode(), reason.decode()) for job_id, reason in cancelled],
+        [codec.name(item) for item in lost],
+        [(codec.name(job_id), codec.text(reason)) for job_id, reason in cancelled],
     )
 
 
 def extend_lock(keys: Keys, job_id: str, token: str, *, lock_ms: int) -> Command[None]:
     """Hold one lock for ``lock_ms`` from now."""
+    check_known_id(job_id)
 
     def parse(reply: Any) -> None:
         if _parse_renewal(reply).lost:
@@ -95,7 +96,7 @@ def sweep(
 
 def _parse_sweep(reply: Any) -> tuple[bool, int, list[str], bool]:
     more, cursor, ids, has_lanes = reply
-    return more == 1, cursor, [item.decode() for item in ids], has_lanes > 0
+    return more == 1, cursor, [codec.name(item) for item in ids], has_lanes > 0
 
 
 def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
+from urllib.parse import quote, unquote
 
 import msgspec
 
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidOptionError, ServerRefusalError
 from toril.options import MAX_PRIORITY
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
@@ -35,6 +36,8 @@ STATES = tuple(_CONTAINERS)
 
 UNFINISHED = ("waiting", "active", "prioritized", "delayed")
 """The states of a queue that is not empty yet."""
+
+_FIT = "".join(map(chr, range(0x21, 0x7F)))
 
 _LISTS = ("wait", "paused", "active")
 _SORTED_SETS = ("prioritized", "delayed", "waiting_children", "completed", "failed")
@@ -174,10 +177,23 @@ def jobs_of(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
     """The jobs with these ids; what is gone is left out."""
     found: list[Job] = []
     for index in range(0, len(wanted), JOBS_PER_READ):
-        part: list[Job | None] = yield [
-            _job(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]
-        ]
-        found += [job for job in part if job is not None]
+        part = [_job(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]]
+        try:
+            read: list[Job | None] = yield cast(list[Command[Any]], part)
+        except ServerRefusalError:
+            read = yield from _one_by_one(part)
+        found += [job for job in read if job is not None]
+    return found
+
+
+def _one_by_one(reads: Sequence[Command[Job | None]]) -> Plan[list[Job | None]]:
+    """The jobs, without those at whose keys there is something else than a hash."""
+    found: list[Job | None] = []
+    for read in reads:
+        try:
+            found.append((yield read))
+        except ServerRefusalError:
+            continue
     return found
 
 
@@ -223,7 +239,18 @@ def counts_per_priority(keys: Keys, priorities: Sequence[int]) -> Plan[dict[int,
 
 def worker_names(keys: Keys) -> str:
     """The name that every worker of the queue gives its connection, or begins it with."""
-    return f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}"
+    return fit(f"{keys.prefix}:{base64.b64encode(keys.name.encode()).decode()}")
+
+
+def worker_name(keys: Keys, name: str | None) -> str:
+    """The name of the connection of a worker that calls itself ``name``."""
+    whole = worker_names(keys)
+    return f"{whole}:w:{fit(name.replace('%', '%25'))}" if name else whole
+
+
+def fit(name: str) -> str:
+    """``name`` as the server lets a connection be called: visible ASCII, the rest as in URLs."""
+    return quote(name, safe=_FIT)
 
 
 def workers(keys: Keys) -> Command[list[WorkerInfo]]:
@@ -238,7 +265,7 @@ def workers(keys: Keys) -> Command[list[WorkerInfo]]:
             if name == whole or name.startswith(f"{whole}:w:"):
                 found.append(
                     WorkerInfo(
-                        name=name[len(whole) + 3 :],
+                        name=unquote(name[len(whole) + 3 :]),
                         address=fields.get("addr", ""),
                         age_s=int(fields.get("age", 0)),
                         idle_s=int(fields.get("idle", 0)),
@@ -275,12 +302,12 @@ def _range(keys: Keys, name: str, first: int, last: int, newest_first: bool) -> 
     key = getattr(keys, name)
     if name not in _LISTS:
         verb = "ZREVRANGE" if newest_first else "ZRANGE"
-        parse = ids_in_lanes if name in _LANE_SETS else _texts
+        parse = ids_in_lanes if name in _LANE_SETS else _names
         return plain(verb, key, first, last, parse=parse)
     if newest_first:
-        return plain("LRANGE", key, first, last, parse=_texts)
+        return plain("LRANGE", key, first, last, parse=_names)
     # The oldest is at the right end.
-    return plain("LRANGE", key, -last - 1, -first - 1, parse=lambda reply: _texts(reply)[::-1])
+    return plain("LRANGE", key, -last - 1, -first - 1, parse=lambda reply: _names(reply)[::-1])
 
 
 def _waiting_with(keys: Keys, priority: int) -> Command[int]:
@@ -292,7 +319,11 @@ def _waiting_with(keys: Keys, priority: int) -> Command[int]:
 
 def ids_in_lanes(reply: list[bytes]) -> list[str]:
     """A member is lane, space, mark, 32 digits, id; lanes are written without spaces."""
-    return [codec.text(item.partition(b" ")[2][33:]) for item in reply]
+    return [codec.name(item.partition(b" ")[2][33:]) for item in reply]
+
+
+def _names(reply: list[bytes]) -> list[str]:
+    return [codec.name(item) for item in reply]
 
 
 def _texts(reply: list[bytes]) -> list[str]:

@@ -16,7 +16,7 @@ from toril.errors import (
     RefusedError,
     SchedulerOwnsJobError,
 )
-from toril.protocol import pausing
+from toril.protocol import codec, pausing
 from toril.protocol.command import Plan, Resend, script
 from toril.protocol.keys import Keys, check_known_id
 
@@ -159,7 +159,7 @@ def clean(
 
 def _parse_clean(reply: Any) -> tuple[int, int, int, list[str]]:
     cutoff_ms, looked, kept, ids = reply
-    return cutoff_ms, looked, kept, [item.decode() for item in ids]
+    return cutoff_ms, looked, kept, [codec.name(item) for item in ids]
 
 
 def obliterate(

@@ -117,7 +117,7 @@ def _upsert(
             b"priority": template.priority or 0,
             b"rjk": scheduler_id.encode(),
         }
-        return Job(keys.prefix, keys.name, job_id.decode(), fields)
+        return Job(keys.prefix, keys.name, codec.name(job_id), fields)
 
     return script(
         "upsertScheduler",
@@ -234,7 +234,7 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         "advanceScheduler",
         keys,
         args,
-        lambda reply: None if reply is None else reply.decode(),
+        lambda reply: None if reply is None else codec.name(reply),
         extra=_keys_of(keys, scheduler_id),
         payloads=(codec.encode(opts, "options"),),
         resend=Resend.SAME,
@@ -341,7 +341,7 @@ def _text(fields: Fields, name: bytes) -> str | None:
 
 def _read_index(reply: list[bytes]) -> list[tuple[str, int]]:
     return [
-        (name.decode(), codec.number(score) or 0)
+        (codec.name(name), codec.number(score) or 0)
         for name, score in zip(reply[::2], reply[1::2], strict=True)
     ]
 

@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 
 from toril.errors import (
+    DamagedJobError,
     DelayedError,
     ExpiredError,
     FailedChildrenError,
+    InvalidInputError,
     InvalidOptionError,
     JobCancelledError,
     JobNotFoundError,
@@ -33,7 +35,7 @@ from toril.options import MAX_DELAY_MS, BackoffStrategy, Keep, RateLimit, millis
 from toril.protocol import codec
 from toril.protocol.burying import BurialPolicy, Letter, SharedTrouble, letter_of
 from toril.protocol.codec import UNSET
-from toril.protocol.command import Command, Resend, script
+from toril.protocol.command import Command, Resend, pack, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
 from toril.protocol.traces import formatted_json, quoted
@@ -95,11 +97,17 @@ _PATIENCE = 3
 
 
 def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
-    """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter."""
-    if isinstance(attempt, Returned):
-        return _completed(job, attempt.value, policy)
-    if isinstance(attempt, Raised):
-        return _after_error(job, attempt.error, policy, dice)
+    """What becomes of ``job`` after ``attempt``; ``dice`` in [0, 1) draws the jitter.
+
+    Never raises: a job whose fields trip this fails, and nobody else.
+    """
+    try:
+        if isinstance(attempt, Returned):
+            return _completed(job, attempt.value, policy)
+        if isinstance(attempt, Raised):
+            return _after_error(job, attempt.error, policy, dice)
+    except Exception as error:  # noqa: BLE001 (a job without an outcome holds its slot for ever)
+        return given_up(job, error)
     return _STOPPED_HALF_WAY if attempt.is_begun else _RETURNED_TO_QUEUE
 
 
@@ -107,6 +115,10 @@ def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised |
     """Why a job that was just taken must fail without being run; None if it may run."""
     if job.deferred_failure is not None:
         return Raised(UnrecoverableError(job.deferred_failure))
+    if job.opts.trouble is not None:
+        return Raised(
+            DamagedJobError(f"the options of job {job.id!r} cannot be read: {job.opts.trouble}")
+        )
     if max_started_attempts is not None and job.attempts_started > max_started_attempts:
         return Raised(UnrecoverableError("job started more than allowable limit"))
     if job.is_expired:
@@ -255,6 +267,15 @@ def _failed(job: StoredJob, error: BaseException, policy: Policy) -> Outcome:
     )
 
 
+def given_up(job: StoredJob, error: BaseException) -> Outcome:
+    """A final failure that looks at nothing of the job: what it holds cannot be dealt with."""
+    refusal = DamagedJobError(f"job {job.id!r} cannot be dealt with: {codec.words_of(error)}")
+    refusal.__cause__ = error
+    reason = reason_of(refusal, codec.words_of(refusal))
+    payloads = (reason, f"[{formatted_json(refusal, LONGEST_TRACE)}]")
+    return Outcome(kind="failed", payloads=payloads, error=refusal, reason=reason)
+
+
 def reason_of(error: BaseException, message: str) -> str:
     """One line for people: the type and the message; Toril's own errors speak for themselves."""
     if not isinstance(error, TorilError) or not message:
@@ -307,11 +328,15 @@ class Take(msgspec.Struct, frozen=True, kw_only=True):
     metrics_points: int | None = None
 
 
+Result = int | bytes | list[Any]
+"""What came of one outcome: 0, a refusal, the id that the job got among the dead letters, or a code
+and the words of an error that the server met over this job."""
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What one call of the pump brought back."""
 
-    results: list[int | bytes]
-    """0, a refusal, or the id that a job got among the dead letters."""
+    results: list[Result]
     jobs: list[list[Any]]
     rate_limit_ms: int
     next_due_ms: int
@@ -409,6 +434,31 @@ class _Troubles:
         return number
 
 
+UNSENDABLE = (UnicodeError, OverflowError, TypeError, InvalidInputError)
+"""What writing a command down raises when a value in it cannot be."""
+
+
+def sendable(settled: Sequence[Settled]) -> list[Settled]:
+    """``settled``, with a final failure for each outcome that cannot be written down."""
+    return [_sendable(item) for item in settled]
+
+
+def _sendable(item: Settled) -> Settled:
+    outcome = item.outcome
+    letter = outcome.letter
+    try:
+        pack([item.job_id, outcome.details, None if letter is None else letter.own])
+        for text in (*outcome.payloads, *(() if letter is None else _texts_of(letter.trouble))):
+            pack(text)
+    except UNSENDABLE as error:
+        return msgspec.structs.replace(item, outcome=given_up(item.job, error))
+    return item
+
+
+def _texts_of(trouble: SharedTrouble) -> tuple[str, ...]:
+    return trouble.name, trouble.reason, trouble.metadata, trouble.note
+
+
 def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:
     """Forget the last calls of a worker that goes, and wake another one if there is work."""
     return script(
@@ -443,6 +493,13 @@ def _parse_reply(reply: Any) -> Reply:
         rate_limit_ms=rate_limit_ms,
         next_due_ms=next_due_ms,
         now_ms=now_ms,
+    )
+
+
+def damage(job_id: str, code: list[Any]) -> DamagedJobError:
+    """The error for an outcome that the server could not write, because of what it found."""
+    return DamagedJobError(
+        f"the outcome of job {job_id!r} cannot be written: {codec.text(code[1])}"
     )
 
 

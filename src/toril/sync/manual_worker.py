@@ -41,7 +41,7 @@ from toril.protocol.burying import BurialPolicy, grave_of
 from toril.protocol.command import Command
 from toril.protocol.job import Fields, fields_of
 from toril.protocol.keys import Keys
-from toril.protocol.reading import worker_names
+from toril.protocol.reading import worker_name as connection_name
 from toril.protocol.settling import (
     Attempt,
     Outcome,
@@ -132,10 +132,7 @@ class ManualWorker:
         self._lock_ms = milliseconds(self.options.lock_duration, "lock_duration")
         self._connection = Connection(connection)
         self._connection.check_slots(self.keys, *([self._grave] if self._grave else []))
-        listed = worker_names(self.keys)
-        self._blocking = self._connection.twin(
-            client_name=f"{listed}:w:{worker_name}" if worker_name else listed
-        )
+        self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
         self._interval_s = self._lock_ms / 3000
         self._renewer = self._connection.twin()
@@ -286,10 +283,14 @@ class ManualWorker:
             while isinstance(code, int) and code > 0:
                 self._write(job, settling.nothing_to_wait_for(code))
                 code, job.code = job.code, None
+            error: TorilError | None = None
             if isinstance(code, list):
-                # The server met an error over this job, and has written nothing of it.
-                raise RefusedError(f"the outcome of job {job.id!r} cannot be written: {code[1]!r}")
-            error = settling.refusal(code, job.id) if isinstance(code, int) and code < 0 else None
+                error = settling.damage(job.id, code)
+                outcome = settling.decide(job, Raised(error), self._policy, dice=0.0)
+                self._write(job, outcome)
+                code, job.code = job.code, None
+            elif isinstance(code, int) and code < 0:
+                error = settling.refusal(code, job.id)
             if isinstance(error, (PendingChildrenError, FailedChildrenError)):
                 raise error
             job.is_settled = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from toril.options import Duration, NewJob, Repeat, Schedule, schedule_of
+from toril.options import Duration, NewJob, Repeat, Schedule, check_text, schedule_of
 from toril.protocol import scheduling
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, check_scheduler_id
 from toril.protocol.scheduling import JobScheduler
 from toril.sync.connection import Connection
 
@@ -39,6 +39,7 @@ class QueueSchedulers:
         without one): between ``start`` and ``end``, at most ``limit`` times.  ``template`` is the
         name, the data and the options of its jobs; without one they are named like the scheduler.
         """
+        check_scheduler_id(scheduler_id)
         schedule = Schedule(
             every=every,
             cron=cron,
@@ -82,5 +83,6 @@ class QueueSchedulers:
 
         For jobs without a lane it is their name that counts.
         """
+        check_text(lane, "lane")
         scheduler_id = scheduling.repeating_id(lane, schedule_of(repeat))
         return self.remove_job_scheduler(scheduler_id)

@@ -19,7 +19,7 @@ from hiredis import pack_command
 from toril.client import embedded
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
-from toril.protocol.command import Word
+from toril.protocol.command import Word, as_bytes
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
@@ -34,7 +34,14 @@ from toril.sync.sockets import (
 
 SOCKET_TIMEOUT_S: float | None = REPLY_TIMEOUT_S
 """For the greeting; each request sets its own."""
-_pack = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+_pack_plain = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
+
+
+def _pack(words: tuple[Word, ...]) -> bytes:
+    try:
+        return _pack_plain(words)
+    except UnicodeEncodeError:
+        return _pack_plain(as_bytes(words))
 
 
 class ServerTransport:

@@ -9,9 +9,14 @@ from typing import Any
 
 import msgspec
 
-from toril.errors import FailedChildrenError, LockLostError, PendingChildrenError
+from toril.errors import (
+    DamagedJobError,
+    FailedChildrenError,
+    LockLostError,
+    PendingChildrenError,
+)
 from toril.logs import get_logger
-from toril.protocol import settling
+from toril.protocol import codec, settling
 from toril.protocol.job import StoredJob, fields_of
 from toril.protocol.keys import Keys
 from toril.protocol.settling import (
@@ -21,6 +26,7 @@ from toril.protocol.settling import (
     Policy,
     Raised,
     Released,
+    Result,
     Settled,
 )
 from toril.worker.active_job import ActiveJob, Writer
@@ -78,8 +84,13 @@ class Crew:
 
     # ------------------------------------------------------------------ the pump's owner
 
-    def start_job(self, words: list[Any], token: str, received: Confirmation) -> None:
-        job = self._received(words, token)
+    def read(self, words: list[Any], token: str) -> ActiveJob:
+        job_id = codec.name(words.pop())
+        fields = fields_of(words)
+        return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
+
+    def start_job(self, job: ActiveJob, received: Confirmation) -> None:
+        self.lease.hold(job.id, job.token)
         task = asyncio.get_running_loop().create_task(self._attempt(job, received))
         self._jobs[job.id] = (job, task)
         if self._emitter.has("active"):
@@ -87,13 +98,16 @@ class Crew:
         if self._cancelled_early:
             self._cancel_early(job)
 
-    def hand_back(self, words: list[Any], token: str, received: Confirmation) -> None:
-        self._settle(self._received(words, token), Released())
+    def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
+        self.lease.hold(job.id, job.token)
+        self._settle(job, Released())
 
-    def settled(self, item: Settled, code: int | bytes) -> None:
+    def settled(self, item: Settled, code: Result) -> None:
         self.lease.let_go(item.job_id, item.token)
         if isinstance(code, bytes):
             self._announce_letter(item, code)
+        elif isinstance(code, list):
+            self._give_up(item, settling.damage(item.job_id, code))
         elif code == 0:
             self._announce(item)
         elif code > 0:
@@ -161,12 +175,6 @@ class Crew:
 
     # ------------------------------------------------------------------ one job
 
-    def _received(self, words: list[Any], token: str) -> ActiveJob:
-        job_id = words.pop().decode()
-        fields = fields_of(words)
-        self.lease.hold(job_id, token)
-        return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
-
     async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
         if job.is_suspect:
             await self.pump.confirm(received)
@@ -184,7 +192,7 @@ class Crew:
         if job.is_settled:
             return
         job.is_settled = True
-        outcome = settling.decide(job, attempt, self._policy, dice=random.random())
+        outcome = self._decide(job, attempt)
         if outcome.error is not None:
             self._failures.tell(job, outcome, outcome.error)
         if outcome.error is not None and not self._emitter.tells_errors and not self._has_hook:
@@ -192,10 +200,19 @@ class Crew:
             outcome = msgspec.structs.replace(outcome, error=None)
         self.pump.finish(Settled(job.id, job.token, outcome, job))
 
+    def _decide(self, job: StoredJob, attempt: Attempt) -> Outcome:
+        return settling.decide(job, attempt, self._policy, dice=random.random())
+
+    def _give_up(self, item: Settled, error: DamagedJobError) -> None:
+        """The server cannot write how the job ended: it fails for good, alone."""
+        logger.warning("%s", error)
+        self._emitter.emit("error", error)
+        self._resubmit(item, self._decide(item.job, Raised(error)))
+
     def _refused(self, item: Settled, code: int) -> None:
         error = settling.refusal(code, item.job_id)
         if isinstance(error, (PendingChildrenError, FailedChildrenError)):
-            self._resubmit(item, settling.decide(item.job, Raised(error), self._policy, dice=0.0))
+            self._resubmit(item, self._decide(item.job, Raised(error)))
             return
         if isinstance(error, LockLostError):
             self._announce_loss(item.job, error)
@@ -229,7 +246,7 @@ class Crew:
             self.sweeper.divert_soon()
         if item.outcome.error is None:  # nobody listened when the job failed
             return
-        letter = burial.tell_of(item, letter_id.decode())
+        letter = burial.tell_of(item, codec.name(letter_id))
         self._emitter.emit("deadLettered", item.job, letter)
         if burial.hook is not None:
             self._emitter.call("on_dead_letter", burial.hook, item.job, letter)

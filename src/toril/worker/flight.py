@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from toril.client.connection import Connection
@@ -17,7 +18,7 @@ from toril.options import Keep
 from toril.protocol import leasing, settling
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
-from toril.protocol.settling import Confirmation, Reply, Settled, Take
+from toril.protocol.settling import UNSENDABLE, Confirmation, Reply, Settled, Take
 
 LONGEST_PAUSE_S = 2.0
 
@@ -54,22 +55,31 @@ class Flight:
 
         The same request is sent however often: the server knows it by its number.
         """
-        command = settling.settle(
+        make = partial(
+            settling.settle,
             self._keys,
-            settled,
-            take,
+            take=take,
             flight=self.name,
             request=request,
             confirmations=confirmations,
             dead_letters=self._dead_letters,
             keep_letters=self._keep_letters,
         )
+        command = make(settled)
         pause_s = 0.05
         while True:
             try:
                 return await self._connection.run(command)
             except ServerError as error:
                 self._on_error(error)
+            except UNSENDABLE:
+                # It has not left: one outcome holds what cannot be written down.
+                sendable = settling.sendable(settled)
+                if sendable == list(settled):
+                    raise
+                settled = sendable
+                command = make(settled)
+                continue
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 

@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from toril.protocol.settling import Confirmation, Reply, Settled, Take
+from toril.protocol.settling import Confirmation, Reply, Result, Settled, Take
+from toril.worker.active_job import ActiveJob
 from toril.worker.flight import Flight
 
 MOST_PER_CALL = 200
@@ -29,13 +30,16 @@ LONGEST_HOLD_MS = 30_000
 class Owner(Protocol):
     """Whoever runs the jobs that the pump brings."""
 
-    def start_job(self, words: list[Any], token: str, received: Confirmation) -> None:
+    def read(self, words: list[Any], token: str) -> ActiveJob:
+        """A job that was just taken, whatever its hash holds; nothing is begun yet."""
+
+    def start_job(self, job: ActiveJob, received: Confirmation) -> None:
         """Run a job that was just taken; ``finish`` is called when it is done."""
 
-    def hand_back(self, words: list[Any], token: str, received: Confirmation) -> None:
+    def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
         """Give a job back that came too late to be run."""
 
-    def settled(self, item: Settled, code: int | bytes) -> None:
+    def settled(self, item: Settled, code: Result) -> None:
         """``item`` was written, or refused with ``code``."""
 
     def drained(self) -> None:
@@ -221,12 +225,13 @@ class Pump:
         loop = asyncio.get_running_loop()
         self.last_reply_at = loop.time()
         self.clock_offset_ms = reply.now_ms - loop.time() * 1000
-        self._running += len(reply.jobs) - len(batch)
+        jobs = [self._owner.read(words, token) for words in reply.jobs]
+        self._running += len(jobs) - len(batch)
         for item, code in zip(batch, reply.results, strict=True):
             self._owner.settled(item, code)
         begin = self._owner.start_job if self._takes else self._owner.hand_back
-        for words in reply.jobs:
-            begin(words, token, (flight.name, request))
+        for job in jobs:
+            begin(job, (flight.name, request))
         if reply.jobs and not batch and not self._free():
             self._to_confirm.setdefault((flight.name, request), None)
         elif reply.jobs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,6 +25,7 @@ from toril.protocol import eviction, settling
 from toril.protocol.command import plain
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
+from toril.protocol.reading import worker_name as connection_name
 from toril.protocol.settling import Attempt, Policy, Take
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker.active_job import ActiveJob
@@ -520,8 +520,7 @@ class Worker:
 
     def _client_name(self) -> str:
         """The name under which BullMQ's tools list workers."""
-        name = f"{self.keys.prefix}:{base64.b64encode(self.name.encode()).decode()}"
-        return f"{name}:w:{self.options.name}" if self.options.name else name
+        return connection_name(self.keys, self.options.name)
 
 
 def _keep(value: bool | int | Keep | None) -> Keep | None:

@@ -339,9 +339,21 @@ local function placeLane(queue, lane, holders, turn)
   return redis.call("ZADD", ready, "NX", math.max(lanes.turn, turn or 0) + 1 / rules.weight, lane) == 1
 end
 
+--- The `x.lane` of a job; one that somebody damaged is written anew: no script could read its member.
+local function soundPlace(queue, field, id)
+  if #field > 32 and not string.find(string.sub(field, 1, 32), "%D")
+      and not string.find(field, "[ %c]", 33) then
+    return field
+  end
+  field = string.rep("0", 32) .. laneName(field == "" and "damaged" or field)
+  redis.call("HSET", queue.base .. ":" .. id, "x.lane", field)
+  return field
+end
+
 --- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others. One that
 --- waited there for a time `is_kept` already.
 local function enterLane(queue, field, id, mark, is_kept)
+  field = soundPlace(queue, field, id)
   local lanes = lanesOf(queue)
   if not is_kept then keepJob(queue, id) end
   local lane = laneOf(field)
@@ -414,6 +426,7 @@ end
 
 --- Put a job of a lane off. With `keeps_lane` it holds its lane meanwhile: nobody overtakes it.
 local function putOffInLane(queue, field, id, due_ms, keeps_lane)
+  field = soundPlace(queue, field, id)
   putAside(queue, laneOf(field), laneMember(field, id, keeps_lane and STARTED or PLAIN), due_ms)
   if not keeps_lane then releaseLane(queue, field, id) end
   wakeLanesWhenDue(queue)
@@ -459,7 +472,7 @@ local function promoteInLane(queue, gate, field, id, mark)
   if mark == STARTED then dropLaneHolder(queue, laneOf(field), id) end
   enterLane(queue, field, id, mark, true)
   emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", "delayed")
-  redis.call("HSET", queue.base .. ":" .. id, "delay", 0)
+  redis.pcall("HSET", queue.base .. ":" .. id, "delay", 0)
 end
 
 --- The `x.lane` and the mark of a job of a lane that waits for a time, or nothing.

@@ -13,9 +13,10 @@ local function promoteDue(queue, gate, now)
   redis.call("ZREM", queue.delayed, unpack(due))
   for _, id in ipairs(due) do
     local job = queue.base .. ":" .. id
-    placeReady(queue, gate, id, tonumber(redis.call("HGET", job, "priority")) or 0)
+    -- A key that holds no hash must not keep the others waiting; whoever takes it finds out.
+    placeReady(queue, gate, id, tonumber(redis.pcall("HGET", job, "priority")) or 0)
     emit(queue, "waiting", "jobId", id, "prev", "delayed")
-    redis.call("HSET", job, "delay", 0)
+    redis.pcall("HSET", job, "delay", 0)
   end
   wake(queue, gate)
 end

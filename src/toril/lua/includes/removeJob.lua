@@ -43,3 +43,11 @@ local function removeJob(queue, id, how)
   end
   return true
 end
+
+--- The same for one job of many: what it holds must not keep the others from going.
+local function removeAnyJob(queue, id, how)
+  local is_removed, was_there = pcall(removeJob, queue, id, how)
+  if is_removed then return was_there end
+  deleteJob(queue.base .. ":" .. id)
+  return true
+end

@@ -5,13 +5,13 @@ local function removeFinished(queue, set, ids)
   if #ids == 0 then return end
   redis.call("ZREM", set, unpack(ids))
   for _, id in ipairs(ids) do
-    removeJob(queue, id, { keeps_deduplication = true })
+    removeAnyJob(queue, id, { keeps_deduplication = true })
   end
 end
 
 local function retain(queue, set, keep, now)
   if keep.age then
-    local limit = math.min(keep.limit or 1000, 1000)
+    local limit = math.max(math.min(keep.limit or 1000, 1000), 1)
     removeFinished(queue, set, redis.call("ZRANGEBYSCORE", set, 0, now - keep.age * 1000,
       "LIMIT", 0, limit))
   end

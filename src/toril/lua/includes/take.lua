@@ -1,8 +1,10 @@
+--- @include "includes/damage"
 --- Take up to `count` jobs: into `active`, locked, counted, announced.
 
 --- What a worker is told of a job: its hash, name after value, and its id at the end.
 local function readTaken(job, id)
-  local hash = redis.call("HGETALL", job)
+  local hash = redis.pcall("HGETALL", job)
+  if hash.err then hash = {} end
   hash[#hash + 1] = id
   return hash
 end
@@ -88,8 +90,9 @@ local function endStranded(queue, gate, id, membership, now)
 end
 
 --- Lock one job for `who`. Returns what the worker is told (nothing for an id without a job, or for one
---- that may not run), whether it only has to fail the job, and how many bytes were read.
-local function startJob(queue, gate, id, who, now, fence)
+--- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is where
+--- a job of a lane stood there.
+local function startJob(queue, gate, id, who, now, fence, place)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
   local is_job, is_doomed, started, lane, membership, size = false, false, 1, nil, nil, 0
@@ -114,6 +117,10 @@ local function startJob(queue, gate, id, who, now, fence)
   end
   if membership and not is_doomed and endStranded(queue, gate, id, membership, now) then
     return nil, false, size
+  end
+  if place and lane ~= place then
+    -- Whoever ends the job has to find the lane that it holds.
+    redis.call("HSET", job, "x.lane", place)
   end
   if lane and not fence then
     fence = admitStray(queue, lane, id)
@@ -171,9 +178,15 @@ local function takeJobs(queue, gate, count, who, limiter, now)
 
   local is_limited = gate.max or limiter
   local jobs, popped, bytes = {}, 0, 0
-  local function start(id, fence)
+  local function start(id, fence, place)
     popped = popped + 1
-    local taken, is_doomed, size = startJob(queue, gate, id, who, now, fence)
+    local is_sound, taken, is_doomed, size = pcall(startJob, queue, gate, id, who, now, fence, place)
+    if not is_sound then
+      abandonJob(queue, id, damageOf(queue, taken), now)
+      redis.call("LREM", queue.active, 1, id)
+      redis.call("DEL", queue.base .. ":" .. id .. ":lock")
+      return false
+    end
     bytes = bytes + size
     if not taken then return false end
     jobs[#jobs + 1] = taken
@@ -200,7 +213,7 @@ local function takeJobs(queue, gate, count, who, limiter, now)
     local taken, lane_bytes = popLanes(queue, allowed - #jobs, MOST_BYTES)
     for _, job in ipairs(taken) do
       -- An id without a job must not hold its lane.
-      if not start(job.id, job.fence) then releaseLane(queue, job.field, job.id) end
+      if not start(job.id, job.fence, job.field) then releaseLane(queue, job.field, job.id) end
     end
     bytes = math.max(bytes, lane_bytes)
     if plain > 0 and #jobs < allowed and bytes < MOST_BYTES then startPlain(allowed - #jobs) end

@@ -57,7 +57,8 @@ local function takeHeads(queue, popped, taken, most_bytes)
       end
       taken[#taken + 1] = { id = id, field = field }
       taken.turn = math.max(taken.turn, turn)
-      taken.bytes = taken.bytes + redis.call("HSTRLEN", queue.base .. ":" .. id, "data")
+      taken.bytes = taken.bytes
+        + (tonumber(redis.pcall("HSTRLEN", queue.base .. ":" .. id, "data")) or 0)
     end
   end
   if #heads == 0 then return end
