@@ -669,3 +669,29 @@ async def bring_back(client, keys, job_id):
     await client.zrem(keys.failed, job_id)
     await client.hdel(keys.job(job_id), "finishedOn", "processedOn", "failedReason")
     await client.lpush(keys.wait, job_id)
+
+
+async def test_a_job_that_names_no_group_stops_nobody(world, client):
+    """I10: somebody wrote a key of another type into it; it and what stands behind it run."""
+    queue = world.queue("a")
+    odd, good = await queue.add("x"), await queue.add("y")
+    await client.hset(queue.keys.job(odd.id), "x.group", f"{queue.keys.events}:m0")
+
+    taken = await world.hand("a").take(2)
+
+    assert [job.id for job in taken] == [odd.id, good.id]
+
+
+async def test_a_force_that_was_not_needed_is_not_kept(world, client):
+    """A retry forced while the group runs lets nobody run it when the group has ended."""
+    node = await world.order("ab")
+    await world.complete("a")
+    keys, first = world.queue("a").keys, node.jobs[0].id
+    await world.queue("a").retry(first, force=True)
+    await world.complete("a")
+    await world.fail("b")
+    await client.zrem(keys.completed, first)
+    await client.lpush(keys.wait, first)
+
+    assert await world.hand("a").take() == []
+    assert await world.place_of("a", first) == "failed"

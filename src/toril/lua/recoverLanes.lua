@@ -74,8 +74,8 @@ local function keepSlice(cursor)
     if where ~= "k" then
       keepJob(queue, idInLane(word))
     elseif word ~= "groups" and word ~= "compensation" then
-      local field = redis.call("HGET", base .. ":" .. word, "x.lane")
-      if not field or not waitsInLane(queue, field, word) then dropKept(queue, word) end
+      local field = redis.pcall("HGET", base .. ":" .. word, "x.lane")
+      if type(field) ~= "string" or not waitsInLane(queue, field, word) then dropKept(queue, word) end
     end
   end
   if found[1] == "0" then return AFTER[where] end

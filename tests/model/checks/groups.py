@@ -221,7 +221,7 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
         key, _, kind = job.get("x.group", "").rpartition(":")
         if where != name or b"active" not in told or not key or kind.startswith("c"):
             continue
-        cell = before.keys.get(key)
+        cell = before.keys.get(key) if key in after.keys else None  # forgotten meanwhile
         state = "ACTIVE" if cell is None else cell.pairs["state"]
         if (
             state != "ACTIVE"

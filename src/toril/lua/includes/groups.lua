@@ -295,7 +295,9 @@ end
 local function groupStateOf(membership)
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
   if not key or kind == "c" then return "ACTIVE" end
-  return redis.call("HGET", key, "state") or "ACTIVE"
+  -- Anybody can write anything into a job: a key that is no group stops nobody else.
+  local state = redis.pcall("HGET", key, "state")
+  return type(state) == "string" and state or "ACTIVE"
 end
 
 --- Was this member cancelled while it waited in a list too long to search?

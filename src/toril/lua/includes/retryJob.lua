@@ -1,4 +1,5 @@
 --- @include "includes/lanes"
+--- @include "includes/groups"
 --- A child that is to run again is pending again; its parent stays where it is.
 local function relinkToParent(job, parent_key)
   if not parent_key or redis.call("EXISTS", parent_key) == 0 then return end
@@ -16,7 +17,9 @@ local function retryJob(queue, gate, id, state, resets_attempts, is_forced)
   local job = queue.base .. ":" .. id
   local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts", "x.lane", "x.group")
   if not known[1] then return false end
-  if is_forced and known[6] then redis.call("HSET", job, "x.forced", "1") end
+  if is_forced and known[6] and groupStateOf(known[6]) ~= "ACTIVE" then
+    redis.call("HSET", job, "x.forced", "1")
+  end
   redis.call("HDEL", job, "finishedOn", "processedOn", "defa", "x.cancel",
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then

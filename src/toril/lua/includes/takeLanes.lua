@@ -124,8 +124,8 @@ local function admitNeighbours(queue)
   local ids = redis.call("LRANGE", queue.wait, -NEAR, -1) -- bounded: NEAR
   local others = {}
   for _, id in ipairs(ids) do
-    local field = redis.call("HGET", queue.base .. ":" .. id, "x.lane")
-    if field and not holdsLane(queue, laneOf(field), id) then
+    local field = redis.pcall("HGET", queue.base .. ":" .. id, "x.lane") -- or an id that is no job
+    if type(field) == "string" and not holdsLane(queue, laneOf(field), id) then
       enterLane(queue, field, id, PLAIN)
     else
       others[#others + 1] = id
