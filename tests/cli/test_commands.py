@@ -170,7 +170,7 @@ def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queu
         (["queues", "--url", NOBODY], 3, "is the server up"),
         (["--url", NOBODY, "events", "payments"], 3, "is the server up"),
         (["queues", "--url", "http://x"], 2, "is not understood"),
-        (["queues", "--url", "{password}"], 3, "are the user and the password right"),
+        (["queues", "--url", "{password}"], 3, "does not accept the user or the password"),
         (["pause", "a:b"], 2, "cannot be used"),
         (["add", "payments", "n", "{no"], 2, "DATA is not JSON"),
         (["add", "payments", "n", "--delay", "soon"], 2, "is no duration"),

@@ -221,9 +221,9 @@ async def test_a_message_that_overtakes_its_job_stops_it_before_it_runs(queue, u
     worker = Worker("q", handle, connection=url, prefix=queue.keys.prefix)
     start_job = worker._crew.start_job
 
-    def start(words, token, received):
-        worker._crew.cancel(words[-1].decode(), token, "cancelled: early")
-        start_job(words, token, received)
+    def start(job, received):
+        worker._crew.cancel(job.id, job.token, "cancelled: early")
+        start_job(job, received)
 
     worker._crew.start_job = start
     async with worker:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.helpers import wait_until
+from tests.keyspace import lasting_keys
 from toril import NewJob, Queue, Router, Worker
 from toril.errors import InvalidOptionError
 
@@ -336,7 +337,7 @@ async def test_a_closed_worker_leaves_no_trace(queue, start_worker, inside):
     await inside.until_finished(1)
     await worker.close()
 
-    keys = [key async for key in inside.client.scan_iter(match=f"{inside.base}:toril:*")]
+    keys = [key for key in await lasting_keys(inside.client, inside.base) if ":toril:" in key]
     assert keys == []
     names = [row["name"] for row in await inside.client.client_list() if inside.base in row["name"]]
     assert names == []

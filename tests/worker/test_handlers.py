@@ -248,8 +248,8 @@ async def test_whatever_a_handler_raises_is_a_failure_of_that_job_alone(
 
 @pytest.mark.parametrize(
     "value",
-    [object(), float("nan"), {1, Mute}, "\ud800"],
-    ids=["object", "nan", "set", "surrogate"],
+    [object(), float("nan"), {1, Mute}],
+    ids=["object", "nan", "set"],
 )
 async def test_a_return_value_that_is_no_json_fails_that_job_alone(
     value, queue, start_worker, inside

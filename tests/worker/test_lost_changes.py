@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.helpers import wait_until
+from tests.keyspace import lasting_keys
 from tests.proxy import Proxy, runs
 from toril import Queue
 from toril.errors import JobNotFoundError, JobNotInStateError
@@ -146,5 +147,5 @@ async def test_a_change_is_remembered_for_a_minute_only(queue, inside):
 
     await queue.promote(job.id)
 
-    (key,) = [key async for key in inside.client.scan_iter(match=f"{inside.base}:toril:*")]
+    (key,) = [key for key in await lasting_keys(inside.client, inside.base) if ":toril:" in key]
     assert 0 < await inside.client.pttl(key) <= 60_000

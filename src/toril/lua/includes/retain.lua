@@ -11,7 +11,7 @@ end
 
 local function retain(queue, set, keep, now)
   if keep.age then
-    local limit = math.max(math.min(keep.limit or 1000, 1000), 1)
+    local limit = math.max(math.min(keep.limit or 1000, 1000), 0)
     removeFinished(queue, set, redis.call("ZRANGEBYSCORE", set, 0, now - keep.age * 1000,
       "LIMIT", 0, limit))
   end
