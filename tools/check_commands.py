@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from check_lua import HEADER, KEY_LINE, LUA, item_names, items, read_fields
-from toril.protocol.keys import LANE_KEYS, QUEUE_KEYS
+from toril.protocol.keys import LANE_KEYS, OWN_KEYS, QUEUE_KEYS
 
 PROTOCOL = LUA.parent / "protocol"
 COMMON_KEYS = {"base"} | {name.replace("-", "_") for name in QUEUE_KEYS}
-COMMON_KEYS |= {f"lanes_{name}" for name in LANE_KEYS}
+COMMON_KEYS |= {f"lanes_{name}" for name in LANE_KEYS} | OWN_KEYS
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -41,6 +41,9 @@ LANE_KEYS = frozenset(
 )
 """The fixed keys of a queue's lanes; ``keys.lanes_waiting`` is ``prefix:queue:lanes:waiting``."""
 
+OWN_KEYS = frozenset({"replies"})
+"""The fixed keys that only Toril knows; ``keys.replies`` is ``prefix:queue:toril:replies``."""
+
 RESERVED_IDS = QUEUE_KEYS | {
     "dn",
     "metrics",
@@ -88,6 +91,8 @@ class Keys:
     def __getattr__(self, name: str) -> str:
         if name.startswith("lanes_") and name[6:] in LANE_KEYS:
             return f"{self.base}:lanes:{name[6:]}"
+        if name in OWN_KEYS:
+            return self.own(name)
         suffix = name.replace("_", "-")
         if suffix not in QUEUE_KEYS:
             raise AttributeError(f"a queue has no key {suffix!r}")
@@ -104,13 +109,19 @@ class Keys:
         Those of another queue, ``dead_wait`` and its like, come last and may be left out.
         """
         if extra:
-            if names[-1] not in extra:
-                names = tuple(name for name in names if not name.startswith(FOREIGN))
-            return tuple(extra[name] if name in extra else self._named(name) for name in names)
+            named = self._present(names, extra)
+            return tuple(extra[name] if name in extra else self._named(name) for name in named)
         ordered = self._ordered.get(names)
         if ordered is None:
-            ordered = self._ordered[names] = tuple(self._named(name) for name in names)
+            named = self._present(names, {})
+            ordered = self._ordered[names] = tuple(self._named(name) for name in named)
         return ordered
+
+    def _present(self, names: tuple[str, ...], extra: dict[str, str]) -> tuple[str, ...]:
+        """The names without those of another queue, unless that one is given."""
+        if names[-1] in extra:
+            return names
+        return tuple(name for name in names if not name.startswith(FOREIGN))
 
     def _named(self, name: str) -> str:
         key: str = self.base if name == "base" else getattr(self, name)

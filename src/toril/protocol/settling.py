@@ -390,7 +390,7 @@ def settle(
         args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration}
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
-    extra = {"replies": keys.own("replies")}
+    extra: dict[str, str] = {}
     if dead_letters is not None and troubles.details:
         args["troubles"] = troubles.details
         args["dead_letters"] = dead_letters.name
@@ -466,7 +466,6 @@ def leave(keys: Keys, flights: Sequence[str]) -> Command[None]:
         keys,
         {"flights": list(flights)},
         lambda _: None,
-        extra={"replies": keys.own("replies")},
         resend=Resend.SAME,
     )
 
