@@ -284,6 +284,28 @@ class JobOptions(TypedDict, total=False):
     max_lane_size: int | None
 
 
+class ReplayOptions(TypedDict, total=False):
+    """The options of a job that a replay may replace, as keyword arguments."""
+
+    delay: Duration | None
+    run_at: int | datetime | None
+    priority: int | None
+    lifo: bool | None
+    attempts: int | None
+    backoff: Backoff | Duration | Mapping[str, Any] | None
+    remove_on_complete: bool | int | Keep | None
+    remove_on_fail: bool | int | Keep | None
+    keep_logs: int | None
+    stack_trace_limit: int | None
+    timeout: Duration | None
+    expires: Duration | None
+    idempotency_key: str | None
+    lane: str | None
+    order_ms: int | datetime | None
+    on_retry: OnRetry | None
+    on_exhausted: OnExhausted | None
+
+
 class _Named(msgspec.Struct, frozen=True):
     name: str
     data: Any = None
@@ -444,6 +466,7 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
 
 
 OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}
+REPLAY_OPTION_NAMES = frozenset(ReplayOptions.__annotations__)
 _NO_OPTIONS = (None,) * len(OPTION_NAMES)
 
 

@@ -102,6 +102,10 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     "dlq replay": _FILTERS
     | dict.fromkeys(("--rate", "--max-replays", "--dry-run"), _NAMED)
     | dict.fromkeys(("--by", "--keep-delay", "--all", "--to"), _BACK)
+    | dict.fromkeys(
+        ("--delay", "--priority", "--attempts", "--backoff", "--timeout", "--lane"),
+        (OPTIONS, "test_a_replay_gives_jobs_the_options_it_is_told"),
+    )
     | {"--data": _REPLAYED, "--yes": _REPLAYED, "--resume": _RESUMED}
     | {"--force": (LETTERS, "test_letters_of_a_group_that_is_over_are_left_with_words_and_a_code")},
     "groups cancel": {"--yes": _GROUPS},
@@ -298,6 +302,28 @@ def test_each_filter_of_dead_letters_is_honoured(verb: str, toril: Toril, letter
         else:
             (counted,) = toril(*line, "--dry-run").json.values()
         assert counted == expected, (option, value)
+
+
+async def test_a_replay_gives_jobs_the_options_it_is_told(
+    toril: Toril, letters: None, queue: Queue
+):
+    def act() -> None:
+        line = ("dlq", "replay", "dlq", "1", "--json")
+        told = ("--attempts", "9", "--backoff", "2s", "--timeout", "3s", "--delay", "1h")
+        (answer,) = toril(*line, *told, "--priority", "4").json
+        job = queue.get_job(answer["new_id"])
+        assert job is not None
+        assert job.opts.backoff is not None
+        assert (job.opts.attempts, job.opts.backoff.delay, job.opts.timeout) == (9, 2000, 3000)
+        assert (queue.get_state(job.id), job.priority) == ("delayed", 4)
+        for options in (("--lane", "ana", "--priority", "1"), ("--delay", "1s", "--keep-delay")):
+            refused = toril("dlq", "replay", "dlq", "--all", "--yes", *options)
+            assert refused.code != 0, options
+            assert "Traceback" not in refused.err
+        assert toril("dlq", "replay", "dlq", "--all", "--yes", "--lane", "ana").code == 0
+        assert [found.name for found in queue.get_lane_jobs("ana")]
+
+    await asyncio.to_thread(act)
 
 
 async def test_what_a_replay_is_told_is_kept(

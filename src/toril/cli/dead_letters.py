@@ -74,6 +74,23 @@ def filter_options(command: F) -> F:
     return command
 
 
+_JOB_OPTIONS = ("delay", "priority", "attempts", "backoff", "timeout", "lane")
+
+
+def job_options(command: F) -> F:
+    """What the jobs of a replay get in place of the options that they were added with."""
+    for option in (
+        click.option("--lane", help="In this lane instead of their own."),
+        click.option("--timeout", type=DURATION, help="With this much time for an attempt."),
+        click.option("--backoff", type=DURATION, help="With this wait before another attempt."),
+        click.option("--attempts", type=int, help="With so many attempts in all."),
+        click.option("--priority", type=int, help="With this priority; 1 is the most urgent."),
+        click.option("--delay", type=DURATION, help="So much later: 10s, 5m, 2h."),
+    ):
+        command = option(command)
+    return command
+
+
 def force_option(help_text: str) -> Callable[[F], F]:
     """``--force``: also in a queue that is no dead letter queue."""
     return click.option("--force", is_flag=True, help=help_text)
@@ -221,6 +238,7 @@ def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> Non
 @click.option(
     "--to", "to_queue", metavar="QUEUE", help="To this queue instead of the one they came from."
 )
+@job_options
 @click.option("--by", help="Who does it; it is kept with the job.")
 @click.option(
     "--max-replays",
@@ -259,9 +277,10 @@ def replay(
     \b
     Examples:
       toril dlq replay payments-dlq 01J8… --data '{"order": 123}'
-      toril dlq replay payments-dlq --reason ETIMEDOUT --rate 50
+      toril dlq replay payments-dlq --reason ETIMEDOUT --rate 50 --attempts 10
       toril dlq replay payments-dlq --all --yes
     """
+    changed = {name: filters.pop(name) for name in _JOB_OPTIONS}
     wanted = _filters(filters)
     most = None if max_replays < 0 else max_replays
     options: dict[str, Any] = {
@@ -270,6 +289,7 @@ def replay(
         "max_replays": most,
         "force": force,
         "queue_name": to_queue,
+        **{name: value for name, value in changed.items() if value is not None},
     }
     if job_ids:
         if wanted or all_of_them:
@@ -285,9 +305,7 @@ def replay(
     _refuse_everything(wanted, all_of_them=all_of_them, verb="replay")
     with server.queue(queue_name) as queue:
         _ask_for_name(queue, force=force)
-        total = queue.replay_all_dead_letters(
-            dry_run=True, max_replays=most, force=force, resume=resume, **wanted
-        )
+        total = queue.replay_all_dead_letters(dry_run=True, resume=resume, **options, **wanted)
         if dry_run:
             say(
                 server,

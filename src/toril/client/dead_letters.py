@@ -18,17 +18,20 @@ from toril.errors import (
     NotDeadLettersError,
     RefusedError,
 )
-from toril.options import check_text, whole
+from toril.options import ReplayOptions, check_text, whole
 from toril.protocol import codec, dead_letters, reading
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
     DEFAULT_MAX_REPLAYS,
+    FILTER_NAMES,
     REPLAYS_PER_SLICE,
+    Changes,
     DeadLetterFilter,
     DeadLetterGroup,
     DeadLetterProgress,
     Filter,
     Group,
+    ReplayFilter,
     Run,
     Slice,
     Walk,
@@ -125,57 +128,26 @@ class DeadLetters:
         max_replays: int | None = None,
         force: bool = False,
         dry_run: bool = False,
+        **options: Unpack[ReplayOptions],
     ) -> str:
         """Send a dead letter back to the queue it came from; returns the id of the new job.
 
         The new job has the data and options of the first, and its idempotency key, and no attempts
         made.  ``data`` repairs the payload; the first one is kept, and ``by`` says who did it.
-        With ``queue_name`` it goes to that queue instead, under the same prefix.
+        With ``queue_name`` it goes to that queue instead, under the same prefix.  ``options`` such
+        as ``attempts`` or ``delay`` replace those of the first job.
         Raises ``DeadLetterNotFoundError`` when somebody was faster, and ``InvalidGroupStateError``
         for a member of a group that is over or being undone, unless ``force`` is given.
         ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
         """
         if by is not None:
             check_text(by, "by")
-        target = None if queue_name is None else self._sibling(queue_name)
-        source = await self._connection.run(dead_letters.source_of(self.keys, job_id))
-        if source is None:
-            return await self._replay_apart(
-                job_id,
-                data,
-                target,
-                by=by,
-                keep_delay=keep_delay,
-                max_replays=max_replays,
-                force=force,
-                dry_run=dry_run,
-            )
-        text = None
-        if data is not UNCHANGED:
-            text = codec.encode(data, f"the new data of dead letter {job_id!r}")
-        target_keys = target or self.keys.sibling(source)
-        self._connection.check_slots(self.keys, target_keys)
-        new_id = await self._connection.run(
-            dead_letters.replay(
-                self.keys,
-                job_id,
-                new_job_id(),
-                target_keys.name,
-                keep_delay=keep_delay,
-                by=by,
-                max_replays=max_replays,
-                force=force,
-                text=text,
-                is_repaired=text is not None,
-                dry_run=dry_run,
-            )
-        )
-        if new_id is not None:
-            return new_id
-        return await self._replay_apart(
+        changes = Changes.of(options, keep_delay=keep_delay)
+        return await self._replay_one(
             job_id,
             data,
-            target,
+            None if queue_name is None else self._sibling(queue_name),
+            changes,
             by=by,
             keep_delay=keep_delay,
             max_replays=max_replays,
@@ -196,7 +168,7 @@ class DeadLetters:
         progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
         resume: bool | str = False,
-        **filters: Unpack[DeadLetterFilter],
+        **filters: Unpack[ReplayFilter],
     ) -> int:
         """Send the dead letters that pass the filters back to their queues; returns how many.
 
@@ -209,9 +181,12 @@ class DeadLetters:
 
         ``transform`` repairs each letter: it gets the data and the metadata, and returns the new
         data; what it raises ends the run, which can be resumed.  With ``queue_name`` all go to that
-        queue.
+        queue.  Options of a job, such as ``attempts`` or ``delay``, replace those of each letter;
+        whoever resumes a run gives them again.
         """
-        wanted = Filter.of(**filters)
+        wanted, changes = _split(filters, keep_delay=keep_delay)
+        if by is not None:
+            check_text(by, "by")
         target = None if queue_name is None else self._sibling(queue_name)
         if max_replays is not None:
             whole(max_replays, "max_replays")
@@ -243,6 +218,7 @@ class DeadLetters:
                     max_replays=max_replays,
                     force=force,
                     to=None if target is None else target.name,
+                    changes=changes,
                     asks=transform is not None,
                 )
             )
@@ -252,7 +228,8 @@ class DeadLetters:
                     letter_id,
                     wanted,
                     transform,
-                    queue_name=queue_name,
+                    target,
+                    changes,
                     by=by,
                     keep_delay=keep_delay,
                     max_replays=max_replays,
@@ -418,8 +395,9 @@ class DeadLetters:
         letter_id: str,
         wanted: Filter,
         transform: Transform | None,
+        target: Keys | None,
+        changes: Changes | None,
         *,
-        queue_name: str | None,
         by: str | None,
         keep_delay: bool,
         max_replays: int | None,
@@ -438,10 +416,11 @@ class DeadLetters:
                 data = await data
             # unasync: on
         try:
-            await self.replay_dead_letter(
+            await self._replay_one(
                 letter_id,
-                data=data,
-                queue_name=queue_name,
+                data,
+                target,
+                changes,
                 by=by,
                 keep_delay=keep_delay,
                 max_replays=max_replays,
@@ -451,11 +430,76 @@ class DeadLetters:
             return 0  # it stays where it is
         return 1
 
+    async def _replay_one(
+        self,
+        job_id: str,
+        data: Any,
+        target: Keys | None,
+        changes: Changes | None,
+        *,
+        by: str | None,
+        keep_delay: bool,
+        max_replays: int | None,
+        force: bool,
+        dry_run: bool = False,
+    ) -> str:
+        """Replay one letter, by what Toril noted of it or, where that does not do, by its data."""
+        note = await self._connection.run(dead_letters.note_of(self.keys, job_id))
+        if note is not None and changes is not None:
+            changes.check_lane(job_id, note.lane)
+        if note is None:
+            return await self._replay_apart(
+                job_id,
+                data,
+                target,
+                changes,
+                by=by,
+                keep_delay=keep_delay,
+                max_replays=max_replays,
+                force=force,
+                dry_run=dry_run,
+            )
+        text = None
+        if data is not UNCHANGED:
+            text = codec.encode(data, f"the new data of dead letter {job_id!r}")
+        target_keys = target or self.keys.sibling(note.source)
+        self._connection.check_slots(self.keys, target_keys)
+        new_id = await self._connection.run(
+            dead_letters.replay(
+                self.keys,
+                job_id,
+                new_job_id(),
+                target_keys.name,
+                keep_delay=keep_delay,
+                by=by,
+                max_replays=max_replays,
+                force=force,
+                text=text,
+                is_repaired=text is not None,
+                changes=changes,
+                dry_run=dry_run,
+            )
+        )
+        if new_id is not None:
+            return new_id
+        return await self._replay_apart(
+            job_id,
+            data,
+            target,
+            changes,
+            by=by,
+            keep_delay=keep_delay,
+            max_replays=max_replays,
+            force=force,
+            dry_run=dry_run,
+        )
+
     async def _replay_apart(
         self,
         job_id: str,
         data: Any,
         target: Keys | None,
+        changes: Changes | None,
         *,
         by: str | None,
         keep_delay: bool,
@@ -495,11 +539,24 @@ class DeadLetters:
                 priority=priority if isinstance(priority, int) else 0,
                 delay=delay if isinstance(delay, int) else 0,
                 is_repaired=is_repaired,
+                changes=changes,
                 dry_run=dry_run,
             )
         )
         assert new_id is not None
         return new_id
+
+
+def _split(given: ReplayFilter, *, keep_delay: bool) -> tuple[Filter, Changes | None]:
+    """Which letters a bulk replay is about, and how it changes their jobs."""
+    conditions: Any = {name: value for name, value in given.items() if name in FILTER_NAMES}
+    options = {name: value for name, value in given.items() if name not in FILTER_NAMES}
+    changes = Changes.of(options, keep_delay=keep_delay, others=FILTER_NAMES)
+    if changes is not None and changes.is_for_one:
+        raise InvalidOptionError(
+            "many jobs with one idempotency_key would count as one; replay the letter by its id"
+        )
+    return Filter.of(**conditions), changes
 
 
 def _metadata(job: Job) -> DeadLetterMetadata | None:

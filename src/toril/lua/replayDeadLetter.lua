@@ -10,6 +10,7 @@
             max_replays int?, has_data bool? (the client took the letter apart),
             job str? (the id of its first job), is_repaired bool?,
             priority int?, delay int? (of a letter that another program wrote),
+            changes {opts, delay, run_at, priority, lifo, lane, order_ms}? (of the first job's options),
             force bool?, dry_run bool? (only check), resend bool?
             After the map, raw, if has_data: the data, the options as JSON or nothing.
   Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
@@ -89,7 +90,8 @@ if not place then return -111 end
 
 local now = clock()
 local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
-  job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay }
+  job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay,
+  changes = a.changes }
 if a.has_data then
   how.data = given_data
   if given_opts ~= "" then how.opts = given_opts end

@@ -15,7 +15,7 @@
             ids list of str (for the new jobs), prefix str,
             tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
-            of each one), run str, step int, done int (in earlier slices)
+            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
             held, grouped (those held for their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed
@@ -63,11 +63,12 @@ local function visit(letter)
     held[why] = held[why] + 1
     return "leave"
   end
-  if a.asks then return "ask" end
+  if a.asks or isAgainstLane(note, a.changes) then return "ask" end
   local free = findFreeId(source)
   if not free or not hasRoom(letter) then return "stop" end
   local new_id = replayLetter(queue, letter.id, a.ids[free],
-    { prefix = a.prefix, source = source, keep_delay = a.keep_delay, by = a.by }, sources, now)
+    { prefix = a.prefix, source = source, keep_delay = a.keep_delay, by = a.by, changes = a.changes },
+    sources, now)
   if not new_id then return "ask" end
   used = free
   emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", isList(a.place) and "waiting" or a.place,

@@ -6,7 +6,7 @@ nothing is ever half done, and a walk that was interrupted can be resumed where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
 from typing import Any, TypedDict, Unpack
@@ -23,7 +23,15 @@ from toril.errors import (
     RefusedError,
     TooManyReplaysError,
 )
-from toril.options import epoch_ms, refuse_unknown, whole
+from toril.options import (
+    OPTION_NAMES,
+    REPLAY_OPTION_NAMES,
+    NewJob,
+    ReplayOptions,
+    epoch_ms,
+    refuse_unknown,
+    whole,
+)
 from toril.protocol import codec
 from toril.protocol.burying import replayable
 from toril.protocol.command import Command, Plan, Resend, plain, script
@@ -58,6 +66,80 @@ class DeadLetterFilter(TypedDict, total=False):
     source_queue: str | None
     since: int | datetime | timedelta | None
     until: int | datetime | timedelta | None
+
+
+class ReplayFilter(DeadLetterFilter, ReplayOptions, total=False):
+    """The filters of a bulk replay, and the options that its jobs get, as keyword arguments."""
+
+
+FILTER_NAMES = frozenset(DeadLetterFilter.__annotations__)
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """Options that replace those of a letter's job, checked as those of a new job are."""
+
+    job: NewJob
+
+    @classmethod
+    def of(
+        cls,
+        options: Mapping[str, Any],
+        *,
+        keep_delay: bool = False,
+        others: frozenset[str] = frozenset(),
+    ) -> Changes | None:
+        """The changes that these keyword arguments ask for; None if they ask for none.
+
+        ``others`` are the names of arguments that one who mistypes may have meant.
+        """
+        for option in options:
+            if option in OPTION_NAMES and option not in REPLAY_OPTION_NAMES:
+                raise InvalidOptionError(
+                    f"a replay cannot change {option!r}; it can change"
+                    f" {', '.join(sorted(REPLAY_OPTION_NAMES))}"
+                )
+        refuse_unknown(options, REPLAY_OPTION_NAMES | others, "dead letters")
+        given = {option: value for option, value in options.items() if value is not None}
+        if not given:
+            return None
+        if keep_delay and ("delay" in given or "run_at" in given):
+            raise InvalidOptionError("keep_delay goes with neither delay nor run_at; give one")
+        return cls(NewJob("replayed", **given))
+
+    @property
+    def is_for_one(self) -> bool:
+        """Would many jobs with these options be taken for one and the same?"""
+        return self.job.idempotency_key is not None
+
+    def check_lane(self, letter_id: str, lane: str | None) -> None:
+        """Refuse what a job of the letter's lane cannot have."""
+        job = self.job
+        if lane and not job.lane and (job.priority or job.lifo):
+            raise InvalidOptionError(
+                f"dead letter {letter_id!r} belongs to lane {lane!r}, where order_ms decides;"
+                f" replay it without priority and lifo"
+            )
+
+    def args(self) -> dict[str, Any]:
+        """What the scripts need: the options as members of a JSON object, and the job's place."""
+        job = self.job
+        options = codec.wire_options(job)
+        if job.attempts is None:
+            del options["attempts"]
+        if job.lane is not None:
+            options["priority"] = 0
+        args: dict[str, Any] = {"opts": codec.encode_wire_options(options)[1:-1].decode()}
+        for name in ("delay", "run_at", "priority", "lifo", "lane", "order_ms"):
+            if (value := getattr(job, name)) is not None:
+                args[name] = value
+        return args
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What was noted beside a letter when it was written, as far as it is read here."""
+
+    source: str
+    lane: str | None = None
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,15 +360,17 @@ def not_dead_letters(queue: str) -> NotDeadLettersError:
     )
 
 
-def source_of(keys: Keys, letter_id: str) -> Command[str | None]:
-    """The queue that a letter came from, as far as Toril noted it."""
+def note_of(keys: Keys, letter_id: str) -> Command[Note | None]:
+    """What Toril noted of a letter; None if it did not, or if somebody damaged it."""
     check_known_id(letter_id)
-    return plain(
-        "HGET",
-        keys.job(letter_id),
-        "x.letter",
-        parse=lambda text: None if text is None else _read_note(text).source,
-    )
+
+    def parse(text: bytes | None) -> Note | None:
+        try:
+            return None if text is None else _read_note(text)
+        except ValueError:
+            return None
+
+    return plain("HGET", keys.job(letter_id), "x.letter", parse=parse)
 
 
 def replay(
@@ -305,6 +389,7 @@ def replay(
     priority: int = 0,
     delay: int = 0,
     is_repaired: bool = False,
+    changes: Changes | None = None,
     dry_run: bool = False,
 ) -> Command[str | None]:
     """Send one letter back; None when somebody changed its data, so that ``text`` must be given."""
@@ -328,6 +413,8 @@ def replay(
         args["job"] = job_id
     if is_repaired:
         args["is_repaired"] = True
+    if changes is not None:
+        args["changes"] = changes.args()
     if dry_run:
         args["dry_run"] = True
     if priority:
@@ -419,6 +506,7 @@ def replay_slice(
     max_replays: int | None = None,
     force: bool = False,
     to: str | None = None,
+    changes: Changes | None = None,
     asks: bool = False,
 ) -> Command[Slice]:
     """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``.
@@ -442,6 +530,8 @@ def replay_slice(
         args["force"] = True
     if to is not None:
         args["to"] = to
+    if changes is not None:
+        args["changes"] = changes.args()
     if asks:
         args["asks"] = True
         args["examine"] = len(ids)
@@ -620,12 +710,6 @@ def _walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
     return args
 
 
-class _Note(msgspec.Struct):
-    """What was noted beside a letter when it was written, as far as it is read here."""
-
-    source: str
-
-
-_read_note = msgspec.json.Decoder(_Note).decode
+_read_note = msgspec.json.Decoder(Note).decode
 _read_slice = msgspec.json.Decoder(Slice).decode
 _read_args = msgspec.json.Decoder(dict[str, Any]).decode

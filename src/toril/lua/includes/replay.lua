@@ -2,8 +2,10 @@
 --- Give a dead letter another life in the queue it came from: a new job with the first data and
 --- options and no attempts made. The letter's place in its list is the caller's to clear.
 ---
---- `how` = { prefix, source, keep_delay, by, data, opts, job, priority, delay, is_repaired }; the data,
---- the options and the id of the first job are given when the client has taken the letter apart itself.
+--- `how` = { prefix, source, keep_delay, by, data, opts, job, priority, delay, is_repaired, changes };
+--- the data, the options and the id of the first job are given when the client has taken the letter apart
+--- itself. `changes` = { opts (members of a JSON object), delay, run_at, priority, lifo, lane, order_ms }
+--- replace those of the first life.
 --- Returns nothing, and changes nothing, when somebody changed the data so that the metadata cannot be
 --- cut out.
 --- @include "includes/deleteJob"
@@ -72,6 +74,18 @@ local function nextOpts(note, quoted_id, at)
   return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":' .. key .. "}"
 end
 
+--- The same with the options that the caller changes: of two with the same name the last one counts.
+local function changedOpts(opts, changes)
+  if changes.opts == nil or changes.opts == "" then return opts end
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. changes.opts .. "}"
+end
+
+--- Would the caller give this job a place by priority, although its lane's order decides?
+local function isAgainstLane(note, changes)
+  return changes ~= nil and note.lane ~= nil and not changes.lane
+    and ((changes.priority or 0) > 0 or changes.lifo == true)
+end
+
 --- The caller ends with wakeSources(sources).
 local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local key = dead_letters.base .. ":" .. id
@@ -87,12 +101,14 @@ local function replayLetter(dead_letters, id, new_id, how, sources, now)
 
   local base = how.prefix .. ":" .. how.source
   local source = sourceAt(sources, base)
+  local changes = how.changes or {}
   local job = { id = new_id, name = known[1],
-    priority = how.priority or note.priority or 0,
-    delay = how.keep_delay and (how.delay or note.delay) or 0,
-    lane = note.lane, order_ms = tonumber(note.order_ms or at) }
-  local place = insertJob(source.queue, source.gate, job, data,
-    how.opts or nextOpts(note, quoted_id, at), now)
+    priority = changes.lane and 0 or changes.priority or how.priority or note.priority or 0,
+    delay = changes.delay or how.keep_delay and (how.delay or note.delay) or 0,
+    run_at = changes.run_at, lifo = changes.lifo,
+    lane = changes.lane or note.lane, order_ms = changes.order_ms or tonumber(note.order_ms or at) }
+  local opts = changedOpts(how.opts or nextOpts(note, quoted_id, at), changes)
+  local place = insertJob(source.queue, source.gate, job, data, opts, now)
   source.places[place] = true
   source.added = source.added + 1
   local more = { "x.replays", digits((tonumber(known[7]) or 0) + 1),
