@@ -244,9 +244,9 @@ async def write(client: Any, base: bytes, job: Hostile) -> None:
         if job.fields:
             client.hset(key, mapping=job.fields)
     else:
-        _put(client, key, job.kind)
+        put(client, key, job.kind)
     for name, kind in job.beside.items():
-        _put(client, key + b":" + name, kind)
+        put(client, key + b":" + name, kind)
     match job.place:
         case "wait" | "paused":
             client.lpush(base + b":wait", job.id)
@@ -269,7 +269,8 @@ async def write(client: Any, base: bytes, job: Hostile) -> None:
             client.zadd(base + b":lanes:ready", {lane: 1})
 
 
-def _put(client: Any, key: bytes, kind: str) -> None:
+def put(client: Any, key: bytes, kind: str) -> None:
+    """Write something odd of this kind."""
     match kind:
         case "string":
             client.set(key, b"odd")

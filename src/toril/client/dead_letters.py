@@ -298,8 +298,7 @@ class DeadLetters:
     async def _page(self, start: int, end: int, *, oldest_first: bool) -> list[Job]:
         page = dead_letters.page(self.keys, start, end, oldest_first=oldest_first)
         ids = await self._connection.follow(page)
-        found = await self._connection.run_all([reading.job(self.keys, job_id) for job_id in ids])
-        return [job for job in found if job is not None]
+        return await self._connection.follow(reading.jobs_of(self.keys, ids))
 
     async def _are_letters(self, *, force: bool) -> bool:
         """Are the jobs that wait here dead letters? Raises if they are something else.

@@ -115,18 +115,31 @@ async def audit(client: Client, prefix: str, *, expects_marker: bool = False) ->
     """
     queues, problems = await read(client, prefix)
     for queue in queues.values():
-        problems += _containers(queue)
-        problems += _locks(queue)
-        problems += _job_parts(queue)
-        problems += _deduplication(queue)
-        problems += _families(queue, queues)
-        problems += _bounds(queue)
-        problems += _schedulers(queue)
-        problems += _groups(queue)
-        problems += lanes.problems(queue.base, queue.values, queue.jobs)
+        checks = [
+            _containers(queue),
+            _locks(queue),
+            _job_parts(queue),
+            _deduplication(queue),
+            _families(queue, queues),
+            _bounds(queue),
+            _schedulers(queue),
+            _groups(queue),
+            lanes.problems(queue.base, queue.values, queue.jobs),
+        ]
         if expects_marker:
-            problems += _marker(queue)
+            checks.append(_marker(queue))
+        for check in checks:
+            problems += _as_far_as_possible(queue.base, check)
     return problems
+
+
+def _as_far_as_possible(base: str, check: Iterator[str]) -> Iterator[str]:
+    """What a check finds; values that it cannot read end it, and are a finding themselves."""
+    try:
+        yield from check
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        name = getattr(check, "__name__", "check").lstrip("_").replace("_", " ")
+        yield f"K1: {base} has values that nobody writes, and its {name} were not audited: {error}"
 
 
 async def keys_under(client: Client, prefix: str) -> list[str]:

@@ -46,7 +46,7 @@ def _members(values: Values, jobs: Jobs) -> Iterator[str]:
 def _holders(values: Values, jobs: Jobs) -> Iterator[str]:
     active = set(values.get("active", ()))
     waits_for_children = set(values.get("waiting-children", ()))
-    blocked = {id_in(m) for m in values.get("lanes:delayed", ()) if m.partition(" ")[2][0] == "-"}
+    blocked = {id_in(m) for m in values.get("lanes:delayed", ()) if m.partition(" ")[2][:1] == "-"}
     holders = holders_by_lane(values)
     for lane, ids in holders.items():
         if len(ids) > _capacity(values, lane):

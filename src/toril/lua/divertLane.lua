@@ -68,7 +68,7 @@ end
 local sent, kept, bytes, is_cut = 0, 0, 0, #members == a.slice
 for _, member in ipairs(members) do
   local _, _, field, job_id = readLaneMember(member)
-  if tonumber(string.sub(field, 17, 32)) <= cause.until_seq and not isNextIteration(queue, job_id) then
+  if (tonumber(string.sub(field, 17, 32)) or math.huge) <= cause.until_seq and not isNextIteration(queue, job_id) then
     bytes = bytes + (tonumber(redis.pcall("HSTRLEN", base .. ":" .. job_id, "data")) or 0)
     if sent > 0 and bytes > a.bytes then
       is_cut = true

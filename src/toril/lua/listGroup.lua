@@ -20,13 +20,13 @@ end
 local undone = redis.call("HGETALL", compensations) -- bounded: members of a group
 local undo_of = {}
 for i = 1, #undone, 2 do
-  undo_of[tonumber(string.match(undone[i], "(%d+)$"))] = { undone[i], undone[i + 1] }
+  local number = tonumber(string.match(undone[i], "(%d+)$"))
+  if number then undo_of[number] = { undone[i], undone[i + 1] } end
 end
 for number = 0, #flat / 2 - 1 do
-  local packed = redis.call("HGET", plan, number)
-  if packed then
-    local member = cmsgpack.unpack(packed)
-    local status = statuses[member[1]]
+  local is_read, member = pcall(cmsgpack.unpack, redis.call("HGET", plan, number) or "")
+  local status = is_read and type(member) == "table" and statuses[member[1]]
+  if status then
     if status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
       status = "active"
     end

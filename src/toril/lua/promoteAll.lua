@@ -31,8 +31,10 @@ local members = room > 0 and redis.call("ZRANGE", queue["lanes:delayed"], 0, roo
 if #members > 0 then takeFromAside(queue, unpack(members)) end
 for _, member in ipairs(members) do
   local _, mark, lane, id = readLaneMember(member)
-  promoteInLane(queue, gate, lane, id, mark)
-  count = count + 1
+  if id ~= "" then
+    promoteInLane(queue, gate, lane, id, mark)
+    count = count + 1
+  end
 end
 if #ids + #members > 0 then wake(queue, gate) end
 return { count, redis.call("ZCARD", delayed) + redis.call("ZCARD", queue["lanes:delayed"]) }

@@ -10,5 +10,5 @@
 local base, meta, events = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 
-local most = redis.call("HGET", meta, "opts.maxLenEvents") or "10000"
+local most = string.match(redis.call("HGET", meta, "opts.maxLenEvents") or "", "^%d+$") or "10000"
 return redis.call("XADD", events, "MAXLEN", "~", most, "*", "event", a.name, unpack(a.fields))

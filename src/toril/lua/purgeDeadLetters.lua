@@ -40,10 +40,11 @@ local hasRoom = byteBudget(a.bytes)
 local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
   if answer == "ask" and a.accepted and a.accepted[letter.id] then answer = "take" end
+  if letter.is_damaged and answer == "ask" then return "leave" end
   if answer ~= "take" then return answer end
   if not (a.is_sure or gate.holds_letters or noteOf(letter)) then return "leave" end
   if not hasRoom(letter) then return "stop" end
-  if noteOf(letter) then
+  if noteOf(letter) or letter.is_damaged then
     purged[#purged + 1] = letter.key
   else
     removeJob(queue, letter.id) -- not one of ours: it may have a parent, a group and so on

@@ -151,10 +151,12 @@ for _, id in ipairs(ids) do
   reconcile(key)
   local state = redis.call("HMGET", key, "state", "x.deadline", "createdAt")
   -- Of an index that BullMQ deleted while nothing kept it from that.
-  if state[1] then redis.call("ZADD", base .. ":groups", "NX", state[3], id) end
+  local created = string.match(state[3] or "", "^%d+$")
+  if state[1] and created then redis.call("ZADD", base .. ":groups", "NX", created, id) end
   local deadline = state[1] == "ACTIVE" and tonumber(state[2])
-  if deadline and deadline <= now then
-    turnGroup(readGroup(key), { id = "", reason = "timeout" }, now)
+  local group = deadline and deadline <= now and readGroup(key)
+  if group then
+    turnGroup(group, { id = "", reason = "timeout" }, now)
     settled = settled + 1
   end
   if not state[1] then

@@ -54,6 +54,7 @@ end
 
 local function visit(letter)
   local answer = judge(letter, a.filter, not_after)
+  if letter.is_damaged then return "leave" end
   if answer ~= "take" then return answer end
   local note = noteOf(letter)
   local source = a.to or note and note.source

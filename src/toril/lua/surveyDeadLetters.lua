@@ -26,6 +26,9 @@ for _, id in ipairs(ids) do
   local letter = readLetter(queue, id)
   local answer = judge(letter, a.filter, not_after)
   if answer == "take" and not noteOf(letter) then answer = "ask" end
+  if letter.is_damaged then
+    answer = "leave"
+  end
   if answer == "ask" then
     asked[#asked + 1] = letter.id
   elseif answer == "take" then

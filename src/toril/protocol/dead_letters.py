@@ -367,7 +367,7 @@ def note_of(keys: Keys, letter_id: str) -> Command[Note | None]:
     def parse(text: bytes | None) -> Note | None:
         try:
             return None if text is None else _read_note(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     return plain("HGET", keys.job(letter_id), "x.letter", parse=parse)

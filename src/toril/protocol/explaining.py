@@ -120,7 +120,8 @@ def _at_the_gate(queue: str, facts: Facts, workers: Collection[str]) -> str:
             f"is in the list of paused jobs of queue {queue!r}, which is not paused; the next "
             f"sweep of a worker brings it back, and so does queue.resume()"
         )
-    if int(facts.get("concurrency", 0)) and int(facts["active"]) >= int(facts["concurrency"]):
+    most = codec.number(facts.get("concurrency", "0").encode())
+    if most and int(facts["active"]) >= most:
         return f"waits because queue {queue!r} runs {_jobs(facts['active'])}, as many as it may"
     if "limited_ms" in facts:
         return f"waits for the rate limit of queue {queue!r}, {facts['limited_ms']} ms at most"

@@ -141,14 +141,14 @@ def lanes_at_work(keys: Keys, *, most: int) -> Command[list[LaneGlance]]:
 
 
 def _lane(name: bytes, depth: int, head: bytes, holders: bytes, settings: bytes) -> LaneGlance:
-    own: dict[str, Any] = codec.decode(settings or None, {})
+    own = lanes.settings_of(settings)
     return LaneGlance(
         lanes.lane_name(name),
         depth,
         codec.name(head),
         tuple(codec.name(holders).split("\n")) if holders else (),
         bool(own.get("paused")),
-        own.get("halted"),
+        lanes.halted_by(own),
     )
 
 
@@ -156,8 +156,7 @@ def newest_groups(keys: Keys, *, most: int) -> Command[list[GroupInfo]]:
     """The newest groups that the queue owns."""
 
     def parse(reply: list[Any]) -> list[GroupInfo]:
-        reads = [(groups.read(keys, codec.text(group_id)), values) for group_id, values in reply]
-        found = [read.parse(values) for read, values in reads]
+        found = [groups.info_or_none(codec.text(group_id), values) for group_id, values in reply]
         return [group for group in found if group is not None]
 
     _, _, *fields = groups.read(keys, "any").words

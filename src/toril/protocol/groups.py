@@ -21,6 +21,7 @@ from toril.protocol.events import Event
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_job_id
 from toril.protocol.new_group import Compensation, GroupJob, NewGroup
+from toril.protocol.reading import readable
 
 LOOK_AGAIN_MS = 30_000
 """How long a group may stand before it is looked at whether something happened to its jobs."""
@@ -280,7 +281,7 @@ def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
     return GroupInfo(
         id=group_id,
         name=codec.text(name),
-        state=GroupState(codec.text(state)),
+        state=_state(group_id, codec.text(state)),
         created_at=counts[0],
         updated_at=counts[1],
         total_jobs=counts[2],
@@ -291,6 +292,24 @@ def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
         reason=_optional(reason),
         note=_optional(note),
     )
+
+
+def info_or_none(group_id: str, values: list[Any]) -> GroupInfo | None:
+    """The same for those who list groups: one that cannot be read is stepped over."""
+    try:
+        return _info(group_id, values)
+    except InvalidGroupStateError:
+        return None
+
+
+def _state(group_id: str, state: str) -> GroupState:
+    try:
+        return GroupState(state)
+    except ValueError:
+        raise InvalidGroupStateError(
+            f"group {group_id!r} has the state {state[:100]!r}, which this version does not know:"
+            f" a newer version wrote it, or somebody damaged it; run the doctor"
+        ) from None
 
 
 def _optional(value: bytes | None) -> str | None:
@@ -356,10 +375,24 @@ def groups(
         ids: list[bytes] = yield plain(verb, index, first, last, parse=list)
         if not ids:
             break
-        page: list[GroupInfo | None] = yield [read(keys, codec.text(item)) for item in ids]
+        page: list[GroupInfo | None] = yield from _read_each(keys, ids)
         found += [info for info in page if info and (not wanted or info.state in wanted)]
         first += GROUPS_PER_READ
     return found[start : end + 1]
+
+
+def _read_each(keys: Keys, ids: Sequence[bytes]) -> Plan[list[GroupInfo | None]]:
+    """The groups with these ids, as far as they can be read."""
+
+    def reader(group_id: str) -> Command[GroupInfo | None]:
+        return plain(
+            "HMGET",
+            f"{keys.base}:groups:{group_id}",
+            *_FIELDS,
+            parse=lambda reply: info_or_none(group_id, reply),
+        )
+
+    return (yield from readable([reader(codec.name(item)) for item in ids]))
 
 
 def listening_key(group_id: str) -> str:
@@ -397,7 +430,8 @@ def after_event(known: GroupInfo, event: Event | None) -> GroupInfo:
         return msgspec.structs.replace(
             known, state=GroupState.COMPLETED, completed_count=known.total_jobs
         )
-    return msgspec.structs.replace(known, state=GroupState(event.data.get("state", "FAILED")))
+    state = _state(known.id, str(event.data.get("state", "FAILED")))
+    return msgspec.structs.replace(known, state=state)
 
 
 # ---------------------------------------------------------------------------- steering

@@ -99,8 +99,19 @@ def stopped(keys: Keys, state: str, start: int, end: int) -> Plan[list[str]]:
 
 def _parse_settings(reply: Any) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     settings = fields_of(reply[1])
-    own = [(lane_name(lane), codec.decode(text, {})) for lane, text in settings.items()]
+    own = [(lane_name(lane), settings_of(text)) for lane, text in settings.items()]
     return codec.text(reply[0]), own
+
+
+def settings_of(text: bytes | None) -> dict[str, Any]:
+    """The settings of a lane; none, as for the scripts, where somebody wrote something else."""
+    own = codec.decode_or_text(text or None)
+    return own if isinstance(own, dict) else {}
+
+
+def halted_by(own: Mapping[str, Any]) -> str | None:
+    """The id of the job whose failure halted the lane with these settings."""
+    return str(own["halted"]) if own.get("halted") else None
 
 
 def written_name(lane: str) -> bytes:
@@ -155,7 +166,7 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
 
     def parse(reply: Any) -> Lane | None:
         depth, head, holders, is_ready, limited_until, settings, concurrency, delayed = reply
-        own: dict[str, Any] = codec.decode(settings or None, {})
+        own = settings_of(settings)
         if not (depth or delayed or holders or own):
             return None
         return Lane(
@@ -164,13 +175,13 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
             delayed=delayed,
             head=codec.name(head) or None,
             holders=tuple(codec.name(item) for item in holders[::2]),
-            held_since=min((int(item) for item in holders[1::2]), default=None),
+            held_since=min((codec.number(item) or 0 for item in holders[1::2]), default=None),
             is_paused=bool(own.get("paused")),
-            halted_by=own.get("halted"),
+            halted_by=halted_by(own),
             is_ready=is_ready == 1,
             limited_until=codec.number(limited_until) or None,
-            weight=own.get("weight", 1),
-            concurrency=own.get("concurrency", int(concurrency)),
+            weight=codec.number_in(own.get("weight")) or 1,
+            concurrency=codec.number_in(own.get("concurrency")) or codec.number(concurrency) or 1,
         )
 
     return script("readLane", keys, {"lane": lane}, parse, resend=Resend.SAME)

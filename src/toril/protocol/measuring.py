@@ -27,6 +27,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """When a minute was last written down, in ms since the epoch."""
 
 
+def _minutes(reply: list[bytes]) -> list[int]:
+    return [codec.number(count) or 0 for count in reply]
+
+
 def metrics(keys: Keys, kind: str, start: int, end: int) -> Plan[Metrics]:
     """The metrics of ``kind``, with the minutes from ``start`` to ``end``."""
     if kind not in KINDS:
@@ -34,7 +38,7 @@ def metrics(keys: Keys, kind: str, start: int, end: int) -> Plan[Metrics]:
     key = f"{keys.base}:metrics:{kind}"
     answers: list[Any] = yield [
         plain("HMGET", key, "count", "prevTS", parse=lambda reply: [*map(codec.number, reply)]),
-        plain("LRANGE", f"{key}:data", start, end, parse=lambda reply: [int(n) for n in reply]),
+        plain("LRANGE", f"{key}:data", start, end, parse=_minutes),
         plain("LLEN", f"{key}:data", parse=int),
     ]
     (count, last_at), data, points = answers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -15,6 +15,8 @@ from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import Job, fields_of
 from toril.protocol.keys import Keys, check_known_id
+
+T = TypeVar("T")
 
 IDS_PER_READ = 1000
 JOBS_PER_READ = 500
@@ -178,17 +180,20 @@ def jobs_of(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
     found: list[Job] = []
     for index in range(0, len(wanted), JOBS_PER_READ):
         part = [_job(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]]
-        try:
-            read: list[Job | None] = yield cast(list[Command[Any]], part)
-        except ServerRefusalError:
-            read = yield from _one_by_one(part)
+        read: list[Job | None] = yield from readable(part)
         found += [job for job in read if job is not None]
     return found
 
 
-def _one_by_one(reads: Sequence[Command[Job | None]]) -> Plan[list[Job | None]]:
-    """The jobs, without those at whose keys there is something else than a hash."""
-    found: list[Job | None] = []
+def readable(reads: Sequence[Command[T]]) -> Plan[list[T]]:
+    """The answers, without those of keys that hold something of another kind."""
+    try:
+        answers: list[T] = yield cast(list[Command[Any]], reads)
+    except ServerRefusalError:
+        pass
+    else:
+        return answers
+    found: list[T] = []
     for read in reads:
         try:
             found.append((yield read))

@@ -152,7 +152,9 @@ def _explained(
         return ServerUnavailableError(
             f"{server} does not serve ({words}); is the server up and the address right?"
         )
-    return ServerRefusalError(
-        f"{server} answered with an error: {words}; if it speaks of a wrong kind of value, run the"
-        f" doctor"
-    )
+    if words.startswith("WRONGTYPE"):
+        return ServerRefusalError(
+            f"a key on {server} holds a value of another kind than belongs there, so this cannot be"
+            f" done; the doctor names it (WRONGTYPE)"
+        )
+    return ServerRefusalError(f"{server} answered with an error: {words}")

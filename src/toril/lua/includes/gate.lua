@@ -13,7 +13,7 @@ local function readGate(queue)
   return {
     paused = meta[1] ~= false,
     concurrency = tonumber(meta[2]),
-    max_events = meta[3] or "10000",
+    max_events = string.match(meta[3] or "", "^%d+$") or "10000",
     is_version_5 = major == 5,
     stays_in_wait = major >= 6,
     was_version_5 = major == 5 or meta[9] ~= false,

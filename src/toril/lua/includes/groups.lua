@@ -23,10 +23,15 @@ local MOST_AT_ONCE = 250
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 local function endedGroups(owner) return owner .. ":toril:groups-ended" end
 
+--- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
+--- say then.
 local function readGroup(key)
   local record = redis.call("HMGET", key, "name", "state", "totalJobs", "completedCount",
     "failedCount", "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep")
   if not record[2] then return nil end
+  for i = 3, 6 do
+    if not string.find(record[i] or "", "^%d+$") then return nil end
+  end
   local owner, id = string.match(key, "^(.*):groups:([^:]+)$")
   return {
     key = key, owner = owner, id = id, name = record[1], state = record[2],
@@ -46,6 +51,7 @@ end
 
 local function emitGroup(group, event, ...)
   local most = redis.call("HGET", group.owner .. ":meta", "opts.maxLenEvents")
+  most = string.match(most or "", "^%d+$")
   redis.call("XADD", group.owner .. ":events", "MAXLEN", "~", most or 10000, "*", "event", event,
     "groupId", group.id, "groupName", group.name, ...)
 end

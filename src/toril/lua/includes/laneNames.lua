@@ -11,9 +11,14 @@ local function laneName(text)
   end))
 end
 
---- The id in a member of `lanes:waiting` or `lanes:delayed`.
+--- Where the lane's name ends in a member of `lanes:waiting` or `lanes:delayed`.
+local function spaceIn(member)
+  return string.find(member, " ", 1, true) or #member + 1
+end
+
+--- The id in such a member; "" if somebody else wrote it, for no job has that id.
 local function idInLane(member)
-  return string.sub(member, string.find(member, " ", 1, true) + 34)
+  return string.sub(member, spaceIn(member) + 34)
 end
 
 local function laneOf(field)
@@ -24,9 +29,10 @@ local function laneMember(field, id, mark)
   return string.sub(field, 33) .. " " .. mark .. string.sub(field, 1, 32) .. id
 end
 
---- The lane, the mark, the field `x.lane` and the id that a member stands for.
+--- The lane, the mark, the field `x.lane` and the id that a member stands for, which is "" if somebody
+--- else wrote it.
 local function readLaneMember(member)
-  local space = string.find(member, " ", 1, true)
+  local space = spaceIn(member)
   local lane = string.sub(member, 1, space - 1)
   return lane, string.sub(member, space + 1, space + 1),
     string.sub(member, space + 2, space + 33) .. lane, string.sub(member, space + 34)

@@ -65,8 +65,8 @@ end
 
 local function laneSettings(queue, lane)
   if not lanesOf(queue).has_settings then return nil end
-  local json = redis.call("HGET", queue["lanes:settings"], lane)
-  return json and cjson.decode(json) or nil
+  local is_read, own = pcall(cjson.decode, redis.call("HGET", queue["lanes:settings"], lane) or "")
+  return is_read and type(own) == "table" and own or nil
 end
 
 --- What holds for one lane: its own settings before those of the queue.
@@ -75,10 +75,10 @@ local function laneRules(queue, lane)
   local own = laneSettings(queue, lane)
   if not own then return lanes end
   return {
-    capacity = own.concurrency or lanes.capacity,
-    max = own.max or lanes.max,
-    duration = own.max and own.duration or lanes.duration,
-    weight = own.weight or 1,
+    capacity = tonumber(own.concurrency) or lanes.capacity,
+    max = tonumber(own.max) or lanes.max,
+    duration = own.max and tonumber(own.duration) or lanes.duration,
+    weight = tonumber(own.weight) or 1,
     is_stopped = own.paused or own.halted
   }
 end
@@ -92,10 +92,11 @@ local function saveLaneSettings(queue, lane, settings)
   end
 end
 
---- The last turn and the ids in a value of `lanes:held`.
+--- The last turn and the ids in a value of `lanes:held`; nobody, if somebody damaged it.
 local function readHolders(value)
   local line = string.find(value, "\n", 1, true)
-  local turn, rest = tonumber(string.sub(value, 1, line - 1)), string.sub(value, line + 1)
+  if not line then return 0, {} end
+  local turn, rest = tonumber(string.sub(value, 1, line - 1)) or 0, string.sub(value, line + 1)
   if not string.find(rest, "\n", 1, true) then return turn, { rest } end
   local ids = {}
   for id in string.gmatch(rest, "[^\n]+") do

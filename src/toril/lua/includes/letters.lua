@@ -46,6 +46,7 @@ end
 
 --- How many bytes a script would have to move or free with this letter.
 local function sizeOf(letter)
+  if letter.is_damaged then return 0 end
   local key = letter.key
   return redis.call("HSTRLEN", key, "data") + redis.call("HSTRLEN", key, "x.data")
     + redis.call("HSTRLEN", key, "x.original")
@@ -62,9 +63,11 @@ local function byteBudget(most)
   end
 end
 
+--- A letter `is_damaged` if its key holds no hash: a replay leaves it where it is.
 local function readLetter(queue, id)
   local key = queue.base .. ":" .. id
-  local hash = redis.call("HMGET", key, "name", "timestamp", "x.letter")
+  local hash = redis.pcall("HMGET", key, "name", "timestamp", "x.letter")
+  if hash.err then return { id = id, key = key, at = 0, is_damaged = true } end
   return { id = id, key = key, name = hash[1], at = tonumber(hash[2]) or 0, text = hash[3] }
 end
 

@@ -11,7 +11,7 @@ local function promoteLanes(queue, gate, now)
   if #due > 0 then takeFromAside(queue, unpack(due)) end
   for _, member in ipairs(due) do
     local _, mark, field, id = readLaneMember(member)
-    promoteInLane(queue, gate, field, id, mark)
+    if id ~= "" then promoteInLane(queue, gate, field, id, mark) end
   end
   local lanes = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
   if #lanes > 0 then redis.call("ZREM", later, unpack(lanes)) end
