@@ -112,7 +112,7 @@ def show(server: Server, queue_name: str, lane: str) -> None:
 @with_server
 def list_jobs(server: Server, queue_name: str, lane: str, limit: int, skip: int) -> None:
     """List the jobs of a lane: those that hold it, those that wait in order, the delayed ones."""
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_lane_jobs(lane, skip, skip + limit - 1)
     if server.as_json:
         print_json([summary(job) for job in found])
