@@ -18,7 +18,7 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 	tests/interop/test_cron.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos check bench docs format clean
+.PHONY: help setup demo test prove wheel chaos check bench docs format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,10 @@ test: setup ## Run the tests against a real Valkey (T="-k lanes" passes argument
 	@$(BIN)/python -m pytest -n 2 $(T)
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
-	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/hostile tests/interop/test_fuzz.py $(BIG) $(T)
+	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/hostile tests/interop/test_fuzz.py tests/packaging $(BIG) $(T)
+
+wheel: $(PYTHON_STAMP) ## Build the wheel, install each extra alone, check what an index would say
+	@TORIL_PROVE=1 $(BIN)/python -m pytest --timeout 1200 tests/packaging $(T)
 
 chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
 	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)

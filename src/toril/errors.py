@@ -231,6 +231,14 @@ class EmbeddedServerError(TorilError):
     """The embedded server could not be started."""
 
 
+class RunningLoopError(TorilError, RuntimeError):
+    """Something that blocks was called where an event loop runs."""
+
+
+class UnsupportedPlatformError(TorilError, NotImplementedError):
+    """This operating system lacks what the feature is made of."""
+
+
 class Signal(TorilError):
     """Raised by a handler to say what is to become of its job."""
 

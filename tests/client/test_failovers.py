@@ -40,7 +40,7 @@ async def test_the_async_client_waits_and_then_leaves(server):
 
     transport = ServerTransport(make(sockets, server.url), "label", news=[news])
     await transport.exchange(Sending(PORT), 5)
-    (first,) = transport._free
+    (first,) = transport.sockets.here().free
 
     told.put_nowait(Told.ABOUT_TO_SWITCH)
     await wait_until(lambda: heard == 1)
@@ -50,12 +50,12 @@ async def test_the_async_client_waits_and_then_leaves(server):
 
     told.put_nowait(("elsewhere", 1))
     await waiting
-    assert first not in transport._free
-    (second,) = transport._free
+    assert first not in transport.sockets.here().free
+    (second,) = transport.sockets.here().free
 
     told.put_nowait(("127.0.0.1", server.port))
     await wait_until(lambda: heard == 3)
-    assert transport._free == [second]
+    assert transport.sockets.here().free == [second]
     await transport.close()
 
 
@@ -132,5 +132,5 @@ async def test_a_replica_is_left_at_its_first_refusal(how, start_server, prefix)
         answers = await transport.exchange_all([write, Sending(PORT)], 5, 64)
         assert [type(answer) for answer in answers] == [sockets.ReadOnlyError, int]
 
-    assert transport._free == []
+    assert transport.sockets.here().free == []
     await transport.close()

@@ -27,7 +27,8 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        return self._task is not None and not self._task.done()
+        task = self._task
+        return task is not None and not task.done() and not task.get_loop().is_closed()
 
     def start(self) -> None:
         """Begin, or do nothing where no loop runs yet."""
@@ -40,10 +41,15 @@ class Background:
     async def stop(self) -> None:
         """End the work wherever it is, and close the connection that it uses."""
         task = self._task
-        if task is not None and task is not asyncio.current_task():
+        if task is None or task is asyncio.current_task():
+            pass
+        elif task.get_loop() is asyncio.get_running_loop():
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        else:
+            with contextlib.suppress(RuntimeError):  # its loop is closed, and it ended with it
+                task.get_loop().call_soon_threadsafe(task.cancel)
         await self._connection.close()
 
     async def _run(self) -> None:

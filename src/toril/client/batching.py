@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TypeVar
 
 from toril.client.connection import Connection
+from toril.client.places import PerPlace
 from toril.errors import RefusedError
 from toril.protocol import adding
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
@@ -24,22 +25,31 @@ MOST_CALLS_AT_ONCE = 4
 """Enough for the server and us to work at the same time, and few enough to let others between."""
 
 
+class _Line:
+    """Those who wait on one loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.waiting: deque[tuple[Prepared, asyncio.Future[Added]]] = deque()
+        self.is_away = False
+        self.sender: asyncio.Task[None] | None = None
+
+
 class Batcher:
     """Adds jobs to one queue; each caller gets its own answer or its own error."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._connection = connection
         self._keys = keys
-        self._waiting: deque[tuple[Prepared, asyncio.Future[Added]]] = deque()
-        self._is_away = False
-        self._sender: asyncio.Task[None] | None = None
+        self._lines = PerPlace(_Line)
 
     async def add(self, job: Prepared) -> Added:
         """Add one job, alone or with others that are added meanwhile."""
-        if not self._is_away:
-            return await self._add_alone(job)
+        line = self._lines.here()
+        if not line.is_away:
+            return await self._add_alone(job, line)
         answer: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
-        self._waiting.append((job, answer))
+        line.waiting.append((job, answer))
         return await answer
 
     async def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
@@ -64,33 +74,34 @@ class Batcher:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        if self._sender is not None:
-            await self._sender
+        sender = self._lines.here().sender
+        if sender is not None:
+            await sender
 
-    async def _add_alone(self, job: Prepared) -> Added:
-        self._is_away = True
+    async def _add_alone(self, job: Prepared, line: _Line) -> Added:
+        line.is_away = True
         try:
             answer = (await self._connection.run(adding.add(self._keys, [job])))[0]
         finally:
-            self._is_away = False
-            if self._waiting:
-                self._is_away = True
-                self._sender = asyncio.create_task(self._send_waiting())
+            line.is_away = False
+            if line.waiting and not line.loop.is_closed():
+                line.is_away = True
+                line.sender = line.loop.create_task(self._send_waiting(line))
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def _send_waiting(self) -> None:
+    async def _send_waiting(self, line: _Line) -> None:
         """Send batch after batch until nobody waits; a caller that left is no reason to stop."""
         try:
-            while self._waiting:
-                count = count_for_one_call(job for job, _ in self._waiting)
-                batch = list(islice(self._waiting, count))
+            while line.waiting:
+                count = count_for_one_call(job for job, _ in line.waiting)
+                batch = list(islice(line.waiting, count))
                 for _ in range(count):
-                    self._waiting.popleft()
+                    line.waiting.popleft()
                 await self._send(batch)
         finally:
-            self._is_away = False
+            line.is_away = False
 
     async def _send(self, batch: list[tuple[Prepared, asyncio.Future[Added]]]) -> None:
         try:

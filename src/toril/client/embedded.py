@@ -20,7 +20,6 @@ LOCK_UN, because a forked child shares the lock and would take it from its paren
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -37,7 +36,14 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from toril.errors import EmbeddedServerError
+from toril.errors import EmbeddedServerError, UnsupportedPlatformError
+
+try:
+    import fcntl
+except ImportError:
+    CAN_EMBED = False
+else:
+    CAN_EMBED = True
 
 DEFAULT_DIRECTORY = ".toril"
 SOCKET_NAME = "valkey.sock"
@@ -89,8 +95,14 @@ def start(directory: str | None = None) -> EmbeddedServer:
     """Use the server of ``directory`` (``./.toril`` when None), and start it if nobody has.
 
     Returns when the server answers, which after a large load from disk may take a while.
-    Blocks: from a coroutine call it in a thread. Raises EmbeddedServerError.
+    Blocks: from a coroutine call it in a thread. Raises EmbeddedServerError, and
+    UnsupportedPlatformError where files cannot be locked as Unix does.
     """
+    if not CAN_EMBED:
+        raise UnsupportedPlatformError(
+            "the embedded server runs on Linux and macOS only; start a Redis or Valkey server"
+            " (Docker and WSL have them) and connect to it: connection='redis://localhost:6379'"
+        )
     path = Path(directory or DEFAULT_DIRECTORY).expanduser().resolve()
     with _guard:
         share = _shares.get(path)
@@ -159,9 +171,10 @@ _shares: dict[Path, _Share] = {}
 # Held across a fork, so that no child is born with the locks of a start that is under way: it
 # would hold them for as long as it lives, and nobody else could start a server.
 _guard = threading.RLock()
-os.register_at_fork(
-    before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release
-)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_guard.release
+    )
 
 
 def _make_directory(directory: Path) -> None:

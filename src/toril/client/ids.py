@@ -64,5 +64,6 @@ flights = Flights(lambda: os.urandom(12).hex(), lambda: time.time_ns() // 1000)
 """The calls of this process that add something, whichever queue or connection they go to."""
 
 # A forked child must not draw the numbers its parent draws.
-os.register_at_fork(after_in_child=_source.reseed)
-os.register_at_fork(after_in_child=flights.forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_source.reseed)
+    os.register_at_fork(after_in_child=flights.forget)

@@ -17,7 +17,9 @@ from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
 from toril.client.lanes import Lanes
 from toril.client.limits import QueueLimits
+from toril.client.listening import Listening
 from toril.client.metrics import QueueMetrics
+from toril.client.places import PerPlace
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
 from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
@@ -65,7 +67,9 @@ class Queue(
         )
         self._connection.check_slots(self.keys)
         self._batcher = Batcher(self._connection, self.keys)
-        self._listenings = {}
+        self._listenings = PerPlace(
+            lambda: Listening(self._connection, self.keys), Listening.abandon
+        )
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} on {self._connection!r}>"

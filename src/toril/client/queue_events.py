@@ -11,6 +11,7 @@ from typing import Any, Self
 from toril.client.background import Background, call
 from toril.client.connection import Connection, Target
 from toril.client.event_cursor import EventCursor
+from toril.client.places import PerPlace
 from toril.errors import InvalidOptionError
 from toril.logs import get_logger
 from toril.protocol import events
@@ -56,7 +57,7 @@ class QueueEvents:
         self._iterated = EventCursor(self._connection, self.keys, origin=self._start)
         self._called = EventCursor(self._connection, self.keys, origin=self._start)
         self._page: deque[Event] = deque()
-        self._turn = asyncio.Lock()
+        self._turns = PerPlace(asyncio.Lock)
         self._callbacks: dict[str, list[Callback]] = {}
         self._background = Background(
             self._call_back, self._connection, f"the listener of queue {name!r}"
@@ -97,7 +98,7 @@ class QueueEvents:
         return self
 
     async def __anext__(self) -> Event:
-        async with self._turn:
+        async with self._turns.here():
             while not self._page and not self._connection.is_closed:
                 self._page.extend(await self._iterated.read())
             if self._connection.is_closed:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import time
 from typing import Any
 
 from toril.client.connection import Connection
 from toril.client.listening import Listening
+from toril.client.places import PerPlace
 from toril.errors import JobFailedError, JobRemovedError, WaitTimeoutError
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, events, reading
@@ -28,8 +28,7 @@ class QueueWaiting:
 
     keys: Keys
     _connection: Connection
-    _listenings: dict[int, Listening]
-    """One per process: what reads the events does not survive a fork."""
+    _listenings: PerPlace[Listening]
 
     async def wait_for(self, job_id: str, timeout: Duration | None = None) -> Any:
         """The return value of a job, as soon as it has one.
@@ -84,17 +83,11 @@ class QueueWaiting:
         return True
 
     async def _close_listening(self) -> None:
-        listening = self._listenings.get(os.getpid())
-        if listening is not None:
+        for listening in self._listenings.values():
             await listening.close()
 
     def _listen(self) -> Listening:
-        process = os.getpid()
-        listening = self._listenings.get(process)
-        if listening is not None:
-            return listening
-        # Of two threads that come here together, both get the one that was first.
-        return self._listenings.setdefault(process, Listening(self._connection, self.keys))
+        return self._listenings.here()
 
     async def _is_empty(self) -> bool:
         counts = await self._connection.run(reading.counts(self.keys, UNFINISHED))

@@ -100,6 +100,11 @@ class Listening:
         for waiter in waiters:
             waiter.tell(None)
 
+    def abandon(self) -> None:
+        """Close the sockets of a reader whose loop is gone."""
+        if self._connection is not None:
+            self._connection.interrupt()
+
     def refuse_if_closed(self) -> None:
         if self._is_closed:
             raise ServerUnavailableError(f"queue {self._keys.name!r} was closed while waiting")

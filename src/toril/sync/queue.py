@@ -23,7 +23,9 @@ from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
 from toril.sync.lanes import Lanes
 from toril.sync.limits import QueueLimits
+from toril.sync.listening import Listening
 from toril.sync.metrics import QueueMetrics
+from toril.sync.places import PerPlace
 from toril.sync.reading import QueueReading
 from toril.sync.schedulers import QueueSchedulers
 
@@ -66,7 +68,9 @@ class Queue(
         )
         self._connection.check_slots(self.keys)
         self._batcher = Batcher(self._connection, self.keys)
-        self._listenings = {}
+        self._listenings = PerPlace(
+            lambda: Listening(self._connection, self.keys), Listening.abandon
+        )
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} on {self._connection!r}>"

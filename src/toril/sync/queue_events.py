@@ -17,6 +17,7 @@ from toril.protocol.keys import Keys
 from toril.sync.background import Background, call
 from toril.sync.connection import Connection, Target
 from toril.sync.event_cursor import EventCursor
+from toril.sync.places import PerPlace
 
 logger = get_logger("toril.sync")
 
@@ -57,7 +58,7 @@ class QueueEvents:
         self._iterated = EventCursor(self._connection, self.keys, origin=self._start)
         self._called = EventCursor(self._connection, self.keys, origin=self._start)
         self._page: deque[Event] = deque()
-        self._turn = threading.Lock()
+        self._turns = PerPlace(threading.Lock)
         self._callbacks: dict[str, list[Callback]] = {}
         self._background = Background(
             self._call_back, self._connection, f"the listener of queue {name!r}"
@@ -98,7 +99,7 @@ class QueueEvents:
         return self
 
     def __next__(self) -> Event:
-        with self._turn:
+        with self._turns.here():
             while not self._page and not self._connection.is_closed:
                 self._page.extend(self._iterated.read())
             if self._connection.is_closed:

@@ -44,6 +44,7 @@ from toril.protocol import failovers
 from toril.protocol.address import Address, kept
 from toril.protocol.failovers import Told
 from toril.protocol.slots import Node
+from toril.sync.places import PerPlace
 from toril.version import VERSION
 
 TROUBLES = (RedisError, OSError)
@@ -178,16 +179,27 @@ def _sentinel_options(where: Address) -> dict[str, Any]:
 
 def _sentinel(where: Address, options: dict[str, Any]) -> Any:
     try:
-        return _Sentinel(list(where.hosts), sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+        return _Sentinel(list(where.hosts), sentinel_kwargs=options)
     except TypeError:
         pass
     raise _unknown_option(where)
 
 
 class _Sentinel(Sentinel):
-    """Says which sentinels were asked in vain, and not with what passwords, as redis-py may."""
+    """Says which sentinels were asked in vain, and not with what passwords, as redis-py may.
+
+    Each event loop asks on sockets of its own.
+    """
+
+    def __init__(self, hosts: list[Node], sentinel_kwargs: dict[str, Any]) -> None:
+        def make() -> Any:
+            return cast(Any, Sentinel)(hosts, sentinel_kwargs=sentinel_kwargs).sentinels
+
+        cast(Any, super()).__init__(hosts, sentinel_kwargs=sentinel_kwargs)
+        self._asked = PerPlace(make)
 
     def discover_master(self, service_name: str) -> Any:
+        self.sentinels = self._asked.here()
         try:
             return cast(Any, super()).discover_master(service_name)
         except MasterNotFoundError as error:

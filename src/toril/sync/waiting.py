@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from typing import Any
 
@@ -16,6 +15,7 @@ from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.reading import UNFINISHED, Whereabouts
 from toril.sync.connection import Connection
 from toril.sync.listening import Listening
+from toril.sync.places import PerPlace
 
 LOOK_AGAIN_S = 5.0
 """How often the server is asked although no event came: some ends leave no event."""
@@ -28,8 +28,7 @@ class QueueWaiting:
 
     keys: Keys
     _connection: Connection
-    _listenings: dict[int, Listening]
-    """One per process: what reads the events does not survive a fork."""
+    _listenings: PerPlace[Listening]
 
     def wait_for(self, job_id: str, timeout: Duration | None = None) -> Any:
         """The return value of a job, as soon as it has one.
@@ -84,17 +83,11 @@ class QueueWaiting:
         return True
 
     def _close_listening(self) -> None:
-        listening = self._listenings.get(os.getpid())
-        if listening is not None:
+        for listening in self._listenings.values():
             listening.close()
 
     def _listen(self) -> Listening:
-        process = os.getpid()
-        listening = self._listenings.get(process)
-        if listening is not None:
-            return listening
-        # Of two threads that come here together, both get the one that was first.
-        return self._listenings.setdefault(process, Listening(self._connection, self.keys))
+        return self._listenings.here()
 
     def _is_empty(self) -> bool:
         counts = self._connection.run(reading.counts(self.keys, UNFINISHED))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from toril.client.connection import Connection
 from toril.client.queue import Queue
+from toril.errors import RunningLoopError
 from toril.options import Duration, milliseconds
 from toril.protocol import codec
 from toril.protocol.command import plain, skew
@@ -21,6 +22,8 @@ from toril.tasks.app import AnyTask, App
 from toril.tasks.calls import Call
 from toril.testing.server import server_url
 from toril.worker.worker import Worker
+
+T = TypeVar("T")
 
 PATIENCE_MS = 30_000
 _LOOK_S = 0.005
@@ -62,6 +65,8 @@ class Rig:
         self._enqueued: list[Enqueued] = []
         self._ran: list[Ran] = []
         self._connection = Connection(url)
+        self.sync = BlockingRig(self)
+        """The same for tests that block: ``rig.sync.drain()``, ``rig.sync.advance(…)``."""
 
     # ------------------------------------------------------------------ what was enqueued
 
@@ -225,6 +230,76 @@ class Rig:
         return self.app.queue(name)
 
 
+class BlockingRig:
+    """Drains and advances a rig from a test that blocks; its loop runs only inside these calls."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def drain(
+        self,
+        *,
+        with_delayed: bool = False,
+        raise_failures: bool = True,
+        timeout: Duration = PATIENCE_MS,
+    ) -> list[Ran]:
+        """``Rig.drain``, blocking."""
+        return self.run(
+            self._rig.drain(
+                with_delayed=with_delayed, raise_failures=raise_failures, timeout=timeout
+            )
+        )
+
+    def advance(self, by: timedelta | int) -> None:
+        """``Rig.advance``, blocking."""
+        self.run(self._rig.advance(by))
+
+    def run(self, program: Coroutine[Any, Any, T]) -> T:
+        """Run anything that is awaited, such as ``rig.app.queue("mail").get_job_counts()``."""
+        if asyncio._get_running_loop() is not None:
+            program.close()
+            raise RunningLoopError(
+                "rig.sync is for tests that block, and an event loop runs here; use the rig itself:"
+                " `await rig.drain()`"
+            )
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(program)
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        loop.run_until_complete(_end_tasks())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+@contextmanager
+def running_sync(app: App, *, url: str | None = None) -> Iterator[Rig]:
+    """``running`` for tests that block.
+
+    ::
+
+        with running_sync(app) as rig:
+            charge.sync.enqueue(order=1)
+            rig.sync.drain()
+    """
+    rig = Rig(app, server_url() if url is None else url, _new_prefix())
+    move = app.moved_to(rig.url, rig.prefix, rig.note)
+    try:
+        rig.sync.run(move.__aenter__())
+        try:
+            yield rig
+        finally:
+            rig.sync.run(rig.close())
+            rig.sync.run(move.__aexit__(None, None, None))
+    finally:
+        rig.sync.close()
+
+
 @asynccontextmanager
 async def running(app: App, *, url: str | None = None) -> AsyncIterator[Rig]:
     """A rig for ``app``: inside the block its jobs go to a server and a prefix of the test's own.
@@ -238,12 +313,23 @@ async def running(app: App, *, url: str | None = None) -> AsyncIterator[Rig]:
     """
     if url is None:
         url = await asyncio.to_thread(server_url)
-    rig = Rig(app, url, f"test-{secrets.token_hex(6)}")
+    rig = Rig(app, url, _new_prefix())
     async with app.moved_to(url, rig.prefix, rig.note):
         try:
             yield rig
         finally:
             await rig.close()
+
+
+async def _end_tasks() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+def _new_prefix() -> str:
+    return f"test-{secrets.token_hex(6)}"
 
 
 def _ran(

@@ -8,6 +8,7 @@ it is needed.
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import signal
 import socket
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from multiprocessing import spawn
 from typing import Any
 
-from toril.errors import HandlerProcessError, InvalidOptionError
+from toril.errors import HandlerProcessError, InvalidOptionError, UnsupportedPlatformError
 from toril.protocol import codec
 from toril.worker.active_job import ActiveJob
 from toril.worker.child import LENGTH, describe, pack, resolve, revive, unpack
@@ -33,6 +34,12 @@ class ProcessExecutor:
     """Runs each job in a process of its own, of which up to ``processes`` are kept."""
 
     def __init__(self, handler: Handler | Router | str, *, processes: int) -> None:
+        if not hasattr(os, "fork"):
+            raise UnsupportedPlatformError(
+                'executor="process" hands sockets to its processes as Unix does, which this'
+                " operating system cannot; let handlers run in threads (a plain def), and start"
+                " several workers"
+            )
         self._reference = find_reference(handler)
         self._free: list[Process] = []
         self._processes = processes

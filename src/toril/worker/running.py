@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, Self
 
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidOptionError, RunningLoopError
 from toril.logs import get_logger
 from toril.options import Duration, milliseconds
 from toril.worker.child import refuse_in_child
@@ -44,8 +44,18 @@ def run(*workers: Service, timeout: Duration | None = 8_000, uvloop: bool = Fals
         raise InvalidOptionError("run() needs a worker: toril.run(worker)")
     if timeout is not None:
         timeout = milliseconds(timeout, "timeout")
+    _refuse_in_loop()
     with asyncio.Runner(loop_factory=_loop_factory(uvloop)) as runner:
         runner.run(_run_all(workers, timeout))
+
+
+def _refuse_in_loop() -> None:
+    if asyncio._get_running_loop() is not None:
+        raise RunningLoopError(
+            "toril.run(…) runs an event loop of its own, and one runs here already (a notebook, an"
+            " async function); use `await worker.run()` there, or"
+            " `task = asyncio.create_task(worker.run())` and later `await worker.close()`"
+        )
 
 
 def _loop_factory(uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop] | None:
