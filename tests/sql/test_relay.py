@@ -28,19 +28,6 @@ async def queue(url, prefix):
         yield queue
 
 
-@pytest.fixture
-async def make_relay(engine, outbox, url, prefix):
-    relays = []
-
-    def make(**options):
-        relays.append(Relay(engine, outbox, **{"connection": url, "prefix": prefix, **options}))
-        return relays[-1]
-
-    yield make
-    for relay in relays:
-        await relay.close()
-
-
 def write(engine, outbox, count=1, **options):
     with engine.begin() as connection:
         return [
