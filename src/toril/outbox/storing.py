@@ -46,11 +46,17 @@ class OutboxStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who claims, how many rows, and on SQLite for how long."""
+    """Who claims, how many rows, on SQLite for how long, and whether parked rows stop a lane."""
 
     relay: str
     limit: int
     lease_ms: int
+    halts: bool = True
+
+    @property
+    def stopping(self) -> tuple[str, ...]:
+        """What a row has to be so that its lane does not go on behind it."""
+        return (PENDING, PARKED) if self.halts else (PENDING,)
 
 
 def has_row_locks(dialect_name: str) -> bool:
@@ -60,7 +66,7 @@ def has_row_locks(dialect_name: str) -> bool:
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """The next rows to dispatch, in order, and of each lane only what is next in it."""
     now = now_ms(connection.dialect)
-    is_head = _is_head(table, connection.dialect)
+    is_head = _is_head(table, connection.dialect, claim)
     heads = _claim(connection, table, claim, _is_due(table, now), is_head)
     lanes = {(row.queue, row.lane) for row in heads if row.lane is not None}
     rest = claim.limit - len(heads)
@@ -68,7 +74,7 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
         return heads
     # Whoever holds the head of a lane holds the lane: nobody else claims what comes after it.
     in_lanes = or_(*(and_(table.c.queue == q, table.c.lane == lane) for q, lane in lanes))
-    is_reachable = _is_before_what_waits(connection, table, in_lanes, now)
+    is_reachable = _is_before_what_waits(connection, table, in_lanes, now, claim)
     more = msgspec.structs.replace(claim, limit=rest)
     known = {row.seq for row in heads}
     is_new = table.c.seq.not_in(known)
@@ -79,14 +85,20 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
 
 
 def _is_before_what_waits(
-    connection: Connection, table: Table, in_lanes: ColumnElement[bool], now: ColumnElement[int]
+    connection: Connection,
+    table: Table,
+    in_lanes: ColumnElement[bool],
+    now: ColumnElement[int],
+    claim: Claim,
 ) -> ColumnElement[bool]:
-    """Behind a row whose time has not come a lane does not go on.
+    """Behind a row that is parked or whose time has not come a lane does not go on.
 
     Asked once per lane: asked of every row, a long lane would take the square of its length.
     """
+    is_parked = table.c.status == PARKED
+    waits = or_(table.c.due_at > now, is_parked) if claim.halts else table.c.due_at > now
     query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
-        in_lanes, table.c.status == PENDING, table.c.due_at > now
+        in_lanes, table.c.status.in_(claim.stopping), waits
     )
     waiting = connection.execute(query.group_by(table.c.queue, table.c.lane)).all()
     is_behind = [
@@ -153,6 +165,14 @@ def put_off(
     _set(connection, table, [seq], PENDING, values)
 
 
+def let_wait(
+    connection: Connection, table: Table, seqs: Sequence[int], *, error: str, wait_ms: int
+) -> None:
+    """There is no room for the jobs of these rows yet; that counts as no attempt."""
+    due_at = now_ms(connection.dialect) + wait_ms
+    _set(connection, table, seqs, PENDING, {"error": error[:LONGEST_ERROR], "due_at": due_at})
+
+
 def let_go(connection: Connection, table: Table, seqs: Sequence[int], *, wait_ms: int = 0) -> None:
     """Nothing came of the claim of these rows, through no fault of theirs."""
     values = {"due_at": now_ms(connection.dialect) + wait_ms} if wait_ms else {}
@@ -185,6 +205,12 @@ def unpark(connection: Connection, table: Table, ids: Sequence[str]) -> int:
     )
     if ids:
         statement = statement.where(table.c.id.in_(ids))
+    return connection.execute(statement).rowcount
+
+
+def discard(connection: Connection, table: Table, ids: Sequence[str]) -> int:
+    """Delete parked rows with these job ids."""
+    statement = delete(table).where(table.c.status == PARKED, table.c.id.in_(ids))
     return connection.execute(statement).rowcount
 
 
@@ -266,17 +292,19 @@ def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:
     return and_(table.c.status == PENDING, table.c.due_at <= now)
 
 
-def _is_head(table: Table, dialect: Dialect) -> ColumnElement[bool]:
-    return or_(table.c.lane.is_(None), ~_has_earlier(table, dialect))
+def _is_head(table: Table, dialect: Dialect, claim: Claim) -> ColumnElement[bool]:
+    # Each status is asked for on its own: for a list of them MariaDB reads the whole lane.
+    are_none = [~_has_earlier(table, dialect, status) for status in claim.stopping]
+    return or_(table.c.lane.is_(None), and_(*are_none))
 
 
-def _has_earlier(table: Table, dialect: Dialect) -> ColumnElement[bool]:
-    """Does an earlier row of the same lane wait?"""
+def _has_earlier(table: Table, dialect: Dialect, status: str) -> ColumnElement[bool]:
+    """Is there an earlier row of the same lane with this status?"""
     earlier = table.alias("earlier")
     query = select(literal(1)).where(
         earlier.c.lane == table.c.lane,
         earlier.c.queue == table.c.queue,
-        earlier.c.status == PENDING,
+        earlier.c.status == status,
         earlier.c.seq < table.c.seq,
     )
     # By any other index every row is compared with all that the queue ever had.
