@@ -142,9 +142,7 @@ def _too_late(job_id: str, queue: str, timeout: Duration | None, may_come: bool)
     job = f"job {job_id!r} of queue {queue!r}"
     if may_come:
         return f"{job} has not come within {timeout!r} ms; is there a relay that sends it?"
-    return (
-        f"{job} has not finished within {timeout!r} ms; it is still there, and may finish later"
-    )
+    return f"{job} has not finished within {timeout!r} ms; it is still there, and may finish later"
 
 
 def _outcome(job_id: str, event: Event) -> Any:
