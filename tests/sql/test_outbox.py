@@ -343,17 +343,33 @@ def test_a_table_of_ones_own_needs_the_columns(metadata):
         Outbox(bad)
 
 
-def test_options_survive_the_table():
-    options = {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500}
-    values = values_of("q", "n", {"a": 1}, options, generated_id="j1")
-    row = OutboxRow(seq=1, status="pending", attempts=0, **values)
+@pytest.mark.parametrize("lane", [None, "user-1"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500},
+        {"attempts": 5, "backoff": Backoff.exponential(1000, jitter=0.5), "delay": 70},
+        {"keep_logs": 4, "timeout": 500, "expires": 1000, "size_limit": 100},
+        {"telemetry": "{}", "deduplication": Deduplication("d", ttl=60), "run_at": 2**41},
+        {"job_id": "mine", "timestamp": 17, "idempotency_key": "order-1"},
+    ],
+)
+def test_options_survive_the_table(options, lane):
+    """Whether they are common to many rows, and encoded once, or those of one row alone."""
+    if lane is not None:
+        options = {**options, "lane": lane, "max_lane_size": 7, "ordering_delay": 9}
+    for n in range(3):
+        values = values_of("q", f"n{n}", {"a": n}, options, generated_id=f"j{n}")
+        row = OutboxRow(seq=1, status="pending", attempts=0, **values)
 
-    prepared = prepare(row, once_ms=1000)
-    direct = adding.prepare(NewJob("n", {"a": 1}, idempotency_key="j1", **options), "j1")
+        prepared = prepare(row, once_ms=1000 + n)
+        job = NewJob(f"n{n}", {"a": n}, **{**options, "idempotency_key": values["key"]})
+        direct = adding.prepare(job, f"j{n}", once_ms=1000 + n)
 
-    assert json.loads(prepared.opts) == json.loads(direct.opts)
-    assert prepared.data == direct.data
-    assert prepared.entry["once"] == {"key": "j1", "ms": 1000}
+        assert json.loads(prepared.opts) == json.loads(direct.opts)
+        assert (prepared.id, prepared.data) == (direct.id, direct.data)
+        assert prepared.entry == direct.entry
 
 
 ENV = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections import defaultdict
@@ -189,7 +190,9 @@ class Relay:
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._next_chores = {"confirm": 0.0, "prune": 0.0, "stats": 0.0}
+        self._next_chores = {"prune": 0.0, "stats": 0.0}
+        if confirm:
+            self._next_chores["confirm"] = 0.0
 
     def __repr__(self) -> str:
         return f"<Relay of {self.outbox!r} to {self._connection!r}>"
@@ -240,7 +243,7 @@ class Relay:
         while not self._is_closing:
             self._news.clear()
             try:
-                count = await self.run_once()
+                count = await self._run_some(until=min(self._next_chores.values()))
                 await self._do_chores()
                 pause_s = 0.0
             except (ServerError, SQLAlchemyError, OSError) as error:
@@ -296,8 +299,34 @@ class Relay:
     async def drain(self) -> int:
         """Relay until no row is due; returns how many there were."""
         total = 0
-        while count := await self.run_once():
+        while count := await self._run_some(until=math.inf):
             total += count
+        return total
+
+    async def _run_some(self, until: float) -> int:
+        """One batch; if that was full, more of them until one is not or the time is over.
+
+        They are then relayed two at a time: while the server takes the jobs of one, the database
+        finds or marks the rows of the other.
+        """
+        total = await self.run_once()
+        if total < self._batch_size or self._is_closing:
+            return total
+        legs = [self._run_on(until) for _ in range(self._database.most_transactions)]
+        counts = await asyncio.gather(*legs, return_exceptions=True)
+        for count in counts:
+            if isinstance(count, BaseException):
+                raise count
+            total += count
+        return total
+
+    async def _run_on(self, until: float) -> int:
+        total = 0
+        while not self._is_closing:
+            count = await self.run_once()
+            total += count
+            if count < self._batch_size or time.monotonic() >= until:
+                break
         return total
 
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
@@ -307,13 +336,16 @@ class Relay:
         """
         results: dict[int, Sent] = {}
         packing = Packing()
+        known: set[str] = set()
         held: set[tuple[str, str | None]] = set()
         for row in rows:
             if (row.queue, row.lane) in held:
                 results[row.seq] = Sent(row, is_held=True)
                 continue
             try:
-                self._connection.check_slots(Keys(self.prefix, row.queue))
+                if row.queue not in known:
+                    self._connection.check_slots(Keys(self.prefix, row.queue))
+                    known.add(row.queue)
                 has_room = packing.put(row, prepare(row, once_ms=self._remember_ms))
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)

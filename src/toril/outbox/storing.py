@@ -6,11 +6,12 @@ the relay dies.  SQLite has no row locks, so a claim there is a lease in the row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
     Connection,
     FromClause,
     Select,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -217,7 +219,7 @@ def discard(connection: Connection, table: Table, ids: Sequence[str]) -> int:
 def get_parked(connection: Connection, table: Table, limit: int) -> list[OutboxRow]:
     """Parked rows, the oldest first."""
     query = _rows(table).where(table.c.status == PARKED).order_by(table.c.seq).limit(limit)
-    return _read(connection.execute(query).mappings())
+    return _read(connection.execute(query))
 
 
 def prune(
@@ -259,7 +261,7 @@ def _claim(
         # for a small table, and one relay would hold all rows.
         query = _by_index(query, table, table, ["status", order], connection.dialect)
         query = query.with_for_update(skip_locked=True, of=table)
-        return _read(connection.execute(query).mappings())
+        return _read(connection.execute(query))
     now = now_ms(connection.dialect)
     free = select(table.c.seq).where(*conditions, table.c.claimed_until <= now)
     statement = (
@@ -268,7 +270,7 @@ def _claim(
         .values(claimed_by=claim.relay, claimed_until=now + claim.lease_ms)
         .returning(*_columns(table))
     )
-    return sorted(_read(connection.execute(statement).mappings()), key=lambda row: row.seq)
+    return sorted(_read(connection.execute(statement)), key=lambda row: row.seq)
 
 
 def _by_index(
@@ -322,7 +324,11 @@ def _set(
     """Write to rows that still have the status they were claimed with, and let them go."""
     if not seqs:
         return
-    statement = update(table).where(table.c.seq.in_(seqs), table.c.status == status)
+    is_one: ColumnElement[bool] = table.c.seq.in_(seqs)
+    if connection.dialect.name == "postgresql":
+        # One parameter, however many rows: a list of them would be written out each time.
+        is_one = table.c.seq == func.any(literal(list(seqs), ARRAY(BigInteger)))
+    statement = update(table).where(is_one, table.c.status == status)
     connection.execute(statement.values({**values, "claimed_by": None, "claimed_until": 0}))
 
 
@@ -334,5 +340,5 @@ def _rows(table: Table) -> Select[Any]:
     return select(*_columns(table))
 
 
-def _read(rows: Any) -> list[OutboxRow]:
-    return [OutboxRow(**row) for row in rows]
+def _read(rows: Iterable[Any]) -> list[OutboxRow]:
+    return [OutboxRow(*row) for row in rows]

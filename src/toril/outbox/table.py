@@ -96,7 +96,6 @@ def outbox_table(
         Column("claimed_until", BigInteger, nullable=False, server_default=text("0")),
         Column("created_at", BigInteger, nullable=False),
         Column("dispatched_at", BigInteger),
-        Index(f"ix_{name}_queue_id", "queue", "id"),
         Index(f"ix_{name}_status_seq", "status", "seq"),
         Index(f"ix_{name}_status_due_at", "status", "due_at"),
         Index(f"ix_{name}_lane", "lane", "queue", "status", "seq"),
