@@ -23,7 +23,7 @@ TorilError
 │   ├── NotDeadLettersError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
-│   └── InvalidGroupStateError
+│   ├── InvalidGroupStateError          └── DuplicateRowError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -189,6 +189,10 @@ class GroupNotFoundError(RefusedError, LookupError):
 
 class InvalidGroupStateError(RefusedError):
     """The group is not in a state in which this can be done."""
+
+
+class DuplicateRowError(RefusedError):
+    """The outbox table of an earlier version holds one row for each job id."""
 
 
 class JobFailedError(TorilError):

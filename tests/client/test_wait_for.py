@@ -317,3 +317,43 @@ async def test_fifo_19_waiting_is_no_polling(start_server):
     scripts = sum(stats[f"cmdstat_{name}"]["calls"] for name in ("eval", "evalsha"))
     assert scripts - len(("add", "add by its source", "count by its source")) == 3
     assert stats.get("cmdstat_xread", {"calls": 0})["calls"] <= 1
+
+
+async def test_a_job_that_may_still_come_is_waited_for(queue, url, prefix):
+    """A row of the outbox that the relay has not sent yet: the id is known, the job is not."""
+    async with worker(url, prefix):
+        waiting = asyncio.create_task(
+            queue.wait_for("from-the-outbox", timeout=60_000, may_come=True)
+        )
+        await wait_until(lambda: queue._listen().is_reading)
+        await queue.add("good", {"n": 1}, job_id="from-the-outbox", remove_on_complete=True)
+
+        assert await waiting == {"echo": {"n": 1}}
+
+
+async def test_one_that_never_comes_is_waited_for_until_the_timeout(queue):
+    with pytest.raises(WaitTimeoutError, match="has not come"):
+        await queue.wait_for("never", timeout=50, may_come=True)
+    with pytest.raises(JobRemovedError):
+        await queue.wait_for("never", timeout=50)
+
+
+async def test_one_that_came_and_went_is_gone(queue, client, monkeypatch):
+    """It was there when it was looked for, and then nobody knows how it ended."""
+    monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", 0.02)
+    job = await queue.add("good", job_id="from-the-outbox")
+    waiting = asyncio.create_task(queue.wait_for(job.id, timeout=60_000, may_come=True))
+    await wait_until(lambda: queue._listen().is_reading)
+    await asyncio.sleep(0.05)
+    await client.flushdb()
+
+    with pytest.raises(JobRemovedError):
+        await waiting
+
+
+async def test_what_ended_before_is_told_at_once_although_more_may_come(queue, url, prefix):
+    job = await queue.add("good", {"n": 1}, remove_on_complete=True)
+    async with worker(url, prefix):
+        assert await queue.wait_until_empty(5000)
+
+    assert await queue.wait_for(job.id, may_come=True) == {"echo": {"n": 1}}

@@ -120,3 +120,16 @@ async def relay(engine: Engine, outbox: Outbox, url: str, prefix: str) -> AsyncI
     relay = Relay(engine, outbox, connection=url, prefix=prefix)
     yield relay
     await relay.close()
+
+
+@pytest.fixture
+async def make_relay(engine, outbox, url, prefix):
+    relays = []
+
+    def make(**options):
+        relays.append(Relay(engine, outbox, **{"connection": url, "prefix": prefix, **options}))
+        return relays[-1]
+
+    yield make
+    for relay in relays:
+        await relay.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import (
@@ -36,7 +36,7 @@ from toril.idempotency import (
     once,
     retry_window,
 )
-from toril.options import WorkerOptions
+from toril.options import LANE_BACKOFF, WorkerOptions
 from toril.protocol import codec
 from toril.steps import BaseConsumer, EnqueueOptions, JobPayload, Producer
 
@@ -541,6 +541,34 @@ def test_the_window_counts_every_attempt_and_the_longest_waits_between(options, 
     assert retry_window(NewJob("n", timeout=100, **options), worker) == 4 * 100 + backoffs
     opts = codec.decode_options(codec.encode_options(NewJob("n", timeout=100, **options)))
     assert retry_window(opts, worker) == 4 * 100 + backoffs
+
+
+def test_the_window_knows_what_a_lane_does_by_default():
+    """A job of a lane has three attempts and waits between them, although nobody said so."""
+    worker = WorkerOptions(max_stalled_count=0)
+    told = {"attempts": 3, "backoff": LANE_BACKOFF, "timeout": 100}
+
+    for options in ({"lane": "user-1", "timeout": 100}, {**told, "lane": "user-1"}):
+        window_ms = retry_window(options, worker)
+        stored = codec.decode_options(codec.encode_options(NewJob("n", **options)))
+        assert window_ms == retry_window(told, worker) == retry_window(stored, worker)
+
+
+def test_the_window_counts_until_its_time_and_the_wait_for_late_ones():
+    worker = WorkerOptions(max_stalled_count=0)
+    alone_ms = retry_window({"timeout": 100, "lane": "a"}, worker)
+    at = datetime.now(UTC) + timedelta(days=3)
+    run_at_ms = retry_window({"timeout": 100, "lane": "a", "run_at": at}, worker) - alone_ms
+    ordering = {"timeout": 100, "lane": "a", "ordering_delay": 5000}
+
+    assert 3 * 86_400_000 - 60_000 < run_at_ms <= 3 * 86_400_000 + 1
+    # A job may be ahead of its time by as much as it waits for others.
+    assert retry_window(ordering, worker) == alone_ms + 10_000
+    assert retry_window({**ordering, "delay": 60_000}, worker) == alone_ms + 60_000
+    stored = codec.decode_options(codec.encode_options(NewJob("n", **ordering)))
+    assert retry_window(stored, worker) == alone_ms + 10_000
+    with pytest.raises(InvalidOptionError, match="would then do its work again"):
+        check_lifetime(timedelta(days=1), {"run_at": datetime(2100, 1, 1, tzinfo=UTC)})
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,33 @@ import pytest
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Column, Integer, MetaData, String, Table, insert, inspect, select, update
+from sqlalchemy import (
+    Column,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+    update,
+)
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from tests.helpers import wait_until
 from toril import Backoff, Deduplication, Keep, NewJob, Parent, Queue
-from toril.errors import InvalidNameError, InvalidOptionError, PayloadError, UnknownOptionError
+from toril.errors import (
+    DuplicateRowError,
+    InvalidNameError,
+    InvalidOptionError,
+    PayloadError,
+    UnknownOptionError,
+)
 from toril.idempotency import SqlStore, idempotency_table
 from toril.outbox import Outbox, Relay, outbox_table
 from toril.outbox.rows import OutboxRow, prepare, values_of
@@ -69,6 +89,25 @@ async def test_a_connection_does_as_well_as_a_session(engine, outbox, relay, que
     await relay.drain()
 
     assert [job.id for job in await queue.get_waiting()] == ids
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_batch_is_one_statement(count, engine, outbox):
+    """And always the same one, which is compiled once: that was most of the time it took."""
+    statements = []
+    event.listen(engine, "before_cursor_execute", lambda *told: statements.append(told[2]))
+    jobs = [NewJob("charge", {"n": n}, attempts=5) for n in range(count)]
+
+    with engine.begin() as connection:
+        outbox.add_bulk(connection, "payments", jobs)
+
+    asks_for_the_time = engine.dialect.name == "mariadb" and count > 1
+    assert len(statements) == 1 + asks_for_the_time
+    assert len(statements[-1]) < 1500
+    with engine.connect() as connection:
+        table = outbox.table
+        data = list(connection.execute(select(table.c.data).order_by(table.c.seq)).scalars())
+    assert data == [json.dumps({"n": n}, separators=(",", ":")) for n in range(count)]
 
 
 async def test_async_sessions_and_connections(async_engine, table_name, url, prefix, queue):
@@ -135,17 +174,85 @@ async def test_the_row_id_is_the_job_id_and_the_idempotency_key(engine, outbox, 
     assert job.opts.raw["idempotencyKey"] == job_id
 
 
-async def test_a_job_id_of_ones_own_is_one_row(engine, outbox, relay, queue):
-    """RULES-12: a second row with the same id is passed over, and breaks no transaction."""
+async def test_a_job_id_of_ones_own_decides_at_the_queue(engine, outbox, relay, queue):
+    """RULES-12: a row per call; the id decides where it does with ``queue.add``."""
     with engine.begin() as connection:
         outbox.add(connection, "payments", "charge", {"n": 1}, job_id="order-1")
         outbox.add(connection, "payments", "charge", {"n": 2}, job_id="order-1")
         outbox.add(connection, "refunds", "refund", {"n": 3}, job_id="order-1")
 
-    assert await relay.drain() == 2
+    assert await relay.drain() == 3
 
     (job,) = await queue.get_waiting()
     assert (job.id, job.data) == ("order-1", {"n": 1})
+    assert relay.metrics.duplicates == 1
+
+
+async def test_an_id_whose_job_is_gone_is_added_again(engine, outbox, relay, queue):
+    """The row of before is still in the table, but ``queue.add`` would add the job."""
+    for n in (1, 2):
+        with engine.begin() as connection:
+            outbox.add(connection, "payments", "charge", {"n": n}, job_id="user-42")
+        await relay.drain()
+        (job,) = await queue.get_waiting()
+        assert job.data == {"n": n}
+        await queue.remove("user-42")
+
+
+async def test_rows_with_one_id_are_each_remembered(engine, outbox, make_relay, queue):
+    """RULES-15: the first of two is sent again, after the jobs of both have run and gone."""
+    for n in (1, 2):
+        with engine.begin() as connection:
+            outbox.add(connection, "payments", "charge", {"n": n}, job_id="user-42")
+        await make_relay().drain()
+        await queue.remove("user-42")
+    with engine.begin() as connection:
+        connection.execute(update(outbox.table).values(status="pending", due_at=0))
+
+    relay = make_relay()
+    await relay.drain()
+
+    assert relay.metrics.duplicates == 2
+    assert await queue.get_waiting() == []
+
+
+async def test_a_row_whose_id_was_taken_is_not_taken_for_lost(
+    engine, outbox, make_relay, queue, url, prefix
+):
+    """With ``confirm``: its job never was, since another had its id, and must not come later."""
+    relay = make_relay(confirm=True, confirm_interval=1)
+    with engine.begin() as connection:
+        for n in (1, 2):
+            outbox.add(connection, "payments", "charge", {"n": n}, job_id="user-42")
+    await relay.drain()
+    await queue.remove("user-42")
+
+    await wait_until(lambda: _are_done(relay, 2))
+
+    assert relay.metrics.dispatched_again == 0
+
+
+async def _are_done(relay, count):
+    await relay.confirm_once()
+    return (await relay.stats()).done == count
+
+
+def test_a_table_of_the_version_before_says_what_to_drop(engine, metadata, table_name):
+    """Its constraint allows one row per id; without the error a job would be missing."""
+    outbox = Outbox(metadata, name=table_name)
+    outbox.table.append_constraint(
+        UniqueConstraint("queue", "id", name=f"uq_{table_name}_queue_id")
+    )
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        outbox.add(connection, "payments", "charge", job_id="user-42")
+        outbox.add(connection, "payments", "charge")
+
+    with engine.connect() as connection, pytest.raises(DuplicateRowError, match="drop") as caught:
+        outbox.add(connection, "payments", "charge", job_id="user-42")
+
+    assert f"uq_{table_name}_queue_id" in str(caught.value)
+    metadata.drop_all(engine)
 
 
 async def test_ids_queues_and_lanes_are_told_apart_by_case(
@@ -212,8 +319,6 @@ async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
 def test_what_could_not_become_a_job_is_refused_at_once(
     arguments, options, error, tmp_path, metadata
 ):
-    from sqlalchemy import create_engine
-
     outbox = Outbox(metadata)
     engine = create_engine(f"sqlite:///{tmp_path}/x.db")
     metadata.create_all(engine)
@@ -238,17 +343,33 @@ def test_a_table_of_ones_own_needs_the_columns(metadata):
         Outbox(bad)
 
 
-def test_options_survive_the_table():
-    options = {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500}
-    values = values_of("q", "n", {"a": 1}, options, generated_id="j1")
-    row = OutboxRow(seq=1, status="pending", attempts=0, **values)
+@pytest.mark.parametrize("lane", [None, "user-1"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"remove_on_complete": True, "remove_on_fail": Keep(count=3), "backoff": 500},
+        {"attempts": 5, "backoff": Backoff.exponential(1000, jitter=0.5), "delay": 70},
+        {"keep_logs": 4, "timeout": 500, "expires": 1000, "size_limit": 100},
+        {"telemetry": "{}", "deduplication": Deduplication("d", ttl=60), "run_at": 2**41},
+        {"job_id": "mine", "timestamp": 17, "idempotency_key": "order-1"},
+    ],
+)
+def test_options_survive_the_table(options, lane):
+    """Whether they are common to many rows, and encoded once, or those of one row alone."""
+    if lane is not None:
+        options = {**options, "lane": lane, "max_lane_size": 7, "ordering_delay": 9}
+    for n in range(3):
+        values = values_of("q", f"n{n}", {"a": n}, options, generated_id=f"j{n}")
+        row = OutboxRow(seq=1, status="pending", attempts=0, **values)
 
-    prepared = prepare(row, once_ms=1000)
-    direct = adding.prepare(NewJob("n", {"a": 1}, idempotency_key="j1", **options), "j1")
+        prepared = prepare(row, once_ms=1000 + n)
+        job = NewJob(f"n{n}", {"a": n}, **{**options, "idempotency_key": values["key"]})
+        direct = adding.prepare(job, f"j{n}", once_ms=1000 + n)
 
-    assert json.loads(prepared.opts) == json.loads(direct.opts)
-    assert prepared.data == direct.data
-    assert prepared.entry["once"] == {"key": "j1", "ms": 1000}
+        assert json.loads(prepared.opts) == json.loads(direct.opts)
+        assert (prepared.id, prepared.data) == (direct.id, direct.data)
+        assert prepared.entry == direct.entry
 
 
 ENV = """

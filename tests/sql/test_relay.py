@@ -28,19 +28,6 @@ async def queue(url, prefix):
         yield queue
 
 
-@pytest.fixture
-async def make_relay(engine, outbox, url, prefix):
-    relays = []
-
-    def make(**options):
-        relays.append(Relay(engine, outbox, **{"connection": url, "prefix": prefix, **options}))
-        return relays[-1]
-
-    yield make
-    for relay in relays:
-        await relay.close()
-
-
 def write(engine, outbox, count=1, **options):
     with engine.begin() as connection:
         return [
@@ -252,21 +239,98 @@ async def _added_ids(queue):
                 yield fields["jobId"]
 
 
-async def test_a_lane_waits_for_its_head_and_goes_on_when_that_is_parked(
-    engine, outbox, relay, client, prefix
+async def test_a_lane_waits_for_its_head_also_when_that_is_parked(engine, outbox, relay, queue):
+    head, second, third = write(engine, outbox, 3, lane="user-1")
+    (other,) = write(engine, outbox, lane="user-2")
+    set_row(engine, outbox, head, due_at=2**52)
+    assert await relay.drain() == 1, "the second row must wait for the head"
+
+    set_row(engine, outbox, head, status="parked", due_at=0)
+    await relay.drain()
+    assert [job_id async for job_id in _added_ids(queue)] == [other]
+
+    assert await relay.unpark(head) == 1
+    await relay.drain()
+    assert [job_id async for job_id in _added_ids(queue)] == [other, head, second, third]
+
+
+async def test_a_lane_goes_on_without_a_parked_row_when_told_so(
+    engine, outbox, make_relay, client, prefix
 ):
     head, second = write(engine, outbox, 2, lane="user-1")
-    is_head = outbox.table.c.id == head
-    with engine.begin() as connection:
-        connection.execute(update(outbox.table).where(is_head).values(due_at=2**52))
-    assert await relay.run_once() == 0, "the second row must wait for the head"
+    set_row(engine, outbox, head, status="parked")
 
-    with engine.begin() as connection:
-        connection.execute(update(outbox.table).where(is_head).values(status="parked"))
-    await relay.drain()
+    await make_relay(on_parked="skip").drain()
 
     assert await client.exists(f"{prefix}:payments:{second}")
     assert not await client.exists(f"{prefix}:payments:{head}")
+
+
+async def test_a_lane_goes_on_when_its_parked_row_is_discarded(engine, outbox, relay, queue):
+    head, second, third = write(engine, outbox, 3, lane="user-1")
+    set_row(engine, outbox, head, status="parked")
+
+    assert await relay.discard(head, second) == 1, "what is not parked is not discarded"
+    await relay.drain()
+
+    assert [job_id async for job_id in _added_ids(queue)] == [second, third]
+
+
+async def test_what_follows_a_row_that_is_parked_now_is_held_with_it(
+    engine, outbox, relay, client, prefix
+):
+    """In the same batch, that is: the lane must not go on between the fault and the mark."""
+    first, bad, after = write(engine, outbox, 3, lane="user-1")
+    (other,) = write(engine, outbox)
+    set_row(engine, outbox, bad, data="{")
+
+    await relay.drain()
+
+    assert await client.exists(f"{prefix}:payments:{first}", f"{prefix}:payments:{other}") == 2
+    assert not await client.exists(f"{prefix}:payments:{after}")
+    assert [row.id for row in await relay.get_parked()] == [bad]
+
+
+def set_row(engine, outbox, job_id, **values):
+    with engine.begin() as connection:
+        table = outbox.table
+        connection.execute(update(table).where(table.c.id == job_id).values(**values))
+
+
+async def test_a_full_lane_is_waited_for_as_long_as_it_takes(
+    engine, outbox, make_relay, queue, url, prefix, monkeypatch
+):
+    """Back-pressure: no attempt is counted, nothing is parked, nothing of the lane overtakes."""
+    monkeypatch.setattr("toril.outbox.relay._FULL_LANE_WAIT_MS", 1)
+    relay = make_relay(max_attempts=2, backoff=1)
+    ids = write(engine, outbox, 3, lane="user-1", max_lane_size=1)
+    ids += write(engine, outbox, 2, lane="user-1")  # these have no limit of their own
+    others = write(engine, outbox, 2, lane="user-2")
+    for _ in range(10):
+        await relay.run_once()
+        await asyncio.sleep(0.002)
+
+    assert {job_id async for job_id in _added_ids(queue)} == {ids[0], *others}
+    assert (relay.metrics.put_off, relay.metrics.parked) == (0, 0)
+    assert relay.metrics.lanes_full > 2
+    with engine.connect() as connection:
+        rows = connection.execute(select(outbox.table).where(outbox.table.c.id == ids[1])).one()
+    assert (rows.status, rows.attempts) == ("pending", 0)
+    assert rows.error.startswith("LaneFullError: ")
+
+    async def handler(job):
+        if job.lane == "user-1":
+            ran.append(job.id)
+
+    ran = []
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: _has_run(relay, ran, 5))
+    assert ran == ids
+
+
+async def _has_run(relay, ran, count):
+    await relay.run_once()
+    return len(ran) == count
 
 
 async def test_a_lane_stops_before_a_row_whose_time_has_not_come(engine, outbox, relay, queue):

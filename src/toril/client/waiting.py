@@ -7,6 +7,8 @@ import math
 import time
 from typing import Any
 
+import msgspec
+
 from toril.client.connection import Connection
 from toril.client.listening import Listening
 from toril.client.places import PerPlace
@@ -19,6 +21,8 @@ from toril.protocol.reading import UNFINISHED, Whereabouts
 
 LOOK_AGAIN_S = 5.0
 """How often the server is asked although no event came: some ends leave no event."""
+LONGEST_LOOK_S = 60.0
+"""A job that has not come yet is looked for less and less often: its end is an event."""
 SHORTEST_LOOK_S = 0.05
 """On a busy queue emptiness is looked for no more often than this."""
 
@@ -30,35 +34,39 @@ class QueueWaiting:
     _connection: Connection
     _listenings: PerPlace[Listening]
 
-    async def wait_for(self, job_id: str, timeout: Duration | None = None) -> Any:
+    async def wait_for(
+        self, job_id: str, timeout: Duration | None = None, *, may_come: bool = False
+    ) -> Any:
         """The return value of a job, as soon as it has one.
 
         Raises ``JobFailedError`` when it failed for good, ``JobRemovedError`` when it is gone and
-        nobody knows how it ended, ``WaitTimeoutError`` after ``timeout`` ms.
+        nobody knows how it ended, ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` a
+        job that does not exist is waited for too: a row of an outbox, say, that no relay has sent.
         """
         check_known_id(job_id)
         deadline = _deadline(timeout)
         listening = self._listen()
         if not listening.is_reading:
-            found, value = await self._result(job_id)
-            if found:
-                return value
+            result = await self._result(job_id, may_come=may_come)
+            if result.is_known:
+                return result.value
+            may_come = may_come and not result.is_there
         waiter = await listening.add(job_id)
+        look_s = LOOK_AGAIN_S
         try:
             while True:
-                found, value = await self._result(job_id)
-                if found:
-                    return value
+                result = await self._result(job_id, may_come=may_come)
+                if result.is_known:
+                    return result.value
+                may_come = may_come and not result.is_there
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise WaitTimeoutError(
-                        f"job {job_id!r} of queue {self.keys.name!r} has not finished within"
-                        f" {timeout!r} ms; it is still there, and may finish later"
-                    )
-                event = await waiter.wait(min(left_s, LOOK_AGAIN_S))
+                    raise WaitTimeoutError(_too_late(job_id, self.keys.name, timeout, may_come))
+                event = await waiter.wait(min(left_s, look_s))
                 if event is not None:
                     return _outcome(job_id, event)
                 listening.refuse_if_closed()
+                look_s = min(2 * look_s, LONGEST_LOOK_S) if may_come else LOOK_AGAIN_S
         finally:
             listening.remove(waiter)
 
@@ -93,24 +101,41 @@ class QueueWaiting:
         counts = await self._connection.run(reading.counts(self.keys, UNFINISHED))
         return not any(counts.values())
 
-    async def _result(self, job_id: str) -> tuple[bool, Any]:
+    async def _result(self, job_id: str, *, may_come: bool) -> Result:
         """Whether the job has finished, and with what; raises its failure."""
         found = await self._connection.run(reading.locate(self.keys, job_id))
         if found is None:
             # Removed when it finished, perhaps: then the log of events alone tells.
             end = await self._connection.follow(events.find_end(self.keys, job_id))
-            if end is None:
-                raise JobRemovedError(job_id)
-            return True, _outcome(job_id, end)
+            if end is not None:
+                return Result(is_known=True, value=_outcome(job_id, end))
+            if may_come:
+                return Result(is_there=False)
+            raise JobRemovedError(job_id)
         return _finished(job_id, found)
 
 
-def _finished(job_id: str, found: Whereabouts) -> tuple[bool, Any]:
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a job that somebody waits for."""
+
+    is_known: bool = False
+    is_there: bool = True
+    value: Any = None
+
+
+def _finished(job_id: str, found: Whereabouts) -> Result:
     if found.state == "completed":
-        return True, codec.decode_or_text(found.outcome)
+        return Result(is_known=True, value=codec.decode_or_text(found.outcome))
     if found.state == "failed":
         raise JobFailedError(job_id, codec.reason(codec.text(found.outcome)))
-    return False, None
+    return Result()
+
+
+def _too_late(job_id: str, queue: str, timeout: Duration | None, may_come: bool) -> str:
+    job = f"job {job_id!r} of queue {queue!r}"
+    if may_come:
+        return f"{job} has not come within {timeout!r} ms; is there a relay that sends it?"
+    return f"{job} has not finished within {timeout!r} ms; it is still there, and may finish later"
 
 
 def _outcome(job_id: str, event: Event) -> Any:

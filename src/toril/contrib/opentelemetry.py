@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 from opentelemetry import trace
@@ -24,6 +24,9 @@ from toril.options import FlowJob, JobOptions, NewJob
 from toril.protocol.flows import FlowNode
 from toril.protocol.job import Job
 from toril.worker.handlers import Handler, Middleware
+
+if TYPE_CHECKING:
+    from toril.outbox import Outbox
 
 SYSTEM = "bullmq"
 
@@ -105,6 +108,43 @@ class TracedFlowProducer:
         names = ",".join(sorted({flow.queue_name for flow in roots}))
         with _producing(self._tracer, "add_bulk", names):
             return await self.producer.add_bulk([_flow_carrying(flow) for flow in roots])
+
+
+class TracedOutbox:
+    """An outbox whose rows carry the trace of the request that wrote them."""
+
+    def __init__(self, outbox: Outbox, *, tracer_provider: TracerProvider | None = None) -> None:
+        self.outbox = outbox
+        self._tracer = _tracer(tracer_provider)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.outbox, name)
+
+    def add(
+        self,
+        target: Any,
+        queue: str | FlowJob,
+        name: str | None = None,
+        data: Any = None,
+        **options: Unpack[JobOptions],
+    ) -> Any:
+        """Write a job that carries the context of the span it was written in.
+
+        Returns what ``Outbox.add`` does: the job's id, to be awaited with an async session.
+        """
+        if isinstance(queue, FlowJob):
+            with _producing(self._tracer, "add", queue.queue_name):
+                return self.outbox.add(target, _flow_carrying(queue))
+        with _producing(self._tracer, "add", queue):
+            options.setdefault("telemetry", carrier())
+            return self.outbox.add(target, queue, name, data, **options)  # type: ignore[arg-type]
+
+    def add_bulk(self, target: Any, queue: str, jobs: Iterable[NewJob]) -> Any:
+        """Write many jobs in one span."""
+        with _producing(self._tracer, "add_bulk", queue) as span:
+            carrying = _carrying(jobs)
+            span.set_attribute("messaging.batch.message_count", len(carrying))
+            return self.outbox.add_bulk(target, queue, carrying)
 
 
 def trace_jobs(*, tracer_provider: TracerProvider | None = None) -> Middleware:

@@ -5,11 +5,21 @@ A record of work that was done must outlive it, or a late redelivery slips past 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from toril.errors import InvalidOptionError
-from toril.options import MAX_DELAY_MS, Backoff, Duration, NewJob, WorkerOptions, milliseconds
+from toril.options import (
+    LANE_ATTEMPTS,
+    LANE_BACKOFF,
+    MAX_DELAY_MS,
+    Backoff,
+    Duration,
+    NewJob,
+    WorkerOptions,
+    milliseconds,
+)
 from toril.protocol.codec import JobOpts
 
 
@@ -23,9 +33,10 @@ def retry_window(
 ) -> int:
     """The window in ms, for a job's ``options`` and the ``worker`` (or its options) that runs it.
 
-    It counts the delay, a run and a wait in the queue per attempt, the longest wait between
-    attempts, and the workers that may die over the job.  ``longest_run`` is how long a handler may
-    run: the job's ``timeout`` if it has one, else the worker's ``lock_duration``.
+    It counts the delay or the time until ``run_at``, a run and a wait in the queue per attempt, the
+    longest wait between attempts, and the workers that may die over the job.  ``longest_run`` is
+    how long a handler may run: the job's ``timeout`` if it has one, else the worker's
+    ``lock_duration``.
     ``longest_wait`` is how long a job may wait in the queue; ``longest_backoff`` is needed when the
     worker decides how long to back off.
     """
@@ -62,12 +73,27 @@ def _read(
     options: Mapping[str, Any] | NewJob | JobOpts,
 ) -> tuple[int, int, int | None, Backoff | None]:
     if isinstance(options, JobOpts):
-        return max(1, options.attempts), options.delay, options.timeout, options.backoff
+        ordering = options.raw.get("orderingDelay")
+        delay = _first_wait(options.delay, ordering)
+        return max(1, options.attempts), delay, options.timeout, options.backoff
     job = options if isinstance(options, NewJob) else NewJob("any", None, **options)
     delay = job.delay if isinstance(job.delay, int) else 0
+    if isinstance(job.run_at, int):
+        delay = max(0, job.run_at - time.time_ns() // 1_000_000)
     timeout = job.timeout if isinstance(job.timeout, int) else None
-    backoff = None if job.backoff is None else Backoff.of(job.backoff)
-    return max(1, job.attempts or 1), delay, timeout, backoff
+    attempts, backoff = job.attempts, None if job.backoff is None else Backoff.of(job.backoff)
+    if job.lane is not None:
+        attempts = LANE_ATTEMPTS if attempts is None else attempts
+        backoff = LANE_BACKOFF if backoff is None else backoff
+    return max(1, attempts or 1), _first_wait(delay, job.ordering_delay), timeout, backoff
+
+
+def _first_wait(delay_ms: int, ordering_delay_ms: Any) -> int:
+    """How long a job waits before it may run: also for late ones with an earlier order.
+
+    A job may be ahead of its time by as much as it waits for others.
+    """
+    return max(delay_ms, 2 * ordering_delay_ms) if isinstance(ordering_delay_ms, int) else delay_ms
 
 
 def _all_backoffs(backoff: Backoff | None, attempts: int, longest: Duration | None) -> int:

@@ -9,6 +9,7 @@
             marker, meta, id, events
   Args      jobs list of {id, name, custom, delay, run_at, priority, lifo, timestamp, parent_key,
             parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
+            keeps_order bool? (what follows a refused job in its lane is refused with it),
             flight str?, request str?, is_late bool? (includes/numbered.lua)
             A job with `once` ({key, ms}) is added at most once for that long, even when it has run
             and gone since: a relay that died before it wrote down what it did sends it again.
@@ -17,7 +18,7 @@
             job that owns its deduplication id
   Refuses   -5  its parent does not exist                                 ParentNotFoundError
             -7  the job that exists has another parent                    ParentConflictError
-            -121  its lane holds max_lane_size jobs already               LaneFullError
+            -121  its lane is full, or one before it found it so          LaneFullError
   Emits     added, waiting, delayed, duplicated, deduplicated, removed
   Keeps     I1, I4
   Cost      O(jobs)
@@ -76,11 +77,12 @@ local function addJob(job, data, opts)
 end
 
 local function addAll()
-  local results, are_all_added = { now }, true
+  local results, are_all_added, full = { now }, true, {}
   queue.keeping = {}
   for i, job in ipairs(a.jobs) do
-    local result = addJob(job, ARGV[2 * i], ARGV[2 * i + 1])
+    local result = full[job.lane] or addJob(job, ARGV[2 * i], ARGV[2 * i + 1])
     results[i + 1] = result
+    if a.keeps_order and result == -121 then full[job.lane] = result end
     are_all_added = are_all_added and result == 0
   end
   if counted > 0 then redis.call("INCRBY", queue.id, counted) end

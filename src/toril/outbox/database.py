@@ -12,10 +12,13 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.pool import NullPool, QueuePool
 
 from toril.errors import InvalidOptionError
 from toril.outbox.storing import has_row_locks
 from toril.sql import MOST_TRIES
+
+_ENOUGH_CONNECTIONS = 3
 
 Ask = Callable[..., Awaitable[Any]]
 """Calls a blocking function of a connection, with more arguments after it."""
@@ -25,6 +28,8 @@ class Database(Protocol):
     """Where the outbox is."""
 
     dialect: Dialect
+    most_transactions: int
+    """How many the relay may have at the same time."""
 
     def transaction(self) -> AbstractAsyncContextManager[Ask]:
         """A transaction: committed at the end, rolled back on an error."""
@@ -41,6 +46,16 @@ def open_database(engine: Engine | AsyncEngine) -> Database:
     if isinstance(engine, Engine):
         return ThreadDatabase(engine)
     raise InvalidOptionError(f"{engine!r} is no engine of SQLAlchemy; use create_engine(…)")
+
+
+def _most_transactions(engine: Engine) -> int:
+    """Two where rows can be locked and there are connections enough, with one for the listener."""
+    pool = engine.pool
+    if not has_row_locks(engine.dialect.name):
+        return 1
+    if isinstance(pool, QueuePool):
+        return 2 if pool.size() == 0 or pool.size() >= _ENOUGH_CONNECTIONS else 1
+    return 2 if isinstance(pool, NullPool) else 1
 
 
 def _isolate(connection: Connection) -> None:
@@ -77,12 +92,15 @@ def _cut_off(error: Exception) -> OperationalError:
 
 
 class ThreadDatabase:
-    """A blocking engine, used from one thread of its own."""
+    """A blocking engine, used from a thread of its own for each transaction."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.dialect = engine.dialect
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="toril-outbox")
+        self.most_transactions = _most_transactions(engine)
+        self._threads = ThreadPoolExecutor(
+            self.most_transactions, thread_name_prefix="toril-outbox"
+        )
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Ask]:
@@ -112,7 +130,7 @@ class ThreadDatabase:
             _give_back(connection)
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=False)
+        self._threads.shutdown(wait=False)
 
     def _connect(self) -> Connection:
         """A connection that is alive."""
@@ -131,7 +149,7 @@ class ThreadDatabase:
 
     async def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*arguments))
+        return await loop.run_in_executor(self._threads, lambda: function(*arguments))
 
 
 class AsyncDatabase:
@@ -140,6 +158,7 @@ class AsyncDatabase:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.dialect = engine.dialect
+        self.most_transactions = _most_transactions(engine.sync_engine)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Ask]:

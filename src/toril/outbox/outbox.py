@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, Unpack, overload
 
-from sqlalchemy import Connection, MetaData, Table, func, insert
-from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.engine import Dialect
+from sqlalchemy import Connection, MetaData, Table
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -15,12 +13,9 @@ from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, FlowJob, JobOptions, NewJob
 from toril.outbox.rows import values_of
-from toril.outbox.table import DEFAULT_NAME, check_table, now_ms, outbox_table
+from toril.outbox.table import DEFAULT_NAME, check_table, outbox_table
+from toril.outbox.writing import Blocking, LaneOrder, Writing
 
-ROWS_PER_INSERT = 50
-"""Few enough for every database's limit of parameters in one statement."""
-
-Blocking = Session | Connection
 Async = AsyncSession | AsyncConnection
 
 
@@ -29,16 +24,28 @@ class Outbox:
 
     ``Outbox(metadata)`` defines the table there, for ``create_all`` or your migrations;
     ``Outbox(table)`` takes one of yours with the same columns.
+
+    ``lane_order`` says which of two transactions that write to one lane at the same time comes
+    first: the one that wrote first, or with ``"commit"`` the one that committed first.  For that
+    the second waits until the first has ended (PostgreSQL; SQLite always does so).
     """
 
     def __init__(
-        self, target: MetaData | Table, *, name: str = DEFAULT_NAME, schema: str | None = None
+        self,
+        target: MetaData | Table,
+        *,
+        name: str = DEFAULT_NAME,
+        schema: str | None = None,
+        lane_order: LaneOrder = "write",
     ) -> None:
+        if lane_order not in ("write", "commit"):
+            raise InvalidOptionError(f"lane_order={lane_order!r} must be 'write' or 'commit'")
         if isinstance(target, Table):
             self.table = check_table(target)
         else:
             self.table = outbox_table(target, name, schema=schema)
         self.channel = f"{self.table.name}_wakes"
+        self._writing = Writing(self.table, self.channel, lane_order)
 
     def __repr__(self) -> str:
         return f"<Outbox {self.table.fullname!r}>"
@@ -88,11 +95,11 @@ class Outbox:
         values = _values(queue, name, data, options)
         if isinstance(target, AsyncSession | AsyncConnection):
             return self._add_async(target, values)
-        self._write(_blocking(target), [values])
+        self._writing.write(_blocking(target), [values])
         return str(values["id"])
 
     async def _add_async(self, target: Async, values: dict[str, Any]) -> str:
-        await target.run_sync(lambda blocking: self._write(blocking, [values]))
+        await target.run_sync(lambda blocking: self._writing.write(blocking, [values]))
         return str(values["id"])
 
     @overload
@@ -110,36 +117,12 @@ class Outbox:
         rows = [_values_of_job(queue, job) for job in jobs]
         if isinstance(target, AsyncSession | AsyncConnection):
             return self._add_bulk_async(target, rows)
-        self._write(_blocking(target), rows)
+        self._writing.write(_blocking(target), rows)
         return [str(row["id"]) for row in rows]
 
     async def _add_bulk_async(self, target: Async, rows: list[dict[str, Any]]) -> list[str]:
-        await target.run_sync(lambda blocking: self._write(blocking, rows))
+        await target.run_sync(lambda blocking: self._writing.write(blocking, rows))
         return [str(row["id"]) for row in rows]
-
-    def _write(self, target: Blocking, rows: list[dict[str, Any]]) -> None:
-        dialect = _dialect(target)
-        for start in range(0, len(rows), ROWS_PER_INSERT):
-            part = rows[start : start + ROWS_PER_INSERT]
-            target.execute(self._insert(dialect, part))
-
-    def _insert(self, dialect: Dialect, rows: list[dict[str, Any]]) -> Any:
-        """An insert that passes over rows whose job id is in the table already."""
-        now = now_ms(dialect)
-        values = [{**row, "created_at": now} for row in rows]
-        match dialect.name:
-            case "postgresql":
-                # The notification is part of the transaction: it is sent when the row is there.
-                on_postgresql = postgresql.insert(self.table).values(values)
-                wake = func.pg_notify(self.channel, "")
-                return on_postgresql.on_conflict_do_nothing().returning(wake)
-            case "sqlite":
-                return sqlite.insert(self.table).values(values).on_conflict_do_nothing()
-            case "mysql" | "mariadb":
-                # Not IGNORE, which also cuts off what is too long and replaces what is not text.
-                on_mysql = mysql.insert(self.table).values(values)
-                return on_mysql.on_duplicate_key_update(id=self.table.c.id)
-        return insert(self.table).values(values)
 
 
 def _values(
@@ -172,7 +155,3 @@ def _blocking(target: object) -> Blocking:
             f" the job belongs to"
         )
     return target
-
-
-def _dialect(target: Blocking) -> Dialect:
-    return target.get_bind().dialect if isinstance(target, Session) else target.dialect

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from sqlalchemy import Engine
@@ -27,6 +28,7 @@ from toril.errors import (
     CrossSlotError,
     InvalidInputError,
     InvalidOptionError,
+    LaneFullError,
     ServerError,
     ServerRefusalError,
     ServerUnavailableError,
@@ -38,11 +40,12 @@ from toril.outbox import storing
 from toril.outbox.database import open_database
 from toril.outbox.listening import listen
 from toril.outbox.outbox import Outbox
+from toril.outbox.packing import Packing, Parcel
 from toril.outbox.rows import OutboxRow, prepare
 from toril.outbox.storing import Claim, OutboxStats
 from toril.outbox.table import DISPATCHED, DONE, PENDING
 from toril.protocol import adding
-from toril.protocol.adding import MOST_JOBS_PER_CALL, Prepared
+from toril.protocol.adding import Added
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
 from toril.sql import MOST_TRIES, is_passing
@@ -57,6 +60,8 @@ _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_WAIT_MS = 3_600_000
 _NODE_WAIT_MS = 5000
+_FULL_LANE_WAIT_MS = 1000
+_MOST_ROWS_PER_BATCH = 5000
 
 
 class RelayMetrics(msgspec.Struct):
@@ -66,6 +71,8 @@ class RelayMetrics(msgspec.Struct):
     duplicates: int = 0
     put_off: int = 0
     parked: int = 0
+    lanes_full: int = 0
+    """How often a row had to wait because there was no room in its lane."""
     confirmed: int = 0
     dispatched_again: int = 0
     pruned: int = 0
@@ -88,9 +95,17 @@ class Sent(msgspec.Struct, frozen=True):
         return self.error is None and not self.is_held
 
     @property
+    def has_no_room(self) -> bool:
+        return isinstance(self.error, LaneFullError)
+
+    @property
     def is_untouched(self) -> bool:
         """Was it through no fault of its own that nothing came of it?"""
         return self.is_held or _is_the_servers(self.error)
+
+    @property
+    def is_at_fault(self) -> bool:
+        return self.error is not None and not (self.has_no_room or self.is_untouched)
 
 
 def _is_the_servers(error: Exception | None) -> bool:
@@ -109,6 +124,8 @@ class Relay:
     ``confirm`` keeps a row until its job is finished, and adds the job again if the server lost it.
     ``remember`` is how long the server remembers which rows it was given: longer than a relay may
     be down after it died half-way.  ``keep`` is how long rows that are done stay.
+    A parked row stops its lane until it is unparked or discarded; with ``on_parked="skip"`` the
+    lane goes on without it.
     ``toril.run(relay)`` runs it until SIGTERM, alone or beside workers.
     """
 
@@ -119,10 +136,11 @@ class Relay:
         *,
         connection: Target = None,
         prefix: str = "bull",
-        batch_size: int = 100,
+        batch_size: int = 500,
         poll_interval: Duration = 1000,
         lease: Duration = 30_000,
         max_attempts: int = 10,
+        on_parked: Literal["halt", "skip"] = "halt",
         backoff: Backoff | Duration | None = None,
         confirm: bool = False,
         confirm_interval: Duration = 30_000,
@@ -136,7 +154,7 @@ class Relay:
         self.confirm = confirm
         self.metrics = RelayMetrics()
         self._engine = engine
-        self._batch_size = whole(batch_size, "batch_size", least=1, most=MOST_JOBS_PER_CALL)
+        self._batch_size = whole(batch_size, "batch_size", least=1, most=_MOST_ROWS_PER_BATCH)
         self._poll_s = milliseconds(poll_interval, "poll_interval", least=1) / 1000
         self._max_attempts = whole(max_attempts, "max_attempts", least=1)
         self._backoff = Backoff.of(
@@ -151,12 +169,15 @@ class Relay:
                 f"{self._confirm_ms} ms: a job that ran and was removed in between would be taken"
                 f" for lost and run again; make it at least ten times as long"
             )
+        if on_parked not in ("halt", "skip"):
+            raise InvalidOptionError(f"on_parked={on_parked!r} must be 'halt' or 'skip'")
         Keys(prefix, "any")
         self._database = open_database(engine)
         self._claim = Claim(
             relay=new_job_id(),
             limit=self._batch_size,
             lease_ms=milliseconds(lease, "lease", least=1000),
+            halts=on_parked == "halt",
         )
         self._listens = listens
         self._owns_connection = not isinstance(connection, Connection)
@@ -169,7 +190,9 @@ class Relay:
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._next_chores = {"confirm": 0.0, "prune": 0.0, "stats": 0.0}
+        self._next_chores = {"prune": 0.0, "stats": 0.0}
+        if confirm:
+            self._next_chores["confirm"] = 0.0
 
     def __repr__(self) -> str:
         return f"<Relay of {self.outbox!r} to {self._connection!r}>"
@@ -220,7 +243,7 @@ class Relay:
         while not self._is_closing:
             self._news.clear()
             try:
-                count = await self.run_once()
+                count = await self._run_some(until=min(self._next_chores.values()))
                 await self._do_chores()
                 pause_s = 0.0
             except (ServerError, SQLAlchemyError, OSError) as error:
@@ -276,71 +299,95 @@ class Relay:
     async def drain(self) -> int:
         """Relay until no row is due; returns how many there were."""
         total = 0
-        while count := await self.run_once():
+        while count := await self._run_some(until=math.inf):
             total += count
         return total
 
-    async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Add the jobs of these rows, queue by queue; the order of the rows is kept.
+    async def _run_some(self, until: float) -> int:
+        """One batch; if that was full, more of them until one is not or the time is over.
 
-        Each queue's jobs are a call of their own, so on a cluster queues may lie anywhere.
+        They are then relayed two at a time: while the server takes the jobs of one, the database
+        finds or marks the rows of the other.
+        """
+        total = await self.run_once()
+        if total < self._batch_size or self._is_closing:
+            return total
+        legs = [self._run_on(until) for _ in range(self._database.most_transactions)]
+        counts = await asyncio.gather(*legs, return_exceptions=True)
+        for count in counts:
+            if isinstance(count, BaseException):
+                raise count
+            total += count
+        return total
+
+    async def _run_on(self, until: float) -> int:
+        total = 0
+        while not self._is_closing:
+            count = await self.run_once()
+            total += count
+            if count < self._batch_size or time.monotonic() >= until:
+                break
+        return total
+
+    async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
+        """Add the jobs of these rows in one round trip; the order within a lane is kept.
+
+        Each queue's jobs are calls of their own, so on a cluster queues may lie anywhere.
         """
         results: dict[int, Sent] = {}
-        by_queue: dict[str, list[tuple[OutboxRow, Prepared]]] = defaultdict(list)
+        packing = Packing()
+        known: set[str] = set()
+        held: set[tuple[str, str | None]] = set()
         for row in rows:
+            if (row.queue, row.lane) in held:
+                results[row.seq] = Sent(row, is_held=True)
+                continue
             try:
-                self._connection.check_slots(Keys(self.prefix, row.queue))
-                by_queue[row.queue].append((row, prepare(row, once_ms=self._remember_ms)))
+                if row.queue not in known:
+                    self._connection.check_slots(Keys(self.prefix, row.queue))
+                    known.add(row.queue)
+                has_room = packing.put(row, prepare(row, once_ms=self._remember_ms))
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)
-        away: Exception | None = None
-        for queue, jobs in by_queue.items():
-            if away is None:
-                some = await self._send_to(Keys(self.prefix, queue), jobs)
+                if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
+                    held.add((row.queue, row.lane))
             else:
-                some = [Sent(row, away) for row, _ in jobs]
-            for sent in some:
-                results[sent.row.seq] = sent
-            if self._is_all_away(some[-1].error):
-                away = some[-1].error
+                if not has_room:
+                    results[row.seq] = Sent(row, is_held=True)
+        async for sent in self._send_parcels(packing.parcels):
+            results[sent.row.seq] = sent
         return [results[row.seq] for row in rows]
 
-    def _is_all_away(self, error: Exception | None) -> bool:
-        """Is there no point in asking for another queue, as there is on a cluster?"""
-        return isinstance(error, ServerUnavailableError) and not self._connection.is_cluster
-
-    async def _send_to(self, keys: Keys, jobs: list[tuple[OutboxRow, Prepared]]) -> list[Sent]:
-        try:
-            command = adding.add(keys, [job for _, job in jobs])
-            answers = await self._connection.run(command)
-        except Exception as error:  # noqa: BLE001 (one row must not stop the others)
-            if _is_the_servers(error):
-                return [Sent(row, error) for row, _ in jobs]
-            if len(jobs) == 1:
-                return [Sent(jobs[0][0], error)]
-            return await self._send_one_by_one(keys, jobs)
-        return [
-            Sent(row, answer)
-            if isinstance(answer, Exception)
-            else Sent(row, is_duplicate=answer.is_duplicate)
-            for (row, _), answer in zip(jobs, answers, strict=True)
+    async def _send_parcels(self, parcels: Sequence[Parcel]) -> AsyncIterator[Sent]:
+        commands = [
+            adding.add(Keys(self.prefix, parcel.queue), parcel.jobs, keeps_order=True)
+            for parcel in parcels
         ]
+        answers = await self._connection.run_each(commands) if commands else []
+        for parcel, answer in zip(parcels, answers, strict=True):
+            if not isinstance(answer, Exception):
+                for sent in _answered(parcel, answer):
+                    yield sent
+            elif len(parcel.rows) == 1 or _is_the_servers(answer):
+                for row in parcel.rows:
+                    yield Sent(row, answer)
+            else:
+                async for sent in self._send_one_by_one(parcel):
+                    yield sent
 
-    async def _send_one_by_one(
-        self, keys: Keys, jobs: list[tuple[OutboxRow, Prepared]]
-    ) -> list[Sent]:
+    async def _send_one_by_one(self, parcel: Parcel) -> AsyncIterator[Sent]:
         """To find the one that is at fault; what follows it in its lane is held back."""
-        results: list[Sent] = []
         held: set[str | None] = set()
-        for row, job in jobs:
+        for row, job in zip(parcel.rows, parcel.jobs, strict=True):
             if row.lane in held:
-                results.append(Sent(row, is_held=True))
+                yield Sent(row, is_held=True)
                 continue
-            (sent,) = await self._send_to(keys, [(row, job)])
-            if not sent.is_in and row.lane is not None:
-                held.add(row.lane)
-            results.append(sent)
-        return results
+            alone = Parcel(parcel.queue)
+            alone.put(row, job)
+            async for sent in self._send_parcels([alone]):
+                if not sent.is_in and row.lane is not None:
+                    held.add(row.lane)
+                yield sent
 
     def _write_down(self, connection: Any, sent: Sequence[Sent]) -> None:
         seqs = [item.row.seq for item in sent if item.is_in]
@@ -350,8 +397,18 @@ class Relay:
         wait_ms = _NODE_WAIT_MS if self._connection.is_cluster else 0
         storing.let_go(connection, self.table, untouched, wait_ms=wait_ms)
         for item in sent:
-            if item.error is not None and not item.is_untouched:
+            if item.is_at_fault:
+                assert item.error is not None
                 self._put_off(connection, item.row, item.error)
+        without_room = [item for item in sent if item.has_no_room]
+        if without_room:
+            storing.let_wait(
+                connection,
+                self.table,
+                [item.row.seq for item in without_room],
+                error=_told(without_room[0].error),
+                wait_ms=_FULL_LANE_WAIT_MS,
+            )
 
     def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
         made = row.attempts + 1
@@ -360,7 +417,7 @@ class Relay:
             connection,
             self.table,
             row.seq,
-            error=f"{type(error).__name__}: {error}",
+            error=_told(error),
             wait_ms=min(self._backoff.wait_ms(made, random.random()), _LONGEST_WAIT_MS),
             parks=parks,
         )
@@ -383,6 +440,8 @@ class Relay:
                 self.metrics.duplicates += item.is_duplicate
             elif item.is_untouched:
                 continue
+            elif item.has_no_room:
+                self.metrics.lanes_full += 1
             elif self._parks(item.row, item.error):
                 self.metrics.parked += 1
             else:
@@ -446,6 +505,10 @@ class Relay:
                 fates[fate].append(row.seq)
         return fates, trouble
 
+    def _is_all_away(self, error: Exception | None) -> bool:
+        """Is there no point in asking for another queue, as there is on a cluster?"""
+        return isinstance(error, ServerUnavailableError) and not self._connection.is_cluster
+
     def _write_fates(self, connection: Any, fates: dict[Fate, list[int]]) -> None:
         finished = [*fates[Fate.FINISHED], *fates[Fate.GONE]]
         storing.mark_done(connection, self.table, finished)
@@ -492,6 +555,25 @@ class Relay:
         count: int = await self._database.run(storing.unpark, self.table, list(job_ids))
         self._news.set()
         return count
+
+    async def discard(self, *job_ids: str) -> int:
+        """Delete parked rows with these ids, so that their lanes go on; returns how many."""
+        count: int = await self._database.run(storing.discard, self.table, list(job_ids))
+        self._news.set()
+        return count
+
+
+def _answered(parcel: Parcel, answers: Sequence[Added | Exception]) -> list[Sent]:
+    return [
+        Sent(row, answer)
+        if isinstance(answer, Exception)
+        else Sent(row, is_duplicate=answer.is_duplicate)
+        for row, answer in zip(parcel.rows, answers, strict=True)
+    ]
+
+
+def _told(error: Exception | None) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 async def _again_if_it_may_pass(step: Callable[[], Awaitable[T]]) -> T:

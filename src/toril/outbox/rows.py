@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from toril.errors import InvalidOptionError, PayloadError
-from toril.options import OPTION_NAMES, Backoff, Deduplication, Keep, NewJob, new_job
+from toril.errors import InvalidInputError, InvalidOptionError, PayloadError
+from toril.options import (
+    MAX_LANE_LENGTH,
+    MAX_NAME_LENGTH,
+    OPTION_NAMES,
+    Backoff,
+    Deduplication,
+    Keep,
+    NewJob,
+    new_job,
+)
 from toril.outbox.table import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
 from toril.protocol.keys import check_queue_name
 
 
-class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
+class OutboxRow(msgspec.Struct, frozen=True):
     """What the relay reads of a row."""
 
     seq: int
@@ -80,16 +90,81 @@ def _check_length(what: str, text: str, longest: int) -> None:
 
 def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:
     """The job of a row, to be added at most once; raises what a row written by hand has wrong."""
-    options = _read_options(row)
+    data = row.data.encode()
+    try:
+        msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
+    if _is_sound(row):
+        pattern = _pattern_of(row.options, row.lane is not None, once_ms)
+        if pattern is not None:
+            return pattern.fill(row, data)
+    options = _read_options(row.options, row.seq)
     options["idempotency_key"] = row.key
     if row.lane is not None:
         options["lane"] = row.lane
-    try:
-        msgspec.json.decode(row.data)
-    except msgspec.DecodeError as error:
-        raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
-    job = new_job(row.name, msgspec.Raw(row.data.encode()), options, {})
+    job = new_job(row.name, msgspec.Raw(data), options, {})
     return adding.prepare(job, row.id, once_ms=once_ms)
+
+
+class Pattern:
+    """What the jobs of rows with the same options have in common, checked and encoded once.
+
+    An outbox has thousands of rows and few different options; what differs is filled in.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._entry = prepared.entry
+        self._opts: dict[str, Any] = msgspec.json.decode(prepared.opts)
+        self._once_ms: int = prepared.entry["once"]["ms"]
+
+    def fill(self, row: OutboxRow, data: bytes) -> Prepared:
+        entry = {
+            **self._entry,
+            "id": row.id,
+            "name": row.name,
+            "once": {"key": row.key, "ms": self._once_ms},
+        }
+        opts = {**self._opts, "idempotencyKey": row.key}
+        if row.lane is not None:
+            entry["lane"] = opts["lane"] = row.lane
+        return Prepared(row.id, entry, data, msgspec.json.encode(opts))
+
+
+def _is_sound(row: OutboxRow) -> bool:
+    """Could its texts be those of a job? Others are told what is wrong with them, one by one."""
+    has_lane = row.lane is None or 0 < len(row.lane) <= MAX_LANE_LENGTH
+    return has_lane and 0 < len(row.name) <= MAX_NAME_LENGTH and bool(row.key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _pattern_of(options: str, has_lane: bool, once_ms: int) -> Pattern | None:
+    """The pattern for these options; None where a row has to be looked at on its own."""
+    try:
+        given = _read_options(options, 0)
+        if _OWN & given.keys():
+            return None
+        given |= {"idempotency_key": "any"} | ({"lane": "any"} if has_lane else {})
+        return Pattern(adding.prepare(new_job("any", None, given, {}), "any", once_ms=once_ms))
+    except InvalidInputError:
+        return None
+
+
+_OWN = frozenset(
+    {
+        "deduplication",
+        "idempotency_key",
+        "job_id",
+        "lane",
+        "order_ms",
+        "parent",
+        "run_at",
+        "size_limit",
+        "telemetry",
+        "timestamp",
+    }
+)
+"""Options that differ from row to row, or concern the data."""
 
 
 def _write_options(job: NewJob) -> str:
@@ -101,13 +176,13 @@ def _write_options(job: NewJob) -> str:
     return msgspec.json.encode(msgspec.to_builtins(given)).decode()
 
 
-def _read_options(row: OutboxRow) -> dict[str, Any]:
+def _read_options(text: str, seq: int) -> dict[str, Any]:
     try:
-        options = msgspec.json.decode(row.options, type=dict[str, Any])
+        options = msgspec.json.decode(text, type=dict[str, Any])
         return {name: _read_option(name, value) for name, value in options.items()}
     except (msgspec.DecodeError, TypeError) as error:
         raise InvalidOptionError(
-            f"the options of outbox row {row.seq} cannot be read: {error}"
+            f"the options of outbox row {seq} cannot be read: {error}"
         ) from error
 
 

@@ -6,11 +6,12 @@ the relay dies.  SQLite has no row locks, so a claim there is a lease in the row
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
     Connection,
     FromClause,
     Select,
@@ -25,6 +26,7 @@ from sqlalchemy import (
     true,
     update,
 )
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -46,11 +48,17 @@ class OutboxStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who claims, how many rows, and on SQLite for how long."""
+    """Who claims, how many rows, on SQLite for how long, and whether parked rows stop a lane."""
 
     relay: str
     limit: int
     lease_ms: int
+    halts: bool = True
+
+    @property
+    def stopping(self) -> tuple[str, ...]:
+        """What a row has to be so that its lane does not go on behind it."""
+        return (PENDING, PARKED) if self.halts else (PENDING,)
 
 
 def has_row_locks(dialect_name: str) -> bool:
@@ -60,7 +68,7 @@ def has_row_locks(dialect_name: str) -> bool:
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """The next rows to dispatch, in order, and of each lane only what is next in it."""
     now = now_ms(connection.dialect)
-    is_head = _is_head(table, connection.dialect)
+    is_head = _is_head(table, connection.dialect, claim)
     heads = _claim(connection, table, claim, _is_due(table, now), is_head)
     lanes = {(row.queue, row.lane) for row in heads if row.lane is not None}
     rest = claim.limit - len(heads)
@@ -68,7 +76,7 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
         return heads
     # Whoever holds the head of a lane holds the lane: nobody else claims what comes after it.
     in_lanes = or_(*(and_(table.c.queue == q, table.c.lane == lane) for q, lane in lanes))
-    is_reachable = _is_before_what_waits(connection, table, in_lanes, now)
+    is_reachable = _is_before_what_waits(connection, table, in_lanes, now, claim)
     more = msgspec.structs.replace(claim, limit=rest)
     known = {row.seq for row in heads}
     is_new = table.c.seq.not_in(known)
@@ -79,14 +87,20 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
 
 
 def _is_before_what_waits(
-    connection: Connection, table: Table, in_lanes: ColumnElement[bool], now: ColumnElement[int]
+    connection: Connection,
+    table: Table,
+    in_lanes: ColumnElement[bool],
+    now: ColumnElement[int],
+    claim: Claim,
 ) -> ColumnElement[bool]:
-    """Behind a row whose time has not come a lane does not go on.
+    """Behind a row that is parked or whose time has not come a lane does not go on.
 
     Asked once per lane: asked of every row, a long lane would take the square of its length.
     """
+    is_parked = table.c.status == PARKED
+    waits = or_(table.c.due_at > now, is_parked) if claim.halts else table.c.due_at > now
     query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
-        in_lanes, table.c.status == PENDING, table.c.due_at > now
+        in_lanes, table.c.status.in_(claim.stopping), waits
     )
     waiting = connection.execute(query.group_by(table.c.queue, table.c.lane)).all()
     is_behind = [
@@ -153,6 +167,14 @@ def put_off(
     _set(connection, table, [seq], PENDING, values)
 
 
+def let_wait(
+    connection: Connection, table: Table, seqs: Sequence[int], *, error: str, wait_ms: int
+) -> None:
+    """There is no room for the jobs of these rows yet; that counts as no attempt."""
+    due_at = now_ms(connection.dialect) + wait_ms
+    _set(connection, table, seqs, PENDING, {"error": error[:LONGEST_ERROR], "due_at": due_at})
+
+
 def let_go(connection: Connection, table: Table, seqs: Sequence[int], *, wait_ms: int = 0) -> None:
     """Nothing came of the claim of these rows, through no fault of theirs."""
     values = {"due_at": now_ms(connection.dialect) + wait_ms} if wait_ms else {}
@@ -188,10 +210,16 @@ def unpark(connection: Connection, table: Table, ids: Sequence[str]) -> int:
     return connection.execute(statement).rowcount
 
 
+def discard(connection: Connection, table: Table, ids: Sequence[str]) -> int:
+    """Delete parked rows with these job ids."""
+    statement = delete(table).where(table.c.status == PARKED, table.c.id.in_(ids))
+    return connection.execute(statement).rowcount
+
+
 def get_parked(connection: Connection, table: Table, limit: int) -> list[OutboxRow]:
     """Parked rows, the oldest first."""
     query = _rows(table).where(table.c.status == PARKED).order_by(table.c.seq).limit(limit)
-    return _read(connection.execute(query).mappings())
+    return _read(connection.execute(query))
 
 
 def prune(
@@ -233,7 +261,7 @@ def _claim(
         # for a small table, and one relay would hold all rows.
         query = _by_index(query, table, table, ["status", order], connection.dialect)
         query = query.with_for_update(skip_locked=True, of=table)
-        return _read(connection.execute(query).mappings())
+        return _read(connection.execute(query))
     now = now_ms(connection.dialect)
     free = select(table.c.seq).where(*conditions, table.c.claimed_until <= now)
     statement = (
@@ -242,7 +270,7 @@ def _claim(
         .values(claimed_by=claim.relay, claimed_until=now + claim.lease_ms)
         .returning(*_columns(table))
     )
-    return sorted(_read(connection.execute(statement).mappings()), key=lambda row: row.seq)
+    return sorted(_read(connection.execute(statement)), key=lambda row: row.seq)
 
 
 def _by_index(
@@ -266,17 +294,19 @@ def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:
     return and_(table.c.status == PENDING, table.c.due_at <= now)
 
 
-def _is_head(table: Table, dialect: Dialect) -> ColumnElement[bool]:
-    return or_(table.c.lane.is_(None), ~_has_earlier(table, dialect))
+def _is_head(table: Table, dialect: Dialect, claim: Claim) -> ColumnElement[bool]:
+    # Each status is asked for on its own: for a list of them MariaDB reads the whole lane.
+    are_none = [~_has_earlier(table, dialect, status) for status in claim.stopping]
+    return or_(table.c.lane.is_(None), and_(*are_none))
 
 
-def _has_earlier(table: Table, dialect: Dialect) -> ColumnElement[bool]:
-    """Does an earlier row of the same lane wait?"""
+def _has_earlier(table: Table, dialect: Dialect, status: str) -> ColumnElement[bool]:
+    """Is there an earlier row of the same lane with this status?"""
     earlier = table.alias("earlier")
     query = select(literal(1)).where(
         earlier.c.lane == table.c.lane,
         earlier.c.queue == table.c.queue,
-        earlier.c.status == PENDING,
+        earlier.c.status == status,
         earlier.c.seq < table.c.seq,
     )
     # By any other index every row is compared with all that the queue ever had.
@@ -294,7 +324,11 @@ def _set(
     """Write to rows that still have the status they were claimed with, and let them go."""
     if not seqs:
         return
-    statement = update(table).where(table.c.seq.in_(seqs), table.c.status == status)
+    is_one: ColumnElement[bool] = table.c.seq.in_(seqs)
+    if connection.dialect.name == "postgresql":
+        # One parameter, however many rows: a list of them would be written out each time.
+        is_one = table.c.seq == func.any(literal(list(seqs), ARRAY(BigInteger)))
+    statement = update(table).where(is_one, table.c.status == status)
     connection.execute(statement.values({**values, "claimed_by": None, "claimed_until": 0}))
 
 
@@ -306,5 +340,5 @@ def _rows(table: Table) -> Select[Any]:
     return select(*_columns(table))
 
 
-def _read(rows: Any) -> list[OutboxRow]:
-    return [OutboxRow(**row) for row in rows]
+def _read(rows: Iterable[Any]) -> list[OutboxRow]:
+    return [OutboxRow(*row) for row in rows]

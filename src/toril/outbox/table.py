@@ -2,7 +2,7 @@
 
 seq           the order in which rows were written; never used as a watermark, because rows
               become visible in the order of their commits
-id            the job's id
+id            the job's id; several rows may have the same, and the queue decides
 queue, name   where the job goes and what it is called
 data          its data, as JSON text
 options       its options, as a JSON object with the names of ``Queue.add``
@@ -30,7 +30,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    UniqueConstraint,
     cast,
     func,
     literal_column,
@@ -97,7 +96,6 @@ def outbox_table(
         Column("claimed_until", BigInteger, nullable=False, server_default=text("0")),
         Column("created_at", BigInteger, nullable=False),
         Column("dispatched_at", BigInteger),
-        UniqueConstraint("queue", "id", name=f"uq_{name}_queue_id"),
         Index(f"ix_{name}_status_seq", "status", "seq"),
         Index(f"ix_{name}_status_due_at", "status", "due_at"),
         Index(f"ix_{name}_lane", "lane", "queue", "status", "seq"),

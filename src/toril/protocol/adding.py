@@ -122,8 +122,13 @@ def parent_of(job: NewJob, prefix: str) -> tuple[Keys, str]:
     return Keys(prefix if parent.prefix is None else parent.prefix, parent.queue_name), parent.id
 
 
-def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedError]]:
-    """Add up to ``MOST_JOBS_PER_CALL`` jobs; each gets its own answer or its own error."""
+def add(
+    keys: Keys, jobs: Sequence[Prepared], *, keeps_order: bool = False
+) -> Command[list[Added | RefusedError]]:
+    """Add up to ``MOST_JOBS_PER_CALL`` jobs; each gets its own answer or its own error.
+
+    With ``keeps_order`` nothing is added to a lane after a job that had no room in it.
+    """
     payloads: list[bytes] = []
     for job in jobs:
         payloads.append(job.data)
@@ -133,10 +138,13 @@ def add(keys: Keys, jobs: Sequence[Prepared]) -> Command[list[Added | RefusedErr
         now_ms = reply[0]
         return [_answer(job, code, now_ms) for job, code in zip(jobs, reply[1:], strict=True)]
 
+    args: dict[str, Any] = {"jobs": [job.entry for job in jobs]}
+    if keeps_order:
+        args["keeps_order"] = True
     return script(
         "add",
         keys,
-        {"jobs": [job.entry for job in jobs]},
+        args,
         parse,
         payloads=payloads,
         resend=Resend.NUMBERED,
@@ -191,6 +199,11 @@ def refusal(job: Prepared, code: int) -> RefusedError:
     if code == -5:
         return ParentNotFoundError(
             f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"
+        )
+    if code == -121 and "max_lane_size" not in job.entry:
+        return LaneFullError(
+            f"job {job.id!r} was not added: there was no room in lane {job.entry['lane']!r} for"
+            f" one before it; add it after that"
         )
     if code == -121:
         return LaneFullError(

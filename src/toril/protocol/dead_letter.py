@@ -56,6 +56,19 @@ def metadata_in(data: Any) -> DeadLetterMetadata | None:
         return None
 
 
+def minted_key(queue: str, job_id: str, timestamp: int) -> str:
+    """The idempotency key of a job that was given none."""
+    return f"{queue}:{job_id}:{timestamp}"
+
+
+def first_key(meta: DeadLetterMetadata) -> str:
+    """The idempotency key that a dead letter had when it was a job."""
+    given = meta.original_opts.get("idempotencyKey")
+    if isinstance(given, str) and given:
+        return given
+    return minted_key(meta.source_queue, meta.original_job_id, meta.original_timestamp)
+
+
 def without_metadata(data: Any) -> Any:
     """The data as they were before the job became a dead letter."""
     if not isinstance(data, dict) or META not in data:

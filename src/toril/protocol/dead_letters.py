@@ -35,7 +35,7 @@ from toril.options import (
 from toril.protocol import codec
 from toril.protocol.burying import replayable
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
+from toril.protocol.dead_letter import DeadLetterMetadata, first_key, without_metadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
 
@@ -488,8 +488,7 @@ def original_text(job: Job) -> bytes:
 def original_options(job: Job, meta: DeadLetterMetadata) -> bytes:
     """The options for a replay of a letter that another program wrote."""
     options = replayable(meta.original_opts)
-    first_key = f"{meta.source_queue}:{meta.original_job_id}:{meta.original_timestamp}"
-    options.setdefault("idempotencyKey", first_key)
+    options.setdefault("idempotencyKey", first_key(meta))
     return codec.encode(options, f"the options of dead letter {job.id!r}")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from toril.protocol import codec
 from toril.protocol.codec import CompensationPayload, JobOpts
-from toril.protocol.dead_letter import DeadLetterMetadata, metadata_in
+from toril.protocol.dead_letter import DeadLetterMetadata, first_key, metadata_in, minted_key
 from toril.protocol.keys import COMPENSATION_SUFFIX, GENERATED_ID
 
 Fields = dict[bytes, Any]
@@ -167,8 +167,17 @@ class StoredJob:
 
     @property
     def idempotency_key(self) -> str:
-        """The same text at every attempt and redelivery: for databases and payment providers."""
-        return self.opts.idempotency_key or f"{self.queue_name}:{self.id}:{self.timestamp}"
+        """The same text at every attempt and redelivery: for databases and payment providers.
+
+        The one it was given; else one of fields that never change. A dead letter has the key of the
+        job that it was, and so has the job that it is replayed as.
+        """
+        given = self.opts.idempotency_key
+        if given is not None:
+            return given
+        if b"x.letter" in self._fields and (first := self.dead_letter) is not None:
+            return first_key(first)
+        return minted_key(self.queue_name, self.id, self.timestamp)
 
     @property
     def group_id(self) -> str | None:

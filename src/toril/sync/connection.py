@@ -110,6 +110,16 @@ class Connection:
                 raise answer
         return cast(list[T], answers)
 
+    def run_each(self, commands: Sequence[Command[T]]) -> list[T | Exception]:
+        """Send independent commands in one go; each has its answer or its error."""
+        if len(commands) != 1:
+            return self._exchange_all(commands, MOST_AT_ONCE)
+        try:
+            answer: T = self.run(commands[0])
+        except Exception as error:  # noqa: BLE001 (it is the answer)
+            return [error]
+        return [answer]
+
     def follow(self, plan: Plan[T]) -> T:
         """Run a plan, one round trip after another."""
         try:

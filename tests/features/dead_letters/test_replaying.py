@@ -152,6 +152,35 @@ async def test_the_idempotency_key_is_that_of_the_first_life(side):
             assert (await side.orders.get_job(new_id)).idempotency_key == keys[new_id]
 
 
+async def test_a_dead_letter_has_the_key_of_the_job_that_it_was(side):
+    """Whoever does the work of a letter is known by the key that the first attempts had."""
+    first = await side.orders.add("charge", {"n": 1})
+    chosen = await side.orders.add("charge", {"n": 2}, idempotency_key="order-2")
+    async with side.failing():
+        await side.letters(2)
+
+    letters = await side.dlq.get_dead_letter_jobs(oldest_first=True)
+    assert [one.idempotency_key for one in letters] == [first.idempotency_key, "order-2"]
+    assert chosen.idempotency_key == "order-2"
+    ran = []
+
+    async def handle(job):
+        ran.append(job.idempotency_key)
+
+    async with Worker(DLQ, handle, connection=side.url, prefix=side.prefix):
+        await wait_until(lambda: len(ran) == 2)
+    assert sorted(ran) == sorted([first.idempotency_key, "order-2"])
+
+
+async def test_data_alone_makes_nobody_a_dead_letter_with_another_key(side):
+    """The data may come from anywhere: they must not pass for work that was done."""
+    meta = {"sourceQueue": "orders", "originalJobId": "victim", "originalTimestamp": 1}
+
+    job = await side.orders.add("charge", {"_dlqMeta": meta})
+
+    assert job.idempotency_key == f"orders:{job.id}:{job.timestamp}"
+
+
 @pytest.mark.parametrize("job_id", ["plain", 'quo"ted\\', "é-1", '","originalTimestamp"'])
 async def test_keys_and_histories_know_any_id(job_id, side):
     """They are read in the metadata, where ids are written as JSON has them."""

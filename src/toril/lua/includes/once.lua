@@ -1,9 +1,16 @@
 --- The memory of jobs that must not be added twice: it outlives the job, and expires by itself.
+--- An id may be used again for other work: the key that was remembered last stands under the id, and
+--- those of before beside it.
 
 local function isRemembered(queue, id, key)
-  return redis.call("GET", queue.base .. ":toril:once:" .. id) == key
+  local name = queue.base .. ":toril:once:" .. id
+  local last = redis.call("GET", name)
+  if not last or last == key then return last == key end
+  return redis.call("EXISTS", name .. ":" .. key) == 1
 end
 
 local function rememberOnce(queue, id, key, ms)
-  redis.call("SET", queue.base .. ":toril:once:" .. id, key, "PX", ms)
+  local name = queue.base .. ":toril:once:" .. id
+  local last = redis.call("SET", name, key, "PX", ms, "GET")
+  if last and last ~= key then redis.call("SET", name .. ":" .. last, "", "PX", ms) end
 end

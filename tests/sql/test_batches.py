@@ -1,0 +1,137 @@
+"""How rows travel: few round trips, lanes in one call, two batches at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import MetaData, create_engine
+from sqlalchemy.pool import NullPool, StaticPool
+
+from toril import NewJob, Queue
+from toril.outbox import Outbox, Relay
+from toril.outbox.database import open_database
+from toril.outbox.packing import Packing
+from toril.outbox.rows import OutboxRow
+from toril.protocol.adding import MOST_BYTES_PER_CALL, MOST_JOBS_PER_CALL, Prepared
+
+
+def put(packing, seq, queue="q", lane=None, data=b"{}"):
+    row = OutboxRow(seq, f"j{seq}", queue, "n", "{}", "{}", lane, "k", "pending", 0)
+    return packing.put(row, Prepared(row.id, {}, data, b"{}"))
+
+
+def seqs(packing):
+    return [[row.seq for row in parcel.rows] for parcel in packing.parcels]
+
+
+def test_a_call_has_no_more_jobs_or_bytes_than_it_may():
+    packing = Packing()
+    for seq in range(MOST_JOBS_PER_CALL + 1):
+        assert put(packing, seq)
+    large = Packing()
+    for seq in range(3):
+        assert put(large, seq, data=b"x" * MOST_BYTES_PER_CALL)
+
+    assert seqs(packing) == [[*range(MOST_JOBS_PER_CALL)], [MOST_JOBS_PER_CALL]]
+    assert seqs(large) == [[0], [1], [2]]
+
+
+def test_the_rows_of_a_lane_travel_in_one_call_or_wait():
+    """Calls that are sent together fail one by one: nothing may overtake what failed."""
+    packing = Packing()
+    put(packing, 0, lane="a")
+    for seq in range(1, MOST_JOBS_PER_CALL):
+        put(packing, seq)
+
+    assert not put(packing, 500, lane="a"), "its call is full"
+    assert put(packing, 501, lane="b")
+    assert put(packing, 502, queue="other", lane="a"), "a lane is one of a queue"
+    assert put(packing, 503, lane="b")
+    assert seqs(packing) == [[*range(MOST_JOBS_PER_CALL)], [501, 503], [502]]
+
+
+async def test_five_hundred_rows_are_one_round_trip(tmp_path, url, prefix, monkeypatch):
+    engine, outbox = make(f"sqlite:///{tmp_path}/x.db")
+    write(engine, outbox, [NewJob("n", {"n": -1})])
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.run_once()  # the first call of all loads the script
+        write(engine, outbox, [NewJob("n", {"n": n}) for n in range(500)])
+        transport = relay._connection._transport
+        trips = []
+        for name in ("exchange", "exchange_all"):
+            real = getattr(transport, name)
+            monkeypatch.setattr(transport, name, counting(trips, real))
+
+        assert await relay.run_once() == 500
+
+    assert len(trips) == 1
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        assert [job.data["n"] for job in await queue.get_waiting()] == [*range(-1, 500)]
+
+
+async def test_a_long_lane_goes_call_by_call_and_in_order(server_url, table_name, url, prefix):
+    """Two batches are under way at a time, and one lane is in one of them."""
+    engine, outbox = make(server_url, table_name)
+    jobs = [NewJob("n", {"n": n}, lane="a" if n % 2 else f"b{n % 10}") for n in range(1500)]
+    write(engine, outbox, jobs)
+    async with (
+        Relay(engine, outbox, connection=url, prefix=prefix, batch_size=300) as relay,
+        Queue("payments", connection=url, prefix=prefix) as queue,
+    ):
+        assert await relay.drain() >= 1500
+        assert (relay.metrics.dispatched, relay.metrics.duplicates) == (1500, 0)
+        for lane in ("a", "b0", "b2"):
+            waiting = await queue.get_lane_jobs(lane, 0, -1)
+            numbers = [job.data["n"] for job in waiting]
+            assert numbers == sorted(numbers)
+            assert len(numbers) == (750 if lane == "a" else 150)
+    outbox.table.drop(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 2),
+        ({"poolclass": NullPool}, 2),
+        ({"pool_size": 2, "max_overflow": 0}, 1),
+        ({"poolclass": StaticPool}, 1),
+    ],
+)
+def test_two_transactions_need_connections_enough(options, expected):
+    """With the listener they are three; who has fewer is relayed one batch after another."""
+    engine = create_engine("postgresql+psycopg://nobody@localhost/none", **options)
+
+    assert open_database(engine).most_transactions == expected
+
+
+async def test_a_relay_with_few_connections_goes_on(server_url, table_name, url, prefix):
+    options = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+    engine, outbox = make(server_url, table_name, **options)
+    write(engine, outbox, [NewJob("n") for _ in range(30)])
+    async with Relay(engine, outbox, connection=url, prefix=prefix, batch_size=10) as relay:
+        assert await asyncio.wait_for(relay.drain(), 30) == 30
+    outbox.table.drop(engine)
+    engine.dispose()
+
+
+def make(url, name="toril_outbox", **options):
+    metadata = MetaData()
+    outbox = Outbox(metadata, name=name)
+    engine = create_engine(url, **options)
+    metadata.create_all(engine)
+    return engine, outbox
+
+
+def write(engine, outbox, jobs):
+    with engine.begin() as connection:
+        outbox.add_bulk(connection, "payments", jobs)
+
+
+def counting(trips, function):
+    async def counted(*arguments, **options):
+        trips.append(function)
+        return await function(*arguments, **options)
+
+    return counted
