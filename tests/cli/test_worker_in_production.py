@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.conftest import Toril
 from tests.helpers import wait_until_sync
 from tests.servers import Server
 from toril.sync import Queue
@@ -146,11 +147,14 @@ def test_a_factory_gives_what_is_to_run_and_queues_may_be_chosen(start: Start, q
     ],
 )
 def test_what_cannot_be_honoured_is_refused(
-    start: Start, log: Callable[[], str], arguments: tuple[str, ...], says: str
+    toril: Toril, tmp_path: Path, arguments: tuple[str, ...], says: str
 ):
-    assert start(*arguments).wait(30) == 2
+    (tmp_path / "shop.py").write_text(MODULE)
 
-    assert says in log()
+    done = toril("worker", *arguments)
+
+    assert done.code == 2
+    assert says in done.err
 
 
 def test_a_burst_ends_when_the_queues_are_empty(start: Start, queue: Queue, prefix: str):
@@ -261,9 +265,7 @@ def _new(name: str):  # type: ignore[no-untyped-def]
     return NewJob(name)
 
 
-def test_schedules_of_the_code_are_listed_and_pruned(
-    cli_env: dict[str, str], tmp_path: Path, queue: Queue
-):
+def test_schedules_of_the_code_are_listed_and_pruned(toril: Toril, tmp_path: Path, queue: Queue):
     (tmp_path / "clock.py").write_text(
         "import os\nfrom toril import App, every\n"
         'app = App(prefix=os.environ["TORIL_PREFIX"])\n'
@@ -272,23 +274,12 @@ def test_schedules_of_the_code_are_listed_and_pruned(
     queue.upsert_job_scheduler("task.gone", every=60_000)
     queue.upsert_job_scheduler("by-hand", every=60_000)
 
-    def toril(*arguments: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "toril", "schedules", *arguments],
-            cwd=tmp_path,
-            env=cli_env,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout
+    listed = toril("schedules", "list", "clock:app", "--json")
+    pruned = toril("schedules", "prune", "clock:app", "--yes")
 
-    listed = json.loads(toril("list", "clock:app", "--json"))
-    pruned = toril("prune", "clock:app", "--yes")
-
-    assert {one["id"]: (one["declared"], one["stored"]) for one in listed} == {
+    assert {one["id"]: (one["declared"], one["stored"]) for one in json.loads(listed.out)} == {
         "task.often": (True, False),
         "task.gone": (False, True),
     }
-    assert "Removed 1 schedule" in pruned
+    assert "Removed 1 schedule" in pruned.out
     assert [one.id for one in queue.get_job_schedulers()] == ["by-hand"]

@@ -71,8 +71,6 @@ def test_mypy_finds_each_wrong_line_and_no_other(program: Path):
             "-m",
             "mypy",
             "--strict",
-            "--cache-dir",
-            str(ROOT / ".mypy_cache" / "t"),
             "--no-error-summary",
             str(program),
         ],
