@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from tests.helpers import wait_until
 from toril.client.connection import Connection
 from toril.errors import AmbiguousResultError
 from toril.protocol.command import Command, Resend, plain
@@ -163,3 +164,24 @@ def _runner(url: str, blocking: bool) -> tuple[Callable, Callable]:
         twin.close()
 
     return run_all, close
+
+
+async def test_a_pipeline_that_is_cut_or_cancelled_leaves_no_socket_behind(cutter, prefix):
+    """What is left in the middle is closed, and nobody goes on waiting for its reply."""
+    proxy, url = cutter
+    connection = Connection(url)
+    sockets = connection._transport.sockets.here()
+    proxy.bytes_until_cut = 6
+
+    assert await connection.run_all(increments(prefix, 3, Resend.SAME))
+    assert not sockets.deadlines
+    waits = [
+        plain("BLPOP", f"{prefix}:q:toril:none", "20", parse=bool, block_ms=20_000) for _ in "ab"
+    ]
+    waiting = asyncio.create_task(connection.run_all(waits))
+    await wait_until(lambda: b"BLPOP" in proxy.requests)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert not sockets.deadlines
+    await connection.close()
