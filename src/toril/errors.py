@@ -8,7 +8,8 @@ TorilError
 │   ├── PayloadError                    data or a return value that is not JSON
 │   │   └── PayloadTooLargeError        longer than ``size_limit``
 │   ├── GroupValidationError            a group that cannot be: no jobs, a job of a flow, …
-│   └── CrossSlotError                  keys that a cluster keeps on different nodes
+│   ├── CrossSlotError                  keys that a cluster keeps on different nodes
+│   └── MissingKeyError                 a request without an idempotency key
 ├── ServerError (ConnectionError)       the server did not do what was asked
 │   ├── ServerUnavailableError          nobody answered, or not in time
 │   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
@@ -82,6 +83,10 @@ class GroupValidationError(InvalidInputError):
 
 class CrossSlotError(InvalidInputError):
     """Keys that one script must touch live in different slots of a cluster."""
+
+
+class MissingKeyError(InvalidInputError):
+    """A request to an idempotent view has no idempotency key."""
 
 
 class ServerError(TorilError, ConnectionError):

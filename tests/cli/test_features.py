@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Toril
+from tests.cli.test_worker_in_production import fetch, port_of
 from tests.helpers import wait_until, wait_until_sync
 from tests.servers import Server
 from toril import Compensation, FlowProducer, GroupJob, Queue, UnrecoverableError, Worker
@@ -246,12 +247,23 @@ def test_relay_carries_jobs_from_an_outbox_until_sigterm(
     cli_env: dict[str, str], tmp_path: Path, prefix: str, payments: BlockingQueue
 ):
     (tmp_path / "shop_outbox.py").write_text(OUTBOX.format(prefix=prefix))
-    command = [sys.executable, "-m", "toril", "relay", "shop_outbox:relay"]
+    command = [sys.executable, "-m", "toril", "relay", "shop_outbox:relay", "--metrics-port", "0"]
+    log = tmp_path / "log"
 
-    with subprocess.Popen(command, cwd=tmp_path, env=cli_env, stderr=subprocess.DEVNULL) as process:
+    with (
+        log.open("w") as err,
+        subprocess.Popen(command, cwd=tmp_path, env=cli_env, stderr=err) as process,
+    ):
         wait_until_sync(lambda: payments.get_waiting_count() == 1, timeout=20)
+        port = port_of(log.read_text)
+        assert fetch(port, "/healthz") == (200, "ok\n")
+        wait_until_sync(lambda: fetch(port, "/readyz")[0] == 200, timeout=20)
+        status, metrics = fetch(port, "/metrics")
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
+    assert status == 200
+    assert 'toril_outbox_rows_total{outbox="toril_outbox",outcome="dispatched"} 1.0' in metrics
+    assert 'toril_outbox_lag_seconds{outbox="toril_outbox"} 0.0' in metrics
     assert payments.get_waiting()[0].data == {"order": 1}
 
 

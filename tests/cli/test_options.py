@@ -137,7 +137,14 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
             "test_a_failed_attempt_is_logged_with_all_that_is_needed_to_find_it",
         ),
     },
-    "relay": {"--timeout": _STARTED, "--verbose": _STARTED},
+    "relay": dict.fromkeys(("--timeout", "--verbose", "--metrics-host"), _STARTED)
+    | {
+        "--metrics-port": (FEATURES, "test_relay_carries_jobs_from_an_outbox_until_sigterm"),
+        "--log-format": (
+            PRODUCTION,
+            "test_a_failed_attempt_is_logged_with_all_that_is_needed_to_find_it",
+        ),
+    },
     "dev": {
         "--directory": (COMMANDS, "test_dev_serves_until_it_is_told_to_stop"),
         "--temporary": (COMMANDS, "test_dev_opens_a_port_for_other_programs"),
@@ -162,6 +169,7 @@ REFUSED = [
     (["dev", "--url", "redis://x"], "--url"),
     (["demo", "--prefix", "p"], "--prefix"),
     (["relay", "json:loads", "--json"], "--json"),
+    (["relay", "json:loads", "--metrics-host", "::"], "--metrics-host"),
     (["completion", "bash", "--url", "redis://x"], "--url"),
     (["worker", "json:loads", "-q", "q", "--json"], "--json"),
     (["worker", "json:loads", "-q", "q", "--reload-dir", "."], "--reload-dir"),
@@ -476,7 +484,8 @@ def test_what_a_program_is_told_reaches_it(
         given.append(options_)
 
     monkeypatch.setattr(worker, "run", run)
-    monkeypatch.setattr(relay, "run", lambda *services, **options_: given.append(options_))
+    monkeypatch.setattr(relay, "run", run)
+    monkeypatch.setattr(relay, "Serving", lambda services, *where: where)
     monkeypatch.setattr(worker, "run_and_reload", lambda where, **_: given.append(where) or 0)
     monkeypatch.setattr(worker, "Serving", lambda services, *where: where)
     monkeypatch.setattr(logging, "basicConfig", lambda **options_: levels.append(options_["level"]))
@@ -489,6 +498,9 @@ def test_what_a_program_is_told_reaches_it(
     assert main.run([*line, *served]) == 0
     assert main.run([*line, "--reload", "--reload-dir", "a", "--reload-dir", "b"]) == 0
     assert main.run(["relay", "given:relay", "--timeout", "3s", "--verbose"]) == 0
+    relayed = len(ran)
+    assert main.run(["relay", "given:relay", "--metrics-port", "7", "--metrics-host", "::2"]) == 0
+    assert ran[relayed + 1 :] == [("::2", 7)]
 
     assert given == [
         {"timeout": 7000, "uvloop": True},
@@ -496,8 +508,9 @@ def test_what_a_program_is_told_reaches_it(
         {"timeout": 8000, "uvloop": False},
         ("a", "b"),
         {"timeout": 3000},
+        {"timeout": 25_000},
     ]
-    assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG]
-    assert ran[-1] == ("::1", 0)
-    kinds = [type(one._executor).__name__ for one in ran[:-1]]
+    assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG, logging.INFO]
+    assert ran[3] == ("::1", 0)
+    kinds = [type(one._executor).__name__ for one in ran[:3]]
     assert kinds == ["LocalExecutor", "LocalExecutor", "ProcessExecutor"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import MetaData, create_engine
+from sqlalchemy import MetaData, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 from toril import NewJob, Queue
@@ -13,6 +13,7 @@ from toril.outbox import Outbox, Relay
 from toril.outbox.database import open_database
 from toril.outbox.packing import Packing
 from toril.outbox.rows import OutboxRow
+from toril.outbox.storing import Claim, claim_pending
 from toril.protocol.adding import MOST_BYTES_PER_CALL, MOST_JOBS_PER_CALL, Prepared
 
 
@@ -135,3 +136,21 @@ def counting(trips, function):
         return await function(*arguments, **options)
 
     return counted
+
+
+def test_a_claim_on_postgresql_does_not_sort_all_that_waits(postgres, table_name):
+    """Also of a table that has just grown, of which the planner knows nothing yet."""
+    engine, outbox = make(f"postgresql+psycopg://{postgres}", table_name)
+    write(engine, outbox, [NewJob("n", {"n": n}) for n in range(5000)])
+    claim = Claim(relay="a", limit=100, lease_ms=1000)
+    asked = []
+    event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2:4]))
+    with engine.connect() as connection:
+        assert len(claim_pending(connection, outbox.table, claim)) == 100
+        statement, values = asked[-1]
+        plan = connection.exec_driver_sql(f"EXPLAIN ANALYZE {statement}", values).scalars().all()
+
+    assert not [line for line in plan if "Sort" in line]
+    assert not [line for line in plan if "Bitmap" in line]
+    outbox.table.drop(engine)
+    engine.dispose()

@@ -8,9 +8,11 @@ import click
 
 from toril import run
 from toril.cli.loading import load
-from toril.cli.printing import echo, log_to_terminal
+from toril.cli.logs import log_options, set_up_logging
+from toril.cli.printing import echo
 from toril.cli.server import Server, with_server
 from toril.cli.values import DURATION, refuse_given
+from toril.cli.worker import Serving
 
 
 @click.command("relay")
@@ -22,9 +24,25 @@ from toril.cli.values import DURATION, refuse_given
     show_default=True,
     help="For the batch under way, when it is told to stop.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve /metrics, /healthz and /readyz on this port.",
+)
+@click.option(
+    "--metrics-host", default="127.0.0.1", show_default=True, help="The address to serve them on."
+)
+@log_options
 @with_server
-def relay(server: Server, targets: tuple[str, ...], timeout: int, verbose: bool) -> None:
+def relay(
+    server: Server,
+    targets: tuple[str, ...],
+    timeout: int,
+    metrics_port: int | None,
+    metrics_host: str,
+    log_format: str,
+    verbose: bool,
+) -> None:
     """Carry jobs from an outbox to their queues, until it is told to stop.
 
     RELAY is a toril.outbox.Relay, made with its engine and its server.  Any
@@ -32,13 +50,16 @@ def relay(server: Server, targets: tuple[str, ...], timeout: int, verbose: bool)
 
     \b
     Example:
-      toril relay shop.outbox:relay
+      toril relay shop.outbox:relay --metrics-port 9100
     """
     refuse_given("url", "prefix", "as_json", because="the relay was made with its own server")
-    log_to_terminal(verbose=verbose)
+    if metrics_port is None:
+        refuse_given("metrics_host", because="it goes with --metrics-port")
+    set_up_logging(log_format, verbose=verbose)
     relays = [load(target) for target in targets]
     for target, found in zip(targets, relays, strict=True):
         if not inspect.iscoroutinefunction(getattr(found, "run", None)):
             raise click.UsageError(f"{target!r} is no Relay: {found!r}")
         echo(f"running {target}; Ctrl-C stops it", err=True)
-    run(*relays, timeout=timeout)
+    beside = [] if metrics_port is None else [Serving(relays, metrics_host, metrics_port)]
+    run(*relays, *beside, timeout=timeout)

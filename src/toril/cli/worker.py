@@ -156,7 +156,7 @@ def workers_of(services: Sequence[Any]) -> list[Any]:
 
 
 class Serving:
-    """Health and metrics over HTTP, as a service beside the workers."""
+    """Health and metrics over HTTP, as a service beside workers or relays."""
 
     def __init__(self, services: Sequence[Any], host: str, port: int) -> None:
         self._services = services
@@ -180,7 +180,7 @@ class Serving:
         try:
             from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
-            from toril.contrib.prometheus import WorkerMetrics
+            from toril.contrib.prometheus import RelayCollector, WorkerMetrics
         except ImportError:
             echo(
                 'toril: no /metrics, they need prometheus_client: pip install "toril[prometheus]"',
@@ -192,6 +192,8 @@ class Serving:
                 service.on_worker(WorkerMetrics)
             elif isinstance(service, Worker):
                 WorkerMetrics(service)
+            elif hasattr(service, "outbox"):
+                RelayCollector(service)
         return lambda: (generate_latest(REGISTRY), CONTENT_TYPE_LATEST)
 
 

@@ -2,6 +2,7 @@
 
 ``QueueCollector`` asks the server at every scrape; run one of it for a queue, anywhere.
 ``WorkerMetrics`` listens to a worker in its own process, so every worker has one.
+``RelayCollector`` does the same for a relay of an outbox.
 
 Labels are bounded: job names beyond the first ``most_names`` are counted as ``other``.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +27,9 @@ from toril.protocol.measuring import KINDS
 from toril.sync.connection import Connection, Target
 from toril.sync.queue import Queue
 from toril.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from toril.outbox import Relay
 
 OTHER = "other"
 MOST_GROUPS = 1000
@@ -139,6 +143,62 @@ class QueueCollector(Collector):
                 depth.add_metric([queue.name, state], self._connection.run(count))
         yield lanes
         yield depth
+
+
+class RelayCollector(Collector):
+    """What a relay of an outbox does, and how far it is behind; for the process that runs it.
+
+    Alert on ``toril_outbox_lag_seconds`` and ``toril_outbox_parked_rows``.
+    """
+
+    def __init__(self, relay: Relay, *, registry: CollectorRegistry | None = REGISTRY) -> None:
+        self._relay = relay
+        self._registry = registry
+        if registry is not None:
+            registry.register(self)
+
+    def close(self) -> None:
+        """Leave the registry."""
+        if self._registry is not None:
+            self._registry.unregister(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: several relays in one process have the same names."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, name = self._relay.metrics, self._relay.table.name
+        rows = CounterMetricFamily(
+            "toril_outbox_rows", "Rows by what became of them", labels=["outbox", "outcome"]
+        )
+        for outcome in _OUTCOMES:
+            rows.add_metric([name, outcome], getattr(metrics, outcome))
+        yield rows
+        errors = CounterMetricFamily(
+            "toril_relay_errors", "Times a server could not be reached", labels=["outbox"]
+        )
+        errors.add_metric([name], metrics.errors)
+        yield errors
+        for gauge, text, value in (
+            ("toril_outbox_pending_rows", "Rows that wait for a relay", metrics.depth),
+            ("toril_outbox_parked_rows", "Rows that no relay could send", metrics.parked_now),
+            ("toril_outbox_lag_seconds", "The age of the oldest row", metrics.lag_ms / 1000),
+        ):
+            family = GaugeMetricFamily(gauge, text, labels=["outbox"])
+            family.add_metric([name], value)
+            yield family
+
+
+_OUTCOMES = (
+    "dispatched",
+    "duplicates",
+    "put_off",
+    "parked",
+    "lanes_full",
+    "confirmed",
+    "dispatched_again",
+    "pruned",
+)
 
 
 class WorkerMetrics:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from toril.errors import InvalidOptionError
+from toril.idempotency.inbox import KeyOf, guard_view, header_key
 from toril.idempotency.window import check_lifetime
 from toril.logs import get_logger
 from toril.options import NewJob
@@ -22,6 +23,9 @@ class Store(Protocol):
     """Where it is written down that work was done."""
 
     ttl_ms: int
+    prefix: str
+    gives_session: bool
+    """Is the function called with a session as well?"""
 
     def wrap(self, function: Any) -> Callable[[Any], Any]:
         """The handler that asks the store before it runs ``function``."""
@@ -34,20 +38,36 @@ class Guarded(msgspec.Struct, frozen=True):
 
 
 def idempotent(
-    store: Store, *, options: Mapping[str, Any] | NewJob | None = None, worker: Any = None
-) -> Callable[[Any], Callable[[Any], Any]]:
+    store: Store,
+    *,
+    options: Mapping[str, Any] | NewJob | None = None,
+    worker: Any = None,
+    header: str | None = None,
+    key: KeyOf | None = None,
+) -> Callable[[Any], Callable[..., Any]]:
     """Do a handler's work once: a second run returns what the first returned, and does nothing.
 
     With a ``SqlStore`` the handler is called with the job and a session whose transaction holds the
     record.  ``options`` are those its jobs are added with (and ``worker`` who runs them): if their
     retry window is longer than the store keeps its records, that is refused at once.
+
+    With ``header`` or ``key`` it is a view of a web framework that is guarded, not a handler of
+    jobs: a request that is sent again gets the first answer, which has to be plain data.  The key
+    is in that header of the request, or is what ``key`` returns for the view's arguments.  With a
+    ``SqlStore`` the view has a parameter ``session``, whose transaction holds the record.
     """
     if not hasattr(store, "wrap"):
         raise InvalidOptionError(f"{store!r} is no store; use @idempotent(SqlStore(engine))")
     if options is not None:
         check_lifetime(store.ttl_ms, options, worker)
 
-    def decorate(function: Any) -> Callable[[Any], Any]:
+    if header is not None and key is not None:
+        raise InvalidOptionError("header and key both say where the key is; give one")
+    key_of = header_key(header) if header is not None else key
+
+    def decorate(function: Any) -> Callable[..., Any]:
+        if key_of is not None:
+            return guard_view(store, function, key_of)
         handler = store.wrap(function)
         setattr(handler, MARK, Guarded(store))
         return handler

@@ -28,7 +28,12 @@ _LONGEST_DELAY_MS = 5000
 
 
 class RedisStore:
-    """Remembers what work gave for ``ttl``; ``lease`` is how long a run may take at most."""
+    """Remembers what work gave for ``ttl``; ``lease`` is how long a run may take at most.
+
+    ``prefix`` is where the records of views are kept; those of jobs are with their queues.
+    """
+
+    gives_session = False
 
     def __init__(
         self,
@@ -37,7 +42,9 @@ class RedisStore:
         ttl: Duration = WEEK_MS,
         lease: Duration = 900_000,
         scope: str | None = None,
+        prefix: str = "bull",
     ) -> None:
+        self.prefix = prefix
         self.ttl_ms = milliseconds(ttl, "ttl", least=1)
         self._lease_ms = milliseconds(lease, "lease", least=1)
         self._scope = scope

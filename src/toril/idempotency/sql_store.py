@@ -40,6 +40,9 @@ class SqlStore:
     of the job is lost by that.
     """
 
+    gives_session = True
+    prefix = ""
+
     def __init__(
         self,
         engine: Sessions,

@@ -43,9 +43,10 @@ from toril.outbox.outbox import Outbox
 from toril.outbox.packing import Packing, Parcel
 from toril.outbox.rows import OutboxRow, prepare
 from toril.outbox.storing import Claim, OutboxStats
-from toril.outbox.table import DISPATCHED, DONE, PENDING
+from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING
 from toril.protocol import adding
 from toril.protocol.adding import Added
+from toril.protocol.command import plain
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
 from toril.sql import MOST_TRIES, is_passing
@@ -79,6 +80,8 @@ class RelayMetrics(msgspec.Struct):
     errors: int = 0
     depth: int = 0
     lag_ms: int = 0
+    parked_now: int = 0
+    """How many rows are parked, whoever did it; ``parked`` counts those of this relay."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -190,9 +193,27 @@ class Relay:
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._error: Exception | None = None
+        self._looked_at: float | None = None
         self._next_chores = {"prune": 0.0, "stats": 0.0}
         if confirm:
             self._next_chores["confirm"] = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self._running is not None and not self._running.done() and not self._is_closing
+
+    @property
+    def server_error(self) -> Exception | None:
+        """Why the database or the server could not be reached when it last tried."""
+        return self._error
+
+    @property
+    def last_reply_age(self) -> float | None:
+        """For how many seconds it has been due to look at the outbox again and has not done so."""
+        if self._looked_at is None:
+            return None
+        return max(0.0, time.monotonic() - self._looked_at - self._poll_s)
 
     def __repr__(self) -> str:
         return f"<Relay of {self.outbox!r} to {self._connection!r}>"
@@ -245,9 +266,10 @@ class Relay:
             try:
                 count = await self._run_some(until=min(self._next_chores.values()))
                 await self._do_chores()
-                pause_s = 0.0
+                pause_s, self._error, self._looked_at = 0.0, None, time.monotonic()
             except (ServerError, SQLAlchemyError, OSError) as error:
                 self.metrics.errors += 1
+                self._error = error
                 pause_s = min(2 * pause_s or _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
                 logger.warning("%r tries again in %.1f s: %s", self, pause_s, error)
                 await self._rest(pause_s * random.uniform(0.5, 1), is_deaf=True)
@@ -537,13 +559,20 @@ class Relay:
     async def stats(self) -> OutboxStats:
         """How many rows are in each status, and how long the oldest pending one has waited."""
         stats: OutboxStats = await self._database.run(storing.stats, self.table)
-        self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
+        self._note(stats)
         return stats
 
     async def _measure(self) -> None:
-        """Depth and lag alone: counting all that was ever dispatched would be work."""
-        stats: OutboxStats = await self._database.run(storing.stats, self.table, (PENDING,))
+        """What is still to do: counting all that was ever dispatched would be work.
+
+        And whether the server is there: a relay without rows would not notice that it is not.
+        """
+        self._note(await self._database.run(storing.stats, self.table, (PENDING, PARKED)))
+        await self._connection.run(plain("PING", parse=bool))
+
+    def _note(self, stats: OutboxStats) -> None:
         self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
+        self.metrics.parked_now = stats.parked
 
     async def get_parked(self, limit: int = 100) -> list[OutboxRow]:
         """The rows that could not be dispatched, with their errors."""

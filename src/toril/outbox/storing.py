@@ -67,6 +67,7 @@ def has_row_locks(dialect_name: str) -> bool:
 
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """The next rows to dispatch, in order, and of each lane only what is next in it."""
+    _read_in_order(connection)
     now = now_ms(connection.dialect)
     is_head = _is_head(table, connection.dialect, claim)
     heads = _claim(connection, table, claim, _is_due(table, now), is_head)
@@ -134,6 +135,7 @@ def _without_gaps(
 
 def claim_dispatched(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
     """Rows whose jobs are to be looked at again."""
+    _read_in_order(connection)
     is_due = table.c.due_at <= now_ms(connection.dialect)
     is_dispatched = table.c.status == DISPATCHED
     return _claim(connection, table, claim, is_dispatched, is_due, order="due_at")
@@ -246,6 +248,21 @@ def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUS
     )
     lag_ms = connection.execute(oldest).scalar()
     return OutboxStats(**counts, lag_ms=max(0, int(lag_ms or 0)))
+
+
+def _read_in_order(connection: Connection) -> None:
+    """Let PostgreSQL walk along the index until it has enough, for the rest of the transaction.
+
+    While it knows nothing of a table that has just grown, it would read and sort all that waits for
+    every batch.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_READ_IN_ORDER)
+
+
+_READ_IN_ORDER = select(
+    *(func.set_config(f"enable_{way}", "off", True) for way in ("sort", "bitmapscan", "seqscan"))
+)
 
 
 def _claim(
