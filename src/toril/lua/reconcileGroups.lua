@@ -100,7 +100,8 @@ local function memberships(key)
   for i = 1, #plan, 2 do
     if string.match(plan[i], "^%d+$") then
       local member = cmsgpack.unpack(plan[i + 1])
-      by_job[member[1]] = { kind = member[4], number = plan[i] }
+      local is_earlier_run = member[5]
+      if not is_earlier_run then by_job[member[1]] = { kind = member[4], number = plan[i] } end
     end
   end
   return by_job
@@ -115,7 +116,8 @@ local function reconcile(key)
   end
   local undone = unnoticed(key, ":compensations")
   for _, ended in ipairs(undone) do
-    compensationEnded(key, ended.job, ended.state, now)
+    local number = string.match(ended.job, "(%d+)$")
+    compensationEnded(key, number, ended.job, ended.state, nil, now)
   end
   settled = settled + #members + #undone
 end

@@ -470,7 +470,7 @@ def retry_compensation(keys: Keys, group_id: str, *, request: str) -> Command[in
     return script(
         "retryCompensation",
         keys,
-        {"request": request, "look_again_ms": LOOK_AGAIN_MS},
+        {"request": request},
         parse,
         extra={"group": record_key(keys, group_id), "open": _open_key(keys)},
         resend=Resend.SAME,

@@ -6,6 +6,10 @@
 
 local SHORT_LIST = 2000
 
+--- What a job in a list too long to search is doomed with. It is no dead letter then, even if its group
+--- has been forgotten when its turn comes.
+local CANCELLED = "its group was cancelled"
+
 --- Take ids out of a list; returns those that were in it. A few are searched one by one, from the
 --- old end; for many the list is written anew without them.
 local function removeFromList(list, ids)
@@ -48,7 +52,7 @@ end
 
 --- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
 --- long list a job stays, marked so that whoever takes it fails it without running it.
-local function pullOut(queue, ids, started, known)
+local function pullOut(queue, ids, started, known, released)
   local places, plain, listed = {}, {}, {}
   for _, id in ipairs(ids) do
     local lane = known[id][3]
@@ -61,7 +65,9 @@ local function pullOut(queue, ids, started, known)
   plain = removeFromSet(queue, "delayed", plain, places)
   plain = removeFromSet(queue, "prioritized", plain, places)
   for _, id in ipairs(plain) do
-    if not (started[id] and redis.call("LPOS", queue.active, id)) then
+    -- What gives its lock back in this call may still stand in `active`, and leaves it at the end.
+    local is_leaving = released[queue.base .. ":" .. id .. ":lock"]
+    if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then
       listed[#listed + 1] = id
     end
   end
@@ -79,7 +85,7 @@ local function pullOut(queue, ids, started, known)
       listed = rest
     elseif #listed > 0 and length > SHORT_LIST then
       for _, id in ipairs(listed) do
-        redis.call("HSET", queue.base .. ":" .. id, "defa", "its group was cancelled")
+        redis.call("HSET", queue.base .. ":" .. id, "defa", CANCELLED)
         places[id] = "marked"
       end
       listed = {}
@@ -112,7 +118,7 @@ local function cancelJobs(base, job_keys, released)
   end
 
   local cancelled, undone, removed = {}, {}, {}
-  local places = pullOut(queue, ids, started, known)
+  local places = pullOut(queue, ids, started, known, released)
   if has_lanes then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
     local place = places[id]
