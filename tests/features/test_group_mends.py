@@ -10,7 +10,18 @@ import pytest
 
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
-from toril import InvalidGroupStateError, NewJob, UnrecoverableError, Worker
+from toril import (
+    GroupJob,
+    GroupNotFoundError,
+    InvalidGroupStateError,
+    NewJob,
+    TorilError,
+    UnrecoverableError,
+    WaitingChildrenError,
+    Worker,
+)
+from toril.protocol import groups
+from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 
 
@@ -316,3 +327,95 @@ async def test_what_leaves_active_in_the_call_that_turns_the_group_is_cancelled(
     assert await world.statuses(node) == {"a": "cancelled", "b": "failed"}
     assert await hand.take() == []
     assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("lane", [None, "one"])
+async def test_a_member_that_waits_for_its_children_is_cancelled_with_them(
+    world: World, lane: str | None
+):
+    """Nobody runs it, so nobody would ever end it, and its group would hang."""
+    node = await world.order("ab", a={"lane": lane} if lane else {})
+    job = await world.hand("a").take_one("a")
+    kids = world.queue("kids")
+    await kids.add("runs", parent=job)
+    running = await world.hand("kids").take_one("runs")
+    await kids.add("waits", parent=job)
+    assert await world.hand("a").settle([(job, Raised(WaitingChildrenError()))]) == [0]
+
+    await world.fail("b")
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "failed"}
+    assert await world.state(node) == "FAILED"
+    assert await world.queue("a").get_job(job.id) is None
+    assert await world.hand("kids").take() == []
+    assert await world.hand("kids").complete(running) == [0]
+    await world.queue("a").add("next", lane=lane)
+    assert (await world.hand("a").take_one()).name == "next"
+
+
+# ------------------------------------------------------------------------ creating
+
+
+async def test_a_group_whose_reply_was_lost_is_not_created_again_once_forgotten(world: World):
+    """It ended and was forgotten before the call came again."""
+    group = new_group(
+        "order",
+        [GroupJob("a", {}, queue_name="a")],
+        None,
+        queue_name=None,
+        compensation_queue="{queue}:compensation",
+        order="parallel",
+        late=True,
+        keep=True,
+        timeout=None,
+    )
+    command = groups.create(world.prefix, group, "g", ["j1"])
+    await world.connection.run(command)
+    await world.complete("a")
+    await world.queue("a").remove("j1")
+    assert await world.queue("a").get_group_state("g") is None
+
+    node = await world.connection.run(groups.create(world.prefix, group, "g", ["j1"]))
+
+    assert [job.id for job in node.jobs] == ["j1"]
+    assert await world.hand("a").take() == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "a:toril:groups-open",
+        "b:lanes:ready",
+        "b:lanes:waiting",
+        "b:lanes:held",
+        "b:lanes:index",
+        "b:lanes:delayed",
+    ],
+)
+async def test_a_key_of_another_type_leaves_nothing_of_a_group(world: World, key: str):
+    """Seen before the first write: no record, and no member that runs alone."""
+    await world.client.set(f"{world.prefix}:{key}", "odd")
+
+    with pytest.raises(TorilError, match="WRONGTYPE"):
+        await world.order("ab", b={"lane": "one"})
+
+    assert await world.client.keys(f"{world.prefix}:*") == [f"{world.prefix}:{key}"]
+    await world.client.delete(f"{world.prefix}:{key}")
+
+
+async def test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten(world: World):
+    """Retention was quicker than the reader, and the events are gone."""
+    done = await world.order("a", group_retention=True)
+    await world.complete("a")
+    failed = await world.order("a", group_retention=True)
+    await world.fail("a", reason="declined")
+    await world.client.delete(world.queue("a").keys.events)
+
+    info = await world.queue("a").wait_for_group(done.group_id)
+    other = await world.queue("a").wait_for_group(failed.group_id)
+
+    assert (info.state, info.completed_count) == ("COMPLETED", 1)
+    assert (other.state, other.reason) == ("FAILED", "ValueError: declined")
+    assert await world.state(done) is None
+    with pytest.raises(GroupNotFoundError):
+        await world.queue("a").wait_for_group("nobody")

@@ -145,7 +145,8 @@ class QueueGroups(QueueWaiting):
     async def wait_for_group(self, group_id: str, timeout: Duration | None = None) -> GroupInfo:
         """Wait until a group is over, and return it.
 
-        Raises ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
+        A group that has been forgotten is returned as it ended, for a day.  Raises
+        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
         """
         deadline = math.inf
         if timeout is not None:
@@ -160,7 +161,10 @@ class QueueGroups(QueueWaiting):
             while True:
                 info = await self.get_group_state(group_id)
                 if info is None:
-                    # Its retention forgot it at once; only the log of events can tell.
+                    # Its retention forgot it at once.  If a worker of an older version did, only
+                    # the log of events can tell.
+                    if gone := await self._forgotten_group(group_id):
+                        return gone
                     event = event or await self._connection.follow(
                         groups.find_end(self.keys, group_id)
                     )
@@ -179,7 +183,10 @@ class QueueGroups(QueueWaiting):
             listening.remove(waiter)
 
     async def _known_group(self, group_id: str) -> GroupInfo:
-        info = await self.get_group_state(group_id)
+        info = await self.get_group_state(group_id) or await self._forgotten_group(group_id)
         if info is None:
             raise groups.not_found(group_id)
         return info
+
+    async def _forgotten_group(self, group_id: str) -> GroupInfo | None:
+        return await self._connection.run(groups.read_gone(self.keys, group_id))

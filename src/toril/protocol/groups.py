@@ -125,6 +125,12 @@ def _open_key(keys: Keys) -> str:
     return keys.own("groups-open")
 
 
+def _gone_key(keys: Keys, group_id: str) -> str:
+    """What is known for a day of a group that has been forgotten."""
+    check_job_id(group_id)
+    return keys.own(f"groups-gone:{group_id}")
+
+
 # ---------------------------------------------------------------------------- creating
 
 
@@ -196,6 +202,7 @@ def create(
             "members": f"{record}:jobs",
             "plan": f"{record}:plan",
             "open": _open_key(owner),
+            "gone": _gone_key(owner, group_id),
         },
         payloads=payloads,
         resend=Resend.NUMBERED,
@@ -271,6 +278,15 @@ def read(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
         return _info(group_id, reply)
 
     return plain("HMGET", record_key(keys, group_id), *_FIELDS, parse=parse)
+
+
+def read_gone(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
+    """A group that has been forgotten, as it ended; None after a day."""
+
+    def parse(reply: list[Any]) -> GroupInfo | None:
+        return _info(group_id, reply)
+
+    return plain("HMGET", _gone_key(keys, group_id), *_FIELDS, parse=parse)
 
 
 def _info(group_id: str, values: list[Any]) -> GroupInfo | None:

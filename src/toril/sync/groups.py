@@ -144,7 +144,8 @@ class QueueGroups(QueueWaiting):
     def wait_for_group(self, group_id: str, timeout: Duration | None = None) -> GroupInfo:
         """Wait until a group is over, and return it.
 
-        Raises ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
+        A group that has been forgotten is returned as it ended, for a day.  Raises
+        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
         """
         deadline = math.inf
         if timeout is not None:
@@ -159,7 +160,10 @@ class QueueGroups(QueueWaiting):
             while True:
                 info = self.get_group_state(group_id)
                 if info is None:
-                    # Its retention forgot it at once; only the log of events can tell.
+                    # Its retention forgot it at once.  If a worker of an older version did, only
+                    # the log of events can tell.
+                    if gone := self._forgotten_group(group_id):
+                        return gone
                     event = event or self._connection.follow(groups.find_end(self.keys, group_id))
                     return groups.after_event(known, event)
                 if info.is_finished:
@@ -176,7 +180,10 @@ class QueueGroups(QueueWaiting):
             listening.remove(waiter)
 
     def _known_group(self, group_id: str) -> GroupInfo:
-        info = self.get_group_state(group_id)
+        info = self.get_group_state(group_id) or self._forgotten_group(group_id)
         if info is None:
             raise groups.not_found(group_id)
         return info
+
+    def _forgotten_group(self, group_id: str) -> GroupInfo | None:
+        return self._connection.run(groups.read_gone(self.keys, group_id))

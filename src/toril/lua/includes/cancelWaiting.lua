@@ -2,6 +2,9 @@
 --- @include "includes/lanes"
 --- @include "includes/deleteJob"
 --- @include "includes/openEnd"
+--- @include "includes/deduplication"
+--- @include "includes/takeOut"
+--- @include "includes/splitKey"
 --- Take the members of a group out of their queues that are not running.
 
 local SHORT_LIST = 2000
@@ -50,6 +53,31 @@ local function removeFromSet(queue, name, ids, places)
   return others
 end
 
+local MOST_CHILDREN = 1000
+
+--- Remove the children that a job waits for, and theirs, unless somebody runs them. What is more than one
+--- call may do stays, and runs for nobody.
+local function removeChildren(queue, job, budget)
+  local cursor = "0"
+  repeat
+    local page = redis.call("SSCAN", job .. ":dependencies", cursor, "COUNT", 100)
+    cursor = page[1]
+    for _, child in ipairs(page[2]) do
+      local base, id = splitKey(child, queue.base)
+      if base and budget.left > 0 and redis.call("EXISTS", child .. ":lock") == 0 then
+        local of = queueAt(base)
+        budget.left = budget.left - 1 - math.floor(redis.call("LLEN", of.wait) / 1000)
+        local place = takeOut(of, id)
+        removeChildren(of, child, budget)
+        forgetDeduplication(of, id, redis.call("HGET", child, "deid"))
+        deleteJob(child)
+        emit(of, "removed", "jobId", id, "prev", place)
+        if rawget(of, "lanes") then wakeForLanes(of, readGate(of)) end
+      end
+    end
+  until cursor == "0"
+end
+
 --- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
 --- long list a job stays, marked so that whoever takes it fails it without running it.
 local function pullOut(queue, ids, started, known, released)
@@ -58,12 +86,17 @@ local function pullOut(queue, ids, started, known, released)
     local lane = known[id][3]
     if lane then
       places[id] = pullFromLane(queue, lane, id)
+      if not places[id] and redis.call("ZREM", queue.waiting_children, id) == 1 then
+        leaveLane(queue, lane, id)
+        places[id] = "waiting-children"
+      end
     else
       plain[#plain + 1] = id
     end
   end
   plain = removeFromSet(queue, "delayed", plain, places)
   plain = removeFromSet(queue, "prioritized", plain, places)
+  plain = removeFromSet(queue, "waiting-children", plain, places)
   for _, id in ipairs(plain) do
     -- What gives its lock back in this call may still stand in `active`, and leaves it at the end.
     local is_leaving = released[queue.base .. ":" .. id .. ":lock"]
@@ -117,7 +150,7 @@ local function cancelJobs(base, job_keys, released)
     end
   end
 
-  local cancelled, undone, removed = {}, {}, {}
+  local cancelled, undone, removed, budget = {}, {}, {}, { left = MOST_CHILDREN }
   local places = pullOut(queue, ids, started, known, released)
   if has_lanes then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
@@ -130,6 +163,7 @@ local function cancelJobs(base, job_keys, released)
       if started[id] and (kind == "f" or kind == "m" and is_open) then
         undone[#undone + 1] = number
       end
+      if place == "waiting-children" then removeChildren(queue, job, budget) end
       if place ~= "marked" then
         removed[#removed + 1] = job
         emit(queue, "removed", "jobId", id, "prev", place)

@@ -24,6 +24,7 @@ local LOOK_AGAIN_MS = 30000
 
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 local function endedGroups(owner) return owner .. ":toril:groups-ended" end
+local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id end
 
 --- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
 --- say then.
@@ -67,6 +68,20 @@ local function deleteGroup(owner, id)
   redis.call("ZREM", endedGroups(owner), id)
 end
 
+local KNOWN_MS = "86400000"
+
+--- Forget a group that has ended. How it did stays known for a day: to whoever waits for it, and to a
+--- call that comes late and would create it again.
+local function forgetGroup(owner, id)
+  local key, gone = owner .. ":groups:" .. id, goneGroup(owner, id)
+  if redis.call("EXISTS", key) == 1 then
+    redis.call("HDEL", key, "compensation", "x.keep")
+    redis.call("RENAME", key, gone)
+    redis.call("PEXPIRE", gone, KNOWN_MS)
+  end
+  deleteGroup(owner, id)
+end
+
 --- Forget finished groups as a retention asks, at most a hundred in one call.
 local function retainGroups(owner, keep, now)
   local ended = endedGroups(owner)
@@ -81,7 +96,7 @@ local function retainGroups(owner, keep, now)
     end
   end
   for _, id in ipairs(ids) do
-    deleteGroup(owner, id)
+    forgetGroup(owner, id)
   end
 end
 
