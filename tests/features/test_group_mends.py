@@ -14,6 +14,7 @@ from toril import (
     GroupJob,
     GroupNotFoundError,
     InvalidGroupStateError,
+    JobNotFoundError,
     NewJob,
     TorilError,
     UnrecoverableError,
@@ -419,3 +420,76 @@ async def test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten(w
     assert await world.state(done) is None
     with pytest.raises(GroupNotFoundError):
         await world.queue("a").wait_for_group("nobody")
+
+
+# ------------------------------------------------------------------------ members that are gone
+
+
+async def completed_elsewhere(world: World, name: str, job_id: str) -> None:
+    """What a worker of BullMQ leaves of a member with removeOnComplete."""
+    keys = world.queue(name).keys
+    await world.client.lrem(keys.wait, 1, job_id)
+    await world.client.delete(keys.job(job_id))
+    event = {"event": "completed", "jobId": job_id, "returnvalue": '"done"', "prev": "active"}
+    await world.client.xadd(keys.events, event)
+
+
+async def flood(world: World, name: str, count: int, **options: Any) -> None:
+    async with world.client.pipeline(transaction=False) as pipe:
+        for _ in range(count):
+            pipe.xadd(world.queue(name).keys.events, {"event": "progress", "jobId": "x"}, **options)
+        await pipe.execute()
+
+
+async def test_the_end_of_a_member_is_found_however_far_back_it_was_told(world: World):
+    """It completed; undoing it because of many later events would be wrong."""
+    node = await world.order("ab")
+    await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 4_500)
+    await world.complete("b")
+
+    assert await world.queue("a").reconcile_groups() == 1
+
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_when_the_log_does_not_reach_back_the_group_waits_for_a_person(world: World):
+    node = await world.order("ab")
+    await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 1_200, maxlen=1_000, approximate=False)
+    await world.complete("b")
+    queue, group_id = world.queue("a"), node.group_id
+
+    assert await queue.reconcile_groups() == 0
+
+    info = await queue.get_group_state(group_id)
+    assert info is not None
+    assert info.state == "ACTIVE"
+    assert info.asks is not None
+    assert node.jobs[0].id in info.asks
+    with pytest.raises(InvalidGroupStateError):
+        await queue.complete_member(group_id, "b")
+    with pytest.raises(JobNotFoundError):
+        await queue.complete_member(group_id, "nobody")
+    with pytest.raises(GroupNotFoundError):
+        await queue.complete_member("nobody", "a")
+    await queue.complete_member(group_id, "a", {"seen": "in the bank"})
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_a_person_may_say_that_it_failed_or_cancel_the_group(world: World):
+    nodes = [await world.order("ab") for _ in range(2)]
+    for node in nodes:
+        await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 1_200, maxlen=1_000, approximate=False)
+    await world.complete("bb")
+    queue = world.queue("a")
+    await queue.reconcile_groups()
+
+    await queue.fail_member(nodes[0].group_id, nodes[0].jobs[0].id, "never charged")
+    await queue.cancel_group(nodes[1].group_id)
+    await queue.reconcile_groups()
+
+    await world.undo_all("bb")
+    await world.undo_all("a")  # of the second: it may have been done
+    assert [await world.state(node) for node in nodes] == ["FAILED", "FAILED"]

@@ -13,7 +13,7 @@ from toril.client.ids import new_job_id
 from toril.client.waiting import LOOK_AGAIN_S, QueueWaiting
 from toril.errors import WaitTimeoutError
 from toril.options import Duration, Keep, milliseconds, whole
-from toril.protocol import groups
+from toril.protocol import codec, groups
 from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo, GroupMember, GroupNode
 from toril.protocol.new_group import (
@@ -123,6 +123,25 @@ class QueueGroups(QueueWaiting):
         """
         request = uuid.uuid4().hex
         await self._connection.run(groups.resolve(self.keys, group_id, note, request=request))
+
+    async def complete_member(self, group_id: str, member: str, result: Any = None) -> None:
+        """Say that a member completed of which nobody knows how it ended: the group asks for it.
+
+        ``member`` is the id or the name of its job.  Raises ``InvalidGroupStateError`` unless
+        ``GroupInfo.asks`` names it.
+        """
+        value = codec.encode(result, f"the result of member {member!r}")
+        await self._settle_member(group_id, member, "completed", value)
+
+    async def fail_member(self, group_id: str, member: str, reason: str) -> None:
+        """Say that a member failed, and that there is nothing of it to undo: as above."""
+        await self._settle_member(group_id, member, "failed", str(reason).encode())
+
+    async def _settle_member(self, group_id: str, member: str, state: str, value: bytes) -> None:
+        request = uuid.uuid4().hex
+        await self._connection.run(
+            groups.settle_member(self.keys, group_id, member, state, value, request=request)
+        )
 
     async def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
         """Forget groups that ended more than ``grace`` ago; returns their ids.

@@ -13,6 +13,7 @@ from toril.errors import (
     GroupValidationError,
     InvalidGroupStateError,
     InvalidOptionError,
+    JobNotFoundError,
 )
 from toril.protocol import adding, codec, events
 from toril.protocol.adding import Added, Prepared
@@ -86,6 +87,9 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     note: str | None = None
     """What ``resolve_group`` was told."""
+    asks: str | None = None
+    """What the group needs to know from a person before it can go on, if it does: see
+    ``complete_member`` and ``fail_member``."""
 
     @property
     def is_finished(self) -> bool:
@@ -268,6 +272,7 @@ _FIELDS = (
     "x.failedJobId",
     "x.reason",
     "x.note",
+    "x.asks",
 )
 
 
@@ -290,7 +295,7 @@ def read_gone(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
 
 
 def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
-    name, state, *numbers, failed_job_id, reason, note = values
+    name, state, *numbers, failed_job_id, reason, note, asks = values
     if state is None:
         return None
     counts = [codec.number(value) or 0 for value in numbers]
@@ -307,6 +312,7 @@ def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
         failed_job_id=_optional(failed_job_id),
         reason=_optional(reason),
         note=_optional(note),
+        asks=_optional(asks),
     )
 
 
@@ -508,6 +514,35 @@ def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[No
         {"request": request, "note": note},
         parse,
         extra={"group": record_key(keys, group_id)},
+        resend=Resend.SAME,
+    )
+
+
+def settle_member(
+    keys: Keys, group_id: str, member: str, state: str, value: bytes, *, request: str
+) -> Command[None]:
+    """Say how a member ended of which nobody knows it; ``value`` is its result or the reason."""
+
+    def parse(code: int) -> None:
+        if code == -131:
+            raise not_found(group_id)
+        if code == -1:
+            raise JobNotFoundError(
+                f"group {group_id!r} has no member {member!r}, or several of that name; give its id"
+            )
+        if code == -132:
+            raise InvalidGroupStateError(
+                f"group {group_id!r} does not ask how member {member!r} ended; get_group_jobs tells"
+            )
+
+    record = record_key(keys, group_id)
+    return script(
+        "settleMember",
+        keys,
+        {"request": request, "member": member, "state": state},
+        parse,
+        extra={"group": record, "members": f"{record}:jobs", "plan": f"{record}:plan"},
+        payloads=[value],
         resend=Resend.SAME,
     )
 
