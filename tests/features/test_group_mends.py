@@ -21,7 +21,7 @@ from toril import (
     WaitingChildrenError,
     Worker,
 )
-from toril.protocol import groups
+from toril.protocol import discovering, groups
 from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 
@@ -493,3 +493,44 @@ async def test_a_person_may_say_that_it_failed_or_cancel_the_group(world: World)
     await world.undo_all("bb")
     await world.undo_all("a")  # of the second: it may have been done
     assert [await world.state(node) for node in nodes] == ["FAILED", "FAILED"]
+
+
+# ------------------------------------------------------------------------ who needs a person
+
+
+async def test_groups_that_were_not_undone_are_found_among_many(world: World):
+    """By an index: what is read does not grow with the groups that are well."""
+    node = await broken(world)
+    for _ in range(3):
+        await world.order("a")
+    queue = world.queue("a")
+    await world.client.config_resetstat()
+
+    found = await queue.get_groups("FAILED_COMPENSATION")
+
+    assert [group.id for group in found] == [node.group_id]
+    stats = await world.client.info("commandstats")
+    assert stats["cmdstat_hmget"]["calls"] == 1
+    assert await queue.get_failed_compensation_count() == 1
+    await queue.resolve_group(node.group_id, "by phone")
+    assert await queue.get_groups("FAILED_COMPENSATION") == []
+    assert await queue.get_failed_compensation_count() == 0
+
+
+async def test_groups_that_an_older_worker_could_not_undo_are_found(world: World):
+    """It does not write the index."""
+    node = await broken(world)
+    await world.client.delete(world.queue("a").keys.own("groups-asking"))
+
+    found = await world.queue("a").get_groups("FAILED_COMPENSATION")
+
+    assert [group.id for group in found] == [node.group_id]
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+
+
+async def test_an_owner_without_jobs_is_a_queue_like_others(world: World):
+    await world.order("a", queue_name="orders")
+
+    names = await world.connection.follow(discovering.queue_names(world.prefix))
+
+    assert "orders" in names

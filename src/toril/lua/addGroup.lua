@@ -115,6 +115,7 @@ local function createGroup()
   redis.call("HSET", group, unpack(record))
   redis.call("ZADD", groups, stamp(now), a.id)
   redis.call("SADD", owner.de, "groups")
+  readGate(owner) -- a queue is known by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
     if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
   end

@@ -84,7 +84,7 @@ end
 --- several calls if that is far. Nothing while it is not known. If the log does not reach back, the job
 --- may be done: an active group waits for a person then.
 local function searchEnd(key, job, queue_base, id)
-  local field = "x.seek." .. job
+  local field, group_id = "x.seek." .. job, string.match(key, "([^:]+)$")
   local record = redis.call("HMGET", key, field, "createdAt", "state")
   local last, created_at = record[1] or "+", tonumber(record[2]) or 0
   local is_told, known = false, {}
@@ -104,9 +104,12 @@ local function searchEnd(key, job, queue_base, id)
   if not is_told and record[3] == "ACTIVE" then
     redis.call("HSET", key, field, "", "x.asks",
       "job " .. id .. " is gone, and the log of events does not tell how it ended")
+    redis.call("ZADD", askingGroups(base), stamp(now), group_id)
     return nil
   end
-  redis.call("HDEL", key, field, "x.asks")
+  if redis.call("HDEL", key, field, "x.asks") == 2 then
+    redis.call("ZREM", askingGroups(base), group_id)
+  end
   return { state = known.state or "failed", started = known.is_started or not known.is_added,
     value = known.value or "it is gone, and nobody knows how it ended", is_silent = not known.state }
 end

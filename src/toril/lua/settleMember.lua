@@ -39,6 +39,7 @@ if redis.call("HGET", group, field) ~= "" or redis.call("HGET", members, found.j
 end
 redis.call("HSET", group, "x.request", a.request)
 redis.call("HDEL", group, field, "x.asks")
+redis.call("ZREM", askingGroups(base), known.id)
 memberEnded(group, found.kind, found.number, found.job, a.state,
   { id = found.id, value = value, started = true, is_open = false }, clock())
 return 0

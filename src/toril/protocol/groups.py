@@ -129,6 +129,10 @@ def _open_key(keys: Keys) -> str:
     return keys.own("groups-open")
 
 
+def _asking_key(keys: Keys) -> str:
+    return keys.own("groups-asking")
+
+
 def _gone_key(keys: Keys, group_id: str) -> str:
     """What is known for a day of a group that has been forgotten."""
     check_job_id(group_id)
@@ -384,6 +388,10 @@ def groups(
         raise InvalidOptionError(
             f"state: {error}; the states are {', '.join(GroupState)}"
         ) from error
+    if wanted == {GroupState.FAILED_COMPENSATION}:
+        broken: list[GroupInfo] | None = yield from _not_undone(keys, newest_first=newest_first)
+        if broken is not None:
+            return broken[start : None if end == -1 else end + 1]
     index = f"{keys.base}:groups"
     if start < 0 or end < 0:
         total: int = yield plain("ZCARD", index, parse=int)
@@ -415,6 +423,38 @@ def _read_each(keys: Keys, ids: Sequence[bytes]) -> Plan[list[GroupInfo | None]]
         )
 
     return (yield from readable([reader(codec.name(item)) for item in ids]))
+
+
+def _not_undone(keys: Keys, *, newest_first: bool) -> Plan[list[GroupInfo] | None]:
+    """The groups whose undoing failed, by their index; None if that does not name all of them."""
+    verb = "ZREVRANGE" if newest_first else "ZRANGE"
+    ids: list[bytes] = yield plain(verb, _asking_key(keys), 0, -1, parse=list)
+    found: list[GroupInfo] = []
+    for first in range(0, len(ids), GROUPS_PER_READ):
+        some = ids[first : first + GROUPS_PER_READ]
+        page: list[GroupInfo | None] = yield from _read_each(keys, some)
+        found += [info for info in page if info and info.state is GroupState.FAILED_COMPENSATION]
+    count: int = yield from count_not_undone(keys)
+    return found if len(found) >= count else None
+
+
+def count_not_undone(keys: Keys) -> Plan[int]:
+    """How many groups are FAILED_COMPENSATION: those that are neither open nor ended in order."""
+    total, opened, ended = yield [
+        plain("ZCARD", f"{keys.base}:groups", parse=int),
+        plain("ZCARD", _open_key(keys), parse=int),
+        plain("ZCARD", keys.own("groups-ended"), parse=int),
+    ]
+    return max(0, int(total) - int(opened) - int(ended))
+
+
+def asking(keys: Keys) -> Plan[list[GroupInfo]]:
+    """The groups that wait for a person to say how a member ended."""
+    ids: list[bytes] = yield plain("ZRANGE", _asking_key(keys), 0, GROUPS_PER_READ, parse=list)
+    if not ids:
+        return []
+    page: list[GroupInfo | None] = yield from _read_each(keys, ids)
+    return [info for info in page if info and info.asks and not info.is_finished]
 
 
 def listening_key(group_id: str) -> str:

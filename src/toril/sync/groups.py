@@ -97,6 +97,10 @@ class QueueGroups(QueueWaiting):
             groups.groups(self.keys, states, start, end, newest_first=newest_first)
         )
 
+    def get_failed_compensation_count(self) -> int:
+        """How many groups of this queue could not be undone and wait for a person."""
+        return self._connection.follow(groups.count_not_undone(self.keys))
+
     def cancel_group(self, group_id: str) -> None:
         """Cancel the jobs of a group that have not started, and undo those that completed.
 

@@ -22,7 +22,7 @@ MAPPED = 2
 
 
 def group_problems(view: View, queue: Queue) -> Iterator[str]:
-    for part in ("groups", "toril:groups-open", "toril:groups-ended"):
+    for part in ("groups", "toril:groups-open", "toril:groups-ended", "toril:groups-asking"):
         cell = view.keys.get(f"{queue.base}:{part}")
         for group_id in cell.scores if cell is not None else ():
             if group_id not in queue.groups:
@@ -133,6 +133,10 @@ class _Group:
             yield "group is not in the index"
         if (opened is not None and self._id in opened.scores) != (self.state not in OVER):
             yield f"group is {self.state}; it counts as open: {opened}"
+        asking = self._view.keys.get(f"{base}:toril:groups-asking")
+        is_broken = self.state == "FAILED_COMPENSATION"
+        if (asking is not None and self._id in asking.scores) != is_broken:
+            yield f"group is {self.state}; it asks for a person: {asking}"
         is_closed = self.state in ("COMPLETED", "FAILED")
         if (ended is not None and self._id in ended.scores) != is_closed:
             yield f"group is {self.state}; it counts as ended: {ended}"

@@ -24,6 +24,9 @@ local LOOK_AGAIN_MS = 30000
 
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 local function endedGroups(owner) return owner .. ":toril:groups-ended" end
+--- Those that need a person: their undoing failed, or nobody knows how a member ended. Workers of older
+--- versions do not write this index, so whoever reads it compares.
+local function askingGroups(owner) return owner .. ":toril:groups-asking" end
 local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id end
 
 --- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
@@ -66,6 +69,7 @@ local function deleteGroup(owner, id)
   redis.call("ZREM", owner .. ":groups", id)
   redis.call("ZREM", openGroups(owner), id)
   redis.call("ZREM", endedGroups(owner), id)
+  redis.call("ZREM", askingGroups(owner), id)
 end
 
 local KNOWN_MS = "86400000"
@@ -133,7 +137,12 @@ local function endGroup(group, state, now)
       compensationResults(group))
   end
   -- A group whose undoing failed is kept until somebody has looked at it.
-  if state ~= "FAILED_COMPENSATION" then closeGroup(group, now) end
+  if state == "FAILED_COMPENSATION" then
+    redis.call("ZADD", askingGroups(group.owner), stamp(now), group.id)
+    return
+  end
+  if state == "FAILED" then redis.call("ZREM", askingGroups(group.owner), group.id) end
+  closeGroup(group, now)
 end
 
 --- An id in the queue at `base` that no job has: somebody may have chosen the one that comes first. The
@@ -374,6 +383,7 @@ local function reopenGroup(group, count, now)
   group.state = "COMPENSATING"
   redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", stamp(now))
   redis.call("ZADD", openGroups(group.owner), stamp(now + LOOK_AGAIN_MS), group.id)
+  redis.call("ZREM", askingGroups(group.owner), group.id)
   emitGroup(group, "group:retrying", "count", digits(count))
 end
 
