@@ -24,6 +24,7 @@ from toril import (
 from toril.protocol import discovering, groups
 from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
+from toril.worker import group_keeper
 
 
 @pytest.fixture
@@ -534,3 +535,54 @@ async def test_an_owner_without_jobs_is_a_queue_like_others(world: World):
     names = await world.connection.follow(discovering.queue_names(world.prefix))
 
     assert "orders" in names
+
+
+# ------------------------------------------------------------------------ time limits
+
+
+@pytest.mark.parametrize("name", ["b", "a:compensation"])
+async def test_a_worker_of_any_member_keeps_the_time_limit(
+    world: World, monkeypatch: Any, name: str
+):
+    """The queue that owns the group has no worker."""
+    assert group_keeper.LOOK_AT_GROUPS_S < 2
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.1)
+    own = {"delay": 60_000}
+    node = await world.order("ab", timeout=200, queue_name="orders", a=dict(own), b=dict(own))
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    async with Worker(name, _return_at_once, connection=world.url, prefix=world.prefix):
+        await wait_until(is_over)
+
+    assert (await world.record(node, "orders"))["x.reason"] == "timeout"
+
+
+async def test_the_look_for_due_groups_is_one_command(world: World):
+    """It is made by every worker, again and again, whether there are groups or not."""
+    keys = world.queue("b").keys
+    look = await world.connection.run(groups.due(keys))
+    assert (look.owners, look.wait_ms) == ([], None)
+    await world.order("ab", timeout=60_000)
+
+    look = await world.connection.run(groups.due(keys))
+
+    assert look.owners == []
+    assert look.wait_ms is not None
+    assert 0 < look.wait_ms <= 60_000
+    assert await world.client.pttl(keys.own("group-deadlines")) > 0
+
+
+async def test_a_worker_that_takes_a_member_looks_at_once(world: World, monkeypatch: Any):
+    """A limit shorter than the time between two looks."""
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 600.0)
+    monkeypatch.setattr(group_keeper, "MET_S", 0.05)
+    own = {"delay": 60_000}
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    async with Worker("b", _return_at_once, connection=world.url, prefix=world.prefix):
+        node = await world.order("ab", timeout=300, queue_name="orders", a=dict(own), mapped="")
+        await wait_until(is_over)

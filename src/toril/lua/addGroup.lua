@@ -37,7 +37,7 @@ local compensation = ARGV[2]
 local now = clock()
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
-  groups = "zset", de = "set" }
+  groups = "zset", de = "set", ["toril:group-deadlines"] = "zset" }
 local LANE_TYPES = { ["lanes:waiting"] = "zset", ["lanes:delayed"] = "zset", ["lanes:aside"] = "zset",
   ["lanes:ready"] = "zset", ["lanes:later"] = "zset", ["lanes:index"] = "zset",
   ["lanes:held"] = "hash", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
@@ -54,6 +54,18 @@ local function foreignOf(queue, types)
     local foreign = foreignKey(queue[name], expected)
     if foreign then return foreign end
   end
+end
+
+local LATE_MS = 86400000
+
+--- Let the workers of another queue mind the time limit as well; the queue that owns the group may have
+--- none.
+local function shareDeadline(queue_base, deadline)
+  if queue_base == base then return end
+  local deadlines = queueAt(queue_base)["toril:group-deadlines"]
+  redis.call("ZADD", deadlines, "GT", stamp(deadline), base)
+  local last = redis.call("ZREVRANGE", deadlines, 0, 0, "WITHSCORES")[2]
+  redis.call("PEXPIREAT", deadlines, stamp(tonumber(last) + LATE_MS))
 end
 
 local function createGroup()
@@ -118,6 +130,14 @@ local function createGroup()
   readGate(owner) -- a queue is known by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
     if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
+  end
+  if a.timeout_ms then
+    for _, queue_base in ipairs(a.queues) do
+      shareDeadline(queue_base, now + a.timeout_ms)
+    end
+    for _, target in pairs(a.targets) do
+      shareDeadline(target, now + a.timeout_ms)
+    end
   end
   redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
 

@@ -30,6 +30,7 @@ LOOK_AGAIN_MS = 30_000
 GROUPS_PER_READ = 200
 GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
+OWNERS_PER_LOOK = 100
 _CANCELLED = "cancelled"
 _LANE_FULL = -121
 
@@ -603,6 +604,32 @@ def clean(keys: Keys, *, grace_ms: int, limit: int) -> Plan[list[str]]:
         gone += [codec.text(item) for item in ids]
         if len(ids) < wanted or 0 < limit <= len(gone):
             return gone
+
+
+class Due(msgspec.Struct, frozen=True):
+    """The queues whose groups are to be looked at now, and when the next will be."""
+
+    owners: list[Keys]
+    wait_ms: int | None
+
+
+def due(keys: Keys) -> Command[Due]:
+    """Whose groups are due, of those that a worker of this queue minds."""
+
+    def parse(reply: list[Any]) -> Due:
+        bases, wait_ms = reply
+        names = [codec.text(base).removeprefix(f"{keys.prefix}:") for base in bases]
+        owners = [keys.sibling(name) for name in names]
+        return Due(owners, None if wait_ms < 0 else wait_ms)
+
+    return script(
+        "dueGroups",
+        keys,
+        {"most": OWNERS_PER_LOOK},
+        parse,
+        extra={"open": _open_key(keys), "deadlines": keys.own("group-deadlines")},
+        resend=Resend.SAME,
+    )
 
 
 class Reconciled(msgspec.Struct, frozen=True):
