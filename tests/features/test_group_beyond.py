@@ -307,7 +307,7 @@ async def test_a_group_is_looked_at_again_when_its_time_is_up(world: World):
 
 async def test_a_worker_minds_the_deadlines(world: World, monkeypatch: Any):
     """SAGA-35: within its time, by itself."""
-    monkeypatch.setattr(group_keeper, "LOOK_AT_GROUPS_S", 0.1)
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.1)
     node = await world.order("ab", timeout=300, a={"delay": 60_000})
 
     async with Worker("a", _nothing, connection=world.url, prefix=world.prefix):
@@ -498,7 +498,7 @@ async def test_a_member_that_another_tool_removed_is_cancelled(world: World):
 
 async def test_a_worker_reconciles_what_is_due(world: World, monkeypatch: Any):
     """SAGA-43: by itself, from time to time, also the one that undoes."""
-    monkeypatch.setattr(group_keeper, "LOOK_AT_GROUPS_S", 0.1)
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.1)
     node = await world.order("ab")
     for name in "ab":
         await end_elsewhere(world, name, "completed", "1")

@@ -138,19 +138,22 @@ async def test_a_settle_that_is_sent_again_counts_once(world: World):
     assert (info.completed_count, info.state) == (1, "ACTIVE")
 
 
-async def test_a_forgotten_finish_is_settled_again_by_hand_without_effect(world: World):
-    """SAGA-39: a member that is retried after it completed does not count twice."""
+async def test_a_member_that_is_forced_to_run_twice_counts_once(world: World):
+    """SAGA-39: what its last run tells is what counts."""
     node = await world.order()
     await world.complete("a")
 
-    await world.queue("a").retry(node.jobs[0].id)
+    await world.queue("a").retry(node.jobs[0].id, force=True)
     await world.complete("a")
-    await world.queue("a").retry(node.jobs[0].id)
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    assert (info.state, info.completed_count, info.failed_count) == ("ACTIVE", 1, 0)
+    await world.queue("a").retry(node.jobs[0].id, force=True)
     await world.fail("a")
 
     info = await world.queue("a").get_group_state(node.group_id)
     assert info is not None
-    assert (info.state, info.completed_count, info.failed_count) == ("ACTIVE", 1, 0)
+    assert (info.state, info.completed_count, info.failed_count) == ("COMPENSATING", 0, 1)
 
 
 async def test_a_worker_that_lost_its_job_cannot_settle_its_group(world: World):

@@ -146,18 +146,21 @@ async def test_obliterating_a_queue_of_members_settles_their_groups(world: World
     assert await world.state(node) == "FAILED"
 
 
-async def test_members_whose_group_is_gone_are_plain_jobs(world: World):
-    """SAGA-40: after the owner was obliterated the others run, complete, fail and are removed."""
+async def test_members_whose_group_is_gone_do_not_run(world: World):
+    """SAGA-40: after the owner was obliterated the others fail unless forced."""
     node = await world.order("abcd")
+    started = await world.hand("c").take_one("c")
     await world.queue("a").obliterate(force=True)
 
-    await world.complete("b")
-    await world.fail("c")
+    assert await world.hand("b").take() == []
+    await world.hand("c").complete(started)
     await world.queue("d").remove(node.jobs[3].id)
 
-    assert await world.place_of("b", node.jobs[1].id) == "completed"
-    assert await world.place_of("c", node.jobs[2].id) == "failed"
+    assert await world.place_of("b", node.jobs[1].id) == "failed"
+    assert await world.place_of("c", node.jobs[2].id) == "completed"
     assert await world.state(node) is None
+    await world.queue("b").retry(node.jobs[1].id, force=True)
+    await world.complete("b")
 
 
 async def test_a_stalled_member_runs_again(world: World):
@@ -476,11 +479,16 @@ async def test_a_compensation_that_is_retried_by_hand_makes_up_for_its_failure(w
     assert await world.state(node) == "FAILED_COMPENSATION"
 
     await world.queue("a:compensation").retry(f"{node.group_id}-c0")
-    assert await world.state(node) == "FAILED_COMPENSATION"
+    assert await world.state(node) == "COMPENSATING"
     await world.undo_all("a")
 
     assert await world.state(node) == "FAILED"
-    assert await world.event_names() == ["group:compensating", "group:failed", "group:failed"]
+    assert await world.event_names() == [
+        "group:compensating",
+        "group:failed",
+        "group:retrying",
+        "group:failed",
+    ]
 
 
 async def test_in_a_long_list_members_are_marked_and_vanish_when_taken(world: World):

@@ -67,7 +67,7 @@ BUGS = {
         "cancelWaiting",
         "if not holders[i] or released[locks[i]] then",
         "if true then",
-        'if not (started[id] and redis.call("LPOS", queue.active, id)) then',
+        'if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then',
         'if redis.call("LREM", queue.active, 1, id) == 1 then places[id] = "active"\n    else',
     ),
 }

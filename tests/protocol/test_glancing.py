@@ -53,10 +53,10 @@ def test_a_lane_says_what_keeps_it():
 
 def test_groups_that_vanish_meanwhile_are_left_out():
     command = glancing.newest_groups(KEYS, most=2)
-    known = [b"order", b"ACTIVE", b"1", b"2", b"3", b"1", b"0", b"0", None, None, None]
-    gone = [None] * 11
+    known = [b"order", b"ACTIVE", b"1", b"2", b"3", b"1", b"0", b"0", None, None, None, None]
+    gone = [None] * 12
 
     found = command.parse([[b"g1", known], [b"g2", gone]])
 
-    assert len(command.args["fields"]) == 11
+    assert len(command.args["fields"]) == 12
     assert [(group.id, group.name, group.total_jobs) for group in found] == [("g1", "order", 3)]

@@ -8,7 +8,8 @@ import click
 
 from toril.cli.printing import echo, heading, print_facts, print_json, print_table, span
 from toril.cli.server import Server, complete_queue, with_server
-from toril.protocol import pausing, reading
+from toril.cli.values import counted
+from toril.protocol import groups, pausing, reading
 from toril.protocol.keys import Keys
 
 _COLUMNS = {
@@ -47,9 +48,12 @@ def queues(server: Server, queue_name: str | None) -> None:
     keys = [Keys(server.prefix, name) for name in names]
     counts = server.connection.run_all([reading.counts(key, reading.STATES) for key in keys])
     paused = server.connection.run_all([pausing.is_paused(key) for key in keys])
+    broken = [server.connection.follow(groups.count_not_undone(key)) for key in keys]
     rows = [
-        {"queue": name, **counted, "is_paused": is_paused}
-        for name, counted, is_paused in zip(names, counts, paused, strict=True)
+        {"queue": name, **jobs, "groups_not_undone": groups_not_undone, "is_paused": is_paused}
+        for name, jobs, groups_not_undone, is_paused in zip(
+            names, counts, broken, paused, strict=True
+        )
     ]
     if server.as_json:
         print_json(rows)
@@ -61,12 +65,19 @@ def queues(server: Server, queue_name: str | None) -> None:
             [
                 row["queue"],
                 *(row[state] for state in states),
-                "paused" if row["is_paused"] else "",
+                _remarks(row),
             ]
             for row in rows
         ],
         empty=f"There is no queue under the prefix {server.prefix!r} on {server.label}.",
     )
+
+
+def _remarks(row: dict[str, Any]) -> str:
+    remarks = ["paused"] if row["is_paused"] else []
+    if row["groups_not_undone"]:
+        remarks.append(f"{counted(row['groups_not_undone'], 'group')} not undone")
+    return ", ".join(remarks)
 
 
 def _show_one(server: Server, name: str) -> None:

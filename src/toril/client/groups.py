@@ -13,7 +13,7 @@ from toril.client.ids import new_job_id
 from toril.client.waiting import LOOK_AGAIN_S, QueueWaiting
 from toril.errors import WaitTimeoutError
 from toril.options import Duration, Keep, milliseconds, whole
-from toril.protocol import groups
+from toril.protocol import codec, groups
 from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo, GroupMember, GroupNode
 from toril.protocol.new_group import (
@@ -96,6 +96,10 @@ class QueueGroups(QueueWaiting):
             groups.groups(self.keys, states, start, end, newest_first=newest_first)
         )
 
+    async def get_failed_compensation_count(self) -> int:
+        """How many groups of this queue could not be undone and wait for a person."""
+        return await self._connection.follow(groups.count_not_undone(self.keys))
+
     async def cancel_group(self, group_id: str) -> None:
         """Cancel the jobs of a group that have not started, and undo those that completed.
 
@@ -124,6 +128,25 @@ class QueueGroups(QueueWaiting):
         request = uuid.uuid4().hex
         await self._connection.run(groups.resolve(self.keys, group_id, note, request=request))
 
+    async def complete_member(self, group_id: str, member: str, result: Any = None) -> None:
+        """Say that a member completed of which nobody knows how it ended: the group asks for it.
+
+        ``member`` is the id or the name of its job.  Raises ``InvalidGroupStateError`` unless
+        ``GroupInfo.asks`` names it.
+        """
+        value = codec.encode(result, f"the result of member {member!r}")
+        await self._settle_member(group_id, member, "completed", value)
+
+    async def fail_member(self, group_id: str, member: str, reason: str) -> None:
+        """Say that a member failed, and that there is nothing of it to undo: as above."""
+        await self._settle_member(group_id, member, "failed", str(reason).encode())
+
+    async def _settle_member(self, group_id: str, member: str, state: str, value: bytes) -> None:
+        request = uuid.uuid4().hex
+        await self._connection.run(
+            groups.settle_member(self.keys, group_id, member, state, value, request=request)
+        )
+
     async def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
         """Forget groups that ended more than ``grace`` ago; returns their ids.
 
@@ -145,7 +168,8 @@ class QueueGroups(QueueWaiting):
     async def wait_for_group(self, group_id: str, timeout: Duration | None = None) -> GroupInfo:
         """Wait until a group is over, and return it.
 
-        Raises ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
+        A group that has been forgotten is returned as it ended, for a day.  Raises
+        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
         """
         deadline = math.inf
         if timeout is not None:
@@ -160,7 +184,10 @@ class QueueGroups(QueueWaiting):
             while True:
                 info = await self.get_group_state(group_id)
                 if info is None:
-                    # Its retention forgot it at once; only the log of events can tell.
+                    # Its retention forgot it at once.  If a worker of an older version did, only
+                    # the log of events can tell.
+                    if gone := await self._forgotten_group(group_id):
+                        return gone
                     event = event or await self._connection.follow(
                         groups.find_end(self.keys, group_id)
                     )
@@ -179,7 +206,10 @@ class QueueGroups(QueueWaiting):
             listening.remove(waiter)
 
     async def _known_group(self, group_id: str) -> GroupInfo:
-        info = await self.get_group_state(group_id)
+        info = await self.get_group_state(group_id) or await self._forgotten_group(group_id)
         if info is None:
             raise groups.not_found(group_id)
         return info
+
+    async def _forgotten_group(self, group_id: str) -> GroupInfo | None:
+        return await self._connection.run(groups.read_gone(self.keys, group_id))

@@ -114,13 +114,14 @@ class QueueCollector(Collector):
     def _groups(self) -> Metric:
         family = GaugeMetricFamily(
             "toril_groups",
-            f"Groups by state, of the newest {MOST_GROUPS}",
+            f"Groups by state, of the newest {MOST_GROUPS}; FAILED_COMPENSATION of all",
             labels=["queue", "state"],
         )
         for queue in self._queues:
             counts = dict.fromkeys(GroupState, 0)
             for group in queue.get_groups((), 0, MOST_GROUPS - 1, newest_first=True):
                 counts[group.state] += 1
+            counts[GroupState.FAILED_COMPENSATION] = queue.get_failed_compensation_count()
             for state, count in counts.items():
                 family.add_metric([queue.name, state.value], count)
         return family

@@ -12,7 +12,7 @@ from toril.client.connection import Connection
 from toril.doctor.finding import Finding, Severity
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.wording import counted
-from toril.protocol import glancing, lanes
+from toril.protocol import groups, lanes
 from toril.protocol.groups import GroupState
 from toril.protocol.keys import Keys
 from toril.protocol.lanes import Lane, lane_name
@@ -35,6 +35,8 @@ class Standstills(msgspec.Struct, frozen=True, kw_only=True):
     """Lanes with jobs that are paused or halted."""
     groups: Sequence[str] = ()
     """Groups that could not be undone."""
+    asking: Sequence[str] = ()
+    """Groups of which nobody knows how a member ended."""
     oldest_prioritized: int | None = None
     """When the oldest of the most and of the least urgent jobs was added, in ms."""
 
@@ -46,6 +48,7 @@ async def read_standstills(
         unlocked=await _unlocked(reader, keys) if counts.get("active") else (),
         lanes=await _stopped_lanes(connection, reader, keys),
         groups=await _groups_not_undone(connection, keys),
+        asking=await _groups_asking(connection, keys),
         oldest_prioritized=(
             await _oldest_prioritized(reader, keys) if counts.get("prioritized") else None
         ),
@@ -90,8 +93,15 @@ def _is_stopped(settings: str) -> bool:
 
 
 async def _groups_not_undone(connection: Connection, keys: Keys) -> list[str]:
-    newest = await connection.run(glancing.newest_groups(keys, most=_MOST_GROUPS))
-    return [group.id for group in newest if group.state is GroupState.FAILED_COMPENSATION]
+    if not await connection.follow(groups.count_not_undone(keys)):
+        return []
+    wanted = (GroupState.FAILED_COMPENSATION,)
+    plan = groups.groups(keys, wanted, 0, _MOST_GROUPS - 1, newest_first=True)
+    return [group.id for group in await connection.follow(plan)]
+
+
+async def _groups_asking(connection: Connection, keys: Keys) -> list[str]:
+    return [group.id for group in await connection.follow(groups.asking(keys))]
 
 
 async def _oldest_prioritized(reader: ConnectionReader, keys: Keys) -> int | None:
@@ -155,6 +165,15 @@ def check_standstills(
             problem=f"could not be undone: {_some('group', stands.groups)}",
             harm="What was done for them is neither complete nor taken back.",
             remedy=f"toril groups show {name} ID; then retry-compensation, or resolve by hand.",
+        )
+    if stands.asking:
+        yield Finding(
+            code="D232",
+            severity=Severity.ERROR,
+            subject=subject,
+            problem=f"waits to be told how a member ended: {_some('group', stands.asking)}",
+            harm="A job of it is gone, and it neither completes nor is undone.",
+            remedy="Find out, then call complete_member or fail_member, or cancel the group.",
         )
 
 

@@ -3,9 +3,11 @@
   addGroup: create a group (a saga) with all of its jobs, in as many queues as they are in.
 
   Everything or nothing: whatever could stand in the way is looked at before anything is written.
-  A call that comes again, because its reply was lost, gets the same reply and adds nothing.
+  A call that comes again, because its reply was lost, gets the same reply and adds nothing, even if the
+  group has ended since and has been forgotten, for a day.
 
-  Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open
+  Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open,
+            gone (what is known of it if it is forgotten)
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
             delay, run_at, priority, lifo, timestamp, lane, order_ms,
             ordering_delay, max_lane_size, custom}, definitions list of {name, opts, data}, targets map,
@@ -19,7 +21,7 @@
   Keeps     I1, G1, G2
   Cost      O(jobs)
 ]]
-local base, groups, group, members, plan, open = unpack(KEYS)
+local base, groups, group, members, plan, open, gone = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
 local compensation = ARGV[2]
 --- @include "includes/queueAt"
@@ -35,31 +37,60 @@ local compensation = ARGV[2]
 local now = clock()
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
-  groups = "zset", de = "set" }
+  groups = "zset", de = "set", ["toril:group-deadlines"] = "zset" }
+local LANE_TYPES = { ["lanes:waiting"] = "zset", ["lanes:delayed"] = "zset", ["lanes:aside"] = "zset",
+  ["lanes:ready"] = "zset", ["lanes:later"] = "zset", ["lanes:index"] = "zset",
+  ["lanes:held"] = "hash", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 
 --- A key of another type would stop this script in the middle, and nothing undoes the first half.
-local function foreignKey(queue)
-  for name, expected in pairs(TYPES) do
-    local actual = redis.call("TYPE", queue[name]).ok
-    if actual ~= "none" and actual ~= expected then
-      return "WRONGTYPE " .. queue[name] .. " is a " .. actual .. " and not a " .. expected
-    end
+local function foreignKey(key, expected)
+  local actual = redis.call("TYPE", key).ok
+  if actual == "none" or actual == expected then return nil end
+  return "WRONGTYPE " .. key .. " is a " .. actual .. " and not a " .. expected
+end
+
+local function foreignOf(queue, types)
+  for name, expected in pairs(types) do
+    local foreign = foreignKey(queue[name], expected)
+    if foreign then return foreign end
   end
 end
 
+local LATE_MS = 86400000
+
+--- Let the workers of another queue mind the time limit as well; the queue that owns the group may have
+--- none.
+local function shareDeadline(queue_base, deadline)
+  if queue_base == base then return end
+  local deadlines = queueAt(queue_base)["toril:group-deadlines"]
+  redis.call("ZADD", deadlines, "GT", stamp(deadline), base)
+  local last = redis.call("ZREVRANGE", deadlines, 0, 0, "WITHSCORES")[2]
+  redis.call("PEXPIREAT", deadlines, stamp(tonumber(last) + LATE_MS))
+end
+
 local function createGroup()
-  local created_at = redis.call("HGET", group, "createdAt")
+  local foreign = foreignKey(group, "hash") or foreignKey(members, "hash") or foreignKey(plan, "hash")
+    or foreignKey(open, "zset") or foreignKey(gone, "hash")
+  if foreign then return redis.error_reply(foreign) end
+  local created_at = redis.call("HGET", group, "createdAt") or redis.call("HGET", gone, "createdAt")
   if created_at then return tonumber(created_at) end
 
   local queues = {}
   local owner = queueAt(base)
-  local foreign = foreignKey(owner)
+  foreign = foreignOf(owner, TYPES)
   for i, queue_base in ipairs(a.queues) do
     queues[i] = { queue = queueAt(queue_base), count = 0 }
-    foreign = foreign or foreignKey(queues[i].queue)
+    foreign = foreign or foreignOf(queues[i].queue, TYPES)
+  end
+  for _, job in ipairs(a.jobs) do
+    local to = queues[job.queue]
+    if job.lane and not to.has_lanes then
+      to.has_lanes = true
+      foreign = foreign or foreignOf(to.queue, LANE_TYPES)
+    end
   end
   for _, target in pairs(a.targets) do
-    foreign = foreign or foreignKey(queueAt(target))
+    foreign = foreign or foreignOf(queueAt(target), TYPES)
   end
   if foreign then return redis.error_reply(foreign) end
   local isLaneFullFor
@@ -96,8 +127,17 @@ local function createGroup()
   redis.call("HSET", group, unpack(record))
   redis.call("ZADD", groups, stamp(now), a.id)
   redis.call("SADD", owner.de, "groups")
+  readGate(owner) -- a queue is known by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
     if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
+  end
+  if a.timeout_ms then
+    for _, queue_base in ipairs(a.queues) do
+      shareDeadline(queue_base, now + a.timeout_ms)
+    end
+    for _, target in pairs(a.targets) do
+      shareDeadline(target, now + a.timeout_ms)
+    end
   end
   redis.call("ZADD", open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms), a.id)
 

@@ -16,6 +16,6 @@ local a = cmsgpack.unpack(ARGV[1])
 local cutoff = a.cutoff_ms or clock() - a.grace_ms
 local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, a.slice)
 for _, id in ipairs(ids) do
-  deleteGroup(base, id)
+  forgetGroup(base, id)
 end
 return { cutoff, ids }

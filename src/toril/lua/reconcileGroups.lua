@@ -5,8 +5,9 @@
 
   A worker of another make ends a job without knowing of groups, and other tools remove jobs. So every
   open group is looked at from time to time: what the finished sets say of its jobs is what counts.
-  Of a job that is gone only the events can tell how it ended; if they do not, it has failed, and is
-  undone all the same: it may have done its work.
+  Of a job that is gone only the events can tell how it ended. They are read back to the beginning of the
+  group, in slices. If they do not tell, it has failed, and is undone all the same: it may have done its
+  work. If they do not reach back, the group waits for a person.
 
   Keys      base (of the queue that owns the groups), open
   Args      most int (jobs to look at), everything bool (not only what is due), skip int,
@@ -15,7 +16,7 @@
             in how many ms a group is due (-1 for none)
   Emits     group:completed, group:compensating, group:failed, removed, added, waiting
   Keeps     G1, G2, G3
-  Cost      O(most + the largest group), and the last thousand events of a queue from which jobs are gone
+  Cost      O(most + the largest group), and three thousand events of queues from which jobs are gone
 ]]
 local base, open = unpack(KEYS)
 local a = cmsgpack.unpack(ARGV[1])
@@ -25,47 +26,107 @@ local a = cmsgpack.unpack(ARGV[1])
 local now = clock()
 local looked, settled, stayed = 0, 0, 0
 
---- What the last events of a queue tell of its jobs, by their ids.
-local told = {}
-local function lastEvents(queue_base)
-  if told[queue_base] then return told[queue_base] end
-  local ends = {}
-  told[queue_base] = ends
-  local entries = redis.call("XREVRANGE", queue_base .. ":events", "+", "-", "COUNT", 1000)
-  for _, entry in ipairs(entries) do
-    local event = {}
-    for i = 1, #entry[2], 2 do
-      event[entry[2][i]] = entry[2][i + 1]
-    end
-    local known = event.jobId and (ends[event.jobId] or {})
-    if known then
-      ends[event.jobId] = known
-      if event.event == "active" then known.started = true end
-      if not known.state and event.event == "completed" then
-        known.state, known.value = "completed", event.returnvalue
-      elseif not known.state and event.event == "failed" then
-        known.state, known.value = "failed", event.failedReason
-      elseif not known.state and event.event == "removed" then
-        known.state, known.value = "cancelled", "removed"
-      end
-    end
+local SLICE, MOST_SLICES = 1000, 3
+local slices, pages, is_reading = 0, {}, false
+
+--- What an event tells of the job that it names.
+local function hear(ends, fields)
+  local event = {}
+  for i = 1, #fields, 2 do
+    event[fields[i]] = fields[i + 1]
   end
-  return ends
+  if not event.jobId then return end
+  local known = ends[event.jobId] or {}
+  ends[event.jobId] = known
+  if event.event == "active" then
+    known.is_started = true
+  elseif event.event == "added" then
+    known.is_added = true
+  elseif known.state then
+    return
+  elseif event.event == "completed" then
+    known.state, known.value = "completed", event.returnvalue
+  elseif event.event == "failed" then
+    known.state, known.value = "failed", event.failedReason
+  elseif event.event == "removed" then
+    known.state, known.value = "cancelled", "removed"
+  end
+end
+
+--- A slice of the events of a queue, the newest first, up to `last`; nothing when this call has read
+--- enough.
+local function eventsUpTo(queue_base, last)
+  local name = queue_base .. " " .. last
+  if pages[name] then return pages[name] end
+  if slices == MOST_SLICES then return nil end
+  slices = slices + 1
+  local entries = redis.call("XREVRANGE", queue_base .. ":events", last, "-", "COUNT", SLICE)
+  local page = { ends = {}, first = entries[#entries] and entries[#entries][1],
+    is_end = #entries < SLICE }
+  for _, entry in ipairs(entries) do
+    hear(page.ends, entry[2])
+  end
+  pages[name] = page
+  return page
+end
+
+--- Does the log hold everything that was ever told?
+local function isWhole(queue_base)
+  local info = redis.pcall("XINFO", "STREAM", queue_base .. ":events")
+  local told = {}
+  for i = 1, #info, 2 do
+    told[info[i]] = info[i + 1]
+  end
+  return told.length ~= nil and told.length == told["entries-added"]
+end
+
+--- How a job of a group ended that is gone, read from the events back to the group's beginning, over
+--- several calls if that is far. Nothing while it is not known. If the log does not reach back, the job
+--- may be done: an active group waits for a person then.
+local function searchEnd(key, job, queue_base, id)
+  local field, group_id = "x.seek." .. job, string.match(key, "([^:]+)$")
+  local record = redis.call("HMGET", key, field, "createdAt", "state")
+  local last, created_at = record[1] or "+", tonumber(record[2]) or 0
+  local is_told, known = false, {}
+  while last ~= "" and not is_told do
+    local page = eventsUpTo(queue_base, last)
+    if not page then
+      redis.call("HSET", key, field, last)
+      is_reading = true
+      return nil
+    end
+    known = page.ends[id] or {}
+    local began = page.first and tonumber(string.match(page.first, "^%d+")) or math.huge
+    is_told = known.state ~= nil or known.is_added or began < created_at
+      or page.is_end and isWhole(queue_base)
+    last = page.is_end and "" or "(" .. (page.first or "")
+  end
+  if not is_told and record[3] == "ACTIVE" then
+    redis.call("HSET", key, field, "", "x.asks",
+      "job " .. id .. " is gone, and the log of events does not tell how it ended")
+    redis.call("ZADD", askingGroups(base), stamp(now), group_id)
+    return nil
+  end
+  if redis.call("HDEL", key, field, "x.asks") == 2 then
+    redis.call("ZREM", askingGroups(base), group_id)
+  end
+  return { state = known.state or "failed", started = known.is_started or not known.is_added,
+    value = known.value or "it is gone, and nobody knows how it ended", is_silent = not known.state }
 end
 
 local STALLED = "job stalled more than allowable limit"
 
---- How a job ended, if it did: { state, value, at, started, is_open }.
-local function endOf(job)
+--- How a job of a group ended, if it did: { state, value, at, started, is_open }.
+local function endOf(key, job)
   looked = looked + 1
   local queue_base, id = string.match(job, "^(.+):([^:]+)$")
   local hash = redis.call("HMGET", job, "name", "finishedOn", "returnvalue", "failedReason", "ats",
     "x.lost", "defa")
   if not hash[1] then
-    local known = lastEvents(queue_base)[id] or { started = true }
-    return { id = id, state = known.state or "failed", at = 0, started = known.started,
-      is_open = not known.state or known.value == STALLED,
-      value = known.value or "it is gone, and nobody knows how it ended" }
+    local known = searchEnd(key, job, queue_base, id)
+    if not known then return nil end
+    return { id = id, state = known.state, at = 0, started = known.started, value = known.value,
+      is_open = known.is_silent or known.value == STALLED }
   end
   if not hash[2] then return nil end
   if redis.call("ZSCORE", queue_base .. ":completed", id) then
@@ -83,7 +144,7 @@ local function unnoticed(key, suffix)
   local found = {}
   local statuses = redis.call("HGETALL", key .. suffix) -- bounded: members of a group
   for i = 1, #statuses, 2 do
-    local ended = statuses[i + 1] == "pending" and endOf(statuses[i])
+    local ended = statuses[i + 1] == "pending" and endOf(key, statuses[i])
     if ended then
       ended.job = statuses[i]
       found[#found + 1] = ended
@@ -100,7 +161,8 @@ local function memberships(key)
   for i = 1, #plan, 2 do
     if string.match(plan[i], "^%d+$") then
       local member = cmsgpack.unpack(plan[i + 1])
-      by_job[member[1]] = { kind = member[4], number = plan[i] }
+      local is_earlier_run = member[5]
+      if not is_earlier_run then by_job[member[1]] = { kind = member[4], number = plan[i] } end
     end
   end
   return by_job
@@ -115,7 +177,8 @@ local function reconcile(key)
   end
   local undone = unnoticed(key, ":compensations")
   for _, ended in ipairs(undone) do
-    compensationEnded(key, ended.job, ended.state, now)
+    local number = string.match(ended.job, "(%d+)$")
+    compensationEnded(key, number, ended.job, ended.state, nil, now)
   end
   settled = settled + #members + #undone
 end
@@ -161,6 +224,9 @@ for _, id in ipairs(ids) do
   end
   if not state[1] then
     redis.call("ZREM", open, id)
+  elseif is_reading then
+    if not a.everything then redis.call("ZADD", open, now, id) end
+    break
   elseif redis.call("ZSCORE", open, id) then
     stayed = stayed + 1
     local due = now + a.look_again_ms
@@ -172,5 +238,5 @@ end
 local first = redis.call("ZRANGE", open, 0, 0, "WITHSCORES")
 local wait_ms = -1
 if first[2] then wait_ms = math.max(0, tonumber(first[2]) - now) end
-local more = (done < #ids or #ids == 100) and 1 or 0
+local more = (is_reading or done < #ids or #ids == 100) and 1 or 0
 return { settled, more, stayed, wait_ms }

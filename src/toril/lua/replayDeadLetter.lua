@@ -32,21 +32,25 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/place"
 --- @include "includes/deleteJob"
 --- @include "includes/replay"
---- @include "includes/groups"
 local given_data = ARGV[2]
 local given_opts = ARGV[3]
 
 local queue = queueAt(base)
 local source_base = a.prefix .. ":" .. a.source
 
---- Did this very call succeed before, and its reply get lost?
-local function wasReplayed()
-  if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return true end
+--- If this very call succeeded before and its reply got lost, the id of the job; that of a compensation
+--- has a number behind it.
+local function replayedId()
+  if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return a.new_id end
+  local head = a.new_id .. "-c"
   for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
     local fields = entry[2]
-    if fields[2] == "added" and fields[4] == a.new_id then return true end
+    if fields[2] == "added"
+        and (fields[4] == a.new_id or string.sub(fields[4], 1, #head) == head) then
+      return fields[4]
+    end
   end
-  return false
+  return nil
 end
 
 --- Ids are given out in order, so the one in the middle tells which end is nearer.
@@ -73,8 +77,7 @@ local letter = base .. ":" .. a.id
 local known = redis.call("HMGET", letter, "name", "data", "x.letter", "x.data", "x.wrapped",
   "x.replays", "x.member")
 if not known[1] then
-  if a.resend and wasReplayed() then return a.new_id end
-  return -1
+  return a.resend and replayedId() or -1
 end
 if (not given_opts or given_opts == "")
     and not firstData(known[2], readNote(known[3]), known[4], known[5]) then
@@ -97,9 +100,9 @@ if a.has_data then
   if given_opts ~= "" then how.opts = given_opts end
 end
 local sources = {}
-replayLetter(queue, a.id, a.new_id, how, sources, now)
+local new_id = replayLetter(queue, a.id, a.new_id, how, sources, now)
 wakeSources(sources)
 redis.call("HINCRBY", meta, "x.replayed", 1)
 emitTrimmed(queue, readGate(queue), "removed", "jobId", a.id, "prev", place,
-  "queue", a.source, "replayedAs", a.new_id)
-return a.new_id
+  "queue", a.source, "replayedAs", new_id)
+return new_id

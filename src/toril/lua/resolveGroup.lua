@@ -21,6 +21,7 @@ if known.state ~= "FAILED_COMPENSATION" then return known.state end
 local now = clock()
 redis.call("HSET", group, "state", "FAILED", "updatedAt", now, "x.note", a.note, "x.request",
   a.request)
+redis.call("ZREM", askingGroups(base), known.id)
 emitGroup(known, "group:resolved", "note", a.note)
 closeGroup(known, now)
 return "FAILED_COMPENSATION"

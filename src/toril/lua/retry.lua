@@ -7,7 +7,7 @@
   Returns   0
   Refuses   -1  the job does not exist                                    JobNotFoundError
             -3  it is not finished                                        JobNotInStateError
-            -132  its group is over or being undone                       InvalidGroupStateError
+            -132  its group is over, being undone or counts it as done    InvalidGroupStateError
   Emits     waiting
   Keeps     I1
   Cost      O(1)
@@ -21,13 +21,15 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/place"
 --- @include "includes/lanes"
 --- @include "includes/retryJob"
---- @include "includes/groups"
 
 local queue = queueAt(base)
 if wasMade(queue, a.call) then return 0 end
 if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return -1 end
-local membership = redis.call("HGET", base .. ":" .. a.id, "x.group")
-if membership and not a.force and groupStateOf(membership) ~= "ACTIVE" then return -132 end
+local job = base .. ":" .. a.id
+local membership = not a.force and redis.call("HGET", job, "x.group")
+if membership and (redis.call("ZSCORE", completed, a.id) or groupStateOf(membership, job) ~= "ACTIVE") then
+  return -132
+end
 local state = "failed"
 if redis.call("ZREM", failed, a.id) == 0 then
   state = "completed"
@@ -35,6 +37,6 @@ if redis.call("ZREM", failed, a.id) == 0 then
 end
 rememberCall(queue, a.call)
 local gate = readGate(queue)
-retryJob(queue, gate, a.id, state, a.resets_attempts, a.force)
+retryJob(queue, gate, a.id, state, a.resets_attempts)
 wake(queue, gate)
 return 0

@@ -4,7 +4,7 @@
 
   Only jobs that finished up to a time: the first call takes the present, and the caller passes it
   on. What fails again meanwhile is not taken up a second time. Members of groups that are over or
-  being undone stay, unless `force` is given; the caller skips them.
+  being undone or that count them as completed stay, unless `force` is given; the caller skips them.
 
   Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
   Args      state str ("failed" or "completed"), until_ms int?, slice int, skip int,
@@ -23,7 +23,6 @@ local a = cmsgpack.unpack(ARGV[1])
 --- @include "includes/place"
 --- @include "includes/lanes"
 --- @include "includes/retryJob"
---- @include "includes/groups"
 --- @include "includes/damage"
 
 local queue = queueAt(base)
@@ -35,8 +34,10 @@ local count, leaving = 0, {}
 
 local function retryOne(id)
   local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
-  if membership and groupStateOf(membership) ~= "ACTIVE" then return end
-  if retryJob(queue, gate, id, a.state, a.resets_attempts, a.force) then count = count + 1 end
+  if membership then
+    if a.state == "completed" or groupStateOf(membership, base .. ":" .. id) ~= "ACTIVE" then return end
+  end
+  if retryJob(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
   leaving[#leaving + 1] = id
 end
 

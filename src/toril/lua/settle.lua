@@ -198,7 +198,7 @@ function settle.retry(outcome, i, job)
   local reason, stacktrace = nextFailure()
   local known = redis.call("HMGET", job, "name", "priority", "x.group", "x.lane", "atm")
   if not known[1] then return -1 end
-  if known[3] and groupStateOf(known[3]) ~= "ACTIVE" then
+  if known[3] and groupStateOf(known[3], job) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
   end
   local refusal = leaveInBatch(queue, batch, i, outcome)
@@ -220,7 +220,7 @@ function settle.delayed(outcome, i, job)
   local reason, stacktrace = nextFailure()
   local known = redis.call("HMGET", job, "name", "x.group", "x.lane", "atm")
   if not known[1] then return -1 end
-  if known[2] and groupStateOf(known[2]) ~= "ACTIVE" then
+  if known[2] and groupStateOf(known[2], job) ~= "ACTIVE" then
     return giveUp(outcome, i, job, reason, stacktrace)
   end
   local refusal = leaveInBatch(queue, batch, i, outcome)
@@ -248,7 +248,7 @@ function settle.returned(outcome, i, job)
   if refusal then return refusal end
   if known[3] then
     if outcome.begun then noteOpenEnd(job) end
-    if groupStateOf(known[3]) ~= "ACTIVE" then
+    if groupStateOf(known[3], job) ~= "ACTIVE" then
       redis.call("HSET", job, "defa", "its group is being undone")
     end
   end

@@ -159,7 +159,7 @@ local function bringBack(job, id)
   local membership = redis.call("HGET", job, "x.group")
   if membership then
     noteOpenEnd(job)
-    if groupStateOf(membership) ~= "ACTIVE" then
+    if groupStateOf(membership, job) ~= "ACTIVE" then
       redis.call("HSET", job, "defa", "its group is being undone")
     end
   end

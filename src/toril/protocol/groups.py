@@ -13,6 +13,7 @@ from toril.errors import (
     GroupValidationError,
     InvalidGroupStateError,
     InvalidOptionError,
+    JobNotFoundError,
 )
 from toril.protocol import adding, codec, events
 from toril.protocol.adding import Added, Prepared
@@ -29,6 +30,7 @@ LOOK_AGAIN_MS = 30_000
 GROUPS_PER_READ = 200
 GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
+OWNERS_PER_LOOK = 100
 _CANCELLED = "cancelled"
 _LANE_FULL = -121
 
@@ -86,6 +88,9 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     note: str | None = None
     """What ``resolve_group`` was told."""
+    asks: str | None = None
+    """What the group needs to know from a person before it can go on, if it does: see
+    ``complete_member`` and ``fail_member``."""
 
     @property
     def is_finished(self) -> bool:
@@ -123,6 +128,16 @@ def record_key(keys: Keys, group_id: str) -> str:
 
 def _open_key(keys: Keys) -> str:
     return keys.own("groups-open")
+
+
+def _asking_key(keys: Keys) -> str:
+    return keys.own("groups-asking")
+
+
+def _gone_key(keys: Keys, group_id: str) -> str:
+    """What is known for a day of a group that has been forgotten."""
+    check_job_id(group_id)
+    return keys.own(f"groups-gone:{group_id}")
 
 
 # ---------------------------------------------------------------------------- creating
@@ -196,6 +211,7 @@ def create(
             "members": f"{record}:jobs",
             "plan": f"{record}:plan",
             "open": _open_key(owner),
+            "gone": _gone_key(owner, group_id),
         },
         payloads=payloads,
         resend=Resend.NUMBERED,
@@ -261,6 +277,7 @@ _FIELDS = (
     "x.failedJobId",
     "x.reason",
     "x.note",
+    "x.asks",
 )
 
 
@@ -273,8 +290,17 @@ def read(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
     return plain("HMGET", record_key(keys, group_id), *_FIELDS, parse=parse)
 
 
+def read_gone(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
+    """A group that has been forgotten, as it ended; None after a day."""
+
+    def parse(reply: list[Any]) -> GroupInfo | None:
+        return _info(group_id, reply)
+
+    return plain("HMGET", _gone_key(keys, group_id), *_FIELDS, parse=parse)
+
+
 def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
-    name, state, *numbers, failed_job_id, reason, note = values
+    name, state, *numbers, failed_job_id, reason, note, asks = values
     if state is None:
         return None
     counts = [codec.number(value) or 0 for value in numbers]
@@ -291,6 +317,7 @@ def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
         failed_job_id=_optional(failed_job_id),
         reason=_optional(reason),
         note=_optional(note),
+        asks=_optional(asks),
     )
 
 
@@ -362,6 +389,10 @@ def groups(
         raise InvalidOptionError(
             f"state: {error}; the states are {', '.join(GroupState)}"
         ) from error
+    if wanted == {GroupState.FAILED_COMPENSATION}:
+        broken: list[GroupInfo] | None = yield from _not_undone(keys, newest_first=newest_first)
+        if broken is not None:
+            return broken[start : None if end == -1 else end + 1]
     index = f"{keys.base}:groups"
     if start < 0 or end < 0:
         total: int = yield plain("ZCARD", index, parse=int)
@@ -393,6 +424,38 @@ def _read_each(keys: Keys, ids: Sequence[bytes]) -> Plan[list[GroupInfo | None]]
         )
 
     return (yield from readable([reader(codec.name(item)) for item in ids]))
+
+
+def _not_undone(keys: Keys, *, newest_first: bool) -> Plan[list[GroupInfo] | None]:
+    """The groups whose undoing failed, by their index; None if that does not name all of them."""
+    verb = "ZREVRANGE" if newest_first else "ZRANGE"
+    ids: list[bytes] = yield plain(verb, _asking_key(keys), 0, -1, parse=list)
+    found: list[GroupInfo] = []
+    for first in range(0, len(ids), GROUPS_PER_READ):
+        some = ids[first : first + GROUPS_PER_READ]
+        page: list[GroupInfo | None] = yield from _read_each(keys, some)
+        found += [info for info in page if info and info.state is GroupState.FAILED_COMPENSATION]
+    count: int = yield from count_not_undone(keys)
+    return found if len(found) >= count else None
+
+
+def count_not_undone(keys: Keys) -> Plan[int]:
+    """How many groups are FAILED_COMPENSATION: those that are neither open nor ended in order."""
+    total, opened, ended = yield [
+        plain("ZCARD", f"{keys.base}:groups", parse=int),
+        plain("ZCARD", _open_key(keys), parse=int),
+        plain("ZCARD", keys.own("groups-ended"), parse=int),
+    ]
+    return max(0, int(total) - int(opened) - int(ended))
+
+
+def asking(keys: Keys) -> Plan[list[GroupInfo]]:
+    """The groups that wait for a person to say how a member ended."""
+    ids: list[bytes] = yield plain("ZRANGE", _asking_key(keys), 0, GROUPS_PER_READ, parse=list)
+    if not ids:
+        return []
+    page: list[GroupInfo | None] = yield from _read_each(keys, ids)
+    return [info for info in page if info and info.asks and not info.is_finished]
 
 
 def listening_key(group_id: str) -> str:
@@ -470,7 +533,7 @@ def retry_compensation(keys: Keys, group_id: str, *, request: str) -> Command[in
     return script(
         "retryCompensation",
         keys,
-        {"request": request, "look_again_ms": LOOK_AGAIN_MS},
+        {"request": request},
         parse,
         extra={"group": record_key(keys, group_id), "open": _open_key(keys)},
         resend=Resend.SAME,
@@ -496,6 +559,35 @@ def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[No
     )
 
 
+def settle_member(
+    keys: Keys, group_id: str, member: str, state: str, value: bytes, *, request: str
+) -> Command[None]:
+    """Say how a member ended of which nobody knows it; ``value`` is its result or the reason."""
+
+    def parse(code: int) -> None:
+        if code == -131:
+            raise not_found(group_id)
+        if code == -1:
+            raise JobNotFoundError(
+                f"group {group_id!r} has no member {member!r}, or several of that name; give its id"
+            )
+        if code == -132:
+            raise InvalidGroupStateError(
+                f"group {group_id!r} does not ask how member {member!r} ended; get_group_jobs tells"
+            )
+
+    record = record_key(keys, group_id)
+    return script(
+        "settleMember",
+        keys,
+        {"request": request, "member": member, "state": state},
+        parse,
+        extra={"group": record, "members": f"{record}:jobs", "plan": f"{record}:plan"},
+        payloads=[value],
+        resend=Resend.SAME,
+    )
+
+
 def clean(keys: Keys, *, grace_ms: int, limit: int) -> Plan[list[str]]:
     """Forget groups that ended more than ``grace_ms`` ago; at most ``limit`` unless it is 0."""
     gone: list[str] = []
@@ -512,6 +604,32 @@ def clean(keys: Keys, *, grace_ms: int, limit: int) -> Plan[list[str]]:
         gone += [codec.text(item) for item in ids]
         if len(ids) < wanted or 0 < limit <= len(gone):
             return gone
+
+
+class Due(msgspec.Struct, frozen=True):
+    """The queues whose groups are to be looked at now, and when the next will be."""
+
+    owners: list[Keys]
+    wait_ms: int | None
+
+
+def due(keys: Keys) -> Command[Due]:
+    """Whose groups are due, of those that a worker of this queue minds."""
+
+    def parse(reply: list[Any]) -> Due:
+        bases, wait_ms = reply
+        names = [codec.text(base).removeprefix(f"{keys.prefix}:") for base in bases]
+        owners = [keys.sibling(name) for name in names]
+        return Due(owners, None if wait_ms < 0 else wait_ms)
+
+    return script(
+        "dueGroups",
+        keys,
+        {"most": OWNERS_PER_LOOK},
+        parse,
+        extra={"open": _open_key(keys), "deadlines": keys.own("group-deadlines")},
+        resend=Resend.SAME,
+    )
 
 
 class Reconciled(msgspec.Struct, frozen=True):

@@ -30,8 +30,9 @@ def retry(
     def parse(code: int) -> None:
         if code == -132:
             raise InvalidGroupStateError(
-                f"job {job_id!r} belongs to a group that is over or being undone, so running it"
-                f" again could not be undone; pass force=True to run it all the same"
+                f"job {job_id!r} belongs to a group that is over or being undone, or that counts it"
+                f" as completed, so running it again could not be undone; pass force=True to run it"
+                f" all the same"
             )
         refuse(code)
 

@@ -33,6 +33,7 @@ from toril.worker.active_job import ActiveJob, Writer
 from toril.worker.burial import Burial
 from toril.worker.events import Emitter
 from toril.worker.failure_log import FailureLog
+from toril.worker.group_keeper import GroupKeeper
 from toril.worker.lease import Lease
 from toril.worker.pump import Pump
 from toril.worker.recover import Sweeper
@@ -49,13 +50,14 @@ Perform = Callable[[ActiveJob], Awaitable[Attempt]]
 class Crew:
     """Starts jobs, stops them, and gives the pump what became of them.
 
-    ``pump``, ``lease`` and ``sweeper`` are set by whoever puts the worker together: the first two
-    know the crew too.
+    ``pump``, ``lease``, ``sweeper`` and ``keeper`` are set by whoever puts the worker together: the
+    first two know the crew too.
     """
 
     pump: Pump
     lease: Lease
     sweeper: Sweeper
+    keeper: GroupKeeper
 
     def __init__(
         self,
@@ -87,6 +89,8 @@ class Crew:
     def read(self, words: list[Any], token: str) -> ActiveJob:
         job_id = codec.name(words.pop())
         fields = fields_of(words)
+        if b"x.group" in fields:
+            self.keeper.meet()
         return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
 
     def start_job(self, job: ActiveJob, received: Confirmation) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import time
 from collections.abc import Sequence
 
 from toril.client.connection import Connection
@@ -15,42 +17,68 @@ from toril.protocol.keys import COMPENSATION_SUFFIX, Keys
 logger = get_logger("toril.worker")
 
 LOOK_FOR_GROUPS_S = 15.0
-"""How often a queue without open groups is asked whether it has any."""
-LOOK_AT_GROUPS_S = 5.0
-"""How long a worker waits at most while groups are open: one with a short time may come."""
+"""How often the open groups of its queues are asked for, whether they are due or not."""
+LOOK_FOR_DUE_S = 5.0
+"""How often a worker that knows of no open groups asks whether some are due."""
+LOOK_AT_GROUPS_S = 1.5
+"""How long it waits at most while groups are open: one with a short time limit may come."""
+MET_S = 0.5
+"""How long it waits after it took a job of a group: there may be more."""
 
 
 class GroupKeeper:
-    """Looks from time to time whether the groups that a queue owns are settled.
+    """Looks from time to time whether the groups are settled that a worker minds.
 
+    These are the groups that its queue owns, and those with a time limit that have members there.
     Members that a worker of BullMQ ran are settled by this, and groups whose time is up cancelled.
     """
 
     def __init__(self, connection: Connection, owners: Sequence[Keys]) -> None:
         self._connection = connection
         self._owners = owners
+        self._has_met_one = asyncio.Event()
+
+    def meet(self) -> None:
+        """A job of a group was taken: its group may be new, and have a short time limit."""
+        self._has_met_one.set()
 
     async def run(self) -> None:
-        pause_s = LOOK_AT_GROUPS_S
+        pause_s = LOOK_FOR_DUE_S
+        looked_at = time.monotonic()
         while True:
-            await asyncio.sleep(pause_s * random.uniform(1.0, 1.05))
-            pause_s = LOOK_FOR_GROUPS_S
+            await self._rest(pause_s * random.uniform(1.0, 1.05))
+            pause_s = LOOK_FOR_DUE_S
             try:
+                if time.monotonic() - looked_at >= LOOK_FOR_GROUPS_S:
+                    looked_at = time.monotonic()
+                    for keys in self._owners:
+                        await self.keep(keys)
                 for keys in self._owners:
-                    pause_s = min(pause_s, await self.keep(keys))
+                    pause_s = min(pause_s, await self._keep_due(keys))
             except TorilError as error:
                 logger.warning("open groups could not be looked at: %s", error)
             except Exception:
                 logger.exception("open groups could not be looked at")
 
-    async def keep(self, keys: Keys) -> float:
-        """Settle what is due now; returns after how many seconds to look again."""
-        while True:
-            look = await self._connection.run(groups.reconcile(keys))
-            if look.wait_ms is None:
-                return LOOK_FOR_GROUPS_S
-            if look.wait_ms > 0:
-                return min(look.wait_ms / 1000, LOOK_AT_GROUPS_S)
+    async def _rest(self, pause_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_met_one.wait(), pause_s)
+            await asyncio.sleep(min(pause_s, MET_S))
+        self._has_met_one.clear()
+
+    async def _keep_due(self, keys: Keys) -> float:
+        """Settle what is due of what a worker of this queue minds; returns when to look again."""
+        due = await self._connection.run(groups.due(keys))
+        for owner in due.owners:
+            await self.keep(owner)
+        if due.wait_ms is None:
+            return LOOK_FOR_DUE_S
+        return min(due.wait_ms / 1000, LOOK_AT_GROUPS_S) if due.wait_ms else LOOK_AT_GROUPS_S
+
+    async def keep(self, keys: Keys) -> None:
+        """Settle what is due now of the groups that a queue owns."""
+        while (await self._connection.run(groups.reconcile(keys))).wait_ms == 0:
+            pass
 
 
 def owners_of(keys: Keys) -> list[Keys]:

@@ -171,7 +171,7 @@ class Worker:
             drain_delay_ms=_ms(self.options.drain_delay),
             introduce=self._introduce,
         )
-        self._keeper = GroupKeeper(self._connection, owners_of(self.keys))
+        self._keeper = self._crew.keeper = GroupKeeper(self._connection, owners_of(self.keys))
         self._sweeper = self._crew.sweeper = Sweeper(
             self._connection,
             self.keys,

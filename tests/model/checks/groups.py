@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,13 +15,14 @@ from tests.model.view import Queue, View
 from tests.model.world import Node
 
 ENDS = ("completed", "failed", "cancelled")
+_JOB_IN_PLAN = re.compile(r":j(\d+)")
 OVER = ("COMPLETED", "FAILED", "FAILED_COMPENSATION")
 MAPPED = 2
 """So many members can be undone, the first ones."""
 
 
 def group_problems(view: View, queue: Queue) -> Iterator[str]:
-    for part in ("groups", "toril:groups-open", "toril:groups-ended"):
+    for part in ("groups", "toril:groups-open", "toril:groups-ended", "toril:groups-asking"):
         cell = view.keys.get(f"{queue.base}:{part}")
         for group_id in cell.scores if cell is not None else ():
             if group_id not in queue.groups:
@@ -45,16 +47,29 @@ class _Group:
         self.state = record["state"]
         self.members = self._part("jobs")
         self.undoings = self._part("compensations")
-        undo = queue.group_parts.get(f"{group_id}:undo")
-        self.undo = undo.content if undo is not None else []
-        tried = queue.group_parts.get(f"{group_id}:tried")
-        self.tried = tried.content if tried is not None else []
+        plan = self._part("plan")
+        total = int(record["totalJobs"])
+        # A member that completed and was forced to run again has a second number for its first run.
+        self.repeated = {
+            number: str(int(_JOB_IN_PLAN.findall(plan[number])[0]) - 1)
+            for number in plan
+            if number.isdecimal() and int(number) >= total
+        }
+        self.undo = self._numbers("undo")
+        self.tried = self._numbers("tried")
         self.live = [key for key, status in self.members.items() if status == "pending"]
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
 
     def _part(self, name: str) -> dict[str, str]:
         cell = self._queue.group_parts.get(f"{self._id}:{name}")
         return {} if cell is None else cell.pairs
+
+    def _numbers(self, name: str) -> list[str]:
+        cell = self._queue.group_parts.get(f"{self._id}:{name}")
+        return [] if cell is None else cell.content
+
+    def as_members(self, numbers: list[str]) -> list[str]:
+        return [self.repeated.get(number, number) for number in numbers]
 
     def problems(self) -> Iterator[str]:
         yield from self._counts()
@@ -118,6 +133,10 @@ class _Group:
             yield "group is not in the index"
         if (opened is not None and self._id in opened.scores) != (self.state not in OVER):
             yield f"group is {self.state}; it counts as open: {opened}"
+        asking = self._view.keys.get(f"{base}:toril:groups-asking")
+        is_broken = self.state == "FAILED_COMPENSATION"
+        if (asking is not None and self._id in asking.scores) != is_broken:
+            yield f"group is {self.state}; it asks for a person: {asking}"
         is_closed = self.state in ("COMPLETED", "FAILED")
         if (ended is not None and self._id in ended.scores) != is_closed:
             yield f"group is {self.state}; it counts as ended: {ended}"
@@ -125,9 +144,13 @@ class _Group:
     def _places(self) -> Iterator[str]:
         for key, status in self.undoings.items():
             place = self._view.place_of(key)
-            if (status == "pending") != (place is not None and place not in FINISHED):
+            # Brought back by another tool it waits, and its group learns of it when it is taken.
+            is_under_way = place is not None and place not in FINISHED
+            if (status == "pending") != is_under_way and (status, place) != ("failed", "wait"):
                 yield f"compensation {key} is {status} and in {place}"
             number = key.rpartition("-c")[2]
+            if number in self.repeated:
+                continue
             member = f"{self._queue.base}:j{int(number) + 1}"
             if self.members[member] == "pending" or number in self.undo:
                 yield f"{key} undoes {member}, which is {self.members[member]}"
@@ -145,6 +168,10 @@ class _Group:
             for key, status in self.members.items()
             if (status == "completed" or key.rpartition(":")[2] in begun)
             and int(key.rpartition(":j")[2]) <= MAPPED
+        } | {
+            f"{self._id}-c{number}"
+            for number, member in self.repeated.items()
+            if int(member) < MAPPED
         }
         if wanted != {key.rpartition(":")[2] for key in self.undoings}:
             yield f"group is {self.state}; {wanted} are to be undone and {self.undoings} were"
@@ -155,11 +182,13 @@ class _Group:
             yield f"{self.undoings} were undone, and {self.tried} were tried"
         for key in self.undoings:
             job = self._view.keys.get(key)
-            number = int(key.rpartition("-c")[2]) + 1
+            undone = key.rpartition("-c")[2]
+            number = int(self.repeated.get(undone, undone)) + 1
             if job is None:
                 continue
             data = json.loads(job.pairs["data"])
-            is_done = self.members[f"{self._queue.base}:j{number}"] == "completed"
+            member = f"{self._queue.base}:j{number}"
+            is_done = undone in self.repeated or self.members[member] == "completed"
             if data["originalReturnValue"] != (f"result of j{number}" if is_done else None):
                 yield f"{key} undoes with {data}"
 
@@ -170,8 +199,11 @@ def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator
         _Group(view, view.queues[name], group_id, view.queues[name].groups[group_id])
         for view in (before, after)
     )
-    if now.state == "ACTIVE" and now.undo[: len(was.undo)] != was.undo:
+    done = now.as_members(now.undo)[: len(was.undo)]
+    if now.state == "ACTIVE" and done != was.as_members(was.undo):
         yield f"{was.undo} completed and is {now.undo} now"
+    if len(now.repeated) != len(was.repeated):
+        return
     newly = now.tried[len(was.tried) :]
     is_reverse = now.record.get("x.order") == "reverse"
     in_order = now.undo + newly[::-1] if is_reverse else newly + now.undo
@@ -205,7 +237,9 @@ def group_step_problems(
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
-            if old != new:
+            if old == "FAILED_COMPENSATION" and new == "COMPENSATING":
+                wanted.append(b"group:retrying")
+            elif old != new:
                 wanted.append(GROUP_EVENTS[new])
         if before.queues[name].groups.keys() - queue.groups.keys():  # over and forgotten
             wanted = [*wanted, *told[-1:]]
@@ -221,8 +255,8 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
         key, _, kind = job.get("x.group", "").rpartition(":")
         if where != name or b"active" not in told or not key or kind.startswith("c"):
             continue
-        cell = before.keys.get(key) if key in after.keys else None  # forgotten meanwhile
-        state = "ACTIVE" if cell is None else cell.pairs["state"]
+        cell = before.keys.get(key)
+        state = "forgotten" if cell is None else cell.pairs["state"]
         if (
             state != "ACTIVE"
             and "x.forced" not in job

@@ -39,11 +39,11 @@ REMOVES_ORPHANS = Client(
 )
 
 
-def retried_by_bullmq(job_id: str, state: str = "failed") -> Client:
+def retried_by_bullmq(job_id: str, state: str = "failed", queue: str = "q") -> Client:
     def make(view: View) -> Request | None:
-        if job_id not in view.queues["q"].order.get(state, ()):
+        if job_id not in view.queues[queue].order.get(state, ()):
             return None
-        return Request("retryFinished", (f"{PREFIX}:q:",), (job_id, state))
+        return Request("retryFinished", (f"{PREFIX}:{queue}:",), (job_id, state))
 
     return Client(f"BullMQ retries {job_id}, which {state}", make)
 

@@ -129,4 +129,25 @@ BESIDE = World(
     may_remove=True,
 )
 
-WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE)
+
+def _undo_again(view: View) -> Any:
+    if "g-c0" not in view.queues["q:compensation"].order.get("failed", ()):
+        return None
+    return moving.retry(keys_of("q:compensation"), "g-c0", call="undo it again")
+
+
+BROKEN = World(
+    "a group that could not be undone",
+    QUEUES,
+    ONE_WORKER,
+    (group(names=("one", "two")),),
+    (
+        retried_by_bullmq("g-c0", queue="q:compensation"),
+        Client("undo it again", _undo_again),
+    ),
+    ends=failing("two", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+
+WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN)

@@ -2,9 +2,16 @@
 --- @include "includes/lanes"
 --- @include "includes/deleteJob"
 --- @include "includes/openEnd"
+--- @include "includes/deduplication"
+--- @include "includes/takeOut"
+--- @include "includes/splitKey"
 --- Take the members of a group out of their queues that are not running.
 
 local SHORT_LIST = 2000
+
+--- What a job in a list too long to search is doomed with. It is no dead letter then, even if its group
+--- has been forgotten when its turn comes.
+local CANCELLED = "its group was cancelled"
 
 --- Take ids out of a list; returns those that were in it. A few are searched one by one, from the
 --- old end; for many the list is written anew without them.
@@ -46,22 +53,54 @@ local function removeFromSet(queue, name, ids, places)
   return others
 end
 
+local MOST_CHILDREN = 1000
+
+--- Remove the children that a job waits for, and theirs, unless somebody runs them. What is more than one
+--- call may do stays, and runs for nobody.
+local function removeChildren(queue, job, budget)
+  local cursor = "0"
+  repeat
+    local page = redis.call("SSCAN", job .. ":dependencies", cursor, "COUNT", 100)
+    cursor = page[1]
+    for _, child in ipairs(page[2]) do
+      local base, id = splitKey(child, queue.base)
+      if base and budget.left > 0 and redis.call("EXISTS", child .. ":lock") == 0 then
+        local of = queueAt(base)
+        budget.left = budget.left - 1 - math.floor(redis.call("LLEN", of.wait) / 1000)
+        local place = takeOut(of, id)
+        removeChildren(of, child, budget)
+        forgetDeduplication(of, id, redis.call("HGET", child, "deid"))
+        deleteJob(child)
+        emit(of, "removed", "jobId", id, "prev", place)
+        if rawget(of, "lanes") then wakeForLanes(of, readGate(of)) end
+      end
+    end
+  until cursor == "0"
+end
+
 --- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
 --- long list a job stays, marked so that whoever takes it fails it without running it.
-local function pullOut(queue, ids, started, known)
+local function pullOut(queue, ids, started, known, released)
   local places, plain, listed = {}, {}, {}
   for _, id in ipairs(ids) do
     local lane = known[id][3]
     if lane then
       places[id] = pullFromLane(queue, lane, id)
+      if not places[id] and redis.call("ZREM", queue.waiting_children, id) == 1 then
+        leaveLane(queue, lane, id)
+        places[id] = "waiting-children"
+      end
     else
       plain[#plain + 1] = id
     end
   end
   plain = removeFromSet(queue, "delayed", plain, places)
   plain = removeFromSet(queue, "prioritized", plain, places)
+  plain = removeFromSet(queue, "waiting-children", plain, places)
   for _, id in ipairs(plain) do
-    if not (started[id] and redis.call("LPOS", queue.active, id)) then
+    -- What gives its lock back in this call may still stand in `active`, and leaves it at the end.
+    local is_leaving = released[queue.base .. ":" .. id .. ":lock"]
+    if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then
       listed[#listed + 1] = id
     end
   end
@@ -79,7 +118,7 @@ local function pullOut(queue, ids, started, known)
       listed = rest
     elseif #listed > 0 and length > SHORT_LIST then
       for _, id in ipairs(listed) do
-        redis.call("HSET", queue.base .. ":" .. id, "defa", "its group was cancelled")
+        redis.call("HSET", queue.base .. ":" .. id, "defa", CANCELLED)
         places[id] = "marked"
       end
       listed = {}
@@ -111,8 +150,8 @@ local function cancelJobs(base, job_keys, released)
     end
   end
 
-  local cancelled, undone, removed = {}, {}, {}
-  local places = pullOut(queue, ids, started, known)
+  local cancelled, undone, removed, budget = {}, {}, {}, { left = MOST_CHILDREN }
+  local places = pullOut(queue, ids, started, known, released)
   if has_lanes then wakeForLanes(queue, readGate(queue)) end
   for _, id in ipairs(ids) do
     local place = places[id]
@@ -124,6 +163,7 @@ local function cancelJobs(base, job_keys, released)
       if started[id] and (kind == "f" or kind == "m" and is_open) then
         undone[#undone + 1] = number
       end
+      if place == "waiting-children" then removeChildren(queue, job, budget) end
       if place ~= "marked" then
         removed[#removed + 1] = job
         emit(queue, "removed", "jobId", id, "prev", place)

@@ -61,7 +61,7 @@ local function finishJob(queue, gate, ended, known, points, now)
     local run = redis.call("HMGET", job, "ats", "x.lost", "defa")
     started = started or run[1] ~= false
     is_open = isOpenEnd(run[1], run[2], run[3])
-    if wasCancelled(known.group, job) then
+    if wasCancelled(known.group, job, run[3]) then
       keep, trouble = { count = 0 }, nil
     end
   end
@@ -113,7 +113,8 @@ local function finishJob(queue, gate, ended, known, points, now)
   end
   if known.group then
     groupOnSettled(known.group, job, state,
-      { id = id, value = value, started = started, is_open = is_open, released = ended.released }, now)
+      { id = id, value = value, started = started, is_open = is_open, released = ended.released,
+        letter = letter_id and ended.dead_letters.prefix .. letter_id }, now)
   end
   return letter_id
 end

@@ -17,11 +17,17 @@
 --- Beside the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
 --- `:undo` the numbers of what is to be undone in the order of completion, `:results` their return
 --- values, `:compensations` how each undoing ended, `:tried` their numbers in the order of trying.
+--- In the record `x.letter.N` is the dead letter that the undoing of member N became.
 
 local MOST_AT_ONCE = 250
+local LOOK_AGAIN_MS = 30000
 
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 local function endedGroups(owner) return owner .. ":toril:groups-ended" end
+--- Those that need a person: their undoing failed, or nobody knows how a member ended. Workers of older
+--- versions do not write this index, so whoever reads it compares.
+local function askingGroups(owner) return owner .. ":toril:groups-asking" end
+local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id end
 
 --- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
 --- say then.
@@ -63,6 +69,21 @@ local function deleteGroup(owner, id)
   redis.call("ZREM", owner .. ":groups", id)
   redis.call("ZREM", openGroups(owner), id)
   redis.call("ZREM", endedGroups(owner), id)
+  redis.call("ZREM", askingGroups(owner), id)
+end
+
+local KNOWN_MS = "86400000"
+
+--- Forget a group that has ended. How it did stays known for a day: to whoever waits for it, and to a
+--- call that comes late and would create it again.
+local function forgetGroup(owner, id)
+  local key, gone = owner .. ":groups:" .. id, goneGroup(owner, id)
+  if redis.call("EXISTS", key) == 1 then
+    redis.call("HDEL", key, "compensation", "x.keep")
+    redis.call("RENAME", key, gone)
+    redis.call("PEXPIRE", gone, KNOWN_MS)
+  end
+  deleteGroup(owner, id)
 end
 
 --- Forget finished groups as a retention asks, at most a hundred in one call.
@@ -79,7 +100,7 @@ local function retainGroups(owner, keep, now)
     end
   end
   for _, id in ipairs(ids) do
-    deleteGroup(owner, id)
+    forgetGroup(owner, id)
   end
 end
 
@@ -116,7 +137,12 @@ local function endGroup(group, state, now)
       compensationResults(group))
   end
   -- A group whose undoing failed is kept until somebody has looked at it.
-  if state ~= "FAILED_COMPENSATION" then closeGroup(group, now) end
+  if state == "FAILED_COMPENSATION" then
+    redis.call("ZADD", askingGroups(group.owner), stamp(now), group.id)
+    return
+  end
+  if state == "FAILED" then redis.call("ZREM", askingGroups(group.owner), group.id) end
+  closeGroup(group, now)
 end
 
 --- An id in the queue at `base` that no job has: somebody may have chosen the one that comes first. The
@@ -128,6 +154,13 @@ local function freeId(base, head, number)
     id = head .. tries .. "-" .. number
   end
   return id
+end
+
+--- The options of a job that undoes. Whoever it calls knows it by its membership: that is the same
+--- however often the job is made anew.
+local function undoOpts(opts, membership)
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":'
+    .. cjson.encode(membership) .. "}"
 end
 
 --- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
@@ -163,8 +196,9 @@ local function undoNext(group, now)
       .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (values[i] or "null")
       .. ',"compensationData":' .. how.data .. "}"
     local new_id = freeId(target, group.id .. "-c", number)
-    insertJob(to.queue, to.gate, { id = new_id, name = how.name, group = group.key .. ":c" .. number },
-      data, how.opts, now)
+    local membership = group.key .. ":c" .. number
+    insertJob(to.queue, to.gate, { id = new_id, name = how.name, group = membership }, data,
+      undoOpts(how.opts, membership), now)
     to.count = to.count + 1
     written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
   end
@@ -263,15 +297,16 @@ local function memberEnded(key, kind, number, job, state, ended, now)
   end
 end
 
---- A job that undoes a member ended. One that failed, was retried by hand and completed then makes up
---- for its failure.
-local function compensationEnded(key, job, state, now)
+--- A job that undoes a member ended; `letter` is the key of the dead letter that it became. One that
+--- failed, was run again by a worker of BullMQ and completed then makes up for its failure.
+local function compensationEnded(key, number, job, state, letter, now)
   local before = redis.call("HGET", key .. ":compensations", job)
   local is_repaired = before and before ~= "pending" and before ~= "completed" and state == "completed"
   if before ~= "pending" and not is_repaired then return end
   local group = readGroup(key)
   if not group then return end
   redis.call("HSET", key .. ":compensations", job, state)
+  if letter then redis.call("HSET", key, "x.letter." .. number, letter) end
   if before == "pending" then
     group.running = redis.call("HINCRBY", key, "x.running", "-1")
   end
@@ -291,23 +326,126 @@ local function groupOnSettled(membership, job, state, ended, now)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return end
   if kind == "c" then
-    compensationEnded(key, job, state, now)
+    compensationEnded(key, number, job, state, ended.letter, now)
   else
     memberEnded(key, kind, number, job, state, ended, now)
   end
 end
 
---- May a member that has not ended run again? Not when its group is being undone.
-local function groupStateOf(membership)
-  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
-  if not key or kind == "c" then return "ACTIVE" end
-  -- Anybody can write anything into a job: a key that is no group stops nobody else.
+--- The job that undoes member `number`, and how it ended.
+local function findCompensation(key, number)
+  local ended = redis.call("HGETALL", key .. ":compensations") -- bounded: members of a group
+  for i = 1, #ended, 2 do
+    if string.match(ended[i], "(%d+)$") == number then return ended[i], ended[i + 1] end
+  end
+  return nil, nil
+end
+
+local function isBroken(status)
+  return status ~= nil and status ~= false and status ~= "pending" and status ~= "completed"
+end
+
+--- The state of the group with this record. Anybody can write anything into a job: a key that is no
+--- group stops nobody else.
+local function readState(key)
   local state = redis.pcall("HGET", key, "state")
-  return type(state) == "string" and state or "ACTIVE"
+  if type(state) == "table" then return "ACTIVE" end
+  return state or "FORGOTTEN"
+end
+
+--- May a job of a group run, or run again? "ACTIVE" if it may, else the state of its group. Without a
+--- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
+--- while its group is not over; `job` is its key, unless a dead letter stands for it.
+--- With `is_again` a member that its group counts as completed may not: it would be undone only once.
+local function groupStateOf(membership, job, is_again)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return "ACTIVE" end
+  if kind ~= "c" then
+    local state = readState(key)
+    if state ~= "ACTIVE" or not is_again then return state end
+    return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
+  end
+  local status
+  if job then
+    status = redis.call("HGET", key .. ":compensations", job)
+  else
+    job, status = findCompensation(key, number)
+    if status == "pending" then return "COMPENSATING" end
+  end
+  if status == "pending" then return "ACTIVE" end
+  local state = readState(key)
+  local is_open = state == "COMPENSATING" or state == "FAILED_COMPENSATION"
+  return is_open and isBroken(status) and "ACTIVE" or state
+end
+
+--- A group that could not be undone is being undone again; `count` compensations are tried again.
+local function reopenGroup(group, count, now)
+  group.state = "COMPENSATING"
+  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", stamp(now))
+  redis.call("ZADD", openGroups(group.owner), stamp(now + LOOK_AGAIN_MS), group.id)
+  redis.call("ZREM", askingGroups(group.owner), group.id)
+  emitGroup(group, "group:retrying", "count", digits(count))
+end
+
+--- The compensation `before`, which failed, is to run again as `job`: its group waits for it from now
+--- on. Returns false, and changes nothing, if its group does not.
+local function reviveCompensation(key, before, job, now)
+  local group = before and isBroken(redis.call("HGET", key .. ":compensations", before))
+    and readGroup(key)
+  if not group or group.state ~= "COMPENSATING" and group.state ~= "FAILED_COMPENSATION" then
+    return false
+  end
+  if before ~= job then redis.call("HDEL", key .. ":compensations", before) end
+  redis.call("HSET", key .. ":compensations", job, "pending")
+  redis.call("HINCRBY", key, "x.running", "1")
+  redis.call("HINCRBY", key, "x.broken", "-1")
+  if group.state == "FAILED_COMPENSATION" then reopenGroup(group, 1, now) end
+  return true
+end
+
+--- A member that has completed is to run once more in its active group. What it did at first becomes an
+--- entry of its own in the plan, so that both are undone.
+local function repeatMember(key, number, job)
+  local group = readGroup(key)
+  if not group or group.state ~= "ACTIVE" then return false end
+  if redis.call("HGET", key .. ":jobs", job) ~= "completed" then return true end
+  local first = digits(group.total - 1 + redis.call("HINCRBY", key, "x.repeats", "1"))
+  local member = cmsgpack.unpack(redis.call("HGET", key .. ":plan", number))
+  member[5] = true
+  redis.call("HSET", key .. ":plan", first, cmsgpack.pack(member))
+  if redis.call("LINSERT", key .. ":undo", "BEFORE", number, first) > 0 then
+    redis.call("LREM", key .. ":undo", "1", number)
+    redis.call("HSET", key .. ":results", first, redis.call("HGET", key .. ":results", number) or "null")
+  end
+  redis.call("HSET", key .. ":jobs", job, "pending")
+  redis.call("HINCRBY", key, "completedCount", "-1")
+  return true
+end
+
+--- A job of a group is started that was started before: a tool that knows nothing of groups may have
+--- brought it back.
+local function groupOnTaken(membership, job, now)
+  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
+  if kind == "c" then reviveCompensation(key, job, job, now) end
+end
+
+--- Somebody lets a finished job of a group run again. If the group does not count on that it runs only
+--- because it is forced.
+local function groupOnRetried(membership, job, now)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return end
+  local is_counted
+  if kind == "c" then
+    is_counted = reviveCompensation(key, job, job, now)
+  else
+    is_counted = repeatMember(key, number, job)
+  end
+  if not is_counted then redis.call("HSET", job, "x.forced", "1") end
 end
 
 --- Was this member cancelled while it waited in a list too long to search?
-local function wasCancelled(membership, job)
+local function wasCancelled(membership, job, doom)
+  if doom == CANCELLED then return true end
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
   return key ~= nil and kind ~= "c" and redis.call("HGET", key .. ":jobs", job) == "cancelled"
 end

@@ -14,6 +14,7 @@
 --- @include "includes/jsonText"
 --- @include "includes/letterNote"
 --- @include "includes/spliceMeta"
+--- @include "includes/groups"
 
 local LONGEST_HISTORY = 8192
 
@@ -86,11 +87,24 @@ local function isAgainstLane(note, changes)
     and ((changes.priority or 0) > 0 or changes.lifo == true)
 end
 
+--- A compensation that comes back belongs to its group as before. The number of its member stands at
+--- the end of its id, as in that of every compensation. Returns its id, and its membership if it has one.
+local function joinGroup(membership, base, new_id, now)
+  local key, number = string.match(membership or "", "^(.*):c(%d+)$")
+  if not key then return new_id, nil end
+  local id = new_id .. "-c" .. number
+  if not reviveCompensation(key, findCompensation(key, number), base .. ":" .. id, now) then
+    return new_id, nil
+  end
+  redis.call("HDEL", key, "x.letter." .. number)
+  return id, membership
+end
+
 --- The caller ends with wakeSources(sources).
 local function replayLetter(dead_letters, id, new_id, how, sources, now)
   local key = dead_letters.base .. ":" .. id
   local known = redis.call("HMGET", key, "name", "data", "timestamp", "x.letter", "x.data",
-    "x.wrapped", "x.replays", "x.history", "x.original")
+    "x.wrapped", "x.replays", "x.history", "x.original", "x.member")
   local letter = { id = id, at = tonumber(known[3]) or 0, note = readNote(known[4]) or {} }
   local note, raw = letter.note, known[5]
   local first = firstData(known[2], note, raw, known[6])
@@ -101,8 +115,10 @@ local function replayLetter(dead_letters, id, new_id, how, sources, now)
 
   local base = how.prefix .. ":" .. how.source
   local source = sourceAt(sources, base)
+  local membership
+  new_id, membership = joinGroup(known[10], base, new_id, now)
   local changes = how.changes or {}
-  local job = { id = new_id, name = known[1],
+  local job = { id = new_id, group = membership, name = known[1],
     priority = changes.lane and 0 or changes.priority or how.priority or note.priority or 0,
     delay = changes.delay or how.keep_delay and (how.delay or note.delay) or 0,
     run_at = changes.run_at, lifo = changes.lifo,

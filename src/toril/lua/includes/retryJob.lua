@@ -12,14 +12,12 @@ local function relinkToParent(job, parent_key)
 end
 
 --- Let a job run again that is out of `state`, completed or failed. Returns nothing for an id
---- without a job. One that `is_forced` runs although its group is over or being undone.
-local function retryJob(queue, gate, id, state, resets_attempts, is_forced)
+--- without a job.
+local function retryJob(queue, gate, id, state, resets_attempts)
   local job = queue.base .. ":" .. id
   local known = redis.call("HMGET", job, "name", "priority", "parentKey", "opts", "x.lane", "x.group")
   if not known[1] then return false end
-  if is_forced and known[6] and groupStateOf(known[6]) ~= "ACTIVE" then
-    redis.call("HSET", job, "x.forced", "1")
-  end
+  if known[6] then groupOnRetried(known[6], job, clock()) end
   redis.call("HDEL", job, "finishedOn", "processedOn", "defa", "x.cancel",
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then

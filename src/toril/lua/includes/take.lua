@@ -75,10 +75,14 @@ end
 --- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
 --- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
 --- retry. If its last run has no end yet, it may have done its work. Returns whether it ended.
-local function endStranded(queue, gate, id, membership, now)
-  local state = groupStateOf(membership)
-  if state == "ACTIVE" then return false end
+--- A compensation that failed and was brought back runs, and its group learns of it.
+local function endStranded(queue, gate, id, membership, is_again, now)
   local job = queue.base .. ":" .. id
+  local state = groupStateOf(membership, job, is_again)
+  if state == "ACTIVE" then
+    if is_again then groupOnTaken(membership, job, now) end
+    return false
+  end
   if redis.call("HDEL", job, "x.forced") == 1 then return false end
   redis.call("LREM", queue.active, 1, id)
   if redis.call("HEXISTS", job, "ats") == 1 then noteOpenEnd(job) end
@@ -115,7 +119,7 @@ local function startJob(queue, gate, id, who, now, fence, place)
     redis.call("LREM", queue.active, 1, id)
     return nil, false, size
   end
-  if membership and not is_doomed and endStranded(queue, gate, id, membership, now) then
+  if membership and not is_doomed and endStranded(queue, gate, id, membership, started > 1, now) then
     return nil, false, size
   end
   if place and lane ~= place then

@@ -1,0 +1,588 @@
+"""Groups at their edges: forgotten records, letters of members and of what undoes them, retries by
+hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from tests.helpers import wait_until
+from toril import (
+    GroupJob,
+    GroupNotFoundError,
+    InvalidGroupStateError,
+    JobNotFoundError,
+    NewJob,
+    TorilError,
+    UnrecoverableError,
+    WaitingChildrenError,
+    Worker,
+)
+from toril.protocol import discovering, groups
+from toril.protocol.new_group import new_group
+from toril.protocol.settling import Raised, Returned
+from toril.worker import group_keeper
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+
+
+async def _raise_at_once(job: Any) -> None:
+    raise UnrecoverableError("no")
+
+
+async def _return_at_once(job: Any) -> None:
+    pass
+
+
+async def bury(world: World, name: str, count: int = 1) -> list[Any]:
+    """Let a worker fail what waits in a queue; returns the letters in "dlq"."""
+    letters = world.queue("dlq")
+    options: Any = {"connection": world.url, "prefix": world.prefix, "dead_letter_queue": "dlq"}
+
+    async def is_buried() -> bool:
+        return await letters.get_dead_letter_count() == count
+
+    async with Worker(name, _raise_at_once, **options):
+        await wait_until(is_buried)
+    return await letters.get_dead_letter_jobs()
+
+
+async def broken(world: World, **options: Any) -> Any:
+    """A group of a and b in which a could not be undone: its compensation is a letter."""
+    node = await world.order("ab", **options)
+    await world.complete("a")
+    await world.fail("b")
+    await bury(world, "a:compensation")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    return node
+
+
+async def bring_back(world: World, queue: str, job_id: str, state: str = "failed") -> None:
+    """What BullMQ's retry does to the keys."""
+    keys = world.queue(queue).keys
+    await world.client.zrem(f"{keys.base}:{state}", job_id)
+    gone = "failedReason" if state == "failed" else "returnvalue"
+    await world.client.hdel(keys.job(job_id), "finishedOn", "processedOn", gone)
+    await world.client.lpush(keys.wait, job_id)
+
+
+# ------------------------------------------------------------------------ without a record
+
+
+async def test_a_letter_of_a_forgotten_group_is_not_replayed(world: World):
+    """Undone and forgotten: its member would charge the customer again."""
+    node = await world.order("ab")
+    await world.complete("b")
+    (letter,) = await bury(world, "a")
+    await world.undo_all("b")
+    assert await world.queue("a").clean_groups() == [node.group_id]
+
+    with pytest.raises(InvalidGroupStateError, match="force=True"):
+        await world.queue("dlq").replay_dead_letter(letter.id)
+    assert await world.queue("dlq").replay_all_dead_letters() == 0
+
+    new_id = await world.queue("dlq").replay_dead_letter(letter.id, force=True)
+    assert (await world.hand("a").take_one()).id == new_id
+
+
+async def test_a_member_of_a_forgotten_group_does_not_run(world: World):
+    """Neither by retry() nor by a dashboard; with force it does."""
+    node = await world.order("a")
+    await world.fail("a")
+    queue, job_id = world.queue("a"), node.jobs[0].id
+    await queue.clean_groups()
+
+    with pytest.raises(InvalidGroupStateError):
+        await queue.retry(job_id)
+    assert await queue.retry_all() == 0
+    await bring_back(world, "a", job_id)
+    assert await world.hand("a").take() == []
+    assert (await queue.get_job(job_id)).failed_reason == "its group has ended"
+
+    await queue.retry(job_id, force=True)
+    assert (await world.hand("a").take_one()).id == job_id
+
+
+# ------------------------------------------------------------------------ the key of what undoes
+
+
+async def test_the_key_of_a_compensation_stays_however_often_it_is_made(world: World):
+    """The bank's reply was lost, all attempts failed, an operator retries: one refund."""
+    node = await broken(world)
+    (letter,) = await world.queue("dlq").get_dead_letter_jobs()
+    await world.queue("dlq").replay_dead_letter(letter.id)
+    hand = world.hand("a:compensation")
+    replayed = await hand.take_one("undo-a")
+    await hand.fail(replayed)
+    await world.queue("a").retry_compensation(node.group_id)
+    again = await hand.take_one("undo-a")
+    await hand.fail(again)
+    await world.queue("a:compensation").retry(again.id)
+    by_hand = await hand.take_one("undo-a")
+
+    keys = {replayed.idempotency_key, again.idempotency_key, by_hand.idempotency_key}
+    assert keys == {f"{world.prefix}:a:groups:{node.group_id}:c0"}
+
+
+# ------------------------------------------------------------------------ letters of what undoes
+
+
+@pytest.mark.parametrize("in_bulk", [False, True])
+async def test_a_replayed_compensation_settles_its_group(world: World, in_bulk: bool):
+    node = await broken(world)
+    letters = world.queue("dlq")
+    if in_bulk:
+        assert await letters.replay_all_dead_letters() == 1
+    else:
+        (letter,) = await letters.get_dead_letter_jobs()
+        new_id = await letters.replay_dead_letter(letter.id)
+        assert await world.place_of("a:compensation", new_id) == "waiting"
+    assert await world.state(node) == "COMPENSATING"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").retry_compensation(node.group_id)
+    members = await world.queue("a").get_group_jobs(node.group_id)
+    assert [member.compensation_status for member in members] == ["pending", None]
+
+    await world.undo_all("a")
+
+    assert await world.state(node) == "FAILED"
+    assert await world.event_names() == [
+        "group:compensating",
+        "group:failed",
+        "group:retrying",
+        "group:failed",
+    ]
+
+
+async def test_a_replayed_compensation_that_fails_can_be_retried(world: World):
+    node = await broken(world)
+    (letter,) = await world.queue("dlq").get_dead_letter_jobs()
+    await world.queue("dlq").replay_dead_letter(letter.id)
+    await world.undo_all("a", failing="a")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+    await world.undo_all("a")
+
+    assert await world.state(node) == "FAILED"
+
+
+async def test_retrying_a_compensation_takes_its_letter(world: World):
+    """One of them at a time: the letter could undo it a second time."""
+    node = await broken(world)
+    letters = world.queue("dlq")
+
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+
+    assert await letters.get_dead_letter_count() == 0
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_letter_of_a_compensation_that_is_done_is_not_replayed(world: World):
+    """Resolved by phone, or forgotten since: unless forced."""
+    node = await broken(world)
+    letters = world.queue("dlq")
+    (letter,) = await letters.get_dead_letter_jobs()
+    await world.queue("a").resolve_group(node.group_id, "refunded by phone")
+
+    for _ in range(2):
+        with pytest.raises(InvalidGroupStateError):
+            await letters.replay_dead_letter(letter.id)
+        assert await letters.replay_all_dead_letters() == 0
+        await world.queue("a").clean_groups()
+    await letters.replay_dead_letter(letter.id, force=True)
+
+    await world.undo_all("a")
+
+
+async def test_a_compensation_that_a_dashboard_retries_belongs_to_its_group(world: World):
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.fail("b")
+    await world.undo_all("a", failing="a")
+    job_id = f"{node.group_id}-c0"
+    await bring_back(world, "a:compensation", job_id)
+    hand = world.hand("a:compensation")
+
+    # It waits: nobody has told the group, and nothing is made beside it.
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+    job = await hand.take_one("undo-a")
+    assert await hand.take() == []
+    assert await world.state(node) == "COMPENSATING"
+    await hand.complete(job)
+
+    assert await world.state(node) == "FAILED"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a:compensation").retry(job_id)
+    await bring_back(world, "a:compensation", job_id, "completed")
+    assert await hand.take() == []
+
+
+async def test_a_compensation_that_a_dashboard_retries_is_known_when_it_is_taken(world: World):
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.fail("b")
+    await world.undo_all("a", failing="a")
+    await bring_back(world, "a:compensation", f"{node.group_id}-c0")
+
+    job = await world.hand("a:compensation").take_one("undo-a")
+
+    assert await world.state(node) == "COMPENSATING"
+    await world.hand("a:compensation").fail(job)
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+
+
+# ------------------------------------------------------------------------ members that completed
+
+
+async def test_a_completed_member_is_not_retried(world: World):
+    """It would be done twice and undone once."""
+    node = await world.order("ab")
+    await world.complete("a", {"a": 1})
+    queue, job_id = world.queue("a"), node.jobs[0].id
+
+    with pytest.raises(InvalidGroupStateError, match="force=True"):
+        await queue.retry(job_id)
+    assert await queue.retry_all(state="completed") == 0
+    assert await queue.get_state(job_id) == "completed"
+    await bring_back(world, "a", job_id, "completed")
+    assert await world.hand("a").take() == []
+    assert await world.state(node) == "ACTIVE"
+
+
+async def test_a_completed_member_that_is_forced_is_undone_twice(world: World):
+    node = await world.order("ab")
+    await world.complete("a", {"a": "first"})
+    await world.queue("a").retry(node.jobs[0].id, force=True)
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    assert info.completed_count == 0
+    await world.complete("a", {"a": "second"})
+
+    await world.fail("b")
+
+    undone = await world.hand("a:compensation").take(3)
+    values = [job.compensation.original_return_value for job in undone]
+    assert sorted(values) == ["first", "second"]
+    assert len({job.idempotency_key for job in undone}) == 2
+    await world.hand("a:compensation").complete(*undone)
+    assert await world.state(node) == "FAILED"
+
+
+async def test_a_forced_member_that_completes_completes_its_group(world: World):
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.queue("a").retry(node.jobs[0].id, force=True)
+    await world.complete("b")
+    assert await world.state(node) == "ACTIVE"
+
+    await world.complete("a")
+
+    assert await world.state(node) == "COMPLETED"
+
+
+# ------------------------------------------------------------------------ cancelling
+
+
+async def test_a_cancelled_member_is_never_a_letter(world: World):
+    """It waited in a list too long to search, and its group is forgotten when its turn comes."""
+    await world.queue("b").add_bulk([NewJob("plain")] * 2001)
+    node = await world.order("ab", b={"lifo": True}, group_retention=True)
+    await world.fail("a")
+    assert await world.state(node) is None
+    job_id = node.jobs[1].id
+    assert await world.place_of("b", job_id) == "waiting"
+    options: Any = {"connection": world.url, "prefix": world.prefix, "dead_letter_queue": "dlq"}
+
+    async def is_gone() -> bool:
+        return await world.queue("b").get_job(job_id) is None
+
+    async with Worker("b", _return_at_once, **options):
+        await wait_until(is_gone)
+
+    assert await world.queue("dlq").get_dead_letter_count() == 0
+    assert await world.queue("b").get_job_counts("failed") == {"failed": 0}
+
+
+async def test_what_leaves_active_in_the_call_that_turns_the_group_is_cancelled(world: World):
+    """A sibling's retry without a wait, and the final failure, in one call of many outcomes."""
+    own = {"queue_name": "a"}
+    node = await world.order("ab", a=dict(own, attempts=3), b=dict(own))
+    await world.queue("a").add_bulk([NewJob("plain")] * 6)
+    hand = world.hand("a")
+    taken = await hand.take(8)
+    by_name = {job.name: job for job in taken}
+    plain = [(job, Returned(1)) for job in taken if job.name == "plain"]
+    endings = [(by_name[name], Raised(ValueError(name))) for name in "ab"]
+
+    assert await hand.settle([*plain, *endings]) == [0] * 8
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "failed"}
+    assert await hand.take() == []
+    assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("lane", [None, "one"])
+async def test_a_member_that_waits_for_its_children_is_cancelled_with_them(
+    world: World, lane: str | None
+):
+    """Nobody runs it, so nobody would ever end it, and its group would hang."""
+    node = await world.order("ab", a={"lane": lane} if lane else {})
+    job = await world.hand("a").take_one("a")
+    kids = world.queue("kids")
+    await kids.add("runs", parent=job)
+    running = await world.hand("kids").take_one("runs")
+    await kids.add("waits", parent=job)
+    assert await world.hand("a").settle([(job, Raised(WaitingChildrenError()))]) == [0]
+
+    await world.fail("b")
+
+    assert await world.statuses(node) == {"a": "cancelled", "b": "failed"}
+    assert await world.state(node) == "FAILED"
+    assert await world.queue("a").get_job(job.id) is None
+    assert await world.hand("kids").take() == []
+    assert await world.hand("kids").complete(running) == [0]
+    await world.queue("a").add("next", lane=lane)
+    assert (await world.hand("a").take_one()).name == "next"
+
+
+# ------------------------------------------------------------------------ creating
+
+
+async def test_a_group_whose_reply_was_lost_is_not_created_again_once_forgotten(world: World):
+    """It ended and was forgotten before the call came again."""
+    group = new_group(
+        "order",
+        [GroupJob("a", {}, queue_name="a")],
+        None,
+        queue_name=None,
+        compensation_queue="{queue}:compensation",
+        order="parallel",
+        late=True,
+        keep=True,
+        timeout=None,
+    )
+    command = groups.create(world.prefix, group, "g", ["j1"])
+    await world.connection.run(command)
+    await world.complete("a")
+    await world.queue("a").remove("j1")
+    assert await world.queue("a").get_group_state("g") is None
+
+    node = await world.connection.run(groups.create(world.prefix, group, "g", ["j1"]))
+
+    assert [job.id for job in node.jobs] == ["j1"]
+    assert await world.hand("a").take() == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "a:toril:groups-open",
+        "b:lanes:ready",
+        "b:lanes:waiting",
+        "b:lanes:held",
+        "b:lanes:index",
+        "b:lanes:delayed",
+    ],
+)
+async def test_a_key_of_another_type_leaves_nothing_of_a_group(world: World, key: str):
+    """Seen before the first write: no record, and no member that runs alone."""
+    await world.client.set(f"{world.prefix}:{key}", "odd")
+
+    with pytest.raises(TorilError, match="WRONGTYPE"):
+        await world.order("ab", b={"lane": "one"})
+
+    assert await world.client.keys(f"{world.prefix}:*") == [f"{world.prefix}:{key}"]
+    await world.client.delete(f"{world.prefix}:{key}")
+
+
+async def test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten(world: World):
+    """Retention was quicker than the reader, and the events are gone."""
+    done = await world.order("a", group_retention=True)
+    await world.complete("a")
+    failed = await world.order("a", group_retention=True)
+    await world.fail("a", reason="declined")
+    await world.client.delete(world.queue("a").keys.events)
+
+    info = await world.queue("a").wait_for_group(done.group_id)
+    other = await world.queue("a").wait_for_group(failed.group_id)
+
+    assert (info.state, info.completed_count) == ("COMPLETED", 1)
+    assert (other.state, other.reason) == ("FAILED", "ValueError: declined")
+    assert await world.state(done) is None
+    with pytest.raises(GroupNotFoundError):
+        await world.queue("a").wait_for_group("nobody")
+
+
+# ------------------------------------------------------------------------ members that are gone
+
+
+async def completed_elsewhere(world: World, name: str, job_id: str) -> None:
+    """What a worker of BullMQ leaves of a member with removeOnComplete."""
+    keys = world.queue(name).keys
+    await world.client.lrem(keys.wait, 1, job_id)
+    await world.client.delete(keys.job(job_id))
+    event = {"event": "completed", "jobId": job_id, "returnvalue": '"done"', "prev": "active"}
+    await world.client.xadd(keys.events, event)
+
+
+async def flood(world: World, name: str, count: int, **options: Any) -> None:
+    async with world.client.pipeline(transaction=False) as pipe:
+        for _ in range(count):
+            pipe.xadd(world.queue(name).keys.events, {"event": "progress", "jobId": "x"}, **options)
+        await pipe.execute()
+
+
+async def test_the_end_of_a_member_is_found_however_far_back_it_was_told(world: World):
+    """It completed; undoing it because of many later events would be wrong."""
+    node = await world.order("ab")
+    await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 4_500)
+    await world.complete("b")
+
+    assert await world.queue("a").reconcile_groups() == 1
+
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_when_the_log_does_not_reach_back_the_group_waits_for_a_person(world: World):
+    node = await world.order("ab")
+    await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 1_200, maxlen=1_000, approximate=False)
+    await world.complete("b")
+    queue, group_id = world.queue("a"), node.group_id
+
+    assert await queue.reconcile_groups() == 0
+
+    info = await queue.get_group_state(group_id)
+    assert info is not None
+    assert info.state == "ACTIVE"
+    assert info.asks is not None
+    assert node.jobs[0].id in info.asks
+    with pytest.raises(InvalidGroupStateError):
+        await queue.complete_member(group_id, "b")
+    with pytest.raises(JobNotFoundError):
+        await queue.complete_member(group_id, "nobody")
+    with pytest.raises(GroupNotFoundError):
+        await queue.complete_member("nobody", "a")
+    await queue.complete_member(group_id, "a", {"seen": "in the bank"})
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_a_person_may_say_that_it_failed_or_cancel_the_group(world: World):
+    nodes = [await world.order("ab") for _ in range(2)]
+    for node in nodes:
+        await completed_elsewhere(world, "a", node.jobs[0].id)
+    await flood(world, "a", 1_200, maxlen=1_000, approximate=False)
+    await world.complete("bb")
+    queue = world.queue("a")
+    await queue.reconcile_groups()
+
+    await queue.fail_member(nodes[0].group_id, nodes[0].jobs[0].id, "never charged")
+    await queue.cancel_group(nodes[1].group_id)
+    await queue.reconcile_groups()
+
+    await world.undo_all("bb")
+    await world.undo_all("a")  # of the second: it may have been done
+    assert [await world.state(node) for node in nodes] == ["FAILED", "FAILED"]
+
+
+# ------------------------------------------------------------------------ who needs a person
+
+
+async def test_groups_that_were_not_undone_are_found_among_many(world: World):
+    """By an index: what is read does not grow with the groups that are well."""
+    node = await broken(world)
+    for _ in range(3):
+        await world.order("a")
+    queue = world.queue("a")
+    await world.client.config_resetstat()
+
+    found = await queue.get_groups("FAILED_COMPENSATION")
+
+    assert [group.id for group in found] == [node.group_id]
+    stats = await world.client.info("commandstats")
+    assert stats["cmdstat_hmget"]["calls"] == 1
+    assert await queue.get_failed_compensation_count() == 1
+    await queue.resolve_group(node.group_id, "by phone")
+    assert await queue.get_groups("FAILED_COMPENSATION") == []
+    assert await queue.get_failed_compensation_count() == 0
+
+
+async def test_groups_that_an_older_worker_could_not_undo_are_found(world: World):
+    """It does not write the index."""
+    node = await broken(world)
+    await world.client.delete(world.queue("a").keys.own("groups-asking"))
+
+    found = await world.queue("a").get_groups("FAILED_COMPENSATION")
+
+    assert [group.id for group in found] == [node.group_id]
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
+
+
+async def test_an_owner_without_jobs_is_a_queue_like_others(world: World):
+    await world.order("a", queue_name="orders")
+
+    names = await world.connection.follow(discovering.queue_names(world.prefix))
+
+    assert "orders" in names
+
+
+# ------------------------------------------------------------------------ time limits
+
+
+@pytest.mark.parametrize("name", ["b", "a:compensation"])
+async def test_a_worker_of_any_member_keeps_the_time_limit(
+    world: World, monkeypatch: Any, name: str
+):
+    """The queue that owns the group has no worker."""
+    assert group_keeper.LOOK_AT_GROUPS_S < 2
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.1)
+    own = {"delay": 60_000}
+    node = await world.order("ab", timeout=200, queue_name="orders", a=dict(own), b=dict(own))
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    async with Worker(name, _return_at_once, connection=world.url, prefix=world.prefix):
+        await wait_until(is_over)
+
+    assert (await world.record(node, "orders"))["x.reason"] == "timeout"
+
+
+async def test_the_look_for_due_groups_is_one_command(world: World):
+    """It is made by every worker, again and again, whether there are groups or not."""
+    keys = world.queue("b").keys
+    look = await world.connection.run(groups.due(keys))
+    assert (look.owners, look.wait_ms) == ([], None)
+    await world.order("ab", timeout=60_000)
+
+    look = await world.connection.run(groups.due(keys))
+
+    assert look.owners == []
+    assert look.wait_ms is not None
+    assert 0 < look.wait_ms <= 60_000
+    assert await world.client.pttl(keys.own("group-deadlines")) > 0
+
+
+async def test_a_worker_that_takes_a_member_looks_at_once(world: World, monkeypatch: Any):
+    """A limit shorter than the time between two looks."""
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 600.0)
+    monkeypatch.setattr(group_keeper, "MET_S", 0.05)
+    own = {"delay": 60_000}
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    async with Worker("b", _return_at_once, connection=world.url, prefix=world.prefix):
+        node = await world.order("ab", timeout=300, queue_name="orders", a=dict(own), mapped="")
+        await wait_until(is_over)
