@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -440,6 +440,7 @@ class Pages:
         given = {
             "root": _root(request),
             "here": _here(request),
+            "this_page": _here(request, but=()),
             "user": user,
             "may_operate": user is not None and user.may_operate,
             "has_login": self._guard.has_login,
@@ -460,10 +461,10 @@ def _root(request: Request) -> str:
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
-def _here(request: Request) -> str:
+def _here(request: Request, *, but: tuple[str, ...] = ("said", "said_of")) -> str:
     """The path and the query of this page inside the dashboard, without what was said on it."""
-    query = [(k, v) for k, v in request.query_params.multi_items() if k not in ("said", "said_of")]
-    return showing.link("", "/" + str(request.path_params.get("path", "")), **dict(query))
+    query = {name: value for name, value in request.query_params.items() if name not in but}
+    return showing.link("", "/" + quote(str(request.path_params.get("path", ""))), **query)
 
 
 def _inside(path: str) -> str:

@@ -130,7 +130,7 @@ def when(at_ms: int | None) -> Markup:
     )
 
 
-def link(root: str, path: str, **query: Any) -> str:
+def link(root: str, path: str, /, **query: Any) -> str:
     """The address of a page; names of queues, jobs and lanes may hold anything."""
     given = [(name, value) for name, value in query.items() if value not in (None, "")]
     text = urlencode(given, errors="replace")

@@ -5,7 +5,9 @@
 (() => {
   const body = document.body;
   const root = body.dataset.root;
-  let shown = null; // what the server said when this page was last drawn
+  let shown = null; // what was told when this page was last drawn
+  let told = null; // what was told last
+  let isOld = true; // the page was drawn before anything was told
   let source = null;
 
   const main = () => document.getElementById("main");
@@ -72,24 +74,27 @@
     return Boolean(content.querySelector("input:checked, details[open]:not([data-was-open])"));
   }
 
-  function isNew(versions) {
+  function isNew() {
+    if (!told) return false;
+    if (isOld) return true;
     const queue = body.dataset.queue;
-    if (!shown) return false;
-    if (queue) return versions[queue] !== shown[queue];
-    return JSON.stringify(versions) !== JSON.stringify(shown);
+    if (queue) return told[queue] !== shown[queue];
+    return JSON.stringify(told) !== JSON.stringify(shown);
+  }
+
+  function follow() {
+    if (!isNew() || isBusy() || body.classList.contains("gone")) return;
+    shown = told;
+    isOld = false;
+    window.htmx.trigger(main(), "changed");
   }
 
   function tick(versions) {
-    const wasGone = body.classList.contains("gone");
+    if (body.classList.contains("gone")) isOld = true;
     body.classList.remove("gone");
     document.getElementById("gone").hidden = true;
-    if (!wasGone && !isNew(versions)) {
-      shown = shown || versions;
-      return;
-    }
-    if (isBusy()) return;
-    shown = versions;
-    window.htmx.trigger(main(), "changed");
+    told = versions;
+    follow();
   }
 
   function gone() {
@@ -132,12 +137,18 @@
   draw();
   document.addEventListener("keydown", keys);
   if (body.dataset.live) {
+    document.addEventListener("htmx:beforeSwap", (event) => {
+      if (!isBusy()) return;
+      event.detail.shouldSwap = false; // somebody began to type while the answer was on its way
+      isOld = true;
+    });
     document.addEventListener("htmx:afterSettle", () => {
       for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
       draw();
     });
     document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
     window.addEventListener("pagehide", rest);
+    setInterval(follow, 1000); // who was busy at the last change is told when they no longer are
     listen();
   }
 })();
