@@ -70,6 +70,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"lanes:rate:.+", "string", "expiring"),
     (r"toril:(replay|purge)-.+", "*", "expiring"),
     (r"toril:turning", "string", "expiring"),
+    (r"toril:dashboard-log", "stream", "expiring"),
     (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
