@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, HTTPException
-from models import Order, create_tables, open_session, outbox
+from models import PREFIX, Order, create_tables, open_session, outbox
 from pydantic import BaseModel
 
 from toril import Backoff
+from toril.dashboard import dashboard
 
 
 @asynccontextmanager
@@ -19,6 +20,9 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+
+# Without authenticate= it answers to this machine only: see docs/guides/dashboard.md.
+app.mount("/toril", dashboard(prefix=PREFIX))
 
 
 class NewOrder(BaseModel):

@@ -86,6 +86,7 @@ CORPUS: dict[str, list[str]] = {
 OWN_WORDS = {
     "bench": "prints its own numbers",
     "completion": "prints a script of click",
+    "dashboard": "prints an address; its pages have tests/dashboard/test_hostile_text.py",
     "demo": "shows jobs of its own",
     "dev": "shows no job",
 }

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 COMMANDS, FEATURES = "test_commands.py", "test_features.py"
 LETTERS, OPTIONS, WORKERS = "test_dead_letters.py", "test_options.py", "test_worker.py"
 
+DASHBOARD = "test_dashboard.py"
 PRODUCTION = "test_worker_in_production.py"
 
 _MADE = (COMMANDS, "test_jobs_are_added_listed_and_shown")
@@ -71,6 +72,11 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
         "--queue": _LOOKED,
         "--interval": ("test_monitor.py", "test_it_runs_in_a_real_terminal"),
     },
+    "dashboard": dict.fromkeys(
+        ("--port", "--password", "--read-only", "--allow-host", "--redact"),
+        (DASHBOARD, "test_it_is_served_as_it_was_told"),
+    )
+    | {"--host": (DASHBOARD, "test_it_does_not_start_for_other_machines_without_a_password")},
     "doctor": {"--queue": _DOCTOR, "--no-audit": _DOCTOR, "--most-keys": _LOOKED},
     "add": dict.fromkeys(("--delay", "--priority", "--attempts", "--backoff", "--id"), _MADE)
     | {"--lane": _LANES, "--order-ms": _LANES}

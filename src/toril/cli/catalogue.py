@@ -24,6 +24,9 @@ CATALOGUE: dict[str, Entry] = {
     "job": Entry(_LOOK, "Show all about one job, and why it is not running.", "job:job"),
     "events": Entry(_LOOK, "Print what happens, as it happens.", "events:events"),
     "monitor": Entry(_LOOK, "Watch queues, full screen and live.", "monitor.command:monitor"),
+    "dashboard": Entry(
+        _LOOK, "Serve a web page on which queues are seen and put right.", "dashboard:dashboard"
+    ),
     "doctor": Entry(_LOOK, "Examine a running system and say what will hurt.", "doctor:doctor"),
     "add": Entry(_CHANGE, "Add a job, or many from a file.", "add:add"),
     "retry": Entry(_CHANGE, "Let failed or completed jobs run again.", "changing:retry"),

@@ -67,6 +67,7 @@ def dev(server: Server, directory: str, temporary: bool, port: int | None) -> No
             echo(f"  export TORIL_URL={url}")
             echo()
             echo("Tell the other programs so, for example: toril add payments charge '{}'")
+            echo("See what is in it in a browser: toril dashboard")
             echo("Ctrl-C stops it, when no other program uses it any more.")
         while not told.wait(0.5):
             pass

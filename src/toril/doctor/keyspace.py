@@ -72,6 +72,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"toril:turning", "string", "expiring"),
     (r"toril:groups-gone:[^:]+", "hash", "expiring"),
     (r"toril:group-deadlines", "zset", "expiring"),
+    (r"toril:dashboard-log", "stream", "expiring"),
     (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),

@@ -1,0 +1,104 @@
+"""``toril dashboard``: serves the dashboard until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from toril.cli.printing import echo, print_json
+from toril.cli.server import Server, with_server
+from toril.protocol.command import plain
+
+
+@click.command("dashboard")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option(
+    "-p", "--port", type=click.IntRange(0, 65535), default=8787, show_default=True,
+    help="On which port; 0 takes a free one.",
+)  # fmt: skip
+@click.option(
+    "--password",
+    metavar="TEXT",
+    help="Ask for this password.  Beyond this machine there has to be one."
+    "  [TORIL_DASHBOARD_PASSWORD]",
+)
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option(
+    "--allow-host",
+    "allowed_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="A host name by which it is reached; may be given several times.",
+)
+@click.option(
+    "--redact",
+    metavar="FIELD",
+    multiple=True,
+    help="Mask the fields of this name in payloads; may be given several times.",
+)
+@with_server
+def dashboard(
+    server: Server,
+    host: str,
+    port: int,
+    password: str | None,
+    read_only: bool,
+    allowed_hosts: tuple[str, ...],
+    redact: tuple[str, ...],
+) -> None:
+    """Serve a web page on which queues are seen and put right, until Ctrl-C.
+
+    On this machine it needs no password.  On any other address it does not start without one.
+
+    \b
+    Examples:
+      toril dashboard
+      TORIL_DASHBOARD_PASSWORD=… toril dashboard --host 0.0.0.0 --allow-host jobs.example.com
+    """
+    try:
+        import uvicorn
+
+        from toril.dashboard import dashboard as make
+        from toril.dashboard.security import is_loopback
+    except ImportError as error:
+        raise click.ClickException(
+            'the dashboard is not installed; install it with: pip install "toril[dashboard]"'
+        ) from error
+    password = password or os.environ.get("TORIL_DASHBOARD_PASSWORD") or None
+    if password is None and not is_loopback(host):
+        raise click.UsageError(
+            f"--host {host} can be reached from other machines, so a password is needed;"
+            " set TORIL_DASHBOARD_PASSWORD"
+        )
+    app = make(
+        connection=server.url,
+        prefix=server.prefix,
+        password=password,
+        read_only=read_only,
+        allowed_hosts=allowed_hosts,
+        redact=redact,
+    )
+    server.connection.run(plain("PING", parse=lambda reply: None, near=f"{server.prefix}:"))
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        server_header=False,
+        # Without a password a proxy is refused by what it adds, so that must be seen.
+        proxy_headers=password is not None,
+        timeout_graceful_shutdown=2,
+    )
+    listening = config.bind_socket()
+    listening.listen()  # who reads the address below may come before the app is ready
+    name = f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{listening.getsockname()[1]}/"
+    if server.as_json:
+        print_json({"url": url, "server": server.label}, indent=None)
+    else:
+        echo(f"The dashboard of {server.label} is at {url}")
+        if password is not None and not is_loopback(host):
+            echo("Passwords travel in the clear over http: put a proxy with TLS before it.")
+        echo("Ctrl-C stops it.")
+    uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,600 @@
+"""What people do on the pages: each change is asked for, made, and noted with who made it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, cast
+
+import msgspec
+
+from toril.client.dead_letters import UNCHANGED
+from toril.client.queue import Queue
+from toril.dashboard.audit import AuditLog
+from toril.dashboard.operations import Operation, Operations, Work
+from toril.dashboard.reading import Desk
+from toril.dashboard.security import User
+from toril.errors import InvalidInputError, InvalidOptionError, TorilError
+from toril.options import RateLimit
+from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
+
+SHORT_S = 1.0
+"""For so long a page waits for an operation, and shows its end."""
+MOST_SELECTED = 500
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+
+LETTER_FILTERS = ("name", "failed_reason", "fingerprint", "source_queue", "since", "until")
+
+
+class Form:
+    """What was sent: texts by name, some of them several times."""
+
+    def __init__(self, fields: Mapping[str, Sequence[str]]) -> None:
+        self.fields = {name: list(values) for name, values in fields.items()}
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.fields.get(name, [default])[0]
+
+    def needed(self, name: str) -> str:
+        if not (value := self.text(name)):
+            raise InvalidOptionError(f"The field {name!r} is empty; fill it in.")
+        return value
+
+    def many(self, name: str) -> list[str]:
+        values = [value for value in self.fields.get(name, ()) if value]
+        if not values:
+            raise InvalidOptionError("Nothing was selected; tick at least one row.")
+        if len(values) > MOST_SELECTED:
+            raise InvalidOptionError(f"Select at most {MOST_SELECTED} rows at once.")
+        return list(dict.fromkeys(values))
+
+    def whole(self, name: str) -> int | None:
+        value = self.text(name).strip()
+        if not value:
+            return None
+        if not (value.isdecimal() and value.isascii() and len(value) < 16):
+            raise InvalidOptionError(f"{name}={value[:40]!r} must be a whole number.")
+        return int(value)
+
+    def duration_ms(self, name: str) -> int | None:
+        value = self.text(name).strip().lower()
+        if not value:
+            return None
+        found = _DURATION.fullmatch(value)
+        if found is None or len(value) > 20:
+            raise InvalidOptionError(f"{name}={value[:40]!r} must be a duration such as 10s or 2h.")
+        return int(float(found[1]) * _UNIT_MS[found[2] or "ms"])
+
+    def json(self, name: str) -> Any:
+        try:
+            return msgspec.json.decode(self.text(name) or "null")
+        except msgspec.DecodeError as error:
+            raise InvalidOptionError(f"The field {name!r} is no JSON: {error}") from error
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an action works with."""
+
+    desk: Desk
+    audit: AuditLog
+    operations: Operations
+    user: User
+    form: Form
+    queue: Queue
+
+
+@dataclass(frozen=True)
+class Question:
+    """What somebody has to confirm before it happens."""
+
+    sentence: str
+    button: str
+    is_destructive: bool = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change, ready to be made: what it is in words, and how."""
+
+    what: str
+    make: Callable[[], Awaitable[str]] | None = None
+    """Makes it at once, and says what came of it."""
+    work: Work | None = None
+    """Or makes it beside the pages; ``total`` is for the bar."""
+    total: int = 0
+    question: Question | None = None
+
+
+Prepare = Callable[[Context], Awaitable[Change]]
+ACTIONS: dict[str, Prepare] = {}
+
+
+def action(name: str) -> Callable[[Prepare], Prepare]:
+    """Enter a change under the name by which forms ask for it."""
+
+    def enter(prepare: Prepare) -> Prepare:
+        ACTIONS[name] = prepare
+        return prepare
+
+    return enter
+
+
+async def make(context: Context, change: Change) -> str:
+    """Make a change and note it; returns the id of the note."""
+    name, user, desk = context.queue.name, context.user, context.desk
+    if change.work is not None:
+        operation = Operation(name, change.what, user.name, change.total)
+        started = await context.audit.write(name, who=user.name, what=change.what, outcome="began")
+
+        async def ended(over: Operation) -> None:
+            desk.shared.forget()
+            await context.audit.write(name, who=over.who, what=over.what, outcome=over.outcome)
+
+        context.operations.start(operation, change.work, ended)
+        await context.operations.wait(operation, SHORT_S)
+        return started
+    assert change.make is not None
+    try:
+        outcome = await change.make()
+    except TorilError as error:
+        await context.audit.write(
+            name, who=user.name, what=change.what, outcome=f"refused: {error}"
+        )
+        raise
+    finally:
+        desk.shared.forget()
+    return await context.audit.write(name, who=user.name, what=change.what, outcome=outcome)
+
+
+# ---------------------------------------------------------------------------- queue
+
+
+@action("pause")
+async def _pause(on: Context) -> Change:
+    return Change("pause the queue", _said(on.queue.pause, "paused"))
+
+
+@action("resume")
+async def _resume(on: Context) -> Change:
+    return Change("resume the queue", _said(on.queue.resume, "running"))
+
+
+@action("concurrency")
+async def _concurrency(on: Context) -> Change:
+    number = on.form.whole("concurrency")
+    if number is None:
+        return Change(
+            "lift the concurrency limit", _said(on.queue.remove_global_concurrency, "no limit")
+        )
+    return Change(
+        f"set the concurrency to {number}",
+        _said(lambda: on.queue.set_global_concurrency(number), f"at most {number} at once"),
+    )
+
+
+@action("rate-limit")
+async def _rate_limit(on: Context) -> Change:
+    number, duration = on.form.whole("max"), on.form.duration_ms("duration")
+    if number is None:
+        return Change("lift the rate limit", _said(on.queue.remove_global_rate_limit, "no limit"))
+    if duration is None:
+        raise InvalidOptionError("Say in which time: a duration such as 1s or 1m.")
+    return Change(
+        f"set the rate limit to {number} in {duration} ms",
+        _said(lambda: on.queue.set_global_rate_limit(number, duration), "set"),
+    )
+
+
+@action("add")
+async def _add(on: Context) -> Change:
+    name, data = on.form.needed("name"), on.form.json("data")
+    options: dict[str, Any] = {
+        "job_id": on.form.text("job_id") or None,
+        "lane": on.form.text("lane") or None,
+        "delay": on.form.duration_ms("delay"),
+        "priority": on.form.whole("priority"),
+        "attempts": on.form.whole("attempts"),
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+
+    async def add() -> str:
+        job = await on.queue.add(name, data, **given)
+        return f"{'found' if job.duplicated else 'added'} job {job.id}"
+
+    return Change(f"add a job {name!r}", add)
+
+
+# ---------------------------------------------------------------------------- jobs
+
+
+@action("retry")
+async def _retry(on: Context) -> Change:
+    resets = bool(on.form.text("reset"))
+    return _on_jobs(on, "retry", lambda one: on.queue.retry(one, reset_attempts=resets))
+
+
+@action("promote")
+async def _promote(on: Context) -> Change:
+    return _on_jobs(on, "promote", on.queue.promote)
+
+
+@action("remove")
+async def _remove(on: Context) -> Change:
+    return _on_jobs(on, "remove", on.queue.remove, always_asks=True)
+
+
+@action("cancel")
+async def _cancel(on: Context) -> Change:
+    reason = f"by {on.user.name} on the dashboard"
+    return _on_jobs(on, "cancel", lambda one: on.queue.cancel(one, reason=reason), always_asks=True)
+
+
+def _on_jobs(
+    on: Context, verb: str, do: Callable[[str], Awaitable[Any]], *, always_asks: bool = False
+) -> Change:
+    ids = on.form.many("id")
+    what = f"{verb} job {ids[0]}" if len(ids) == 1 else f"{verb} {len(ids)} jobs"
+    question = None
+    if always_asks or len(ids) > 1:
+        question = _ask(on, verb, len(ids), is_destructive=verb in ("remove", "cancel"))
+    if len(ids) == 1:
+
+        async def one() -> str:
+            answer = await do(ids[0])
+            return "it was gone" if answer is False else str(answer or "done")
+
+        return Change(what, one, question=question)
+
+    async def each() -> str:
+        refusals: list[str] = []
+        for job_id in ids:
+            try:
+                await do(job_id)
+            except TorilError as error:
+                refusals.append(str(error))
+        done = f"{len(ids) - len(refusals)} of {len(ids)} done"
+        return f"{done}; first refusal: {refusals[0]}" if refusals else done
+
+    return Change(what, each, question=question)
+
+
+@action("retry-all")
+async def _retry_all(on: Context) -> Change:
+    state = on.form.needed("state")
+    total = (await on.queue.get_job_counts(state)).get(state, 0)
+
+    async def work(operation: Operation) -> str:
+        done = await on.queue.retry_all(state, on_progress=_noting(operation))
+        return f"{done:,} jobs retried"
+
+    return Change(
+        f"retry all {state} jobs", work=work, total=total,
+        question=_ask(on, "retry", total, f"all {state} jobs", is_destructive=False),
+    )  # fmt: skip
+
+
+@action("promote-all")
+async def _promote_all(on: Context) -> Change:
+    total = (await on.queue.get_job_counts("delayed"))["delayed"]
+
+    async def work(operation: Operation) -> str:
+        return f"{await on.queue.promote_all(on_progress=_noting(operation)):,} jobs promoted"
+
+    return Change(
+        "promote all delayed jobs", work=work, total=total,
+        question=_ask(on, "promote", total, "all delayed jobs", is_destructive=False),
+    )  # fmt: skip
+
+
+@action("remove-all")
+async def _remove_all(on: Context) -> Change:
+    state = on.form.needed("state")
+    total = (await on.queue.get_job_counts(state)).get(state, 0)
+
+    async def work(operation: Operation) -> str:
+        done = await on.queue.clean(state, on_progress=_noting(operation))
+        return f"{len(done):,} jobs removed"
+
+    return Change(
+        f"remove all {state} jobs", work=work, total=total,
+        question=_ask(on, "remove", total, f"all {state} jobs"),
+    )  # fmt: skip
+
+
+@action("edit-retry")
+async def _edit_retry(on: Context) -> Change:
+    job_id, data = on.form.needed("id"), on.form.json("data")
+    job = await on.queue.get_job(job_id)
+    if job is not None and on.desk.redacted.hides(job.data):
+        raise InvalidOptionError(
+            "Parts of this payload are masked here, so it cannot be edited here."
+        )
+
+    async def edit() -> str:
+        if await on.queue.get_state(job_id) not in ("failed", "completed"):
+            raise InvalidOptionError(f"Job {job_id!r} is not finished; nothing was changed.")
+        await on.queue.update_data(job_id, data)
+        await on.queue.retry(job_id, reset_attempts=True)
+        return "data replaced, retried"
+
+    return Change(f"edit and retry job {job_id}", edit)
+
+
+@action("stop")
+async def _stop(on: Context) -> Change:
+    operation_id = on.form.needed("operation")
+
+    async def stop() -> str:
+        return "stopping" if on.operations.stop(operation_id, on.queue.name) else "it was over"
+
+    return Change("stop an operation", stop)
+
+
+# ---------------------------------------------------------------------------- dead letters
+
+
+def letter_filter(form: Form) -> DeadLetterFilter:
+    """Which dead letters are meant; ``since`` and ``until`` say how long ago."""
+    wanted: dict[str, Any] = {}
+    for name in LETTER_FILTERS:
+        if name in ("since", "until"):
+            ms = form.duration_ms(name)
+            wanted[name] = None if ms is None else timedelta(milliseconds=ms)
+        else:
+            wanted[name] = form.text(name) or None
+    return cast(DeadLetterFilter, {name: one for name, one in wanted.items() if one is not None})
+
+
+@action("replay")
+async def _replay(on: Context) -> Change:
+    data = on.form.json("data") if on.form.text("data") else UNCHANGED
+    to = on.form.text("to") or None
+    if data is not UNCHANGED and len(on.form.many("id")) > 1:
+        raise InvalidOptionError("Repair one dead letter at a time.")
+
+    async def replay(letter_id: str) -> str:
+        new = await on.queue.replay_dead_letter(
+            letter_id, data=data, queue_name=to, by=on.user.name
+        )
+        return f"sent back as job {new}"
+
+    return _on_jobs(on, "replay", replay)
+
+
+@action("replay-all")
+async def _replay_all(on: Context) -> Change:
+    wanted, to, rate = letter_filter(on.form), on.form.text("to") or None, on.form.whole("rate")
+    total = await on.queue.replay_all_dead_letters(dry_run=True, **wanted)
+
+    async def work(operation: Operation) -> str:
+        done = await on.queue.replay_all_dead_letters(
+            by=on.user.name, queue_name=to, rate=rate, progress=_noting_letters(operation),
+            resume=bool(on.form.text("resume")), **wanted,
+        )  # fmt: skip
+        return f"{done:,} dead letters sent back"
+
+    where = f"to the queue {to!r}" if to else "to their queues"
+    return Change(
+        f"replay dead letters {where}{_in_words(wanted)}", work=work, total=total,
+        question=Question(
+            f"Send {_counted(total, 'dead letter')} of the queue {on.queue.name!r} back {where}"
+            f"{_in_words(wanted)}? This number was counted by a dry run.",
+            f"Replay {total:,}",
+            is_destructive=False,
+        ),
+    )  # fmt: skip
+
+
+@action("purge")
+async def _purge(on: Context) -> Change:
+    wanted = letter_filter(on.form)
+    total = await on.queue.purge_dead_letters(dry_run=True, **wanted)
+
+    async def work(operation: Operation) -> str:
+        done = await on.queue.purge_dead_letters(progress=_noting_letters(operation), **wanted)
+        return f"{done:,} dead letters removed"
+
+    return Change(
+        f"purge dead letters{_in_words(wanted)}", work=work, total=total,
+        question=Question(
+            f"Remove {_counted(total, 'dead letter')} of the queue {on.queue.name!r}"
+            f"{_in_words(wanted)} for good? Nothing brings them back.",
+            f"Remove {total:,} for good",
+        ),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+@action("cancel-group")
+async def _cancel_group(on: Context) -> Change:
+    group_id = on.form.needed("id")
+    info = await on.queue.get_group_state(group_id)
+    members = info.total_jobs if info else 0
+    undone = info.completed_count if info else 0
+    return Change(
+        f"cancel group {group_id}",
+        _said(lambda: on.queue.cancel_group(group_id), "cancelled"),
+        question=Question(
+            f"Cancel the group {group_id!r} of {_counted(members, 'job')} of the queue"
+            f" {on.queue.name!r}? What has not started is cancelled, and the {undone:,} that"
+            " completed are undone.",
+            "Cancel the group",
+        ),
+    )
+
+
+@action("retry-compensation")
+async def _retry_compensation(on: Context) -> Change:
+    group_id = on.form.needed("id")
+
+    async def retry() -> str:
+        return f"{await on.queue.retry_compensation(group_id):,} jobs are tried again"
+
+    return Change(f"retry the compensation of group {group_id}", retry)
+
+
+@action("resolve-group")
+async def _resolve_group(on: Context) -> Change:
+    group_id, note = on.form.needed("id"), on.form.needed("note")
+    return Change(
+        f"resolve group {group_id}: {note}",
+        _said(lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"), "resolved"),
+        question=Question(
+            f"Say that what the group {group_id!r} of the queue {on.queue.name!r} did was put right"
+            f" by hand? 1 group is closed with the note {note!r}.",
+            "Resolve the group",
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------- lanes
+
+
+@action("pause-lane")
+async def _pause_lane(on: Context) -> Change:
+    lane = on.form.needed("lane")
+    return Change(f"pause lane {lane}", _said(lambda: on.queue.pause_lane(lane), "paused"))
+
+
+@action("resume-lane")
+async def _resume_lane(on: Context) -> Change:
+    lane = on.form.needed("lane")
+
+    async def resume() -> str:
+        return "goes on" if await on.queue.resume_lane(lane) else "nothing held it"
+
+    return Change(f"resume lane {lane}", resume)
+
+
+@action("drain-lane")
+async def _drain_lane(on: Context) -> Change:
+    lane = on.form.needed("lane")
+    found = await on.queue.get_lane(lane)
+    depth = found.depth if found else 0
+
+    async def drain() -> str:
+        return f"{await on.queue.drain_lane(lane):,} jobs removed"
+
+    return Change(
+        f"drain lane {lane}", drain,
+        question=Question(
+            f"Remove the {_counted(depth, 'job')} that wait in the lane {lane!r} of the queue"
+            f" {on.queue.name!r}? The one that runs stays.",
+            f"Remove {depth:,}",
+        ),
+    )  # fmt: skip
+
+
+@action("lane-settings")
+async def _lane_settings(on: Context) -> Change:
+    lane = on.form.needed("lane")
+    weight, concurrency = on.form.whole("weight"), on.form.whole("concurrency")
+    most, duration = on.form.whole("max"), on.form.duration_ms("duration")
+    if most is not None and duration is None:
+        raise InvalidOptionError("Say in which time: a duration such as 1s or 1m.")
+
+    async def change() -> str:
+        said: list[str] = []
+        if weight is not None:
+            await on.queue.set_lane_weight(lane, weight)
+            said.append(f"weight {weight}")
+        if concurrency is not None:
+            await on.queue.set_lane_concurrency(concurrency, lane)
+            said.append(f"concurrency {concurrency}")
+        if most is not None and duration is not None:
+            await on.queue.set_lane_rate_limit(RateLimit(most, duration), lane)
+            said.append(f"{most} in {duration} ms")
+        return ", ".join(said) or "nothing was given"
+
+    return Change(f"change the settings of lane {lane}", change)
+
+
+# ---------------------------------------------------------------------------- schedules
+
+
+@action("run-schedule")
+async def _run_schedule(on: Context) -> Change:
+    scheduler_id = on.form.needed("id")
+
+    async def run() -> str:
+        found = await on.queue.get_job_scheduler(scheduler_id)
+        if found is None:
+            return "it was gone"
+        await on.queue.promote(f"repeat:{scheduler_id}:{found.next_at}")
+        return "its next job runs now"
+
+    return Change(f"run schedule {scheduler_id} now", run)
+
+
+@action("remove-schedule")
+async def _remove_schedule(on: Context) -> Change:
+    scheduler_id = on.form.needed("id")
+
+    async def remove() -> str:
+        return "removed" if await on.queue.remove_job_scheduler(scheduler_id) else "it was gone"
+
+    return Change(
+        f"remove schedule {scheduler_id}", remove,
+        question=Question(
+            f"Remove 1 schedule, {scheduler_id!r}, of the queue {on.queue.name!r}?"
+            " Its jobs come no more.",
+            "Remove the schedule",
+        ),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------- words
+
+
+def _said(do: Callable[[], Awaitable[Any]], outcome: str) -> Callable[[], Awaitable[str]]:
+    async def call() -> str:
+        await do()
+        return outcome
+
+    return call
+
+
+def _ask(
+    on: Context, verb: str, count: int, which: str = "", *, is_destructive: bool = True
+) -> Question:
+    what = f"{which} ({_counted(count, 'job')})" if which else _counted(count, "job")
+    return Question(
+        f"{verb.capitalize()} {what} of the queue {on.queue.name!r}?",
+        f"{verb.capitalize()} {count:,}",
+        is_destructive,
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _in_words(wanted: DeadLetterFilter) -> str:
+    said = [f"{name.replace('_', ' ')} {value!s}" for name, value in wanted.items()]
+    return f" with {' and '.join(said)}" if said else ""
+
+
+def _noting(operation: Operation) -> Callable[[int], None]:
+    def note(done: int) -> None:
+        operation.done = done
+
+    return note
+
+
+def _noting_letters(operation: Operation) -> Callable[[DeadLetterProgress], None]:
+    def note(progress: DeadLetterProgress) -> None:
+        operation.done = progress.done
+
+    return note
+
+
+def refusal_status(error: TorilError) -> int:
+    """The HTTP status that a refusal stands for."""
+    return 400 if isinstance(error, InvalidInputError) else 409

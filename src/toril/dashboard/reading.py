@@ -1,0 +1,660 @@
+"""What the pages show, read through the same API that programs use.
+
+Every answer is bounded: a page of jobs, a slice of a search, the newest log rows.  How many jobs a
+queue has makes no difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from toril.client.connection import Connection
+from toril.client.flow_producer import FlowProducer
+from toril.client.queue import Queue
+from toril.dashboard.live import Finder, Pulse
+from toril.dashboard.redacting import Redactor
+from toril.dashboard.sharing import Shared
+from toril.doctor import Finding, Severity, examine
+from toril.errors import InvalidNameError, NotDeadLettersError, TorilError
+from toril.options import RateLimit
+from toril.protocol import glancing, reading
+from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
+from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup
+from toril.protocol.flows import FlowNode
+from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
+from toril.protocol.groups import GroupInfo, GroupMember, GroupState
+from toril.protocol.job import Job
+from toril.protocol.keys import split_job_key
+from toril.protocol.lanes import Lane
+from toril.protocol.measuring import Metrics
+from toril.protocol.reading import STATES, WorkerInfo
+from toril.protocol.scheduling import JobScheduler
+
+T = TypeVar("T")
+
+MOST_QUEUES = 200
+PER_PAGE = 50
+SEARCHED_AT_ONCE = 1000
+MOST_ROWS = 100
+MOST_LOG_ROWS = 200
+MOST_FINGERPRINTS = 100
+AT_ONCE = 16
+MINUTES = 60
+DOCTOR_S = 30.0
+DOCTOR_WAIT_S = 0.1
+
+NEWEST_FIRST = frozenset(("completed", "failed"))
+NEEDS_A_PERSON = (GroupState.FAILED_COMPENSATION.value,)
+
+
+class NotFound(Exception):
+    """There is no such thing; the text says what."""
+
+
+@dataclass(frozen=True)
+class QueueRow:
+    """A queue on the overview."""
+
+    name: str
+    glance: Glance
+    oldest_waiting: int | None
+    workers: int
+    added_per_s: float | None
+    done_per_s: float | None
+    failed_lately: int
+
+    @property
+    def waiting(self) -> int:
+        return self.glance.waiting + self.glance.prioritized
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Jobs per minute, the oldest minute first."""
+
+    times: list[int]
+    completed: list[float]
+    failed: list[float]
+    source: str
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.completed) and not any(self.failed)
+
+
+@dataclass(frozen=True)
+class Overview:
+    rows: list[QueueRow]
+    left_out: int
+    is_searching: bool
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class Health:
+    """What the doctor found, and whether it has looked yet."""
+
+    findings: list[Finding]
+    is_known: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which jobs of a state are to be listed."""
+
+    name: str = ""
+    job_id: str = ""
+    lane: str = ""
+    group: str = ""
+    text: str = ""
+    minutes: int = 0
+    """Only those added or finished in the last so many minutes."""
+
+    @property
+    def is_any(self) -> bool:
+        return self == Wanted()
+
+    def admits(self, job: Job, now_ms: int) -> bool:
+        since = now_ms - self.minutes * 60_000
+        return (
+            (not self.name or job.name == self.name)
+            and (not self.job_id or self.job_id in job.id)
+            and (not self.lane or job.lane == self.lane)
+            and (not self.group or job.group_id == self.group)
+            and (not self.text or self.text.lower() in (job.failed_reason or "").lower())
+            and (not self.minutes or (job.finished_on or job.timestamp) >= since)
+        )
+
+
+@dataclass(frozen=True)
+class JobList:
+    jobs: list[Job]
+    start: int
+    next_start: int | None
+    previous_start: int | None
+    searched: int
+    """How many jobs were looked at; more than are listed when a filter is on."""
+
+
+@dataclass(frozen=True)
+class QueuePage:
+    name: str
+    counts: dict[str, int]
+    glance: Glance
+    concurrency: int | None
+    rate_limit: RateLimit | None
+    workers: list[WorkerInfo]
+    schedulers: int
+    stopped_lanes: int
+    is_dead_letters: bool
+    chart: Chart
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Another job of the same flow."""
+
+    queue: str
+    id: str
+
+
+@dataclass(frozen=True)
+class JobPage:
+    job: Job
+    state: str
+    why: str
+    data: Any
+    data_is_masked: bool
+    data_bytes: int
+    options: dict[str, Any]
+    result: Any
+    progress: Any
+    logs: list[str]
+    log_count: int
+    parent: Relative | None
+    children: dict[str, int]
+    group_queue: str | None
+    letter: DeadLetterMetadata | None
+
+
+@dataclass(frozen=True)
+class LettersPage:
+    queue: str
+    total: int
+    groups: list[DeadLetterGroup]
+    left_out: int
+    letters: list[Job]
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    info: GroupInfo
+    members: list[GroupMember]
+    events: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A job of a flow with its state, and those it waits for."""
+
+    job: Job
+    state: str
+    children: list[Tree] = field(default_factory=list)
+
+
+class Desk:
+    """Reads for all pages over one connection."""
+
+    def __init__(self, connection: Connection, prefix: str, redactor: Redactor) -> None:
+        self.connection = connection
+        self.prefix = prefix
+        self.redacted = redactor
+        self.shared = Shared()
+        self.finder = Finder(connection, prefix)
+        self.pulse = Pulse(connection, prefix, self.finder)
+        self._health = Health([], is_known=False)
+
+    async def close(self) -> None:
+        await self.pulse.close()
+        await self.finder.close()
+        await self.shared.close()
+
+    def queue(self, name: str) -> Queue:
+        """The queue by its name, which is checked and not looked for."""
+        try:
+            return Queue(name, connection=self.connection, prefix=self.prefix)
+        except InvalidNameError as error:
+            raise NotFound(str(error)) from error
+
+    async def known(self, name: str) -> Queue:
+        """The same; ``NotFound`` when there is nothing of it."""
+        queue = self.queue(name)
+        if not await self.connection.run(reading.exists(queue.keys)):
+            raise NotFound(f"There is no queue {name!r} under the prefix {self.prefix!r}.")
+        return queue
+
+    async def _each(self, names: Iterable[str], ask: Callable[[Queue], Awaitable[T]]) -> list[T]:
+        """Ask several queues, a few at a time."""
+        turn = asyncio.Semaphore(AT_ONCE)
+
+        async def one(name: str) -> T:
+            async with turn:
+                return await ask(self.queue(name))
+
+        return list(await asyncio.gather(*(one(name) for name in names)))
+
+    # ------------------------------------------------------------------------ overview
+
+    async def overview(self, part: str = "") -> Overview:
+        """The queues whose names contain ``part``."""
+        return await self.shared.get(("overview", part), lambda: self._overview(part))
+
+    async def _overview(self, part: str) -> Overview:
+        known = [name for name in await self.finder.names() if part.lower() in name.lower()]
+        names = known[:MOST_QUEUES]
+        looks = [glancing.look(self.queue(name).keys, most=1) for name in names]
+        glances = await self.connection.run_all(looks) if looks else []
+        metrics = await self._metrics(names)
+
+        async def oldest(queue: Queue) -> int | None:
+            jobs = await queue.get_jobs(("waiting", "prioritized"), 0, 0)
+            return min((job.timestamp for job in jobs), default=None)
+
+        crowded = [
+            name
+            for name, look in zip(names, glances, strict=True)
+            if look.waiting + look.prioritized
+        ]
+        waiting_since = dict(zip(crowded, await self._each(crowded, oldest), strict=True))
+        workers = await self.shared.get(
+            ("workers of", tuple(names)), lambda: self._each(names, _workers_of), fresh_s=5.0
+        )
+        rows: list[QueueRow] = []
+        for name, glance, staff in zip(names, glances, workers, strict=True):
+            watched = self.pulse.queues.get(name)
+            rate = None if watched is None else watched.rate
+            done, failed = metrics[name]
+            rows.append(
+                QueueRow(
+                    name,
+                    glance,
+                    waiting_since.get(name),
+                    len(staff),
+                    None if rate is None else rate.added,
+                    _per_second(done, failed) if rate is None else rate.completed + rate.failed,
+                    sum(_aligned(failed)),
+                )
+            )
+        chart = self._chart([metrics[name] for name in names], names)
+        return Overview(rows, len(known) - len(names), self.finder.is_searching, chart)
+
+    async def _metrics(self, names: list[str]) -> dict[str, tuple[Metrics, Metrics]]:
+        async def both(queue: Queue) -> tuple[Metrics, Metrics]:
+            done = await queue.get_metrics("completed", 0, MINUTES - 1)
+            return done, await queue.get_metrics("failed", 0, MINUTES - 1)
+
+        found = await self.shared.get(
+            ("metrics", tuple(names)), lambda: self._each(names, both), fresh_s=10.0
+        )
+        return dict(zip(names, found, strict=True))
+
+    def _chart(self, metrics: list[tuple[Metrics, Metrics]], names: Iterable[str]) -> Chart:
+        """What workers counted; where none counts, what was seen since a page was opened."""
+        minute = int(time.time()) // 60 * 60
+        if any(one.points for pair in metrics for one in pair):
+            done = [_aligned(pair[0]) for pair in metrics]
+            failed = [_aligned(pair[1]) for pair in metrics]
+            return Chart(
+                [minute - 60 * (MINUTES - 1 - index) for index in range(MINUTES)],
+                [float(sum(values)) for values in zip(*done, strict=True)],
+                [float(sum(values)) for values in zip(*failed, strict=True)],
+                "counted by the workers, per minute",
+            )
+        series: dict[int, list[float]] = {}
+        for name in names:
+            watched = self.pulse.queues.get(name)
+            for sample in watched.samples if watched else ():
+                sums = series.setdefault(int(sample.at_s), [0.0, 0.0])
+                sums[0] += 60 * sample.completed
+                sums[1] += 60 * sample.failed
+        times = sorted(series)
+        return Chart(
+            times,
+            [series[at][0] for at in times],
+            [series[at][1] for at in times],
+            "seen since a page is open, per minute",
+        )
+
+    async def health(self) -> Health:
+        """What the doctor says, or said: nobody waits for it for more than a moment."""
+
+        async def ask() -> list[Finding]:
+            names = (await self.finder.names())[:MOST_QUEUES]
+            report = await examine(self.connection, prefix=self.prefix, queues=names, audit=False)
+            return [one for one in report.findings if one.severity is not Severity.INFO]
+
+        asking = asyncio.ensure_future(self.shared.get("doctor", ask, fresh_s=DOCTOR_S))
+        done, _ = await asyncio.wait([asking], timeout=DOCTOR_WAIT_S)
+        if not done:
+            asking.add_done_callback(_ignore)
+            return self._health
+        self._health = Health(asking.result(), is_known=True)
+        return self._health
+
+    # ------------------------------------------------------------------------ queue
+
+    async def queue_page(self, name: str) -> QueuePage:
+        return await self.shared.get(("queue", name), lambda: self._queue_page(name))
+
+    async def _queue_page(self, name: str) -> QueuePage:
+        queue = await self.known(name)
+        metrics = await self._metrics([name])
+        return QueuePage(
+            name,
+            await queue.get_job_counts(),
+            await self.connection.run(glancing.look(queue.keys, most=1)),
+            await queue.get_global_concurrency(),
+            await queue.get_global_rate_limit(),
+            await queue.get_workers(),
+            await queue.get_job_scheduler_count(),
+            len(await queue.get_lanes(0, MOST_ROWS - 1, state="stopped")),
+            await self._is_letters(queue),
+            self._chart([metrics[name]], [name]),
+        )
+
+    async def _is_letters(self, queue: Queue) -> bool:
+        """Has the queue letters? An empty one has none, though it could."""
+        letters = await queue.get_dead_letter_count()
+        return bool(letters) and await queue.is_dead_letter_queue()
+
+    async def jobs(self, name: str, state: str, start: int, wanted: Wanted) -> JobList:
+        """A page of the jobs in one state; with a filter, those found in the next slice."""
+        key = ("jobs", name, state, start, wanted)
+        return await self.shared.get(key, lambda: self._jobs(name, state, start, wanted))
+
+    async def _jobs(self, name: str, state: str, start: int, wanted: Wanted) -> JobList:
+        if state not in STATES:
+            raise NotFound(f"There is no state {state!r}; the states are {', '.join(STATES)}.")
+        queue = await self.known(name)
+        size = PER_PAGE if wanted.is_any else SEARCHED_AT_ONCE
+        jobs = await queue.get_jobs(
+            state, start, start + size - 1, newest_first=state in NEWEST_FIRST
+        )
+        now_ms = int(time.time() * 1000)
+        found = jobs if wanted.is_any else [job for job in jobs if wanted.admits(job, now_ms)]
+        step = size
+        if len(found) > PER_PAGE:
+            step = jobs.index(found[PER_PAGE])
+            found = found[:PER_PAGE]
+        count = (await queue.get_job_counts(state))[state]
+        return JobList(
+            found,
+            start,
+            start + step if start + step < count else None,
+            max(start - size, 0) if start else None,
+            min(step, len(jobs)),
+        )
+
+    async def find_job(self, job_id: str) -> list[str]:
+        """The queues that have a job of this id."""
+        names = (await self.finder.names())[:MOST_QUEUES]
+
+        async def has(queue: Queue) -> Job | None:
+            try:
+                return await queue.get_job(job_id)
+            except TorilError:
+                return None
+
+        found = await self._each(names, has)
+        return [name for name, job in zip(names, found, strict=True) if job is not None]
+
+    # ------------------------------------------------------------------------ job
+
+    async def job_page(self, name: str, job_id: str) -> JobPage:
+        return await self.shared.get(("job", name, job_id), lambda: self._job_page(name, job_id))
+
+    async def _job_page(self, name: str, job_id: str) -> JobPage:
+        queue = self.queue(name)
+        job = await self._job(queue, job_id)
+        log_count = await queue.get_job_log_count(job_id)
+        logs = await queue.get_job_logs(job_id, max(log_count - MOST_LOG_ROWS, 0), -1)
+        family = await queue.get_dependencies_count(job_id)
+        letter = _quietly(lambda: job.dead_letter)
+        data = _quietly(
+            lambda: without_metadata(job.data), job.data_text.decode("utf-8", "replace")
+        )
+        children = {
+            "waited for": family.unprocessed,
+            "completed": family.processed,
+            "failed": family.failed,
+            "failed and ignored": family.ignored,
+        }
+        return JobPage(
+            job=job,
+            state=await queue.get_state(job_id) or "unknown",
+            why=await queue.explain(job_id),
+            data=self.redacted(data),
+            data_is_masked=self.redacted.hides(data),
+            data_bytes=len(job.data_text),
+            options=self.redacted(job.opts.raw),
+            result=self.redacted(_quietly(lambda: job.return_value)),
+            progress=self.redacted(_quietly(lambda: job.progress)),
+            logs=logs,
+            log_count=log_count,
+            parent=self._relative(job.parent_key),
+            children={what: count for what, count in children.items() if count},
+            group_queue=await self._owner_of_group(job),
+            letter=letter,
+        )
+
+    async def _job(self, queue: Queue, job_id: str) -> Job:
+        try:
+            job = await queue.get_job(job_id)
+        except InvalidNameError as error:
+            raise NotFound(str(error)) from error
+        if job is None:
+            raise NotFound(
+                f"There is no job {job_id!r} in the queue {queue.name!r}."
+                " It may have been removed after it was done."
+            )
+        return job
+
+    def _relative(self, key: str | None) -> Relative | None:
+        if not key:
+            return None
+        _, name, job_id = split_job_key(key, self.prefix)
+        return Relative(name, job_id)
+
+    async def _owner_of_group(self, job: Job) -> str | None:
+        """The queue that owns the job's group: often its own, else one to be looked for."""
+        if job.group_id is None:
+            return None
+        names = [job.queue_name, *(await self.finder.names())[:MOST_QUEUES]]
+        group_id = job.group_id
+        found = await self._each(names, lambda queue: queue.get_group_state(group_id))
+        return next((name for name, one in zip(names, found, strict=True) if one), None)
+
+    # ------------------------------------------------------------------------ dead letters
+
+    async def letter_queues(self) -> list[tuple[str, int]]:
+        """The queues that have dead letters, and how many."""
+        return await self.shared.get("letter queues", self._letter_queues, fresh_s=2.0)
+
+    async def _letter_queues(self) -> list[tuple[str, int]]:
+        async def count(queue: Queue) -> int:
+            return await queue.get_dead_letter_count() if await self._is_letters(queue) else 0
+
+        names = (await self.finder.names())[:MOST_QUEUES]
+        counts = await self._each(names, count)
+        return [(name, number) for name, number in zip(names, counts, strict=True) if number]
+
+    async def letters(self, name: str, wanted: DeadLetterFilter) -> LettersPage:
+        key = ("letters", name, tuple(sorted((k, str(v)) for k, v in wanted.items())))
+        return await self.shared.get(key, lambda: self._letters(name, wanted), fresh_s=2.0)
+
+    async def _letters(self, name: str, wanted: DeadLetterFilter) -> LettersPage:
+        queue = await self.known(name)
+        try:
+            groups = await queue.get_dead_letter_summary(**wanted)
+            letters = await queue.get_dead_letter_jobs(0, PER_PAGE - 1)
+        except NotDeadLettersError as error:
+            raise NotFound(str(error)) from error
+        return LettersPage(
+            name,
+            await queue.get_dead_letter_count(),
+            groups[:MOST_FINGERPRINTS],
+            max(len(groups) - MOST_FINGERPRINTS, 0),
+            letters,
+        )
+
+    # ------------------------------------------------------------------------ groups
+
+    async def groups(self, name: str, state: str) -> list[tuple[str, GroupInfo]]:
+        """Groups of one queue or of all, those that need a person first."""
+        return await self.shared.get(("groups", name, state), lambda: self._groups(name, state))
+
+    async def _groups(self, name: str, state: str) -> list[tuple[str, GroupInfo]]:
+        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
+        most = MOST_ROWS - 1
+
+        async def ask(queue: Queue) -> list[tuple[str, GroupInfo]]:
+            if state:
+                found = await queue.get_groups(state, 0, most, newest_first=True)
+            else:
+                look = await self.connection.run(glancing.look(queue.keys, most=1))
+                if not look.groups:
+                    return []
+                found = await queue.get_groups(NEEDS_A_PERSON, 0, most, newest_first=True)
+                newest = await queue.get_groups((), 0, most, newest_first=True)
+                ids = {one.id for one in found}
+                found += [one for one in newest if one.id not in ids]
+            return [(queue.name, one) for one in found]
+
+        rows = [row for found in await self._each(names, ask) for row in found]
+        rows.sort(key=lambda row: (row[1].state not in NEEDS_A_PERSON, -row[1].updated_at))
+        return rows[:MOST_ROWS]
+
+    async def group(self, name: str, group_id: str) -> GroupPage:
+        queue = self.queue(name)
+        try:
+            info = await queue.get_group_state(group_id)
+        except InvalidNameError as error:
+            raise NotFound(str(error)) from error
+        if info is None:
+            raise NotFound(f"There is no group {group_id!r} that the queue {name!r} owns.")
+        look = await self.connection.run(glancing.look(queue.keys, most=MOST_LOG_ROWS))
+        events = [
+            (int(one.id.partition("-")[0]), one.name.removeprefix("group:"))
+            for one in look.events
+            if one.name.startswith("group:") and group_id in str(one.data)
+        ]
+        return GroupPage(
+            info, await queue.get_group_jobs(group_id), [(info.created_at, "created"), *events]
+        )
+
+    # ------------------------------------------------------------------------ lanes
+
+    async def lanes(self, name: str) -> tuple[list[LaneGlance], list[Lane], int]:
+        """Some lanes at work, all that are stopped, and how many there are."""
+        return await self.shared.get(("lanes", name), lambda: self._lanes(name))
+
+    async def _lanes(self, name: str) -> tuple[list[LaneGlance], list[Lane], int]:
+        queue = await self.known(name)
+        at_work = await self.connection.run(glancing.lanes_at_work(queue.keys, most=MOST_ROWS))
+        stopped = await queue.get_lanes(0, MOST_ROWS - 1, state="stopped")
+        read = [await queue.get_lane(lane) for lane in stopped]
+        at_work.sort(key=lambda one: -one.depth)
+        return at_work, [one for one in read if one is not None], await queue.get_lane_count()
+
+    async def lane(self, name: str, lane: str) -> tuple[Lane, list[Job]]:
+        queue = await self.known(name)
+        found = await queue.get_lane(lane) if lane else None
+        if found is None:
+            raise NotFound(f"The lane {lane!r} of the queue {name!r} has no jobs and no settings.")
+        return found, await queue.get_lane_jobs(lane, 0, PER_PAGE - 1)
+
+    # ------------------------------------------------------------------------ the rest
+
+    async def schedules(self, name: str) -> list[tuple[str, JobScheduler]]:
+        """The schedules of one queue or of all, those due first."""
+
+        async def ask(queue: Queue) -> list[tuple[str, JobScheduler]]:
+            found = await queue.get_job_schedulers(0, MOST_ROWS - 1)
+            return [(queue.name, one) for one in found]
+
+        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
+        found = await self.shared.get(("schedules", name), lambda: self._each(names, ask))
+        rows = [row for part in found for row in part]
+        return sorted(rows, key=lambda row: row[1].next_at)[:MOST_ROWS]
+
+    async def workers(self, name: str) -> list[tuple[str, list[WorkerInfo], list[ActiveJob]]]:
+        """For each queue who works on it, and what runs for how long."""
+
+        async def ask(queue: Queue) -> tuple[str, list[WorkerInfo], list[ActiveJob]]:
+            running = await self.connection.run(glancing.active(queue.keys, most=MOST_ROWS))
+            return queue.name, await queue.get_workers(), running
+
+        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
+        found = await self.shared.get(("workers", name), lambda: self._each(names, ask))
+        return [one for one in found if one[1] or one[2] or name]
+
+    async def flow(self, name: str, job_id: str) -> tuple[Tree, Relative]:
+        """The whole flow that a job is part of, and the job that was asked for."""
+        queue = self.queue(name)
+        job = await self._job(queue, job_id)
+        root = Relative(name, job_id)
+        for _ in range(20):
+            above = self._relative(job.parent_key)
+            parent = None if above is None else await self.queue(above.queue).get_job(above.id)
+            if above is None or parent is None:
+                break
+            root, job = above, parent
+        flows = FlowProducer(connection=self.connection, prefix=self.prefix)
+        node = await flows.get_flow(root.id, root.queue, depth=10, max_children=20)
+        if node is None:
+            raise NotFound(f"There is no job {job_id!r} in the queue {name!r}.")
+        return await self._tree(node), Relative(name, job_id)
+
+    async def _tree(self, node: FlowNode) -> Tree:
+        state = await self.queue(node.job.queue_name).get_state(node.job.id)
+        children = [await self._tree(child) for child in node.children]
+        return Tree(node.job, state or "unknown", children)
+
+
+async def _workers_of(queue: Queue) -> list[WorkerInfo]:
+    return await queue.get_workers()
+
+
+def _aligned(metrics: Metrics) -> list[int]:
+    """The last minutes, the oldest first; what was counted long ago is not lately."""
+    minutes = [0] * MINUTES
+    if metrics.last_at is None:
+        return minutes
+    behind = max(int(time.time() * 1000 - metrics.last_at) // 60_000, 0)
+    for index, count in enumerate(metrics.data[: max(MINUTES - behind, 0)]):
+        minutes[MINUTES - 1 - behind - index] = count
+    return minutes
+
+
+def _per_second(done: Metrics, failed: Metrics) -> float | None:
+    """The pace of the last whole minute, where workers count."""
+    if not (done.points or failed.points):
+        return None
+    return (_aligned(done)[-1] + _aligned(failed)[-1]) / 60
+
+
+def _quietly(read: Callable[[], Any], instead: Any = None) -> Any:
+    """What another program wrote into a job may be no JSON."""
+    try:
+        return read()
+    except (ValueError, RecursionError):
+        return instead
+
+
+def _ignore(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,154 @@
+// What the pages do by themselves: stay up to date, tell times in the reader's zone, obey keys.
+// Without it every page can still be read, and every form sent.
+"use strict";
+
+(() => {
+  const body = document.body;
+  const root = body.dataset.root;
+  let shown = null; // what was told when this page was last drawn
+  let told = null; // what was told last
+  let isOld = true; // the page was drawn before anything was told
+  let source = null;
+
+  const main = () => document.getElementById("main");
+
+  function localTimes() {
+    for (const time of document.querySelectorAll("time[datetime]:not([data-local])")) {
+      const moment = new Date(time.dateTime);
+      if (Number.isNaN(moment.getTime())) continue;
+      time.dataset.local = "yes";
+      time.textContent = moment.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    }
+    const zone = document.getElementById("zone");
+    if (zone) zone.textContent = Intl.DateTimeFormat().resolvedOptions().timeZone || "local time";
+  }
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  }
+
+  function charts() {
+    for (const figure of document.querySelectorAll("figure.chart:not([data-drawn])")) {
+      const numbers = (name) => (figure.dataset[name] || "").split(",").filter(Boolean).map(Number);
+      const times = numbers("times");
+      if (times.length < 2 || !window.uPlot) continue;
+      figure.dataset.drawn = "yes";
+      const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
+      const line = (label, name) => ({ label, stroke: colour(name), width: 1.5, points: { show: false } });
+      new window.uPlot(
+        {
+          width: figure.clientWidth,
+          height: 140,
+          legend: { show: false },
+          cursor: { show: false },
+          axes: [axis, { ...axis, size: 44 }],
+          scales: { y: { range: (_, low, high) => [0, Math.max(high, 1)] } },
+          series: [{}, line("completed", "--done"), line("failed", "--bad")],
+        },
+        [times, numbers("completed"), numbers("failed")],
+        figure,
+      );
+    }
+  }
+
+  function ticks() {
+    const all = document.getElementById("all");
+    if (!all) return;
+    all.addEventListener("change", () => {
+      for (const box of document.querySelectorAll("table.jobs tbody input[type=checkbox]")) box.checked = all.checked;
+    });
+  }
+
+  function draw() {
+    localTimes();
+    charts();
+    ticks();
+  }
+
+  // Somebody who types, selects or reads what is folded out is not disturbed.
+  function isBusy() {
+    const content = main();
+    if (!content) return true;
+    const focused = document.activeElement;
+    if (focused && content.contains(focused) && focused.matches("input, textarea, select, button")) return true;
+    return Boolean(content.querySelector("input:checked, details[open]:not([data-was-open])"));
+  }
+
+  function isNew() {
+    if (!told) return false;
+    if (isOld) return true;
+    const queue = body.dataset.queue;
+    if (queue) return told[queue] !== shown[queue];
+    return JSON.stringify(told) !== JSON.stringify(shown);
+  }
+
+  function follow() {
+    if (!isNew() || isBusy() || body.classList.contains("gone")) return;
+    shown = told;
+    isOld = false;
+    window.htmx.trigger(main(), "changed");
+  }
+
+  function tick(versions) {
+    if (body.classList.contains("gone")) isOld = true;
+    body.classList.remove("gone");
+    document.getElementById("gone").hidden = true;
+    told = versions;
+    follow();
+  }
+
+  function gone() {
+    body.classList.add("gone");
+    document.getElementById("gone").hidden = false;
+  }
+
+  function listen() {
+    if (source || document.hidden) return;
+    source = new EventSource(`${root}/live`);
+    source.addEventListener("tick", (event) => tick(JSON.parse(event.data)));
+    source.addEventListener("gone", gone);
+    source.addEventListener("error", gone);
+  }
+
+  function rest() {
+    if (source) source.close();
+    source = null;
+  }
+
+  function keys(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input, textarea, select")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const links = [...document.querySelectorAll("table.rows tbody th a:first-child")];
+    const place = links.indexOf(document.activeElement);
+    if (event.key === "/") {
+      event.preventDefault();
+      document.getElementById("search")?.focus();
+    } else if (event.key === "j" && links.length) {
+      links[Math.min(place + 1, links.length - 1)].focus();
+    } else if (event.key === "k" && links.length) {
+      links[Math.max(place - 1, 0)].focus();
+    }
+  }
+
+  for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
+  draw();
+  document.addEventListener("keydown", keys);
+  if (body.dataset.live) {
+    document.addEventListener("htmx:beforeSwap", (event) => {
+      if (!isBusy()) return;
+      event.detail.shouldSwap = false; // somebody began to type while the answer was on its way
+      isOld = true;
+    });
+    document.addEventListener("htmx:afterSettle", () => {
+      for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
+      draw();
+    });
+    document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
+    window.addEventListener("pagehide", rest);
+    setInterval(follow, 1000); // who was busy at the last change is told when they no longer are
+    listen();
+  }
+})();

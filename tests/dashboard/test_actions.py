@@ -1,0 +1,310 @@
+"""Every action: it asks where it should, and its effect is read back from the server."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.dashboard.conftest import Visitor
+from tests.dashboard.world import World
+from tests.features.dead_letters.forging import forge
+from tests.helpers import wait_until
+from toril import NewJob, Queue, RateLimit, UnrecoverableError, Worker
+from toril.dashboard.actions import ACTIONS
+
+Visit = Callable[..., Visitor]
+
+
+@pytest.fixture
+async def queue(url: str, prefix: str):
+    async with Queue("pay", connection=url, prefix=prefix) as queue:
+        await queue.add("charge", {"order": 1}, job_id="one")
+        yield queue
+
+
+async def fail(queue: Queue, url: str, prefix: str, *ids: str) -> None:
+    """Let these jobs fail."""
+
+    async def handler(job: Any) -> None:
+        raise UnrecoverableError("no money")
+
+    await queue.add_bulk([NewJob("charge", {"order": 1}, job_id=one) for one in ids])
+    async with Worker(queue.name, handler, connection=url, prefix=prefix):
+        await wait_until(lambda: _failed(queue, len(ids)))
+
+
+async def _failed(queue: Queue, least: int) -> bool:
+    return await queue.get_failed_count() >= least
+
+
+async def asked(visitor: Visitor, verb: str, *words: str, **fields: Any) -> None:
+    """The action does nothing before a question with these words was answered."""
+    question = await visitor.do(verb, sure=False, **fields)
+    assert question.status_code == 200, question.text
+    text = html.unescape(question.text)
+    assert "Are you sure?" in text
+    for word in words:
+        assert word in text, word
+
+
+async def done(visitor: Visitor, verb: str, **fields: Any) -> str:
+    """Do it; returns the page on which one lands, which says what came of it."""
+    answer = await visitor.do(verb, back="/queue?queue=pay", **fields)
+    assert answer.status_code == 303, answer.text
+    page = await visitor.get(answer.headers["location"])
+    assert page.status_code == 200
+    assert 'class="notice good" role="status"' in page.text
+    return html.unescape(page.text)
+
+
+async def test_a_queue_is_paused_limited_and_given_jobs(visit: Visit, queue: Queue):
+    visitor = visit()
+
+    await done(visitor, "pause", queue="pay")
+    assert await queue.is_paused()
+    await done(visitor, "resume", queue="pay")
+    assert not await queue.is_paused()
+    await done(visitor, "concurrency", queue="pay", concurrency="7")
+    assert await queue.get_global_concurrency() == 7
+    await done(visitor, "concurrency", queue="pay", concurrency="")
+    assert await queue.get_global_concurrency() is None
+    await done(visitor, "rate-limit", queue="pay", max="5", duration="2s")
+    assert await queue.get_global_rate_limit() == RateLimit(5, 2000)
+    await done(visitor, "rate-limit", queue="pay")
+    assert await queue.get_global_rate_limit() is None
+    page = await done(
+        visitor, "add", queue="pay", name="refund", data='{"order": 2}', job_id="two",
+        lane="ann", attempts="4", delay="1h",
+    )  # fmt: skip
+    assert "added job two" in page
+    job = await queue.get_job("two")
+    assert job is not None
+    assert (job.name, job.data, job.lane, job.opts.attempts) == ("refund", {"order": 2}, "ann", 4)
+    assert await queue.get_state("two") == "delayed"
+
+
+async def test_jobs_are_retried_promoted_cancelled_and_removed(
+    visit: Visit, queue: Queue, url: str, prefix: str
+):
+    visitor = visit()
+    await fail(queue, url, prefix, "a", "b", "c")
+    await queue.add("later", job_id="later", delay=3_600_000)
+
+    await done(visitor, "retry", queue="pay", id="a")
+    assert await queue.get_state("a") == "waiting"
+    await asked(visitor, "retry", "Retry 2 jobs", "'pay'", queue="pay", id=["b", "c"])
+    assert await queue.get_state("b") == "failed"
+    assert "2 of 2 done" in await done(visitor, "retry", queue="pay", id=["b", "c"])
+    assert await queue.get_state("c") == "waiting"
+    await done(visitor, "promote", queue="pay", id="later")
+    assert await queue.get_state("later") == "waiting"
+    await asked(visitor, "cancel", "Cancel 1 job of the queue 'pay'?", queue="pay", id="a")
+    await done(visitor, "cancel", queue="pay", id="a")
+    job = await queue.get_job("a")
+    assert job is not None
+    assert "by local on the dashboard" in (job.failed_reason or "")
+    await asked(visitor, "remove", "Remove 1 job", queue="pay", id="b")
+    assert await queue.get_job("b")
+    await done(visitor, "remove", queue="pay", id="b")
+    assert await queue.get_job("b") is None
+    page = await done(visitor, "retry", queue="pay", id=["a", "gone"])
+    assert "1 of 2 done" in page
+
+
+async def test_a_job_is_edited_and_retried(visit: Visit, queue: Queue, url: str, prefix: str):
+    visitor = visit()
+    await fail(queue, url, prefix, "a")
+
+    broken = await visitor.do("edit-retry", queue="pay", id="a", data="{oops")
+    assert broken.status_code == 400
+    assert await queue.get_state("a") == "failed"
+    await done(visitor, "edit-retry", queue="pay", id="a", data='{"order": 99}')
+    job = await queue.get_job("a")
+    assert job is not None
+    assert job.data == {"order": 99}
+    assert job.attempts_made == 0
+    assert await queue.get_state("a") == "waiting"
+    running = await visitor.do("edit-retry", queue="pay", id="a", data="{}")
+    assert running.status_code == 400
+    assert job.data == {"order": 99}
+
+
+async def test_all_jobs_of_a_state_are_changed_after_their_number_was_said(
+    visit: Visit, queue: Queue, url: str, prefix: str
+):
+    visitor = visit()
+    await fail(queue, url, prefix, *(f"f{number}" for number in range(12)))
+    failed = await queue.get_failed_count()
+    await queue.add_bulk([NewJob("later", delay=3_600_000) for _ in range(5)])
+
+    await asked(visitor, "retry-all", f"({failed} jobs)", "'pay'", queue="pay", state="failed")
+    assert f"{failed} jobs retried" in await done(visitor, "retry-all", queue="pay", state="failed")
+    assert await queue.get_failed_count() == 0
+    await asked(visitor, "promote-all", "(5 jobs)", queue="pay")
+    await done(visitor, "promote-all", queue="pay")
+    assert await queue.get_delayed_count() == 0
+    waiting = await queue.get_waiting_count()
+    await asked(visitor, "remove-all", f"{waiting} jobs", "'pay'", queue="pay", state="waiting")
+    assert await queue.get_waiting_count() == waiting
+    await done(visitor, "remove-all", queue="pay", state="waiting")
+    assert await queue.get_waiting_count() == 0
+
+
+async def test_dead_letters_are_replayed_repaired_and_purged(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    visitor = visit()
+    await forge(client, prefix, "dead", 30, source="pay", names=("charge", "mail"))
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+        first, second, *_ = await dead.get_dead_letter_jobs()
+
+        page = await visitor.get("/dead-letters?queue=dead")
+        assert page.status_code == 200
+        await done(visitor, "replay", queue="dead", id=first.id)
+        assert await dead.get_job(first.id) is None
+        assert await queue.get_waiting_count() == 2
+        repaired = await done(
+            visitor, "replay", queue="dead", id=second.id, data='{"n": "mended"}', to="other"
+        )
+        assert "sent back as job" in repaired
+        async with Queue("other", connection=url, prefix=prefix) as other:
+            [job] = await other.get_waiting()
+            assert job.data["n"] == "mended"
+        mails = await dead.purge_dead_letters(name="mail", dry_run=True)
+        await asked(
+            visitor, "purge", f"Remove {mails} dead letters", "'dead'", queue="dead", name="mail"
+        )
+        await done(visitor, "purge", queue="dead", name="mail")
+        assert await dead.purge_dead_letters(name="mail", dry_run=True) == 0
+        left = await dead.get_dead_letter_count()
+        await asked(visitor, "replay-all", f"Send {left} dead letters", "dry run", queue="dead")
+        assert await dead.get_dead_letter_count() == left
+        await done(visitor, "replay-all", queue="dead")
+        assert await dead.get_dead_letter_count() == 0
+
+
+async def test_a_long_operation_shows_how_far_it_is_and_is_stopped(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    visitor = visit()
+    await forge(client, prefix, "dead", 40, source="pay")
+    await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        await visitor.do("replay-all", queue="dead", rate="10")
+        page = (await visitor.get("/dead-letters?queue=dead")).text
+        assert "<progress" in page
+        assert "of about 40" in page
+        operation = page.split('name="operation" value="')[1].split('"')[0]
+        await visitor.do("stop", queue="pay", operation=operation)
+        await asyncio.sleep(0)
+        await visitor.do("stop", queue="dead", operation=operation)
+
+        async def is_stopped() -> bool:
+            return "stopped after" in (await visitor.get("/dead-letters?queue=dead")).text
+
+        await wait_until(is_stopped)
+        left = await dead.get_dead_letter_count()
+        assert 0 < left < 40
+        await visitor.do("replay-all", queue="dead", resume="yes")
+        assert await dead.get_dead_letter_count() == 0
+        assert await queue.get_waiting_count() == 41
+
+
+async def test_groups_are_cancelled_retried_and_resolved(visit: Visit, shop: World):
+    visitor = visit()
+    queue, name = shop.queue, shop.queue.name
+
+    await asked(visitor, "cancel-group", "of 1 job", f"{name!r}", queue=name, id=shop.group)
+    await done(visitor, "cancel-group", queue=name, id=shop.group)
+    info = await queue.get_group_state(shop.group)
+    assert info is not None
+    assert info.state == "FAILED"
+    await asked(
+        visitor, "resolve-group", "by hand", queue=name, id=shop.stuck_group, note="refunded"
+    )
+    await done(visitor, "resolve-group", queue=name, id=shop.stuck_group, note="refunded")
+    info = await queue.get_group_state(shop.stuck_group)
+    assert info is not None
+    assert info.note == "refunded (local)"
+    again = await visitor.do("retry-compensation", queue=name, id=shop.stuck_group)
+    assert again.status_code == 409, "it is not failed compensation any more"
+    log = (await visitor.get("/log")).text
+    assert "refused" in log
+
+
+async def test_a_compensation_is_retried(visit: Visit, shop: World):
+    page = await done(visit(), "retry-compensation", queue=shop.queue.name, id=shop.stuck_group)
+
+    assert "1 jobs are tried again" in page
+    info = await shop.queue.get_group_state(shop.stuck_group)
+    assert info is not None
+    assert info.state == "COMPENSATING"
+
+
+async def test_lanes_are_paused_changed_and_drained(visit: Visit, shop: World):
+    visitor, queue = visit(), shop.queue
+    on = {"queue": queue.name, "lane": shop.lane}
+
+    async def lane() -> Any:
+        found = await queue.get_lane(shop.lane)
+        assert found is not None
+        return found
+
+    await done(visitor, "pause-lane", **on)
+    assert (await lane()).is_paused
+    assert "paused" in (await visitor.get(f"/lanes?queue={queue.name}")).text
+    await done(visitor, "resume-lane", **on)
+    assert not (await lane()).is_paused
+    await done(visitor, "lane-settings", **on, weight="3", concurrency="2", max="9", duration="1m")
+    assert ((await lane()).weight, (await lane()).concurrency) == (3, 2)
+    await asked(visitor, "drain-lane", "3 jobs", **on)
+    await done(visitor, "drain-lane", **on)
+    assert (await lane()).depth == 0
+
+
+async def test_schedules_are_run_now_and_removed(visit: Visit, shop: World):
+    visitor, queue = visit(), shop.queue
+
+    await done(visitor, "run-schedule", queue=queue.name, id="nightly")
+    waiting = [job.name for job in await queue.get_waiting()]
+    assert "report" in waiting
+    await asked(visitor, "remove-schedule", "'nightly'", queue=queue.name, id="nightly")
+    await done(visitor, "remove-schedule", queue=queue.name, id="nightly")
+    assert await queue.get_job_scheduler("nightly") is None
+
+
+async def test_what_is_wrong_is_said_and_changes_nothing(visit: Visit, queue: Queue):
+    visitor = visit()
+    for verb, fields, status in [
+        ("nothing", {"queue": "pay"}, 404),
+        ("pause", {"queue": "paymens"}, 404),
+        ("pause", {"queue": "a:b"}, 404),
+        ("pause", {}, 400),
+        ("retry", {"queue": "pay"}, 400),
+        ("retry", {"queue": "pay", "id": "gone"}, 409),
+        ("add", {"queue": "pay", "name": "x", "data": "{"}, 400),
+        ("add", {"queue": "pay", "name": ""}, 400),
+        ("add", {"queue": "pay", "name": "x", "delay": "soon"}, 400),
+        ("rate-limit", {"queue": "pay", "max": "1"}, 400),
+        ("rate-limit", {"queue": "pay", "max": "-1", "duration": "1s"}, 400),
+        ("concurrency", {"queue": "pay", "concurrency": "٣"}, 400),
+        ("retry-all", {"queue": "pay", "state": "nonsense"}, 400),
+        ("purge", {"queue": "pay"}, 409),
+        ("cancel-group", {"queue": "pay", "id": "none"}, 409),
+    ]:
+        answer = await visitor.do(verb, **fields)
+        assert answer.status_code == status, (verb, fields, answer.status_code)
+        assert "Traceback" not in answer.text
+    assert await queue.get_job_counts("waiting") == {"waiting": 1}
+
+
+def test_every_action_is_tried_here():
+    with open(__file__) as file:
+        text = file.read()
+    for verb in ACTIONS:
+        assert f'"{verb}"' in text, verb

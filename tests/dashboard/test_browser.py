@@ -1,0 +1,301 @@
+"""In a real browser: every page looks right, follows what happens, and obeys no text of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.conftest import served
+from tests.dashboard.world import World, world
+from tests.helpers import wait_until
+from tests.servers import Server
+from toril import Queue
+from toril.dashboard import dashboard
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+
+COLOURFUL = ("/", "/queue", "/job", "/dead-letters", "/group")
+"""The pages that have all colours between them."""
+
+SHORT = (
+    "\u202e\"'><img/src=x/onerror=pwned(1)><svg/onload=pwned(2)>"
+    "<b/hx-get=//evil.test/x/hx-trigger=load></b>${7*7}{{7*7}}&lt;"
+)
+LONG = (
+    "</script><script>pwned(3)</script></textarea></title></style></pre><script>pwned(4)</script>"
+    '<a href="javascript:pwned(5)" autofocus onfocus="pwned(6)">x</a><form action="//evil.test">'
+    '<iframe src="//evil.test"></iframe><link rel=stylesheet href="//evil.test/x.css">'
+    '<meta http-equiv=refresh content="0;url=//evil.test"><base href="//evil.test/">'
+    "\x1b[31m\x1b]8;;http://evil.test\x07\u2066\u200f\u200b\x00\r\n --> ]]> '; pwned(7); //"
+)
+
+
+class Watch:
+    """Notes whatever a page does that it should not."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        self.page = page
+        self.seen: list[str] = []
+        page.expose_function("pwned", lambda number=0: self.seen.append(f"script {number} ran"))
+        page.expose_function("violated", lambda what: self.seen.append(f"policy: {what}"))
+        page.add_init_script(
+            "document.addEventListener('securitypolicyviolation',"
+            " (event) => violated(`${event.violatedDirective} ${event.blockedURI}`))"
+        )
+        page.on("dialog", lambda dialog: (self.seen.append("dialog"), dialog.dismiss()))
+        page.on("pageerror", lambda error: self.seen.append(f"error: {error}"))
+        page.on("console", self._hear)
+        page.on("request", lambda request: self._asked(request.url, base))
+
+    def _asked(self, url: str, base: str) -> None:
+        if not url.startswith(f"{base}/"):
+            self.seen.append(f"asked {url}")
+
+    def _hear(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.seen.append(f"console: {message.text}")
+
+
+def too_wide(page: Any) -> int:
+    """By how many pixels the page has to be moved sideways."""
+    wide: int = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return wide
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (360, "dark")])
+async def test_every_page_is_fit_for_everybody(
+    chromium: Any, url: str, prefix: str, shop: World, width: int, scheme: str
+):
+    """No sideways scrolling, no serious finding of axe, nothing fetched from elsewhere."""
+
+    def look(browser: Any) -> list[str]:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=False
+        )
+        page = context.new_page()
+        watch = Watch(page, base)
+        problems: list[str] = []
+        audited: set[str] = set()
+        for path in shop.paths:
+            page.goto(base + path)
+            if (wide := too_wide(page)) > 0:
+                problems.append(f"{path} is {wide} px too wide")
+            template = path.partition("?")[0]
+            if template in audited or (scheme == "dark" and template not in COLOURFUL):
+                continue
+            audited.add(template)
+            # evaluate() is not subject to the page's policy, an inline script would be.
+            page.evaluate(AXE)
+            found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            problems += [
+                f"{path}: {one['id']}: {one['nodes'][0]['html'][:150]}"
+                for one in found["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+        context.close()
+        return problems + watch.seen
+
+    async with served(dashboard(connection=url, prefix=prefix)) as base:
+        assert await chromium(look) == []
+
+
+async def test_no_text_of_a_job_is_obeyed(chromium: Any, url: str, prefix: str):
+    async with (
+        world(url, prefix, SHORT, long=LONG) as hostile,
+        served(dashboard(connection=url, prefix=prefix)) as base,
+    ):
+        # What people type is hostile too, and so is what others typed.
+        await hostile.queue.pause_lane(hostile.lane)
+
+        def attack(browser: Any) -> tuple[list[str], list[str]]:
+            context = browser.new_context(viewport={"width": 360, "height": 800})
+            page = context.new_page()
+            page.set_default_timeout(10_000)
+            watch = Watch(page, base)
+            shown: list[str] = []
+            for path in hostile.paths:
+                answer = page.goto(base + path)
+                if not answer.ok:
+                    watch.seen.append(f"{path}: {answer.status}")
+                shown.append(page.inner_text("body"))
+                if (wide := too_wide(page)) > 0:
+                    watch.seen.append(f"{path} is {wide} px too wide")
+                if page.evaluate("document.querySelectorAll('main img, main svg, iframe').length"):
+                    watch.seen.append(f"{path}: markup became elements")
+            page.goto(base + hostile.paths[6])
+            page.check("#all")
+            page.click("text=Remove selected")
+            shown.append(page.inner_text("body"))
+            page.click("main button.danger")
+            shown.append(page.inner_text("body"))
+            page.goto(f"{base}/log")
+            shown.append(page.inner_text("body"))
+            page.wait_for_timeout(200)
+            context.close()
+            return watch.seen, shown
+
+        seen, shown = await chromium(attack)
+
+    assert seen == []
+    for text in shown:
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+    assert any("\\u202e" in text for text in shown)
+    assert any("<script>pwned(3)</script>" in text for text in shown), "it is shown, not dropped"
+    assert any("${7*7}{{7*7}}&lt;" in text for text in shown), "nor evaluated"
+
+
+async def test_an_operator_puts_things_right(chromium: Any, url: str, prefix: str, shop: World):
+    """The way from the overview to a job that failed, with the mouse and the keys."""
+
+    def scenario(browser: Any) -> dict[str, str]:
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        seen: dict[str, str] = {}
+        page.goto(base)
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/queue?queue=pay")
+        page.click("table.jobs >> text=fails")
+        seen["why"] = page.inner_text(".why")
+        page.click("text=Edit and retry")
+        page.fill("textarea[name=data]", '{"order": 7}')
+        page.click("text=Save and retry")
+        seen["said"] = page.inner_text(".notice.good")
+        page.keyboard.press("/")
+        page.keyboard.type("later")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/job?queue=pay&id=later")
+        page.click("button:has-text('Cancel')")
+        seen["question"] = page.inner_text("main .notice")
+        page.click("button:has-text('Cancel 1')")
+        seen["cancelled"] = page.inner_text(".notice.good")
+        context.close()
+        return seen
+
+    async with served(dashboard(connection=url, prefix=prefix)) as base:
+        seen = await chromium(scenario)
+
+    assert "no money" in seen["why"]
+    assert "data replaced, retried" in seen["said"]
+    assert "Cancel 1 job of the queue 'pay'?" in seen["question"]
+    job = await shop.queue.get_job("fails")
+    assert job is not None
+    assert job.data == {"order": 7}
+    assert await shop.queue.get_state("later") == "failed"
+
+
+async def test_without_javascript_it_is_read_and_used(
+    chromium: Any, url: str, prefix: str, shop: World
+):
+    def scenario(browser: Any) -> str:
+        context = browser.new_context(java_script_enabled=False)
+        page = context.new_page()
+        for path in shop.paths[:3]:
+            page.goto(base + path)
+        page.goto(f"{base}/queue?queue=pay&state=failed")
+        page.click("text=Pause")
+        said: str = page.inner_text(".notice.good")
+        context.close()
+        return said
+
+    async with served(dashboard(connection=url, prefix=prefix)) as base:
+        assert "pause the queue of pay: paused" in await chromium(scenario)
+    assert await shop.queue.is_paused()
+
+
+async def test_a_page_follows_what_happens_and_outlives_its_server(
+    chromium: Any, start_server: Callable[..., Server]
+):
+    server = start_server(tcp=True)
+    address = server.url
+    steps: dict[str, asyncio.Event] = {name: asyncio.Event() for name in ("open", "grey", "back")}
+    loop = asyncio.get_running_loop()
+
+    def reached(name: str) -> None:
+        loop.call_soon_threadsafe(steps[name].set)
+
+    def scenario(browser: Any) -> list[str]:
+        context = browser.new_context()
+        page = context.new_page()
+        seen: list[str] = []
+        page.goto(f"{base}/queue?queue=pay&state=waiting")
+        page.wait_for_selector("table.jobs >> text=first")
+        reached("open")
+        page.wait_for_selector("table.jobs >> text=second", timeout=20_000)
+        reached("grey")
+        page.wait_for_selector("body.gone", timeout=20_000)
+        seen.append(page.inner_text("#gone"))
+        seen.append(page.inner_text("table.jobs"))
+        reached("back")
+        page.wait_for_selector("body:not(.gone)", timeout=30_000)
+        seen.append(page.inner_text("h1"))
+        context.close()
+        return seen
+
+    async with (
+        Queue("pay", connection=address) as queue,
+        served(dashboard(connection=address)) as base,
+    ):
+        await queue.add("first")
+        running = asyncio.ensure_future(chromium(scenario))
+        await asyncio.wait_for(steps["open"].wait(), 30)
+        await queue.add("second")
+        await asyncio.wait_for(steps["grey"].wait(), 30)
+        server.stop()
+        await asyncio.wait_for(steps["back"].wait(), 30)
+        server.start()
+        told, kept, title = await running
+
+    assert "does not answer" in told
+    assert "second" in kept, "the last figures stay"
+    assert title
+
+
+async def test_login_in_a_browser(chromium: Any, url: str, prefix: str, shop: World):
+    def scenario(browser: Any) -> list[str]:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(base)
+        page.fill("input[type=password]", "wrong")
+        page.click("button.primary")
+        seen = [page.inner_text("[role=alert]")]
+        page.fill("input[type=password]", "long enough")
+        page.click("button.primary")
+        seen.append(page.inner_text("h1"))
+        page.click("text=Log out")
+        seen.append(page.inner_text("h1"))
+        seen.append(json.dumps(page.evaluate("document.cookie")))
+        context.close()
+        return seen
+
+    async with served(dashboard(connection=url, prefix=prefix, password="long enough")) as base:
+        assert await chromium(scenario) == ["That is not the password.", "Queues", "Log in", '""']
+
+
+async def test_pages_follow_no_tab_that_is_hidden(
+    chromium: Any, url: str, prefix: str, shop: World
+):
+    app: Any = dashboard(connection=url, prefix=prefix)
+
+    def scenario(browser: Any) -> None:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(base)
+        page.wait_for_function("performance.getEntriesByType('resource').length > 0")
+        page.evaluate(
+            "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        page.wait_for_timeout(300)
+        context.close()
+
+    async with served(app) as base:
+        await chromium(scenario)
+        await wait_until(lambda: app._pages._live == 0, 10)

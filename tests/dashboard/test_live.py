@@ -1,0 +1,158 @@
+"""What open pages cost: one look a second for all of them, and none for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.conftest import Visitor
+from tests.dashboard.world import World
+from tests.helpers import wait_until
+from toril import Connection, NewJob, Queue
+from toril.dashboard.audit import KEPT_S, MOST_ENTRIES, AuditLog
+from toril.dashboard.live import Finder, Pulse
+from toril.dashboard.sharing import Shared
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+async def commands(client: Any) -> int:
+    """How many commands the server has had."""
+    stats = await client.info("stats")
+    return int(stats["total_commands_processed"])
+
+
+async def test_a_hundred_visitors_of_a_page_cost_as_much_as_one(
+    visit: Callable[..., Visitor], shop: World, client: Any
+):
+    visitor = visit()
+    for path in ("/", "/queue?queue=pay&state=failed", "/job?queue=pay&id=fails", "/workers"):
+        await visitor.get(path)
+        visitor.app._pages._desk.shared.forget()
+        before = await commands(client)
+        await visitor.get(path)
+        of_one = await commands(client) - before
+        visitor.app._pages._desk.shared.forget()
+        before = await commands(client)
+        answers = await asyncio.gather(*(visitor.get(path) for _ in range(100)))
+        of_all = await commands(client) - before
+
+        assert all(answer.status_code == 200 for answer in answers)
+        # A slow machine takes more than a moment for them, and then some are read again.
+        assert of_all <= 5 * of_one + 5, path
+
+
+async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: str, prefix: str):
+    connection = Connection(url)
+    pulse = Pulse(connection, prefix, Finder(connection, prefix), every_s=0.1)
+    heard: list[list[float]] = [[] for _ in range(50)]
+
+    async def listen(times: list[float]) -> None:
+        async for told in pulse.listen():
+            assert told.startswith("event: tick"), told
+            times.append(time.monotonic())
+
+    async with Queue("pay", connection=connection, prefix=prefix) as queue:
+        await queue.add("first")
+        listeners = [asyncio.create_task(listen(times)) for times in heard]
+        began, looks = time.monotonic(), pulse.looks
+        while time.monotonic() - began < 0.8:
+            await queue.add_bulk([NewJob("more") for _ in range(20)])
+            await asyncio.sleep(0.005)
+        looked = pulse.looks - looks
+        for task in listeners:
+            task.cancel()
+        await asyncio.gather(*listeners, return_exceptions=True)
+
+        assert 2 <= looked <= 10
+        for times in heard:
+            assert 2 <= len(times) <= 10
+            assert all(later - one >= 0.09 for one, later in pairwise(times))
+        await wait_until(lambda: pulse._task is None, 5)
+        after = pulse.looks
+        await asyncio.sleep(0.3)
+        assert pulse.looks == after, "nobody listens"
+    await connection.close()
+
+
+async def test_what_fails_is_asked_again_and_what_many_ask_is_asked_once():
+    shared, asked = Shared(), 0
+
+    async def answer() -> int:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.01)
+        if asked == 1:
+            raise ValueError("not now")
+        return asked
+
+    first = await asyncio.gather(
+        *(shared.get("key", answer) for _ in range(5)), return_exceptions=True
+    )
+    assert [type(one) for one in first] == [ValueError] * 5
+    assert await asyncio.gather(*(shared.get("key", answer) for _ in range(5))) == [2] * 5
+    waiting = asyncio.create_task(shared.get("other", answer))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await shared.get("other", answer) == 3, "who leaves takes nobody's answer away"
+
+
+async def test_what_is_noted_is_bounded_in_number_and_time(url: str, prefix: str, client: Any):
+    connection = Connection(url)
+    audit = AuditLog(connection, prefix)
+    for number in range(3):
+        entry = await audit.write("pay", who="ann", what=f"w{number}" * 400, outcome="done")
+    key = f"{prefix}:pay:toril:dashboard-log"
+    assert 0 < await client.ttl(key) <= KEPT_S
+    pipeline = client.pipeline(transaction=False)
+    for _ in range(MOST_ENTRIES + 300):
+        pipeline.xadd(key, {"who": "x"})
+    await pipeline.execute()
+    await audit.write("pay", who="bob", what="last", outcome="done")
+
+    assert await client.xlen(key) <= MOST_ENTRIES + 100
+    newest = await audit.newest(["pay", "none"])
+    assert (newest[0].who, newest[0].what) == ("bob", "last")
+    for wrong in ("", "x", "1", "1-", "-1", "+", "1-1-1", "٣-1", "9" * 50 + "-1"):
+        assert await audit.one("pay", wrong) is None
+    assert entry
+    await connection.close()
+
+
+def test_nothing_of_it_is_imported_by_others():
+    code = (
+        "import sys, toril, toril.cli.main, toril.testing;"
+        "print([name for name in ('starlette', 'jinja2', 'uvicorn') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_wheel_has_every_file(tmp_path: Path):
+    pytest.importorskip("hatchling", reason="NOT RUN: no hatchling here")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    [wheel] = tmp_path.glob("*.whl")
+    here = ROOT / "src"
+    wanted = {
+        str(path.relative_to(here))
+        for path in (here / "toril/dashboard").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in wanted if name.endswith((".js", ".css", ".html", ".txt"))}
+    with zipfile.ZipFile(wheel) as archive:
+        assert wanted <= set(archive.namelist())
+
+
+def test_what_is_vendored_is_what_was_checked():
+    check = [sys.executable, str(ROOT / "tools/vendor_dashboard.py"), "--check"]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
