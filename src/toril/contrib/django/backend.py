@@ -1,0 +1,224 @@
+"""The backend: Django's side of enqueueing tasks and reading their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from inspect import signature
+from typing import Any
+
+from django.core import checks
+from django.db import connections, transaction
+from django.utils import timezone
+
+from toril.client.connection import Connection
+from toril.client.ids import new_job_id
+from toril.client.queue import Queue
+from toril.contrib.django.names import (
+    BaseTaskBackend,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_enqueued,
+)
+from toril.contrib.django.results import STATUSES, job_of, new_result, result_of
+from toril.errors import InvalidInputError
+from toril.options import OPTION_NAMES, Keep, new_job, refuse_unknown
+from toril.protocol import address
+from toril.protocol.job import Job
+from toril.protocol.keys import check_prefix, check_queue_name
+from toril.sync.connection import Connection as BlockingConnection
+from toril.sync.queue import Queue as BlockingQueue
+from toril.worker.worker import Worker
+
+SETTINGS = frozenset({"URL", "PREFIX", "ENQUEUE", "DATABASE", "JOB_OPTIONS", "WORKER_OPTIONS"})
+MOMENTS = ("commit", "now")
+WEEK_MS = 7 * 24 * 3600 * 1000
+_OWN_OPTIONS = frozenset({"job_id", "priority", "delay", "run_at"})
+_OWN_WORKER_OPTIONS = frozenset({"name", "handler", "connection", "prefix", "worker_name"})
+
+
+class TorilBackend(BaseTaskBackend):
+    """Enqueues tasks as jobs, with ``OPTIONS`` in upper case.
+
+    ``URL`` and ``PREFIX`` say where the queues are.  ``ENQUEUE`` is ``"commit"``, after the
+    transaction of ``DATABASE``, or ``"now"``.  ``JOB_OPTIONS`` are those of every job
+    (``attempts``, ``backoff``, ``timeout``, …), ``WORKER_OPTIONS`` those of the workers.  Results
+    are kept for a week unless ``JOB_OPTIONS`` say otherwise.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_get_result = True
+    supports_priority = True
+
+    def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        super().__init__(alias, params)
+        self.url = self.options.get("URL")
+        self.prefix = self.options.get("PREFIX", "bull")
+        self._enqueue_at = self.options.get("ENQUEUE", "commit")
+        self._database = self.options.get("DATABASE", "default")
+        self.worker_options = dict(self.options.get("WORKER_OPTIONS", {}))
+        self.job_options = {
+            "remove_on_complete": Keep(age=WEEK_MS),
+            "remove_on_fail": Keep(age=WEEK_MS),
+            **self.options.get("JOB_OPTIONS", {}),
+        }
+
+    # ------------------------------------------------------------------ enqueueing
+
+    def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """Add the job, or have it added when the transaction is committed."""
+        result = self._prepare(task, args, kwargs)
+        job = job_of(result, self.job_options)
+
+        def send() -> None:
+            self._blocking_queue(task.queue_name).add_bulk([job])
+            task_enqueued.send(type(self), task_result=result)
+
+        if self._enqueue_at == "commit":
+            transaction.on_commit(send, using=self._database)
+        else:
+            send()
+        return result
+
+    async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
+        """The same from a coroutine; transactions belong to the thread of blocking code."""
+        if self._enqueue_at == "commit":
+            return await super().aenqueue(task, args, kwargs)
+        result = self._prepare(task, args, kwargs)
+        await self._queue(task.queue_name).add_bulk([job_of(result, self.job_options)])
+        await task_enqueued.asend(type(self), task_result=result)
+        return result
+
+    def _prepare(self, task: Any, args: Any, kwargs: Any) -> Any:
+        self.validate_task(task)
+        result = new_result(task, new_job_id(), args, kwargs, self.alias)
+        object.__setattr__(result, "enqueued_at", timezone.now())
+        return result
+
+    # ------------------------------------------------------------------ results
+
+    def get_result(self, result_id: str) -> Any:
+        """The task's result; raises ``TaskResultDoesNotExist`` once it is removed."""
+        for name in sorted(self.queues):
+            queue = self._blocking_queue(name)
+            state = queue.get_state(result_id)
+            job = None if state is None else queue.get_job(result_id)
+            if job is not None:
+                return self._result(job, state)
+        raise TaskResultDoesNotExist(result_id)
+
+    async def aget_result(self, result_id: str) -> Any:
+        """The same from a coroutine."""
+        for name in sorted(self.queues):
+            queue = self._queue(name)
+            state = await queue.get_state(result_id)
+            job = None if state is None else await queue.get_job(result_id)
+            if job is not None:
+                return self._result(job, state)
+        raise TaskResultDoesNotExist(result_id)
+
+    def _result(self, job: Job, state: str | None) -> Any:
+        if job.finished_on is not None and state not in ("completed", "failed"):
+            state = "completed" if job.raw(b"returnvalue") is not None else "failed"
+        status = STATUSES.get(state or "", TaskResultStatus.READY)
+        return result_of(
+            job,
+            status,
+            self.alias,
+            attempts=job.attempts_started,
+            worker_id=job.processed_by,
+        )
+
+    # ------------------------------------------------------------------ running
+
+    def make_worker(self, queue_name: str, **options: Any) -> Worker:
+        """A worker for the tasks of one queue, not yet started."""
+        from toril.contrib.django.running import TaskRouter, new_worker_name
+
+        name = new_worker_name()
+        return Worker(
+            queue_name,
+            TaskRouter(self, name),
+            connection=self.url,
+            prefix=self.prefix,
+            worker_name=name,
+            **{**self.worker_options, **options},
+        )
+
+    def _blocking_queue(self, name: str) -> BlockingQueue:
+        return BlockingQueue(name, connection=_blocking_connection(self.url), prefix=self.prefix)
+
+    def _queue(self, name: str) -> Queue:
+        return Queue(name, connection=_connection(self.url), prefix=self.prefix)
+
+    # ------------------------------------------------------------------ checks
+
+    def check(self, **kwargs: Any) -> Iterator[checks.CheckMessage]:
+        """What is wrong with the settings, for ``manage.py check``."""
+        yield from super().check(**kwargs)
+        yield from self._check_names()
+        if self._enqueue_at not in MOMENTS:
+            yield self._error(
+                f"ENQUEUE is {self._enqueue_at!r}.", "Use 'commit' or 'now'.", "toril.E002"
+            )
+        if self._database not in connections:
+            yield self._error(
+                f"DATABASE is {self._database!r}, which is not in DATABASES.", None, "toril.E003"
+            )
+        if not self.queues:
+            yield self._error(
+                "QUEUES is empty.",
+                "Name the queues: the worker and get_result() have to know them.",
+                "toril.E004",
+            )
+        tries = {
+            "toril.E005": self._try_queues,
+            "toril.E006": self._try_job_options,
+            "toril.E007": self._try_worker_options,
+        }
+        for number, attempt in tries.items():
+            try:
+                attempt()
+            except (InvalidInputError, TypeError) as error:
+                yield self._error(str(error), None, number)
+
+    def _check_names(self) -> Iterator[checks.CheckMessage]:
+        for name in sorted(set(self.options) - SETTINGS):
+            yield self._error(
+                f"OPTIONS has {name!r}, which is not known.",
+                f"It may have {', '.join(sorted(SETTINGS))}.",
+                "toril.E001",
+            )
+
+    def _try_queues(self) -> None:
+        if self.url is not None:
+            address.parse(self.url)
+        check_prefix(self.prefix)
+        for name in self.queues:
+            check_queue_name(name)
+
+    def _try_job_options(self) -> None:
+        given = self.options.get("JOB_OPTIONS", {})
+        refuse_unknown(given, OPTION_NAMES - _OWN_OPTIONS, "JOB_OPTIONS")
+        new_job("check", None, {}, self.job_options)
+
+    def _try_worker_options(self) -> None:
+        known = frozenset(signature(Worker).parameters) - _OWN_WORKER_OPTIONS
+        refuse_unknown(self.worker_options, known, "WORKER_OPTIONS")
+
+    def _error(self, what: str, hint: str | None, number: str) -> Any:
+        return checks.Error(f"TASKS[{self.alias!r}]: {what}", hint=hint, id=number)
+
+
+# Django makes a backend for each thread; they share the connections, which serve every thread.
+
+
+@cache
+def _blocking_connection(url: str | None) -> BlockingConnection:
+    return BlockingConnection(url)
+
+
+@cache
+def _connection(url: str | None) -> Connection:
+    return Connection(url)

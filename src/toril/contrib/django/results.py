@@ -1,0 +1,157 @@
+"""A job as Django's ``TaskResult``, and a task with its arguments as a job.
+
+The job's name is the path of the task's function, its data are the arguments.  Each attempt that
+raised leaves a record in the job's progress: which error, where, when and on which worker.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from toril import errors
+from toril.contrib.django.names import Task, TaskError, TaskResult, TaskResultStatus
+from toril.errors import NoHandlerError
+from toril.options import NewJob
+from toril.protocol import codec
+from toril.protocol.job import Job, StoredJob
+
+STATUSES = {
+    "active": TaskResultStatus.RUNNING,
+    "completed": TaskResultStatus.SUCCESSFUL,
+    "failed": TaskResultStatus.FAILED,
+}
+_UNKNOWN_WORKER = "unknown"
+_OWN_ERROR = re.compile(r"^toril\.errors\.(\w+)", re.MULTILINE)
+
+
+def new_result(task: Any, job_id: str, args: Any, kwargs: Any, backend: str) -> Any:
+    """What ``enqueue`` returns."""
+    return TaskResult(
+        task=task,
+        id=job_id,
+        status=TaskResultStatus.READY,
+        enqueued_at=None,
+        started_at=None,
+        finished_at=None,
+        last_attempted_at=None,
+        args=list(args),
+        kwargs=dict(kwargs),
+        backend=backend,
+        errors=[],
+        worker_ids=[],
+    )
+
+
+def job_of(result: Any, options: dict[str, Any]) -> NewJob:
+    """The job that runs the task of ``result``."""
+    task = result.task
+    data: dict[str, Any] = {"args": result.args, "kwargs": result.kwargs}
+    if task.run_after is not None:
+        run_after = task.run_after
+        if timezone.is_naive(run_after):
+            run_after = timezone.make_aware(run_after)
+        data["run_after"] = run_after.isoformat()
+        options = {**options, "run_at": run_after}
+    return NewJob(
+        task.module_path,
+        data,
+        **{**options, "job_id": result.id, "priority": to_job_priority(task.priority)},
+    )
+
+
+def to_job_priority(priority: int) -> int:
+    """Django runs the highest first, and -100 is the lowest; a queue runs 1 first."""
+    return 101 - priority
+
+
+def find_task(path: str) -> Any:
+    """The task whose function has this path."""
+    try:
+        task = import_string(path)
+    except ImportError as error:
+        raise NoHandlerError(f"there is no task {path!r}: {error}") from error
+    if not isinstance(task, Task):
+        raise NoHandlerError(f"{path!r} is no task of Django but {task!r}")
+    return task
+
+
+def task_of(job: StoredJob, backend: str) -> Any:
+    """The task of a job, with the priority, queue and time that it was enqueued with."""
+    run_after = job.data.get("run_after")
+    moment = None
+    if run_after is not None:
+        moment = datetime.fromisoformat(run_after)
+        if not settings.USE_TZ:
+            moment = timezone.make_naive(moment)
+    return find_task(job.name).using(
+        priority=101 - job.priority if job.priority else None,
+        queue_name=job.queue_name,
+        run_after=moment,
+        backend=backend,
+    )
+
+
+def records_of(job: StoredJob) -> list[dict[str, Any]]:
+    """What earlier attempts left behind."""
+    left = codec.decode(job.raw(b"progress"), None)
+    records = left.get("django_attempts") if isinstance(left, dict) else None
+    return records if isinstance(records, list) else []
+
+
+def result_of(
+    job: StoredJob, status: Any, backend: str, *, attempts: int, worker_id: str | None
+) -> Any:
+    """A job as Django describes it, after ``attempts`` of which the last was made by a worker."""
+    records = records_of(job)
+    found = [
+        TaskError(exception_class_path=one["class"], traceback=one["trace"]) for one in records
+    ]
+    is_told = bool(records) and records[-1]["started"] == job.processed_on
+    if status == TaskResultStatus.FAILED and not is_told:
+        found.append(_outside_error(job))
+    workers = [_UNKNOWN_WORKER] * attempts
+    for one in records:
+        if one["attempt"] <= attempts:
+            workers[one["attempt"] - 1] = one["worker"]
+    if workers and worker_id:
+        workers[-1] = worker_id
+    last = _moment(job.processed_on)
+    result = TaskResult(
+        task=task_of(job, backend),
+        id=job.id,
+        status=status,
+        enqueued_at=_moment(job.timestamp),
+        started_at=_moment(records[0]["started"]) if records else last,
+        finished_at=_moment(job.finished_on) if isinstance(job, Job) else None,
+        last_attempted_at=last,
+        args=job.data["args"],
+        kwargs=job.data["kwargs"],
+        backend=backend,
+        errors=found,
+        worker_ids=workers,
+    )
+    if status == TaskResultStatus.SUCCESSFUL and isinstance(job, Job):
+        object.__setattr__(result, "_return_value", job.return_value)
+    return result
+
+
+def _outside_error(job: Any) -> Any:
+    """Why a job failed that no handler's error tells: a timeout, a worker that died over it."""
+    trace = job.stacktrace[-1] if job.stacktrace else job.failed_reason or "the job failed"
+    named = _OWN_ERROR.findall(trace)
+    known = named and hasattr(errors, named[-1])
+    name = named[-1] if known else "JobFailedError"
+    return TaskError(exception_class_path=f"toril.errors.{name}", traceback=trace)
+
+
+def _moment(ms: int | None) -> datetime | None:
+    if not ms:
+        return None
+    moment = datetime.fromtimestamp(ms / 1000, UTC)
+    return moment if settings.USE_TZ else timezone.make_naive(moment)

@@ -1,0 +1,145 @@
+"""The worker's side: runs the task of a job, and leaves a record of what it raised."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+from django.utils import timezone
+
+from toril.client.ids import new_job_id
+from toril.contrib.django.names import (
+    TaskContext,
+    TaskError,
+    TaskResultStatus,
+    normalize_json,
+    task_finished,
+    task_started,
+)
+from toril.contrib.django.results import find_task, records_of, result_of
+from toril.errors import Signal, UnrecoverableError
+from toril.worker.handlers import Handler, Router
+
+if TYPE_CHECKING:
+    from toril.contrib.django.backend import TorilBackend
+
+_HOST_LENGTH = 30
+
+
+def new_worker_name() -> str:
+    """Tells the workers of all hosts apart, in fewer than 64 characters."""
+    return f"{socket.gethostname()[:_HOST_LENGTH]}-{os.getpid()}-{new_job_id()[-6:]}"
+
+
+class TaskRouter(Router):
+    """Finds tasks by the paths of their functions; blocking ones run in threads."""
+
+    def __init__(self, backend: TorilBackend, worker_id: str) -> None:
+        super().__init__()
+        self._backend = backend
+        self._worker_id = worker_id
+
+    def find(self, name: str) -> Handler:
+        """The handler of the task with this path."""
+        task = find_task(name)
+        return self._run_async if iscoroutinefunction(task.func) else self._run_blocking
+
+    def _run_blocking(self, job: Any) -> Any:
+        close_old_connections()
+        try:
+            attempt = _Attempt(self._backend, job, self._worker_id)
+            task_started.send(type(self._backend), task_result=attempt.result)
+            try:
+                value = normalize_json(attempt.task.func(*attempt.args, **attempt.kwargs))
+            except Signal as signal:
+                if isinstance(signal, UnrecoverableError):
+                    job.report(attempt.fail(signal))
+                    self._tell_end(attempt)
+                raise
+            except Exception as error:
+                job.report(attempt.fail(error))
+                self._tell_end(attempt)
+                raise
+            attempt.succeed(value)
+            self._tell_end(attempt)
+            return value
+        finally:
+            close_old_connections()
+
+    async def _run_async(self, job: Any) -> Any:
+        await sync_to_async(close_old_connections)()
+        try:
+            return await self._await(job)
+        finally:
+            await sync_to_async(close_old_connections)()
+
+    async def _await(self, job: Any) -> Any:
+        attempt = _Attempt(self._backend, job, self._worker_id)
+        await task_started.asend(type(self._backend), task_result=attempt.result)
+        try:
+            value = normalize_json(await attempt.task.func(*attempt.args, **attempt.kwargs))
+        except Signal as signal:
+            if isinstance(signal, UnrecoverableError):
+                await job.report(attempt.fail(signal))
+                await sync_to_async(self._tell_end)(attempt)
+            raise
+        except Exception as error:
+            await job.report(attempt.fail(error))
+            await sync_to_async(self._tell_end)(attempt)
+            raise
+        attempt.succeed(value)
+        await sync_to_async(self._tell_end)(attempt)
+        return value
+
+    def _tell_end(self, attempt: _Attempt) -> None:
+        if attempt.result.is_finished:
+            task_finished.send(type(self._backend), task_result=attempt.result)
+
+
+class _Attempt:
+    """One run of a task."""
+
+    def __init__(self, backend: TorilBackend, job: Any, worker_id: str) -> None:
+        self._job = job
+        self._worker_id = worker_id
+        self.result = result_of(
+            job,
+            TaskResultStatus.RUNNING,
+            backend.alias,
+            attempts=job.attempts_started,
+            worker_id=worker_id,
+        )
+        self.task = self.result.task
+        context = [TaskContext(task_result=self.result)] if self.task.takes_context else []
+        self.args = [*context, *self.result.args]
+        self.kwargs = self.result.kwargs
+
+    def succeed(self, value: Any) -> None:
+        self._end(TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(self.result, "_return_value", value)
+
+    def fail(self, error: Exception) -> dict[str, Any]:
+        """Note the error; returns the records of all attempts for the job's progress."""
+        record = {
+            "class": f"{type(error).__module__}.{type(error).__qualname__}",
+            "trace": "".join(traceback.format_exception(error)),
+            "worker": self._worker_id,
+            "attempt": self._job.attempts_started,
+            "started": self._job.processed_on,
+        }
+        self.result.errors.append(
+            TaskError(exception_class_path=record["class"], traceback=record["trace"])
+        )
+        allowed = self._job.opts.attempts or 1
+        if isinstance(error, UnrecoverableError) or self._job.attempts_made + 1 >= allowed:
+            self._end(TaskResultStatus.FAILED)
+        return {"django_attempts": [*records_of(self._job), record]}
+
+    def _end(self, status: Any) -> None:
+        object.__setattr__(self.result, "status", status)
+        object.__setattr__(self.result, "finished_at", timezone.now())

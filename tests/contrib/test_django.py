@@ -1,0 +1,371 @@
+"""Django's tasks on Toril: as Django describes them, and with a worker that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import not_run
+
+try:
+    import django
+except ImportError:
+    not_run("Django is not installed: run make setup")
+SETTINGS = "tests.contrib.django_site.settings"
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", SETTINGS)
+django.setup()
+
+from django.core.management import CommandError, call_command  # noqa: E402
+from django.db import transaction  # noqa: E402
+from django.test import override_settings  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from tests.contrib.django_site import tasks  # noqa: E402
+from toril.contrib.django import TorilBackend  # noqa: E402
+from toril.contrib.django.names import (  # noqa: E402
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+    task_backends,
+    task_enqueued,
+    task_finished,
+    task_started,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def configured(url: str, prefix: str, **options: Any) -> dict[str, Any]:
+    return {
+        "default": {
+            "BACKEND": "toril.contrib.django.TorilBackend",
+            "QUEUES": ["default", "mail"],
+            "OPTIONS": {"URL": url, "PREFIX": prefix, **options},
+        }
+    }
+
+
+@pytest.fixture
+def backend(url: str, prefix: str) -> Iterator[TorilBackend]:
+    with override_settings(TASKS=configured(url, prefix, JOB_OPTIONS={"attempts": 2})):
+        yield task_backends["default"]
+
+
+@contextlib.contextmanager
+def working(backend: TorilBackend) -> Iterator[None]:
+    """Workers for all queues, in a thread."""
+    loop, end = asyncio.new_event_loop(), asyncio.Event()
+
+    async def main() -> None:
+        workers = [backend.make_worker(name, concurrency=4) for name in sorted(backend.queues)]
+        for worker in workers:
+            await worker.start()
+        await end.wait()
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(main(),))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(30)
+        loop.close()
+
+
+def wait_for(predicate: Callable[[], Any], patience_s: float = 60) -> Any:
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if value := predicate():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def finished(result: Any) -> Any:
+    def is_finished() -> bool:
+        result.refresh()
+        return bool(result.is_finished)
+
+    wait_for(is_finished)
+    return result
+
+
+def test_every_capability_is_there(backend):
+    assert backend.supports_defer
+    assert backend.supports_async_task
+    assert backend.supports_get_result
+    assert backend.supports_priority
+
+
+def test_a_result_goes_from_ready_to_successful(backend):
+    heard: list[tuple[str, str]] = []
+
+    def hear(name: str) -> Callable[..., None]:
+        def receive(sender: Any, task_result: Any, **kwargs: Any) -> None:
+            heard.append((name, task_result.status))
+
+        return receive
+
+    receivers = {
+        "enqueued": task_enqueued,
+        "started": task_started,
+        "finished": task_finished,
+    }
+    kept = {name: hear(name) for name in receivers}
+    for name, one in receivers.items():
+        one.connect(kept[name])
+    try:
+        result = tasks.add.enqueue(1, b=2)
+        assert (result.status, result.attempts) == (TaskResultStatus.READY, 0)
+        assert result.enqueued_at is not None
+        with pytest.raises(ValueError, match="not finished"):
+            _ = result.return_value
+        with working(backend):
+            finished(result)
+    finally:
+        for name, one in receivers.items():
+            one.disconnect(kept[name])
+
+    assert (result.return_value, result.attempts, result.errors) == (3, 1, [])
+    assert result.enqueued_at <= result.started_at <= result.finished_at
+    assert result.last_attempted_at == result.started_at
+    assert heard == [("enqueued", "READY"), ("started", "RUNNING"), ("finished", "SUCCESSFUL")]
+    again = tasks.add.get_result(result.id)
+    assert (again.args, again.kwargs, again.task) == ([1], {"b": 2}, tasks.add)
+    assert again == result
+
+
+def test_async_tasks_and_calls(backend):
+    async def program() -> Any:
+        result = await tasks.send.aenqueue("ann")
+        for _ in range(3000):
+            await result.arefresh()
+            if result.is_finished:
+                return result
+            await asyncio.sleep(0.02)
+        raise AssertionError(result)
+
+    with working(backend):
+        results = [asyncio.run(program()) for _ in range(2)]
+
+    assert [one.return_value for one in results] == [{"to": "ann"}] * 2
+    assert (results[0].task.priority, results[0].task.queue_name) == (5, "mail")
+
+
+@pytest.mark.parametrize("how", ["blocking", "async"])
+def test_errors_and_attempts_are_told(backend, how):
+    task = tasks.attempts.enqueue(9) if how == "blocking" else tasks.explode.enqueue()
+    with working(backend):
+        result = finished(task)
+
+    error = KeyError if how == "blocking" else ValueError
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 2)
+    assert [one.exception_class for one in result.errors] == [error, error]
+    assert "Traceback" in result.errors[0].traceback
+    assert result.started_at <= result.last_attempted_at
+    with pytest.raises(ValueError, match="failed"):
+        _ = result.return_value
+
+
+def test_an_attempt_after_a_failure_succeeds_and_remembers_it(backend):
+    with working(backend):
+        result = finished(tasks.attempts.enqueue(2))
+
+    assert result.return_value == [2, result.id]
+    assert [one.exception_class for one in result.errors] == [KeyError]
+    assert len(result.worker_ids) == 2
+
+
+def test_what_cannot_be_tried_again_or_stored_fails(backend):
+    with working(backend):
+        refused, unfit = finished(tasks.refuse.enqueue()), finished(tasks.bad_value.enqueue())
+
+    assert (refused.attempts, unfit.errors[-1].exception_class) == (1, TypeError)
+    assert refused.errors[0].exception_class.__name__ == "UnrecoverableError"
+
+
+def test_a_task_past_its_time_limit_says_so(url, prefix):
+    settings = configured(url, prefix, JOB_OPTIONS={"timeout": 50})
+    with override_settings(TASKS=settings), working(task_backends["default"]):
+        result = finished(tasks.hang.enqueue())
+
+    assert [one.exception_class.__name__ for one in result.errors] == ["HandlerTimeoutError"]
+    assert result.attempts == 1
+
+
+def test_attempts_that_left_no_word_are_counted(backend, url, prefix):
+    """A worker took it and died; the next one raised."""
+    from toril.sync import ManualWorker
+
+    result = tasks.explode.enqueue()
+    with ManualWorker("default", connection=url, prefix=prefix, lock_duration=200) as taker:
+        assert taker.get_next_job().id == result.id
+    with (
+        override_settings(
+            TASKS=configured(
+                url,
+                prefix,
+                WORKER_OPTIONS={"stalled_interval": 100, "lock_duration": 1000},
+            )
+        ),
+        working(task_backends["default"]),
+    ):
+        finished(result)
+
+    assert result.worker_ids[0] == "unknown"
+    assert len(result.worker_ids) == len(result.errors) + 1
+    assert {one.exception_class for one in result.errors} == {ValueError}
+
+
+def test_tasks_run_after_their_time_and_the_urgent_first(backend, url, prefix):
+    later = tasks.add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
+    order: list[Any] = []
+
+    def note(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        order.append(task_result.args[0])
+
+    for number, priority in enumerate((0, -100, 100, 1)):
+        tasks.add.using(priority=priority).enqueue(number)
+    task_finished.connect(note)
+    try:
+        with override_settings(TASKS=configured(url, prefix)):
+            worker = task_backends["default"].make_worker("default", concurrency=1)
+
+            async def main() -> None:
+                running = asyncio.create_task(worker.run())
+                while len(order) < 4:
+                    await asyncio.sleep(0.01)
+                await worker.close()
+                await running
+
+            asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        task_finished.disconnect(note)
+
+    assert order == [2, 3, 0, 1]
+    stored = tasks.add.get_result(later.id)
+    assert stored.status == TaskResultStatus.READY
+    assert stored.task.run_after == later.task.run_after
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[None]:
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE IF NOT EXISTS note (what TEXT)")
+    yield
+    connection.close()
+
+
+def test_a_task_is_enqueued_when_the_transaction_is_committed(backend, database):
+    with transaction.atomic():
+        result = tasks.add.enqueue(1)
+        with pytest.raises(TaskResultDoesNotExist):
+            backend.get_result(result.id)
+    assert backend.get_result(result.id).status == TaskResultStatus.READY
+
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic():
+        lost = tasks.add.enqueue(1)
+        _ = 1 / 0
+    with pytest.raises(TaskResultDoesNotExist):
+        backend.get_result(lost.id)
+
+
+@pytest.mark.parametrize("how", ["blocking", "async"])
+def test_now_does_not_wait_for_the_transaction(url, prefix, database, how):
+    with override_settings(TASKS=configured(url, prefix, ENQUEUE="now")):
+        if how == "async":
+            result = asyncio.run(tasks.add.aenqueue(1))
+        else:
+            with transaction.atomic():
+                result = tasks.add.enqueue(1)
+                assert tasks.add.get_result(result.id).args == [1]
+        assert tasks.add.get_result(result.id).status == TaskResultStatus.READY
+
+
+@pytest.mark.parametrize(
+    ("options", "number", "words"),
+    [
+        ({"URI": "x"}, "toril.E001", "'URI', which is not known"),
+        ({"ENQUEUE": "later"}, "toril.E002", "'later'"),
+        ({"DATABASE": "other"}, "toril.E003", "not in DATABASES"),
+        ({"URL": "http://x"}, "toril.E005", "not understood"),
+        ({"JOB_OPTIONS": {"atempts": 2}}, "toril.E006", "attempts"),
+        ({"JOB_OPTIONS": {"priority": 2}}, "toril.E006", "priority"),
+        ({"WORKER_OPTIONS": {"size": 2}}, "toril.E007", "size"),
+    ],
+)
+def test_settings_are_checked(url, prefix, options, number, words):
+    tasks_setting = configured(url, prefix)
+    tasks_setting["default"]["OPTIONS"].update(options)
+    with override_settings(TASKS=tasks_setting):
+        found = list(task_backends["default"].check())
+
+    assert [one.id for one in found] == [number]
+    assert words in found[0].msg
+
+
+def test_good_settings_pass_and_queues_must_be_named(url, prefix):
+    with override_settings(TASKS=configured(url, prefix)):
+        call_command("check", verbosity=0)
+    nameless = configured(url, prefix)
+    nameless["default"]["QUEUES"] = []
+    with override_settings(TASKS=nameless):
+        assert [one.id for one in task_backends["default"].check()] == ["toril.E004"]
+
+
+def test_the_command_refuses_a_queue_that_is_not_there(backend):
+    with pytest.raises(CommandError, match="not in the QUEUES"):
+        call_command("toril_worker", queues=["other"])
+
+
+def test_a_killed_worker_loses_nothing(url, prefix, tmp_path):
+    database, flag = tmp_path / "site.db", tmp_path / "flag"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE done (what TEXT)")
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": SETTINGS,
+        "PYTHONPATH": str(ROOT),
+        "SITE_DATABASE": str(database),
+        "SITE_PREFIX": prefix,
+        "SITE_URL": url,
+    }
+    command = [sys.executable, "-m", "django", "toril_worker", "--concurrency", "2"]
+
+    with override_settings(TASKS=configured(url, prefix, JOB_OPTIONS={"attempts": 2})):
+        result = tasks.slow.enqueue(str(flag))
+        first = subprocess.Popen(command, env=environment, cwd=ROOT)
+        try:
+            wait_for(flag.exists)
+            result.refresh()
+            assert (result.status, result.attempts) == (TaskResultStatus.RUNNING, 1)
+        finally:
+            first.kill()
+            first.wait(30)
+        second = subprocess.Popen(command, env=environment, cwd=ROOT)
+        try:
+            finished(result)
+        finally:
+            second.send_signal(signal.SIGTERM)
+            ended = second.wait(60)
+
+    assert ended == 0
+    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, second.pid)
+    assert len(set(result.worker_ids)) == 2
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("SELECT count(*) FROM done").fetchone() == (1,)
