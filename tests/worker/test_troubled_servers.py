@@ -50,13 +50,13 @@ class Load:
 
     async def until_some_more(self, count: int = 50) -> None:
         goal = sum(self.ran.values()) + count
-        await wait_until(lambda: sum(self.ran.values()) >= goal, 30)
+        await wait_until(lambda: sum(self.ran.values()) >= goal)
 
     async def end(self) -> None:
         """Stop adding and wait until everything ran."""
         self._stops = True
         await self._producer
-        await wait_until(lambda: set(self.ran) == set(self.added), 30)
+        await wait_until(lambda: set(self.ran) == set(self.added))
 
     async def __aexit__(self, *exc_info):
         self._stops = True
