@@ -129,8 +129,10 @@ local function endGroup(group, state, now)
   group.state = state
   redis.call("HSET", group.key, "state", state, "updatedAt", stamp(now))
   redis.call("ZREM", openGroups(group.owner), group.id)
-  if state == "COMPLETED" then
+  if state ~= "FAILED_COMPENSATION" then
     redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
+  end
+  if state == "COMPLETED" then
     emitGroup(group, "group:completed")
   else
     emitGroup(group, "group:failed", "state", state, "compensationResults",
@@ -164,10 +166,11 @@ local function undoOpts(opts, membership)
 end
 
 --- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
---- no member runs any more: it could complete later than what is being undone.
+--- no member runs any more that would be undone: it could complete later than what is being undone.
 local function undoNext(group, now)
   local most = group.is_reverse and 1 or MOST_AT_ONCE
-  if group.running >= most or group.is_reverse and liveMembers(group) > 0 then return end
+  local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
+  if group.running >= most or waits then return end
   local numbers = redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo",
     most - group.running)
   if not numbers then return end
