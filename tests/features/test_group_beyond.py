@@ -56,16 +56,24 @@ async def test_in_reverse_order_one_is_undone_after_the_other(world: World):
     assert await world.state(node) == "FAILED"
 
 
-async def test_in_reverse_order_a_failure_does_not_stop_the_rest(world: World):
-    """SAGA-31: all are tried, and then the group says that one failed."""
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_in_reverse_order_a_failure_stops_what_stands_before_it(world: World, by_hand: bool):
+    """SAGA-31: it goes on when that one is undone."""
     node = await world.order("abc", compensation_order="reverse")
     await world.complete("ab")
     await world.fail("c")
 
     await world.undo_all("b", failing="b")
-    await world.undo_all("a")
 
     assert await world.state(node) == "FAILED_COMPENSATION"
+    assert await world.hand("a:compensation").take() == []
+    if by_hand:
+        await world.queue("b:compensation").retry(f"{node.group_id}-c1")
+    else:
+        assert await world.queue("a").retry_compensation(node.group_id) == 1
+    await world.undo_all("b")
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
 
 
 async def test_in_reverse_order_what_runs_is_waited_for(world: World):
@@ -161,12 +169,17 @@ async def test_an_undoing_that_failed_is_tried_again(world: World):
 
 
 async def test_in_reverse_order_repairs_keep_to_it(world: World):
-    """SAGA-31: b was undone before a, and is so again."""
-    node = await broken(world, failing="ab", compensation_order="reverse")
+    """SAGA-31: c is undone, b fails twice, and a waits for it."""
+    node = await world.order("abcd", compensation_order="reverse")
+    await world.complete("abc")
+    await world.fail("d")
+    await world.undo_all("cb", failing="b")
 
-    assert await world.queue("a").retry_compensation(node.group_id) == 2
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
 
-    assert await waiting_undos(world) == ["undo-b"]
+    assert await world.hand("a:compensation").take() == []
+    await world.undo_all("b", failing="b")
+    assert await world.queue("a").retry_compensation(node.group_id) == 1
     await world.undo_all("ba")
     assert await world.state(node) == "FAILED"
 

@@ -11,6 +11,7 @@ import pytest
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
 from toril import (
+    Compensation,
     GroupJob,
     GroupNotFoundError,
     InvalidGroupStateError,
@@ -21,7 +22,8 @@ from toril import (
     WaitingChildrenError,
     Worker,
 )
-from toril.protocol import discovering, groups
+from toril.errors import InvalidOptionError
+from toril.protocol import discovering, events, groups, leasing
 from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 from toril.worker import group_keeper
@@ -586,3 +588,84 @@ async def test_a_worker_that_takes_a_member_looks_at_once(world: World, monkeypa
     async with Worker("b", _return_at_once, connection=world.url, prefix=world.prefix):
         node = await world.order("ab", timeout=300, queue_name="orders", a=dict(own), mapped="")
         await wait_until(is_over)
+
+
+# ------------------------------------------------------------------------ what else was wrong
+
+
+async def test_in_reverse_order_late_ones_are_not_waited_for_unless_they_are_undone(world: World):
+    node = await world.order("abc", compensation_order="reverse", compensate_late=False)
+    await world.complete("a")
+    late = await world.hand("b").take_one()
+    await world.fail("c")
+
+    await world.undo_all("a")
+
+    assert await world.state(node) == "FAILED"
+    await world.hand("b").complete(late)
+
+
+async def test_a_compensation_of_its_own_replaces_that_of_no_other_job(world: World):
+    """Whatever the others are called."""
+    own = Compensation("undo-mine", attempts=1)
+    jobs = [GroupJob("a", queue_name="a", compensation=own), GroupJob("a#0", queue_name="b")]
+    await world.flow.add_group(
+        "order", [*jobs, GroupJob("c", queue_name="c")], {"a#0": Compensation("undo-other")}
+    )
+    await world.complete("a")
+    other = await world.hand("b").take_one("a#0")
+    await world.hand("b").complete(other)
+    await world.fail("c")
+
+    assert (await world.hand("a:compensation").take_one()).name == "undo-mine"
+    assert (await world.hand("b:compensation").take_one()).name == "undo-other"
+
+
+async def test_nothing_but_the_record_is_kept_of_results_once_it_is_undone(world: World):
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.fail("b")
+    await world.undo_all("a")
+
+    record = f"{world.prefix}:a:groups:{node.group_id}"
+    assert await world.client.exists(f"{record}:results", f"{record}:undo") == 0
+
+
+async def test_a_compensation_queue_with_another_word_in_braces_is_refused(world: World):
+    for name in ("{q}-x", "{queue}-{x}"):
+        with pytest.raises(InvalidOptionError, match=r"\{queue\}"):
+            await world.order("ab", compensation_queue=name)
+    own = {"queue_name": "{shop}-a"}
+    await world.order("a", a=own, compensation_queue="{shop}-undo")
+
+
+async def test_events_tell_of_compensations_as_a_list(world: World):
+    await broken(world)
+    newest = await world.connection.run(events.page_before(world.queue("a").keys, "+"))
+    told = [event for event in newest if event.name == "group:failed"]
+
+    (result,) = told[0].data["compensation_results"]
+
+    assert (result["originalJobName"], result["status"]) == ("a", "failed")
+
+
+async def test_kills_do_not_end_a_compensation_that_has_attempts_left(world: World):
+    """max_stalled_count alone does not decide it."""
+    undo = {"a": Compensation("undo-a", attempts=3)}
+    node = await world.order("ab", compensation=undo)
+    await world.complete("a")
+    await world.fail("b")
+    hand, keys = world.hand("a:compensation"), world.queue("a:compensation").keys
+    for _ in range(3):
+        job = await hand.take_one("undo-a")
+        await hand.complete()  # a newer call: the job is known to have arrived
+        await hand.lose(job)
+        await world.client.delete(f"{keys.base}:stalled-check")
+        await world.client.sadd(f"{keys.base}:stalled", job.id)
+        await world.connection.follow(leasing.sweep(keys, interval_ms=1, max_stalled=1))
+
+    assert await world.client.hget(keys.job(job.id), "stc") == "3"
+    assert await world.client.hget(keys.job(job.id), "defa") is None
+    job = await hand.take_one("undo-a")
+    await hand.complete(job)
+    assert await world.state(node) == "FAILED"

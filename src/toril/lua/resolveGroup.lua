@@ -22,6 +22,7 @@ local now = clock()
 redis.call("HSET", group, "state", "FAILED", "updatedAt", now, "x.note", a.note, "x.request",
   a.request)
 redis.call("ZREM", askingGroups(base), known.id)
+redis.call("UNLINK", group .. ":undo", group .. ":results")
 emitGroup(known, "group:resolved", "note", a.note)
 closeGroup(known, now)
 return "FAILED_COMPENSATION"

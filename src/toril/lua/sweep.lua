@@ -144,6 +144,15 @@ end
 
 local brought_back = {}
 
+--- How often a job may stall before it is given up. What undoes a member of a group has as many tries as
+--- it has attempts: what it should take back would stay.
+local function mostStalls(job)
+  local known = redis.call("HMGET", job, "x.group", "opts")
+  local attempts = string.match(known[1] or "", ":c%d+$")
+    and tonumber(string.match(known[2] or "", '"attempts":(%d+)'))
+  return math.max(a.max_stalled, attempts or 0)
+end
+
 --- Bring a job back that is out of `active` already.
 local function bringBack(job, id)
   local known = redis.call("HMGET", job, "name", "x.lane", "stc")
@@ -152,7 +161,7 @@ local function bringBack(job, id)
     -- A number that somebody damaged must not keep all others from coming back.
     local count = (tonumber(known[3]) or 0) + 1
     redis.call("HSET", job, "stc", digits(count))
-    if count > a.max_stalled and not isScheduled(job) then
+    if count > mostStalls(job) and not isScheduled(job) then
       redis.call("HSET", job, "defa", "job stalled more than allowable limit")
     end
   end

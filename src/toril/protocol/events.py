@@ -27,7 +27,13 @@ ENDS = frozenset({"completed", "failed", "removed"})
 _BEGINNING = "0-0"
 _STREAM_ID = re.compile(r"[0-9]+(-[0-9]+)?")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_JSON_FIELDS = frozenset({("progress", "data"), ("completed", "returnvalue")})
+_JSON_FIELDS = frozenset(
+    {
+        ("progress", "data"),
+        ("completed", "returnvalue"),
+        ("group:failed", "compensationResults"),
+    }
+)
 _NUMBER_FIELDS = frozenset(
     {("delayed", "delay"), ("retries-exhausted", "attemptsMade"), ("cleaned", "count")}
 )

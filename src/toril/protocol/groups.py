@@ -238,9 +238,11 @@ class _Definitions:
         self.queues.add(job.queue_name)
         if job.compensation is None:
             return self._numbers[job.name]
-        return self._write(f"{job.name}#{index}", job.compensation)
+        return self._write(f"{job.name}#{index}", job.compensation, is_own=True)
 
-    def _write(self, key: str, compensation: Compensation) -> int:
+    def _write(self, key: str, compensation: Compensation, *, is_own: bool = False) -> int:
+        while key in self.stored:
+            key += "#"
         data = codec.encode(compensation.data, f"the data of compensation {compensation.name!r}")
         options = codec.wire_options(compensation.as_job())
         self.stored[key] = codec.encode_compensation(compensation.name, data, options)
@@ -251,7 +253,9 @@ class _Definitions:
                 "data": data.decode(),
             }
         )
-        number = self._numbers[key] = len(self.packed)
+        number = len(self.packed)
+        if not is_own:
+            self._numbers[key] = number
         if compensation.compensate_failed:
             self.undoes_failures.add(number)
         return number

@@ -5,6 +5,7 @@ A group (a saga) is a set of jobs that all succeed, or what was done is undone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -231,6 +232,13 @@ def _check_queues(group: NewGroup) -> None:
     for queue_name in {job.queue_name for job in group.jobs if group.compensation_of(job)}:
         target = group.compensation_queue_of(queue_name)
         check_queue_name(target)
+        # A word in braces that no queue of the group has is no hash tag: it is a slip.
+        for word in re.findall(r"\{[^}]*\}", target):
+            if word not in queue_name and word not in group.owner:
+                raise InvalidOptionError(
+                    f"compensation_queue={group.compensation_queue!r} has {word!r} in it, and only"
+                    f" '{{queue}}' is replaced; write {COMPENSATION_QUEUE!r} or a name of its own"
+                )
         if target == queue_name:
             raise InvalidOptionError(
                 f"compensation_queue={group.compensation_queue!r} is the queue of the members"

@@ -112,7 +112,8 @@ class _Group:
             yield f"group is ACTIVE with {self.members}"
         if self.state in OVER and (self.live or self.running):
             yield f"group is {self.state} with {self.members} and {self.undoings}"
-        if self.state in OVER and self.undo:
+        is_stopped = self.state == "FAILED_COMPENSATION" and self.record.get("x.order") == "reverse"
+        if self.state in OVER and self.undo and not is_stopped:
             yield f"group is {self.state} and {self.undo} wait to be undone"
         if self.state == "COMPENSATING" and not self.live and not self.running:
             yield "group is COMPENSATING and nothing of it is left"
@@ -173,6 +174,7 @@ class _Group:
             for number, member in self.repeated.items()
             if int(member) < MAPPED
         }
+        wanted -= {f"{self._id}-c{number}" for number in self.undo}
         if wanted != {key.rpartition(":")[2] for key in self.undoings}:
             yield f"group is {self.state}; {wanted} are to be undone and {self.undoings} were"
         is_broken = "failed" in self.undoings.values() or "cancelled" in self.undoings.values()

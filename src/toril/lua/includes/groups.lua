@@ -129,8 +129,10 @@ local function endGroup(group, state, now)
   group.state = state
   redis.call("HSET", group.key, "state", state, "updatedAt", stamp(now))
   redis.call("ZREM", openGroups(group.owner), group.id)
-  if state == "COMPLETED" then
+  if state ~= "FAILED_COMPENSATION" then
     redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
+  end
+  if state == "COMPLETED" then
     emitGroup(group, "group:completed")
   else
     emitGroup(group, "group:failed", "state", state, "compensationResults",
@@ -163,11 +165,18 @@ local function undoOpts(opts, membership)
     .. cjson.encode(membership) .. "}"
 end
 
+--- In reverse order an undoing that failed stops those behind it: what was done earlier may be needed to
+--- undo what came later.
+local function isStopped(group)
+  return group.is_reverse and group.broken > 0
+end
+
 --- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
---- no member runs any more: it could complete later than what is being undone.
+--- no member runs any more that would be undone: it could complete later than what is being undone.
 local function undoNext(group, now)
   local most = group.is_reverse and 1 or MOST_AT_ONCE
-  if group.running >= most or group.is_reverse and liveMembers(group) > 0 then return end
+  local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
+  if group.running >= most or waits or isStopped(group) then return end
   local numbers = redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo",
     most - group.running)
   if not numbers then return end
@@ -215,7 +224,8 @@ end
 local function settleGroup(group, now)
   if group.state ~= "COMPENSATING" then return end
   undoNext(group, now)
-  if group.running > 0 or redis.call("EXISTS", group.key .. ":undo") == 1 then return end
+  if group.running > 0 then return end
+  if not isStopped(group) and redis.call("EXISTS", group.key .. ":undo") == 1 then return end
   if group.undoes_late and liveMembers(group) > 0 then return end
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
@@ -297,6 +307,15 @@ local function memberEnded(key, kind, number, job, state, ended, now)
   end
 end
 
+--- A group that could not be undone is being undone again; `count` compensations are tried again.
+local function reopenGroup(group, count, now)
+  group.state = "COMPENSATING"
+  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", stamp(now))
+  redis.call("ZADD", openGroups(group.owner), stamp(now + LOOK_AGAIN_MS), group.id)
+  redis.call("ZREM", askingGroups(group.owner), group.id)
+  emitGroup(group, "group:retrying", "count", digits(count))
+end
+
 --- A job that undoes a member ended; `letter` is the key of the dead letter that it became. One that
 --- failed, was run again by a worker of BullMQ and completed then makes up for its failure.
 local function compensationEnded(key, number, job, state, letter, now)
@@ -313,7 +332,12 @@ local function compensationEnded(key, number, job, state, letter, now)
   if is_repaired then
     group.broken = redis.call("HINCRBY", key, "x.broken", "-1")
     if group.state == "FAILED_COMPENSATION" and group.broken == 0 then
-      endGroup(group, "FAILED", now)
+      local left = redis.call("LLEN", key .. ":undo")
+      if left == 0 then
+        endGroup(group, "FAILED", now)
+      else
+        reopenGroup(group, left, now)
+      end
     end
   elseif state ~= "completed" then
     group.broken = redis.call("HINCRBY", key, "x.broken", "1")
@@ -376,15 +400,6 @@ local function groupStateOf(membership, job, is_again)
   local state = readState(key)
   local is_open = state == "COMPENSATING" or state == "FAILED_COMPENSATION"
   return is_open and isBroken(status) and "ACTIVE" or state
-end
-
---- A group that could not be undone is being undone again; `count` compensations are tried again.
-local function reopenGroup(group, count, now)
-  group.state = "COMPENSATING"
-  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", stamp(now))
-  redis.call("ZADD", openGroups(group.owner), stamp(now + LOOK_AGAIN_MS), group.id)
-  redis.call("ZREM", askingGroups(group.owner), group.id)
-  emitGroup(group, "group:retrying", "count", digits(count))
 end
 
 --- The compensation `before`, which failed, is to run again as `job`: its group waits for it from now
