@@ -240,7 +240,7 @@ async def test_groups_are_cancelled_retried_and_resolved(visit: Visit, shop: Wor
 async def test_a_compensation_is_retried(visit: Visit, shop: World):
     page = await done(visit(), "retry-compensation", queue=shop.queue.name, id=shop.stuck_group)
 
-    assert "1 jobs are tried again" in page
+    assert "1 job tried again" in page
     info = await shop.queue.get_group_state(shop.stuck_group)
     assert info is not None
     assert info.state == "COMPENSATING"

@@ -72,6 +72,36 @@ async def test_a_job_that_another_program_broke_is_shown(
         assert answer.status_code == 200, (path, answer.text[-300:])
 
 
+async def test_a_server_that_lets_the_doctor_see_nothing_is_shown_all_the_same(
+    visit: Callable[..., Visitor], shop: World, url: str, prefix: str, client: Any
+):
+    rights = [
+        "on",
+        ">secret",
+        "~*",
+        "&*",
+        "+@all",
+        "-info",
+        "-config",
+        "-acl",
+        "-cluster",
+    ]
+    await client.execute_command("ACL", "SETUSER", "small", *rights)
+    app: Any = dashboard(connection=url.replace("redis://", "redis://small:secret@"), prefix=prefix)
+    visitor = Visitor(app)
+    try:
+        answer = await visitor.get("/queue?queue=pay")
+        page = await visitor.get("/")
+    finally:
+        await visitor.http.aclose()
+        await app.close()
+        await client.execute_command("ACL", "DELUSER", "small")
+
+    assert page.status_code == 200, page.text[-500:]
+    assert answer.status_code == 200, answer.text[-500:]
+    assert "pay" in page.text
+
+
 async def test_a_page_says_when_the_server_is_gone(start_server: Any):
     server = start_server(tcp=True)
     async with Queue("pay", connection=server.url) as queue:

@@ -16,6 +16,7 @@ from toril.dashboard.audit import AuditLog
 from toril.dashboard.operations import Operation, Operations, Work
 from toril.dashboard.reading import Desk
 from toril.dashboard.security import User
+from toril.dashboard.showing import counted
 from toril.errors import InvalidInputError, InvalidOptionError, TorilError
 from toril.options import RateLimit
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
@@ -382,7 +383,7 @@ async def _replay_all(on: Context) -> Change:
     return Change(
         f"replay dead letters {where}{_in_words(wanted)}", work=work, total=total,
         question=Question(
-            f"Send {_counted(total, 'dead letter')} of the queue {on.queue.name!r} back {where}"
+            f"Send {counted(total, 'dead letter')} of the queue {on.queue.name!r} back {where}"
             f"{_in_words(wanted)}? This number was counted by a dry run.",
             f"Replay {total:,}",
             is_destructive=False,
@@ -402,7 +403,7 @@ async def _purge(on: Context) -> Change:
     return Change(
         f"purge dead letters{_in_words(wanted)}", work=work, total=total,
         question=Question(
-            f"Remove {_counted(total, 'dead letter')} of the queue {on.queue.name!r}"
+            f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
             f"{_in_words(wanted)} for good? Nothing brings them back.",
             f"Remove {total:,} for good",
         ),
@@ -422,7 +423,7 @@ async def _cancel_group(on: Context) -> Change:
         f"cancel group {group_id}",
         _said(lambda: on.queue.cancel_group(group_id), "cancelled"),
         question=Question(
-            f"Cancel the group {group_id!r} of {_counted(members, 'job')} of the queue"
+            f"Cancel the group {group_id!r} of {counted(members, 'job')} of the queue"
             f" {on.queue.name!r}? What has not started is cancelled, and the {undone:,} that"
             " completed are undone.",
             "Cancel the group",
@@ -435,7 +436,7 @@ async def _retry_compensation(on: Context) -> Change:
     group_id = on.form.needed("id")
 
     async def retry() -> str:
-        return f"{await on.queue.retry_compensation(group_id):,} jobs are tried again"
+        return f"{counted(await on.queue.retry_compensation(group_id), 'job')} tried again"
 
     return Change(f"retry the compensation of group {group_id}", retry)
 
@@ -485,7 +486,7 @@ async def _drain_lane(on: Context) -> Change:
     return Change(
         f"drain lane {lane}", drain,
         question=Question(
-            f"Remove the {_counted(depth, 'job')} that wait in the lane {lane!r} of the queue"
+            f"Remove the {counted(depth, 'job')} that wait in the lane {lane!r} of the queue"
             f" {on.queue.name!r}? The one that runs stays.",
             f"Remove {depth:,}",
         ),
@@ -564,16 +565,12 @@ def _said(do: Callable[[], Awaitable[Any]], outcome: str) -> Callable[[], Awaita
 def _ask(
     on: Context, verb: str, count: int, which: str = "", *, is_destructive: bool = True
 ) -> Question:
-    what = f"{which} ({_counted(count, 'job')})" if which else _counted(count, "job")
+    what = f"{which} ({counted(count, 'job')})" if which else counted(count, "job")
     return Question(
         f"{verb.capitalize()} {what} of the queue {on.queue.name!r}?",
         f"{verb.capitalize()} {count:,}",
         is_destructive,
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _in_words(wanted: DeadLetterFilter) -> str:

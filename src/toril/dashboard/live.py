@@ -47,6 +47,7 @@ class Finder:
         """The queues known by now, in order; the first to ask waits a moment for them."""
         if self._walk is None and time.monotonic() >= self._not_before:
             self._walk = asyncio.create_task(self._go())
+            self._walk.add_done_callback(_heard)
         if self.is_searching and self._walk is not None:
             done, _ = await asyncio.wait([self._walk], timeout=FIRST_WALK_S)
             for walk in done:
@@ -76,15 +77,21 @@ class Finder:
                         break
             self._names = frozenset(found)
             self.is_searching = False
-        finally:
             now = time.monotonic()
             self._not_before = now + max(WALK_AGAIN_S, WALK_SHARE * (now - began))
+        finally:
             self._walk = None
 
     async def close(self) -> None:
         if self._walk is not None:
             self._walk.cancel()
             await asyncio.gather(self._walk, return_exceptions=True)
+
+
+def _heard(walk: asyncio.Task[None]) -> None:
+    """Whoever waited was told of its error; a walk beside the pages is begun again."""
+    if not walk.cancelled():
+        walk.exception()
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,10 @@ class Sample:
     added: float
     completed: float
     failed: float
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.added or self.completed or self.failed)
 
 
 @dataclass
@@ -124,7 +135,10 @@ class Watched:
         self.looked_at_s = now_s
         if self._since[0] >= SAMPLE_S:
             seconds, *counts = self._since
-            self.samples.append(Sample(now_s, *(count / seconds for count in counts)))
+            sample = Sample(now_s, *(count / seconds for count in counts))
+            if any(counts) or (self.samples and self.samples[-1].is_busy):
+                self.version += 1
+            self.samples.append(sample)
             self._since = [0.0, 0.0, 0.0, 0.0]
         if _figures(before) != _figures(glance):
             self.version += 1

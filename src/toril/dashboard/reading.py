@@ -19,7 +19,7 @@ from toril.dashboard.live import Finder, Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
 from toril.doctor import Finding, Severity, examine
-from toril.errors import InvalidNameError, NotDeadLettersError, TorilError
+from toril.errors import InvalidNameError, NotDeadLettersError, ServerUnavailableError, TorilError
 from toril.options import RateLimit
 from toril.protocol import glancing, reading
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
@@ -100,6 +100,8 @@ class Health:
 
     findings: list[Finding]
     is_known: bool
+    trouble: str = ""
+    """Why the doctor could not look: the server may not let it."""
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,12 @@ class Desk:
         if not done:
             asking.add_done_callback(_ignore)
             return self._health
-        self._health = Health(asking.result(), is_known=True)
+        try:
+            self._health = Health(asking.result(), is_known=True)
+        except ServerUnavailableError:
+            raise
+        except TorilError as error:
+            self._health = Health([], is_known=True, trouble=str(error))
         return self._health
 
     # ------------------------------------------------------------------------ queue

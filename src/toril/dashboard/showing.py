@@ -35,6 +35,7 @@ def make_environment() -> Environment:
     environment.filters.update(
         exact=exact, lines=lines, pretty=pretty, number=number, ago=ago, span=span, when=when,
         short=short, words=words,
+        counted=counted,
     )  # fmt: skip
     environment.globals["link"] = link
     return environment
@@ -79,6 +80,11 @@ def _cut(text: str) -> str:
 def number(value: float) -> str:
     """``12,345``; a small fraction keeps a digit."""
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def short(value: Any, most: int = 80) -> str:
