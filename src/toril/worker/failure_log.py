@@ -16,7 +16,7 @@ from toril.protocol.settling import Outcome
 
 logger = get_logger("toril.jobs")
 
-TRACES_PER_SECOND = 20
+TRACES_PER_SECOND = 5
 """In a storm of failures the lines go on and the tracebacks do not: these take ten times as long to
 write, and the first ones have said it all."""
 
