@@ -14,6 +14,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 import msgspec
 
+from toril.checking import refuse_wrong_fields, shown
 from toril.errors import InvalidNameError, InvalidOptionError, UnknownOptionError
 
 Duration = int | timedelta
@@ -35,7 +36,7 @@ def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
         value = round(value.total_seconds() * 1000)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidOptionError(
-            f"{option}={value!r} is no duration; give milliseconds as an int, or a timedelta"
+            f"{option}={shown(value)} is no duration; give milliseconds as an int, or a timedelta"
         )
     if not least <= value <= MAX_DELAY_MS:
         raise InvalidOptionError(
@@ -52,26 +53,54 @@ def epoch_ms(value: int | datetime, option: str) -> int:
                 f"{option}={value!r} has no time zone; use datetime.now(timezone.utc) or the like"
             )
         return round(value.timestamp() * 1000)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidOptionError(
+            f"{option}={shown(value)} is no moment; give milliseconds since the epoch as an int,"
+            f" or a datetime with its time zone"
+        )
     return whole(value, option)
+
+
+def _run_at_ms(value: int | datetime) -> int:
+    """``epoch_ms`` that knows seconds when it sees them: nobody means a day in 1970."""
+    moment_ms = epoch_ms(value, "run_at")
+    if moment_ms < _SECONDS and not isinstance(value, datetime):
+        raise InvalidOptionError(
+            f"run_at={value!r} is a day in 1970 or soon after, for it is read as milliseconds; if"
+            f" these are seconds, write run_at={value!r} * 1000, or give a datetime"
+        )
+    return moment_ms
+
+
+_SECONDS = 10**11
+"""Below it are the seconds of our days, and the milliseconds of 1970 to 1973."""
 
 
 def whole(value: int, option: str, *, least: int = 0, most: int = 2**53 - 1) -> int:
     """``value`` if it is an integer in range, or an error that names ``option``."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidOptionError(
-            f"{option}={value!r} is out of range; it must be an integer from {least} to {most}"
+            f"{option}={shown(value)} is out of range; it must be an integer from {least} to {most}"
         )
     return value
 
 
 def check_text(value: str, option: str) -> None:
     """Refuse what looks like a text and cannot be sent: with half a surrogate pair in it."""
+    if not isinstance(value, str):
+        raise InvalidOptionError(f"{option}={shown(value)} must be a text")
     if value.isascii():
         return
     try:
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidOptionError(f"{option}={value!r} is no valid Unicode text: {error}") from error
+
+
+def flag(value: bool | None, option: str) -> None:
+    """Refuse anything but True, False and None."""
+    if value is not None and not isinstance(value, bool):
+        raise InvalidOptionError(f"{option}={shown(value)} must be True or False")
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -87,10 +116,16 @@ class Backoff(msgspec.Struct, frozen=True):
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.type, str) or not self.type:
+            raise InvalidOptionError(
+                f"backoff type={shown(self.type)} must be a text: 'fixed', 'exponential', or the"
+                f" name of a strategy of the worker"
+            )
         whole(self.delay, "backoff delay", most=MAX_DELAY_MS)
         check_text(self.type, "backoff type")
-        if not 0 <= self.jitter <= 1:
-            raise InvalidOptionError(f"jitter={self.jitter!r} must lie between 0 and 1")
+        is_number = isinstance(self.jitter, int | float) and not isinstance(self.jitter, bool)
+        if not is_number or not 0 <= self.jitter <= 1:
+            raise InvalidOptionError(f"jitter={shown(self.jitter)} must lie between 0 and 1")
 
     @classmethod
     def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
@@ -103,7 +138,7 @@ class Backoff(msgspec.Struct, frozen=True):
         return cls("exponential", milliseconds(delay, "backoff delay"), jitter)
 
     @classmethod
-    def of(cls, value: Backoff | Duration | Mapping[str, Any]) -> Backoff:
+    def of(cls, value: Any) -> Backoff:
         """``value`` in any of the accepted forms: itself, a fixed wait, or the wire's object."""
         if isinstance(value, Backoff):
             return value
@@ -114,7 +149,12 @@ class Backoff(msgspec.Struct, frozen=True):
                     f"backoff={dict(value)!r} needs a 'type' and may have 'delay' and 'jitter'"
                 )
             return cls(value["type"], value.get("delay", 0), value.get("jitter", 0.0) or 0.0)
-        return cls.fixed(value)
+        if isinstance(value, str):
+            raise InvalidOptionError(
+                f"backoff={value!r} does not say how long to wait; write Backoff.exponential(1000),"
+                f" Backoff.fixed(1000), or Backoff({value!r}, …) for a strategy of the worker"
+            )
+        return cls("fixed", milliseconds(value, "backoff"))
 
     def wait_ms(self, attempts_made: int, dice: float) -> int:
         """The wait after attempt number ``attempts_made``; ``dice`` is drawn from [0, 1)."""
@@ -152,7 +192,17 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
             return value
         if isinstance(value, bool):
             return cls(count=0) if value else cls()
-        return cls(count=value)
+        return cls(count=whole(value, "keep"))
+
+    @classmethod
+    def of_option(cls, value: Keep | bool | int, option: str) -> Keep:
+        """The same, with an error that names ``option``."""
+        if not isinstance(value, Keep | int):
+            raise InvalidOptionError(
+                f"{option}={shown(value)} says not which jobs stay; give True, False, a number of"
+                f" jobs, or Keep(count=…, age=…)"
+            )
+        return cls.of(value)
 
 
 class Deduplication(msgspec.Struct, frozen=True):
@@ -173,8 +223,10 @@ class Deduplication(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
-            raise InvalidOptionError(f"deduplication id={self.id!r} must be a text, not empty")
+            raise InvalidOptionError(f"deduplication id={shown(self.id)} must be a text, not empty")
         check_text(self.id, "deduplication id")
+        for mode in ("extend", "replace", "keep_last_if_active", "reschedule"):
+            flag(getattr(self, mode), f"deduplication {mode}")
         if self.ttl is not None:
             ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
             msgspec.structs.force_setattr(self, "ttl", ttl)
@@ -186,6 +238,25 @@ class Deduplication(msgspec.Struct, frozen=True):
             raise InvalidOptionError(
                 f"deduplication {self.id!r} has both reschedule and replace; give one"
             )
+
+    @classmethod
+    def of(cls, value: Any) -> Deduplication:
+        """``value`` in any of the accepted forms: itself, its id alone, or a mapping."""
+        if isinstance(value, Deduplication):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping):
+            given = {_DEDUPLICATION.get(str(name), str(name)): each for name, each in value.items()}
+            refuse_unknown(given, frozenset(cls.__struct_fields__), f"deduplication={value!r}")
+            return cls(**{"id": None, **given})
+        raise InvalidOptionError(
+            f"deduplication={shown(value)} is not known; write Deduplication('some-id'), or the id"
+            f" alone"
+        )
+
+
+_DEDUPLICATION = {"keepLastIfActive": "keep_last_if_active"}
 
 
 class RateLimit(msgspec.Struct, frozen=True):
@@ -210,6 +281,9 @@ class Parent(msgspec.Struct, frozen=True):
     queue_name: str
     prefix: str | None = None
 
+    def __post_init__(self) -> None:
+        refuse_wrong_fields(self)
+
     @classmethod
     def of(cls, value: Any) -> Parent:
         """A ``Parent``, or a job that was read, added or is being run."""
@@ -219,7 +293,7 @@ class Parent(msgspec.Struct, frozen=True):
             return cls(value.id, value.queue_name, value.prefix)
         except AttributeError:
             raise InvalidOptionError(
-                f"parent={value!r} is neither a job nor Parent(id, queue_name)"
+                f"parent={shown(value)} is neither a job nor Parent(id, queue_name)"
             ) from None
 
 
@@ -240,14 +314,14 @@ def check_lane(lane: str) -> None:
     """Refuse what cannot be a lane: anything but a text of some length."""
     if not isinstance(lane, str) or not lane or len(lane) > MAX_LANE_LENGTH:
         raise InvalidOptionError(
-            f"lane={lane!r} must be a text of 1 to {MAX_LANE_LENGTH} characters"
+            f"lane={shown(lane)} must be a text of 1 to {MAX_LANE_LENGTH} characters"
         )
     check_text(lane, "lane")
 
 
 def _check_choice(value: str | None, choices: tuple[str, ...], option: str) -> None:
-    if value is not None and value not in choices:
-        raise InvalidOptionError(f"{option}={value!r} is not known; use one of {choices}")
+    if value is not None and not (isinstance(value, str) and value in choices):
+        raise InvalidOptionError(f"{option}={shown(value)} is not known; use one of {choices}")
 
 
 class JobOptions(TypedDict, total=False):
@@ -269,7 +343,7 @@ class JobOptions(TypedDict, total=False):
     expires: Duration | None
     idempotency_key: str | None
     timestamp: int | datetime | None
-    deduplication: Deduplication | None
+    deduplication: Deduplication | str | Mapping[str, Any] | None
     telemetry: str | None
     parent: Any
     fail_parent_on_failure: bool | None
@@ -330,7 +404,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
     expires: Duration | None = None
     idempotency_key: str | None = None
     timestamp: int | datetime | None = None
-    deduplication: Deduplication | None = None
+    deduplication: Deduplication | str | Mapping[str, Any] | None = None
     telemetry: str | None = None
     parent: Any = None
     fail_parent_on_failure: bool | None = None
@@ -348,7 +422,12 @@ class NewJob(_Named, frozen=True, kw_only=True):
         name = self.name
         if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
             raise InvalidNameError(
-                f"job name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+                f"job name {shown(name)} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+            )
+        if self.job_id is not None and not isinstance(self.job_id, str):
+            raise InvalidNameError(
+                f"job_id={shown(self.job_id)} must be a text; numbers are given out by the queue"
+                f" itself, so put a word before it, such as 'order-{shown(self.job_id)}'"
             )
         if not name.isascii():
             check_text(name, "job name")
@@ -357,7 +436,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
                 raise InvalidOptionError(f"job {name!r} has both delay and run_at; give one")
             self._normalise("delay", milliseconds(self.delay, "delay"))
         if self.run_at is not None:
-            self._normalise("run_at", epoch_ms(self.run_at, "run_at"))
+            self._normalise("run_at", _run_at_ms(self.run_at))
         if self.timestamp is not None:
             self._normalise("timestamp", epoch_ms(self.timestamp, "timestamp"))
         if self.priority is not None:
@@ -367,9 +446,11 @@ class NewJob(_Named, frozen=True, kw_only=True):
         if self.backoff is not None:
             self._normalise("backoff", Backoff.of(self.backoff))
         if self.remove_on_complete is not None:
-            self._normalise("remove_on_complete", Keep.of(self.remove_on_complete))
+            keep = Keep.of_option(self.remove_on_complete, "remove_on_complete")
+            self._normalise("remove_on_complete", keep)
         if self.remove_on_fail is not None:
-            self._normalise("remove_on_fail", Keep.of(self.remove_on_fail))
+            keep = Keep.of_option(self.remove_on_fail, "remove_on_fail")
+            self._normalise("remove_on_fail", keep)
         if self.keep_logs is not None:
             whole(self.keep_logs, "keep_logs")
         if self.stack_trace_limit is not None:
@@ -384,7 +465,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
             isinstance(self.idempotency_key, str) and self.idempotency_key
         ):
             raise InvalidOptionError(
-                f"idempotency_key={self.idempotency_key!r} must be a text, not empty"
+                f"idempotency_key={shown(self.idempotency_key)} must be a text, not empty"
             )
         if self.idempotency_key is not None:
             check_text(self.idempotency_key, "idempotency_key")
@@ -399,8 +480,19 @@ class NewJob(_Named, frozen=True, kw_only=True):
             or self.max_lane_size is not None
         ):
             self._check_lane()
+        if self.deduplication is not None:
+            self._normalise("deduplication", Deduplication.of(self.deduplication))
+        if self.lifo is not None:
+            flag(self.lifo, "lifo")
         if self.parent is not None:
             self._check_family()
+        elif (
+            self.fail_parent_on_failure is not None
+            or self.continue_parent_on_failure is not None
+            or self.ignore_dependency_on_failure is not None
+            or self.remove_dependency_on_failure is not None
+        ):
+            self._check_policies()
 
     @property
     def is_bare(self) -> bool:
@@ -434,7 +526,12 @@ class NewJob(_Named, frozen=True, kw_only=True):
             raise InvalidOptionError(f"job {self.name!r} has {' and '.join(chosen)}; give one")
         return chosen[0] if chosen else None
 
+    def _check_policies(self) -> None:
+        for policy in CHILD_POLICIES:
+            flag(getattr(self, policy), policy)
+
     def _check_family(self) -> None:
+        self._check_policies()
         self._normalise("parent", Parent.of(self.parent))
         if self.deduplication is not None:
             raise InvalidOptionError(
@@ -455,6 +552,22 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.queue_name, str):
+            raise InvalidNameError(
+                f"queue_name={shown(self.queue_name)} of job {self.name!r} must be a text"
+            )
+        if self.prefix is not None and not isinstance(self.prefix, str):
+            raise InvalidNameError(
+                f"prefix={shown(self.prefix)} of job {self.name!r} must be a text"
+            )
+        if self.children != () and (
+            not isinstance(self.children, list | tuple)
+            or not all(isinstance(child, FlowJob) for child in self.children)
+        ):
+            raise InvalidOptionError(
+                f"children={shown(self.children)} of job {self.name!r} must be a list of"
+                f" FlowJob(name, data, queue_name=…)"
+            )
         deduplication = self.deduplication
         if self.children and deduplication is not None:
             for mode in ("replace", "keep_last_if_active", "reschedule"):
@@ -485,9 +598,11 @@ def new_job(
 
 def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], owner: str) -> None:
     """Raise for the first option that is not ``known``, with the name that was probably meant."""
+    if not isinstance(options, Mapping):
+        raise InvalidOptionError(f"{owner} must be a dict of options, and not {shown(options)}")
     for option in options:
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
+            close = difflib.get_close_matches(str(option), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
             raise UnknownOptionError(f"unknown option {option!r} for {owner}; {hint}")
 
@@ -510,7 +625,7 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.keep is not None:
-            keep = Keep.of(self.keep)
+            keep = Keep.of_option(self.keep, "keep")
             if isinstance(self.keep, bool) or keep.count == 0 or keep.age == 0:
                 raise InvalidOptionError(
                     f"keep={self.keep!r} would remove letters at once; give a number of them, or"
@@ -528,6 +643,8 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
                 f"on_dead_letter={self.on_dead_letter!r} cannot be called; give a function of a job"
                 f" and a letter"
             )
+        flag(self.include_stalled, "include_stalled")
+        flag(self.keep_source, "keep_source")
 
     @classmethod
     def of(cls, value: object) -> DeadLetterOptions:
@@ -554,6 +671,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.every is None) == (self.cron is None):
             raise InvalidOptionError("a scheduler needs either every= or cron=, and not both")
+        for option in ("cron", "tz"):
+            text = getattr(self, option)
+            if text is not None and not isinstance(text, str):
+                raise InvalidOptionError(f"{option}={shown(text)} must be a text")
+        flag(self.immediately, "immediately")
         if self.every is not None:
             self._normalise("every", milliseconds(self.every, "every", least=1))
         if self.start is not None:
@@ -599,18 +721,22 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         whole(self.concurrency, "concurrency", least=1, most=100_000)
         if self.name is not None:
-            if not isinstance(self.name, str):
-                raise InvalidOptionError(f"worker_name={self.name!r} must be a text")
             check_text(self.name, "worker_name")
+        if self.limiter is not None and not isinstance(self.limiter, RateLimit):
+            raise InvalidOptionError(
+                f"limiter={shown(self.limiter)} is no limit; write RateLimit(max=10, duration=1000)"
+            )
         for option, least in (("lock_duration", 50), ("stalled_interval", 20), ("drain_delay", 1)):
             self._normalise(option, milliseconds(getattr(self, option), option, least=least))
         whole(self.max_stalled_count, "max_stalled_count")
         if self.max_started_attempts is not None:
             whole(self.max_started_attempts, "max_started_attempts", least=1)
         if self.remove_on_complete is not None:
-            self._normalise("remove_on_complete", Keep.of(self.remove_on_complete))
+            keep = Keep.of_option(self.remove_on_complete, "remove_on_complete")
+            self._normalise("remove_on_complete", keep)
         if self.remove_on_fail is not None:
-            self._normalise("remove_on_fail", Keep.of(self.remove_on_fail))
+            keep = Keep.of_option(self.remove_on_fail, "remove_on_fail")
+            self._normalise("remove_on_fail", keep)
         if self.metrics_points is not None:
             whole(self.metrics_points, "metrics_points", least=1)
 
@@ -624,6 +750,11 @@ Repeat = Mapping[str, Any]
 
 def schedule_of(repeat: Repeat) -> Schedule:
     """The schedule that ``repeat=`` describes."""
+    if not isinstance(repeat, Mapping):
+        raise InvalidOptionError(
+            f"repeat={shown(repeat)} is no schedule; write {{'every': 60_000}} or"
+            f" {{'cron': '0 9 * * *', 'tz': 'Europe/Berlin'}}"
+        )
     given = {"cron" if name == "pattern" else name: value for name, value in repeat.items()}
     refuse_unknown(given, frozenset(Schedule.__struct_fields__), "repeat")
     return Schedule(**given)

@@ -32,7 +32,7 @@ def prepare(**options) -> adding.Prepared:
         ({}, {"id": "j-generated"}),
         ({"job_id": "mine"}, {"id": "mine", "custom": True}),
         ({"delay": 5}, {"id": "j-generated", "delay": 5}),
-        ({"run_at": 5}, {"id": "j-generated", "run_at": 5}),
+        ({"run_at": 4_000_000_000_000}, {"id": "j-generated", "run_at": 4_000_000_000_000}),
         ({"priority": 5, "lifo": True}, {"id": "j-generated", "priority": 5, "lifo": True}),
         ({"timestamp": 5}, {"id": "j-generated", "timestamp": 5}),
         ({"deduplication": Deduplication("d", ttl=5, replace=True)},

@@ -468,7 +468,7 @@ async def test_mistakes_in_declarations_are_told_at_once(app: App):
         @app.task(atempts=3)  # type: ignore[call-overload]
         async def misspelt() -> None: ...
 
-    with pytest.raises(InvalidInputError, match="no class of exceptions"):
+    with pytest.raises(InvalidInputError, match="class of exceptions"):
 
         @app.task(retry_on=ValueError("x"))  # type: ignore[call-overload]
         async def wrong() -> None: ...

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
+from toril.checking import checked_call
 from toril.client import embedded
 from toril.client.cluster import ClusterTransport
 from toril.client.ids import flights
@@ -56,6 +57,7 @@ class Connection:
     ``patience_s`` is for how long a command that may be sent again is tried while nobody answers.
     """
 
+    @checked_call
     def __init__(
         self,
         target: Target = None,

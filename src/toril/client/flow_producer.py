@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from toril.checking import checked
 from toril.client.connection import Connection, Target
 from toril.client.groups import GroupProducer
 from toril.client.ids import new_job_id
@@ -16,6 +17,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_prefix
 
 
+@checked
 class FlowProducer(GroupProducer):
     """Adds trees and groups of jobs, each in one atomic step.
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from toril.checking import checked
 from toril.client.background import Background, is_set_within
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
@@ -62,6 +63,7 @@ _PLAIN_FIELDS: tuple[bytes, ...] = (b"name", b"ats", b"atm")
 """What is read of a job that cannot be read."""
 
 
+@checked
 class ManualWorker:
     """Takes jobs from queue ``name`` one by one, for you to complete or fail.
 

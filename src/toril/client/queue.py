@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from toril.checking import by_hand, checked, shown
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
 from toril.client.dead_letters import DeadLetters
@@ -22,6 +23,7 @@ from toril.client.metrics import QueueMetrics
 from toril.client.places import PerPlace
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
+from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
@@ -29,6 +31,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 
 
+@checked
 class Queue(
     QueueReading,
     QueueGroups,
@@ -97,6 +100,7 @@ class Queue(
         if self._owns_connection:
             await self._connection.close()
 
+    @by_hand
     async def add(
         self,
         name: str,
@@ -121,9 +125,10 @@ class Queue(
         added = self._as_added(job, await self._batcher.add(job))
         return added if not added.duplicated else (await self._as_they_are([added]))[0]
 
+    @by_hand
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [self._prepare(self._with_defaults(job)) for job in jobs]
+        prepared = [self._prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
         return await self._as_they_are(await self._batcher.add_all(prepared, self._as_added))
 
     def _prepare(self, job: NewJob) -> Prepared:
@@ -151,3 +156,17 @@ class Queue(
     def _as_added(self, job: Prepared, added: Added) -> Job:
         fields = adding.fields_of(job, added)
         return Job(self.keys.prefix, self.name, added.id, fields, duplicated=added.is_duplicate)
+
+
+def _new_jobs(jobs: Any) -> Iterator[NewJob]:
+    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
+        raise InvalidOptionError(
+            f"add_bulk() got jobs={shown(jobs)}; it takes a list of NewJob(name, data, …)"
+        )
+    for job in jobs:
+        if not isinstance(job, NewJob):
+            parts = ", ".join(map(shown, job)) if isinstance(job, tuple) else "name, data, …"
+            raise InvalidOptionError(
+                f"add_bulk() got {shown(job)} among its jobs; write NewJob({parts})"
+            )
+        yield job

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from toril.checking import checked
 from toril.client.background import Background, call
 from toril.client.connection import Connection, Target
 from toril.client.event_cursor import EventCursor
@@ -23,6 +24,7 @@ logger = get_logger("toril.client")
 Callback = Callable[[Event], Any]
 
 
+@checked
 class QueueEvents:
     """What happens in queue ``name``, as it happens.
 

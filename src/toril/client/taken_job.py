@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from toril.checking import by_hand, checked
 from toril.client.connection import Connection
 from toril.errors import (
     DelayedError,
@@ -30,6 +31,7 @@ class Holder(Protocol):
     async def _settle(self, job: TakenJob, attempt: Attempt) -> None: ...
 
 
+@checked
 class TakenJob(StoredJob):
     """A job of ``ManualWorker.get_next_job``, held until one of the methods below ends it.
 
@@ -49,6 +51,7 @@ class TakenJob(StoredJob):
         "token",
     )
 
+    @by_hand
     def __init__(self, holder: Holder, job_id: str, fields: Fields, token: str) -> None:
         super().__init__(holder.keys.prefix, holder.keys.name, job_id, fields)
         self._holder = holder
@@ -88,6 +91,7 @@ class TakenJob(StoredJob):
         codec.encode(value, f"the return value of job {self.id!r}")
         await self._holder._settle(self, Returned(value))
 
+    @by_hand
     async def fail(self, error: BaseException) -> None:
         """The attempt failed, as if a handler had raised ``error``.
 

@@ -16,6 +16,7 @@ from toril.errors import JobFailedError, JobRemovedError, WaitTimeoutError
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, events, reading
 from toril.protocol.events import Event
+from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.reading import UNFINISHED, Whereabouts
 
@@ -35,14 +36,16 @@ class QueueWaiting:
     _listenings: PerPlace[Listening]
 
     async def wait_for(
-        self, job_id: str, timeout: Duration | None = None, *, may_come: bool = False
+        self, job_id: str | StoredJob, timeout: Duration | None = None, *, may_come: bool = False
     ) -> Any:
-        """The return value of a job, as soon as it has one.
+        """The return value of a job, as soon as it has one; a job does for its id.
 
         Raises ``JobFailedError`` when it failed for good, ``JobRemovedError`` when it is gone and
         nobody knows how it ended, ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` a
         job that does not exist is waited for too: a row of an outbox, say, that no relay has sent.
         """
+        if isinstance(job_id, StoredJob):
+            job_id = job_id.id
         check_known_id(job_id)
         deadline = _deadline(timeout)
         listening = self._listen()

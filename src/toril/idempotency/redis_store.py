@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from toril.checking import checked
 from toril.client.connection import Connection
 from toril.errors import ClaimRefusedError
 from toril.idempotency.record import fitting, scope_of
@@ -27,6 +28,7 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 _LONGEST_DELAY_MS = 5000
 
 
+@checked
 class RedisStore:
     """Remembers what work gave for ``ttl``; ``lease`` is how long a run may take at most.
 

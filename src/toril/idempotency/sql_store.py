@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
+from toril.checking import by_hand, checked
 from toril.errors import InvalidOptionError
 from toril.idempotency.guard import DEFAULT_TTL_MS, Once, once
 from toril.idempotency.table import DEFAULT_TABLE
@@ -29,6 +30,7 @@ _ROWS_PER_PRUNE = 1000
 Sessions = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
 
 
+@checked
 class SqlStore:
     """Runs a handler in a transaction that begins with the record of its key.
 
@@ -43,6 +45,7 @@ class SqlStore:
     gives_session = True
     prefix = ""
 
+    @by_hand
     def __init__(
         self,
         engine: Sessions,

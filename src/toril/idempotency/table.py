@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, MetaData, Table
 
+from toril.checking import checked_call
 from toril.idempotency.record import LONGEST
 from toril.sql import key_text, long_text
 
 DEFAULT_NAME = "toril_idempotency"
 
 
+@checked_call
 def idempotency_table(
     metadata: MetaData, name: str = DEFAULT_NAME, *, schema: str | None = None
 ) -> Table:

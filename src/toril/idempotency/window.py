@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toril.checking import checked_call, shown
 from toril.errors import InvalidOptionError
 from toril.options import (
     LANE_ATTEMPTS,
@@ -19,10 +20,12 @@ from toril.options import (
     NewJob,
     WorkerOptions,
     milliseconds,
+    new_job,
 )
 from toril.protocol.codec import JobOpts
 
 
+@checked_call
 def retry_window(
     options: Mapping[str, Any] | NewJob | JobOpts,
     worker: Any = None,
@@ -40,7 +43,13 @@ def retry_window(
     ``longest_wait`` is how long a job may wait in the queue; ``longest_backoff`` is needed when the
     worker decides how long to back off.
     """
-    limits: WorkerOptions = getattr(worker, "options", worker) or WorkerOptions()
+    limits = getattr(worker, "options", worker)
+    if limits is None:
+        limits = WorkerOptions()
+    if not isinstance(limits, WorkerOptions):
+        raise InvalidOptionError(
+            f"worker={shown(worker)} is no worker; give the Worker that runs such jobs"
+        )
     attempts, delay_ms, timeout_ms, backoff = _read(options)
     lock_ms = milliseconds(limits.lock_duration, "lock_duration")
     interval_ms = milliseconds(limits.stalled_interval, "stalled_interval")
@@ -55,6 +64,7 @@ def retry_window(
     return delay_ms + attempts * (run_ms + wait_ms) + backoff_ms + stalled_ms
 
 
+@checked_call
 def check_lifetime(
     lifetime: Duration, options: Mapping[str, Any] | NewJob | JobOpts, worker: Any = None
 ) -> None:
@@ -76,7 +86,7 @@ def _read(
         ordering = options.raw.get("orderingDelay")
         delay = _first_wait(options.delay, ordering)
         return max(1, options.attempts), delay, options.timeout, options.backoff
-    job = options if isinstance(options, NewJob) else NewJob("any", None, **options)
+    job = options if isinstance(options, NewJob) else new_job("any", None, options, {})
     delay = job.delay if isinstance(job.delay, int) else 0
     if isinstance(job.run_at, int):
         delay = max(0, job.run_at - time.time_ns() // 1_000_000)

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, MetaData, Table
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
+from toril.checking import by_hand, checked
 from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, FlowJob, JobOptions, NewJob
@@ -19,6 +20,7 @@ from toril.outbox.writing import Blocking, LaneOrder, Writing
 Async = AsyncSession | AsyncConnection
 
 
+@checked
 class Outbox:
     """Writes jobs into a table, inside the transaction that they belong to.
 
@@ -76,6 +78,7 @@ class Outbox:
     @overload
     def add(self, target: Async, queue: FlowJob) -> Awaitable[str]: ...
 
+    @by_hand
     def add(
         self,
         target: Blocking | Async,

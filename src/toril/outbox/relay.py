@@ -22,6 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from toril.checking import checked
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
 from toril.errors import (
@@ -121,6 +122,7 @@ def _is_the_servers(error: Exception | None) -> bool:
     return isinstance(error, ServerError) and not isinstance(error, ServerRefusalError)
 
 
+@checked
 class Relay:
     """Relays one outbox to one server; any number of relays may share the work.
 

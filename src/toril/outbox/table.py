@@ -38,6 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
+from toril.checking import checked_call
 from toril.errors import InvalidOptionError
 from toril.sql import key_text, long_text
 
@@ -71,6 +72,7 @@ _COLUMNS = (
 )
 
 
+@checked_call
 def outbox_table(
     metadata: MetaData, name: str = DEFAULT_NAME, *, schema: str | None = None
 ) -> Table:

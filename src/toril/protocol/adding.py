@@ -15,7 +15,7 @@ from toril.errors import (
     ParentNotFoundError,
     RefusedError,
 )
-from toril.options import NewJob, Parent
+from toril.options import Deduplication, NewJob, Parent
 from toril.protocol import codec, deduplicating
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Fields
@@ -94,7 +94,7 @@ def prepare(
     if job.timestamp is not None:
         entry["timestamp"] = job.timestamp
     if job.deduplication is not None:
-        entry["de"] = deduplicating.entry(job.deduplication)
+        entry["de"] = deduplicating.entry(Deduplication.of(job.deduplication))
     if job.lane is not None:
         entry["lane"] = job.lane
         for option in ("order_ms", "ordering_delay", "max_lane_size"):

@@ -189,7 +189,7 @@ def wire_options(job: NewJob) -> dict[str, Any]:
     if job.remove_on_fail is not None:
         options["removeOnFail"] = _wire_keep(Keep.of(job.remove_on_fail))
     if job.deduplication is not None:
-        options["de"] = _wire_deduplication(job.deduplication)
+        options["de"] = _wire_deduplication(Deduplication.of(job.deduplication))
     return options
 
 

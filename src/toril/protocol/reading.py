@@ -69,7 +69,7 @@ def check_states(states: Iterable[str]) -> tuple[str, ...]:
     """The states asked for, each once; all when none is named."""
     if isinstance(states, str):
         states = (states,)
-    wanted = tuple(dict.fromkeys(state.replace("-", "_") for state in states))
+    wanted = tuple(dict.fromkeys(str(state).replace("-", "_") for state in states))
     for state in wanted:
         if state not in _CONTAINERS:
             raise InvalidOptionError(

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
+from toril.checking import checked_call
 from toril.client.connection import Target
 from toril.errors import (
     ClaimRefusedError,
@@ -46,6 +47,7 @@ class BaseConsumer(ABC, Generic[T]):
 
     data_type: ClassVar[Any] = Any
 
+    @checked_call
     def __init__(
         self,
         queue_name: str,

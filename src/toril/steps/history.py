@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from toril.checking import checked
 from toril.logs import get_logger
 
 logger = get_logger("toril.steps")
@@ -71,6 +72,7 @@ class StepCounts(msgspec.Struct):
     duration_ms: float = 0.0
 
 
+@checked
 class StepMetrics:
     """An observer that counts by (workflow, step); it remembers the ``limit`` latest of them."""
 

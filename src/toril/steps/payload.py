@@ -6,7 +6,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from toril.errors import InvalidNameError, PayloadMismatchError
+from toril.checking import shown
+from toril.errors import InvalidNameError, InvalidOptionError, PayloadMismatchError
 from toril.protocol.job import StoredJob
 
 T = TypeVar("T")
@@ -30,8 +31,12 @@ class JobPayload(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_d
         return self.workflow_id, self.step_id
 
 
-def check_ids(payload: JobPayload[Any]) -> None:
+def check_ids(payload: Any) -> None:
     """Refuse a payload that names no workflow or no step."""
+    if not isinstance(payload, JobPayload):
+        raise InvalidOptionError(
+            f"{shown(payload)} is no payload; write JobPayload(workflow_id=…, step_id=…, data=…)"
+        )
     for name in ("workflow_id", "step_id"):
         value = getattr(payload, name)
         if not isinstance(value, str) or not value:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from toril.checking import checked
 from toril.client.ids import new_job_id
 from toril.client.queue import Queue
 from toril.options import NewJob
@@ -14,6 +15,7 @@ from toril.steps.enqueueing import EnqueueOptions, step_job
 from toril.steps.payload import JobPayload
 
 
+@checked
 class Producer:
     """Enqueues steps into one queue, under the job name ``step``.
 

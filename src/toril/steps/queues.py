@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from toril.checking import checked_call
 from toril.client.connection import Connection, Target
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError
@@ -72,6 +73,7 @@ class QueueCache:
 _cache = QueueCache()
 
 
+@checked_call
 def get_queue(
     name: str,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
+from toril.checking import checked
 from toril.errors import InvalidOptionError
 from toril.logs import get_logger
 from toril.options import Duration
@@ -17,6 +18,7 @@ logger = get_logger("toril.steps")
 C = TypeVar("C", bound=BaseConsumer[Any])
 
 
+@checked
 class ConsumerRegistrar:
     """Starts and closes a group of consumers together."""
 

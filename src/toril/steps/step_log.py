@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from toril.checking import checked_call
 from toril.errors import PayloadMismatchError
 from toril.logs import get_logger
 from toril.protocol.job import StoredJob
@@ -28,6 +29,7 @@ class StepLog(logging.LoggerAdapter[logging.Logger]):
         self.logger.log(level, text, head, *args, **kwargs)
 
 
+@checked_call
 def log_for(payload: JobPayload[Any], job: StoredJob) -> StepLog:
     """The shared logger, bound to one attempt of one step."""
     return _bound(job, payload.workflow_id, payload.step_id, payload.attempt)

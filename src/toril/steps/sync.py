@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from toril.checking import checked
 from toril.client.ids import new_job_id
 from toril.options import NewJob
 from toril.protocol.job import Job
@@ -14,6 +15,7 @@ from toril.steps.payload import JobPayload
 from toril.sync.queue import Queue
 
 
+@checked
 class Producer:
     """Enqueues steps into one queue, under the job name ``step``."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from toril.checking import checked
 from toril.client.ids import new_job_id
 from toril.options import FlowJob
 from toril.protocol import adding, families, flows, reading
@@ -17,6 +18,7 @@ from toril.sync.connection import Connection, Target
 from toril.sync.groups import GroupProducer
 
 
+@checked
 class FlowProducer(GroupProducer):
     """Adds trees and groups of jobs, each in one atomic step.
 

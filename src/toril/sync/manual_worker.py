@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from toril.checking import checked
 from toril.client.ids import new_worker_id
 from toril.errors import (
     AmbiguousResultError,
@@ -63,6 +64,7 @@ _PLAIN_FIELDS: tuple[bytes, ...] = (b"name", b"ats", b"atm")
 """What is read of a job that cannot be read."""
 
 
+@checked
 class ManualWorker:
     """Takes jobs from queue ``name`` one by one, for you to complete or fail.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from toril.checking import checked
 from toril.errors import InvalidOptionError
 from toril.logs import get_logger
 from toril.protocol import events
@@ -24,6 +25,7 @@ logger = get_logger("toril.sync")
 Callback = Callable[[Event], Any]
 
 
+@checked
 class QueueEvents:
     """What happens in queue ``name``, as it happens.
 

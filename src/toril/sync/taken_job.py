@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from toril.checking import by_hand, checked
 from toril.errors import (
     DelayedError,
     InvalidInputError,
@@ -31,6 +32,7 @@ class Holder(Protocol):
     def _settle(self, job: TakenJob, attempt: Attempt) -> None: ...
 
 
+@checked
 class TakenJob(StoredJob):
     """A job of ``ManualWorker.get_next_job``, held until one of the methods below ends it.
 
@@ -50,6 +52,7 @@ class TakenJob(StoredJob):
         "token",
     )
 
+    @by_hand
     def __init__(self, holder: Holder, job_id: str, fields: Fields, token: str) -> None:
         super().__init__(holder.keys.prefix, holder.keys.name, job_id, fields)
         self._holder = holder
@@ -89,6 +92,7 @@ class TakenJob(StoredJob):
         codec.encode(value, f"the return value of job {self.id!r}")
         self._holder._settle(self, Returned(value))
 
+    @by_hand
     def fail(self, error: BaseException) -> None:
         """The attempt failed, as if a handler had raised ``error``.
 

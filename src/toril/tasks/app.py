@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, Protocol, Self, TypeVar, Unpack, overload
 
+from toril.checking import checked, shown
 from toril.client.connection import Connection, Target
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError, ServerError
@@ -49,6 +50,7 @@ CONCURRENCY = 10
 _RETRY_S = 1.0
 
 
+@checked
 class App:
     """Tasks and the workers that run them.
 
@@ -233,6 +235,11 @@ class App:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Add the jobs of many calls in a few round trips; the handles are in their order."""
         calls = list(calls)
+        for call in calls:
+            if not isinstance(call, Call):
+                raise InvalidOptionError(
+                    f"enqueue_many() got {shown(call)} among its calls; write task.call(…)"
+                )
         if self._on_enqueue or self._eager is not None:
             return list(await asyncio.gather(*map(self.enqueue, calls)))
         return await self._send(calls)
@@ -243,7 +250,7 @@ class App:
             by_queue.setdefault(call.queue_name, []).append(number)
         handles: dict[int, Handle[Any]] = {}
         for queue_name, numbers in by_queue.items():
-            queue = self.queue(queue_name)
+            queue = self._queue(queue_name)
             jobs = await queue.add_bulk([calls[number] for number in numbers])
             for number, job in zip(numbers, jobs, strict=True):
                 self._note(calls[number], job)
@@ -309,6 +316,9 @@ class App:
 
     def queue(self, name: str) -> Queue:
         """The queue of this name, on the app's connection."""
+        return self._queue(name)
+
+    def _queue(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None:
             if self._shared is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
-from toril.options import NewJob
+from toril.options import Deduplication, NewJob
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import Fields, StoredJob
@@ -129,7 +129,7 @@ def make_context(
     if job.priority:
         fields[b"priority"] = job.priority
     if job.deduplication is not None:
-        fields[b"deid"] = job.deduplication.id.encode()
+        fields[b"deid"] = Deduplication.of(job.deduplication).id.encode()
     return TestContext(
         fields,
         job_id=job_id,

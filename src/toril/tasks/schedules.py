@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from toril.checking import checked_call
 from toril.options import Schedule
 from toril.protocol import codec
 from toril.protocol.scheduling import JobScheduler
@@ -15,6 +16,7 @@ PREFIX = "task."
 """The ids of schedulers that code declares begin with it; only these are ever pruned."""
 
 
+@checked_call
 def cron(
     pattern: str,
     *,
@@ -27,6 +29,7 @@ def cron(
     return Schedule(cron=pattern, tz=tz, start=start, end=end, limit=limit)
 
 
+@checked_call
 def every(
     interval: timedelta | None = None,
     /,

@@ -98,7 +98,7 @@ class Task(Generic[Q, T, P, R]):
             return await self.app.enqueue(self.call(*args, **kwargs))
         arguments = self.signature.bind(args, kwargs)
         data = self.signature.write(arguments)
-        queue = self.app.queue(self.queue_name)
+        queue = self.app._queue(self.queue_name)
         job = await queue.add(self.name, data, **self._options_for(arguments))
         return Handle(queue, job, self.signature)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from toril.checking import checked_call
 from toril.protocol.new_group import COMPENSATION_QUEUE
 from toril.worker.handlers import Handler, Router
 from toril.worker.worker import Worker
 
 
+@checked_call
 def compensation_worker(
     queue_name: str,
     handler: Handler | Router,

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from toril.errors import InvalidOptionError
 from toril.logs import get_logger
 
 logger = get_logger("toril.worker")
@@ -49,7 +50,9 @@ class Emitter:
     def on(self, event: str, callback: Callback) -> None:
         event = ALIASES.get(event, event)
         if event not in EVENTS:
-            raise ValueError(f"a worker has no event {event!r}; it has {', '.join(sorted(EVENTS))}")
+            raise InvalidOptionError(
+                f"a worker has no event {event!r}; it has {', '.join(sorted(EVENTS))}"
+            )
         self._callbacks.setdefault(event, []).append(callback)
         self.tells_errors = self.tells_errors or event in TELL_ERRORS
 

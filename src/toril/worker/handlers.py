@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import reduce
 from typing import Any, TypeVar, overload
 
+from toril.checking import by_hand, checked
 from toril.errors import InvalidOptionError, NoHandlerError
 
 Handler = Callable[[Any], Any]
@@ -20,6 +21,7 @@ Middleware = Callable[[Handler], Handler]
 ``async`` one that runs in a thread."""
 
 
+@checked
 class Router:
     """Finds the handler for a job by the job's name.
 
@@ -89,6 +91,7 @@ class Router:
     def names(self) -> list[str]:
         return sorted(self._handlers)
 
+    @by_hand
     def find(self, name: str) -> Handler:
         """The handler for jobs of this name, without its middleware."""
         handler = self._handlers.get(name) or self._fallback

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, Self
 
+from toril.checking import checked_call
 from toril.errors import InvalidOptionError, RunningLoopError
 from toril.logs import get_logger
 from toril.options import Duration, milliseconds
@@ -31,6 +32,7 @@ class Service(Protocol):
         """Come to an end within ``timeout``; a second call may shorten it."""
 
 
+@checked_call
 def run(*workers: Service, timeout: Duration | None = 8_000, uvloop: bool = False) -> None:
     """Run workers until SIGTERM or SIGINT; blocks.
 

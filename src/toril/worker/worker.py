@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from toril.checking import checked
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
 from toril.errors import InvalidOptionError, ServerUnusableError, TorilError
@@ -56,6 +57,7 @@ IsFinal = Callable[[StoredJob, BaseException], bool]
 """``(job, error)``: is there no use in trying again after this error?"""
 
 
+@checked
 class Worker:
     """Runs the jobs of queue ``name`` with ``handler``, up to ``concurrency`` at a time.
 
