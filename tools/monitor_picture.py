@@ -36,7 +36,7 @@ async def handle(job: Any) -> None:
         raise UnrecoverableError("the card was refused")
     if random.random() < 0.1:
         raise ConnectionError("the provider does not answer")
-    await job.progress(100)
+    await job.report(100)
 
 
 async def work(url: str) -> None:

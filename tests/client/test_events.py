@@ -40,7 +40,7 @@ async def run_one(url: str, prefix: str, queue: Queue, name: str = "x", **option
     async def handle(job):
         if job.name == "bad":
             raise ValueError("it broke")
-        await job.progress({"done": 50})
+        await job.report({"done": 50})
         return {"n": [1]}
 
     async with Worker("q", handle, connection=url, prefix=prefix):

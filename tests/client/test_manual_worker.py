@@ -59,7 +59,7 @@ async def test_a_job_is_taken_and_completed(queue, taker):
     job = await taker.get_next_job()
     assert (job.id, job.name, job.data, job.attempts_started) == (added.id, "charge", {"n": 1}, 1)
     assert await queue.get_state(job.id) == "active"
-    await job.progress(50)
+    await job.report(50)
     assert await job.log("half") == 1
     await job.update_data({"n": 2})
     await job.complete({"receipt": 7})
@@ -304,7 +304,7 @@ async def test_without_renewals_the_caller_extends_the_lock(queue, make_taker, c
     await client.delete(lock)
     with pytest.raises(LockLostError):
         await job.extend_lock(1000)
-    for write in (lambda: job.progress(1), lambda: job.complete(1)):
+    for write in (lambda: job.report(1), lambda: job.complete(1)):
         with pytest.raises(LockLostError):
             await write()
     assert job.is_lost

@@ -149,10 +149,10 @@ class World:
                 for _ in range(2):
                     await until_renewed(self.client, f"{self.prefix}:q:{job.id}:lock")
             case "writes":
-                await job.progress(50)
+                await job.report(50)
                 await job.log("half")
                 await job.update_data({"n": label, "written": True})
-                await job.progress(100)
+                await job.report(100)
             case "parent":
                 values = await job.children_values()
                 return sorted(values.values())

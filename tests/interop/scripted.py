@@ -85,7 +85,7 @@ class ScriptedHandler:
             case "sleep", [ms]:
                 await asyncio.sleep(ms / 1000)
             case "progress", [value]:
-                await job.progress(value)
+                await job.report(value)
             case "log", [row]:
                 await job.log(row)
             case "update_data", [data]:

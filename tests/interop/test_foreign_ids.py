@@ -88,7 +88,7 @@ async def test_what_exists_can_be_read_run_and_removed(peer, toril, client, pref
 
 async def _logs_and_fails(job):
     await job.log("began")
-    await job.progress(10)
+    await job.report(10)
     raise UnrecoverableError("no money")
 
 

@@ -14,7 +14,12 @@ ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
 from decimal import Decimal
-from toril import App, Context, Handle
+from typing import Any
+from toril import App, Context, Handle, Worker
+from toril.testing import TestContext
+from toril.worker.active_job import ActiveJob
+from toril.worker.child import AsyncChildJob, BlockingChildJob
+from toril.worker.thread_job import ThreadJob
 
 app = App()
 
@@ -43,6 +48,20 @@ async def right(ctx: Context) -> None:
     text = await charge(ctx, 1, Decimal(1))
     text = charge.sync.enqueue(1, Decimal(1)).result()
     await app.enqueue_many([plain.call(1), plain.call(2, note="x")])
+
+def every_job_is_a_context(
+    a: ActiveJob, b: ThreadJob, c: BlockingChildJob, d: AsyncChildJob, e: TestContext
+) -> list[Context[Any]]:
+    return [a, b, c, d, e]
+
+async def handle(job: Context[dict[str, int]]) -> int:
+    return job.data["n"]
+
+worker = Worker("q", handle)
+
+def bad_handler(job: int) -> None: ...
+
+Worker("q", bad_handler)  # WRONG handler
 
 async def wrong() -> None:
     await charge.enqueue("1", Decimal("1"))  # WRONG type

@@ -24,7 +24,7 @@ def where(job: Any) -> dict[str, Any]:
 
 @router.on("write")
 def write(job: Any) -> int:
-    job.progress({"half": True})
+    job.report({"half": True})
     job.update_data({"n": 2})
     assert job.data == {"n": 2}
     job.extend_lock(60_000)
@@ -34,7 +34,7 @@ def write(job: Any) -> int:
 
 @router.on("write async")
 async def write_async(job: Any) -> list[int]:
-    await job.progress(50)
+    await job.report(50)
     await job.update_data({"n": 3})
     await job.extend_lock(60_000)
     return await asyncio.gather(*(job.log(f"{n}") for n in range(3)))

@@ -72,7 +72,7 @@ async def write_when_told(job: Any) -> str:
     say("holding", job.id)
     await asyncio.to_thread(sys.stdin.readline)
     for name, write in (
-        ("progress", lambda: job.progress(99)),
+        ("progress", lambda: job.report(99)),
         ("log", lambda: job.log("written by a zombie")),
         ("update_data", lambda: job.update_data({"by": "a zombie"})),
         ("extend_lock", lambda: job.extend_lock(60_000)),

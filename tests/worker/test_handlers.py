@@ -35,7 +35,7 @@ async def test_an_async_handler_runs_on_the_loop(queue, start_worker, inside: In
 
 async def test_a_plain_handler_runs_in_a_thread_with_the_same_job(queue, start_worker, inside):
     def handler(job):
-        job.progress(50)
+        job.report(50)
         assert job.log("a row") == 1
         job.update_data({"n": 2})
         job.extend_lock(60_000)

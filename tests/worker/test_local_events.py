@@ -20,7 +20,7 @@ async def test_every_event_in_its_order(queue, start_worker, inside, url, prefix
 
     async def handler(job):
         if job.name == "good":
-            await job.progress(50)
+            await job.report(50)
             return 42
         if job.name == "again" and job.attempts_made == 0:
             raise ValueError("once")

@@ -54,7 +54,7 @@ async def test_jobs_run_on_a_cluster(where, cluster, cluster_url, tag):
 
     async def handler(job):
         ran[job.id] += 1
-        await job.progress(50)
+        await job.report(50)
         await job.log("a row")
         if job.name == "long":
             await until_renewed(raw, f"{prefix}:{name}:{job.id}:lock")
@@ -105,7 +105,7 @@ async def test_a_slot_that_moves_under_load_loses_nothing(cluster, cluster_url, 
         ran[job.id] += 1
         await job.log("first")
         await asyncio.sleep(0.005)
-        await job.progress(50)
+        await job.report(50)
         await job.log("second")
 
     async with Queue("q", connection=cluster_url, prefix=prefix) as queue:

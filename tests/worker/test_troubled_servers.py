@@ -258,7 +258,7 @@ async def test_a_full_server_drains_itself(start_server):
             holding.set()
             await may_end.wait()
         else:
-            await job.progress(50)
+            await job.report(50)
             await job.log("still writing")
         ran.append(job.id)
 

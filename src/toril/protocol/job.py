@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from toril.protocol import codec
@@ -234,3 +235,13 @@ class Job(StoredJob):
         """The name of the worker that took it last, if that worker has one."""
         value = self._fields.get(b"pb")
         return None if value is None else codec.text(value)
+
+
+def warn_of_progress() -> None:
+    """``ctx.progress(…)`` is an old name; ``job.progress`` is what was reported, and stays."""
+    warnings.warn(
+        "progress(…) of a running job is called report(…) now; the old name goes with the next"
+        " version",
+        DeprecationWarning,
+        stacklevel=3,
+    )

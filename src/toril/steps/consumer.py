@@ -141,7 +141,7 @@ class BaseConsumer(ABC, Generic[T]):
         """Did the claim of this attempt go through?"""
         return (job.id, job.token) in self._claimed
 
-    async def process(self, job: ActiveJob) -> Any:
+    async def process(self, job: Any) -> Any:
         """The pipeline of one attempt."""
         payload: JobPayload[T] = decode(job, self.data_type)
         clock = time.perf_counter()

@@ -17,7 +17,7 @@ from toril.errors import (
 )
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, editing, families, leasing
-from toril.protocol.job import Fields, StoredJob
+from toril.protocol.job import Fields, StoredJob, warn_of_progress
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Attempt, Raised, Released, Result, Returned
 from toril.sync.connection import Connection
@@ -132,10 +132,15 @@ class TakenJob(StoredJob):
             self.is_lost = True
             raise LockLostError(f"the lock of job {self.id!r} is not held with this token")
 
-    def progress(self, value: Any) -> None:
-        """Report how far the job is: a number, a text or any JSON."""
+    def report(self, value: Any) -> None:
+        """Say how far the job is: a number, a text or any JSON."""
         keys = self._holder.keys
         self._run(editing.update_progress(keys, self.id, value, token=self.token))
+
+    def progress(self, value: Any) -> None:
+        """The old name of ``report``."""
+        warn_of_progress()
+        self.report(value)
 
     def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""
@@ -153,6 +158,21 @@ class TakenJob(StoredJob):
         """What the completed children returned, by their full keys."""
         connection = self._holder._connection
         return connection.follow(families.children_values(self._holder.keys, self.id))
+
+    def failed_children(self) -> dict[str, str]:
+        """Why children failed that do not fail this job, by their full keys."""
+        connection = self._holder._connection
+        return connection.follow(families.failed_children(self._holder.keys, self.id))
+
+    def dependencies(self) -> families.Dependencies:
+        """All children of this job, by what came of them."""
+        connection = self._holder._connection
+        return connection.follow(families.dependencies(self._holder.keys, self.id))
+
+    def dependencies_count(self) -> families.DependenciesCount:
+        """How many children are completed, pending, failed without and with consequences."""
+        connection = self._holder._connection
+        return connection.follow(families.dependencies_count(self._holder.keys, self.id))
 
     def _run(self, command: Any) -> Any:
         return self._holder._connection.run(command)

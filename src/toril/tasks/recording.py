@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
 from toril.options import Deduplication, NewJob
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import Fields, StoredJob
+from toril.protocol.job import Fields, StoredJob, warn_of_progress
 
 T = TypeVar("T")
 
@@ -43,7 +45,15 @@ class TestContext(StoredJob):
         self.fence: int = told["fence"]
         self.is_cancelled = False
         self.is_lost = False
+        self._signal: asyncio.Event | threading.Event | None = None
         self._children: dict[str, Any] = told["children_values"]
+
+    @property
+    def signal(self) -> asyncio.Event | threading.Event:
+        """Not set unless you do; an ``asyncio.Event`` where a loop runs, for plain code another."""
+        if self._signal is None:
+            self._signal = asyncio.Event() if _has_loop() else threading.Event()
+        return self._signal
 
     def report(self, value: Any) -> Now[None]:
         """Record how far the job is."""
@@ -53,6 +63,7 @@ class TestContext(StoredJob):
 
     def progress(self, value: Any) -> Now[None]:
         """The old name of ``report``."""
+        warn_of_progress()
         return self.report(value)
 
     def log(self, row: str) -> Now[int]:
@@ -91,6 +102,14 @@ class TestContext(StoredJob):
         return Now(
             DependenciesCount(processed=len(self._children), unprocessed=0, ignored=0, failed=0)
         )
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def make_context(

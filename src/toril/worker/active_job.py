@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import Fields, StoredJob
+from toril.protocol.job import Fields, StoredJob, warn_of_progress
+
+E = TypeVar("E", asyncio.Event, threading.Event)
+
+_MAKING = threading.Lock()
+"""A handler in a thread and its middleware on the loop may ask at the same time."""
 
 
 class Writer(Protocol):
@@ -33,6 +39,7 @@ class ActiveJob(StoredJob):
     """A job that is being run."""
 
     __slots__ = (
+        "_signals",
         "_writer",
         "cancel_reason",
         "is_cancelled",
@@ -58,6 +65,7 @@ class ActiveJob(StoredJob):
         super().__init__(prefix, queue_name, job_id, fields)
         self.token = token
         self._writer = writer
+        self._signals: list[asyncio.Event | threading.Event] | None = None
         self.is_cancelled = False
         self.is_released = False
         self.is_lost = False
@@ -68,6 +76,31 @@ class ActiveJob(StoredJob):
         self.limit: asyncio.Timeout | None = None
         self.state: Any = None
         """What the app's ``lifespan`` yielded."""
+
+    @property
+    def signal(self) -> asyncio.Event:
+        """Set when the job is to stop: it was cancelled, its lock was lost, its worker gives it up.
+
+        An ``async def`` is cancelled as well; this is for what it started beside itself.
+        """
+        return self.make_signal(asyncio.Event)
+
+    def make_signal(self, kind: type[E]) -> E:
+        """The signal as an event of this kind; a job that nobody asks for one has none."""
+        with _MAKING:
+            for signal in self._signals or ():
+                if isinstance(signal, kind):
+                    return signal
+            made = kind()
+            self._signals = [*(self._signals or ()), made]
+        if self.is_cancelled or self.is_released or self.is_stopping or self.is_lost:
+            made.set()
+        return made
+
+    def set_signals(self) -> None:
+        """Tell whoever looks or waits that the job is to stop."""
+        for signal in self._signals or ():
+            signal.set()
 
     @property
     def is_suspect(self) -> bool:
@@ -108,6 +141,7 @@ class ActiveJob(StoredJob):
 
     async def progress(self, value: Any) -> None:
         """The old name of ``report``."""
+        warn_of_progress()
         await self.report(value)
 
     async def log(self, row: str) -> int:

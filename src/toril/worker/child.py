@@ -28,7 +28,7 @@ import msgspec
 from toril.errors import InvalidOptionError
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import StoredJob
+from toril.protocol.job import StoredJob, warn_of_progress
 from toril.worker.handlers import Handler, Router, is_async, wrap
 
 LENGTH = struct.Struct("!I")
@@ -218,7 +218,7 @@ async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:
 class _ChildJob(StoredJob):
     """A running job as its process knows it; what is written goes through the parent."""
 
-    __slots__ = ("_child", "state", "token")
+    __slots__ = ("_child", "_signal", "state", "token")
 
     is_cancelled = False
     """Always: a cancelled job's process is killed."""
@@ -227,6 +227,7 @@ class _ChildJob(StoredJob):
     def __init__(self, child: Child, message: dict[str, Any]) -> None:
         super().__init__(message["prefix"], message["queue"], message["id"], message["fields"])
         self._child = child
+        self._signal: Any = None
         self.token: str = message["token"]
         self.state: Any = None
         """What the app's ``lifespan`` yielded."""
@@ -242,12 +243,20 @@ class BlockingChildJob(_ChildJob):
 
     __slots__ = ()
 
+    @property
+    def signal(self) -> threading.Event:
+        """Never set: the process of a job that is to stop is killed."""
+        self._signal = self._signal or threading.Event()
+        signal: threading.Event = self._signal
+        return signal
+
     def report(self, value: Any) -> None:
         """Say how far the job is: a number, a text or any JSON."""
         self._child.ask("report", value).result()
 
     def progress(self, value: Any) -> None:
         """The old name of ``report``."""
+        warn_of_progress()
         self.report(value)
 
     def log(self, row: str) -> int:
@@ -288,12 +297,20 @@ class AsyncChildJob(_ChildJob):
 
     __slots__ = ()
 
+    @property
+    def signal(self) -> asyncio.Event:
+        """Never set: the process of a job that is to stop is killed."""
+        self._signal = self._signal or asyncio.Event()
+        signal: asyncio.Event = self._signal
+        return signal
+
     async def report(self, value: Any) -> None:
         """Say how far the job is: a number, a text or any JSON."""
         await asyncio.wrap_future(self._child.ask("report", value))
 
     async def progress(self, value: Any) -> None:
         """The old name of ``report``."""
+        warn_of_progress()
         await self.report(value)
 
     async def log(self, row: str) -> int:

@@ -26,6 +26,13 @@ else:
     D_co = TypeVar("D_co", covariant=True)
 
 
+class StopSignal(Protocol):
+    """An ``asyncio.Event`` in an ``async def`` handler, a ``threading.Event`` in a plain one."""
+
+    def is_set(self) -> bool: ...
+    def wait(self) -> Any: ...
+
+
 @runtime_checkable
 class Context(Protocol[D_co]):
     """The job that a handler runs, and what the handler may do with it.
@@ -87,6 +94,13 @@ class Context(Protocol[D_co]):
     @property
     def state(self) -> Any:
         """What the app's ``lifespan`` yielded: pools, clients, settings."""
+
+    @property
+    def signal(self) -> StopSignal:
+        """Set when the job is to stop: it was cancelled, its lock was lost, its worker gives it up.
+
+        An event to look at and to wait for, made when it is first asked for.
+        """
 
     @property
     def is_cancelled(self) -> bool: ...

@@ -268,5 +268,6 @@ class Crew:
 
 def _stop(job: ActiveJob, task: asyncio.Task[None]) -> None:
     """A task that has not begun must not be cancelled: nobody would tell the outcome."""
+    job.set_signals()
     if job.is_running:
         task.cancel()

@@ -69,7 +69,7 @@ class LocalExecutor:
         if is_async(handler):
             return handler
 
-        async def run_in_thread(job: ActiveJob) -> Any:
+        async def run_in_thread(job: Any) -> Any:
             return await self._run_in_thread(handler, job)
 
         return run_in_thread
@@ -89,6 +89,7 @@ class LocalExecutor:
             if job.is_released or running.done() or not (is_late or job.is_cancelled):
                 raise
             job.is_stopping = True
+            job.set_signals()
             if is_late and await self._has_abandoned(running, job):
                 raise
             await asyncio.wait([running])

@@ -10,8 +10,9 @@ from typing import Any, TypeVar, overload
 
 from toril.checking import by_hand, checked
 from toril.errors import InvalidOptionError, NoHandlerError
+from toril.worker.context import Context
 
-Handler = Callable[[Any], Any]
+Handler = Callable[[Context[Any]], Any]
 """A function of a job: ``async def`` runs on the loop, a plain ``def`` in a thread."""
 
 H = TypeVar("H", bound=Handler)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from toril.errors import LockLostError
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import StoredJob
+from toril.protocol.job import StoredJob, warn_of_progress
 from toril.worker.active_job import ActiveJob
 
 T = TypeVar("T")
@@ -45,12 +46,21 @@ class ThreadJob(StoredJob):
     def is_lost(self) -> bool:
         return self._job.is_lost
 
+    @property
+    def signal(self) -> threading.Event:
+        """Set when the job is to stop: cancelled, lost, given up by its worker, past its timeout.
+
+        ``job.signal.wait(5)`` sleeps for five seconds, or until then.
+        """
+        return self._job.make_signal(threading.Event)
+
     def report(self, value: Any) -> None:
         """Say how far the job is: a number, a text or any JSON."""
         self._wait(self._job.report(value))
 
     def progress(self, value: Any) -> None:
         """The old name of ``report``."""
+        warn_of_progress()
         self.report(value)
 
     def log(self, row: str) -> int:

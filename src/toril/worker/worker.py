@@ -126,7 +126,8 @@ class Worker:
         self._connection.check_slots(self.keys, *([self._burial.keys] if self._burial else []))
         self._blocking = Connection(connection, client_name=self._client_name(), patience_s=0.0)
         self._executor: Executor = _make_executor(executor, handler, concurrency)
-        self._handle = wrap(self._executor.run, middleware)
+        run: Any = self._executor.run
+        self._handle = wrap(run, middleware)
         self._writer = JobWriter(self._connection, self.keys, self._on_progress)
         self._emitter = Emitter()
         self._crew = Crew(
