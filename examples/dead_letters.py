@@ -67,7 +67,7 @@ async def play(url: str, jobs: int) -> None:
         found = await dlq.replay_all_dead_letters(fingerprint=outage.fingerprint, dry_run=True)
         print(f"\nThe bank is back. {found} would be replayed; at first a hundred, slowly:")
         began = time.monotonic()
-        newest = await dlq.get_dead_letter_jobs(99, 99, oldest_first=True)
+        newest = await dlq.get_dead_letter_jobs(99, 99, newest_first=False)
         await dlq.replay_all_dead_letters(until=newest[0].timestamp + 1, rate=2000, by="ana")
         await until(lambda: settled(payments))
         print(f"{bank.charged} charged in {time.monotonic() - began:.1f} s. Now the rest.")
@@ -80,7 +80,7 @@ async def play(url: str, jobs: int) -> None:
                 print(f"  {now.done} replayed, {now.left} left")
 
         replayed = await dlq.replay_all_dead_letters(
-            fingerprint=outage.fingerprint, rate=jobs / 4, progress=show, by="ana", max_replays=1
+            fingerprint=outage.fingerprint, rate=jobs / 4, on_progress=show, by="ana", max_replays=1
         )
         await until(lambda: settled(payments))
         print(f"{replayed} replayed, {bank.charged} charged in all.\n")

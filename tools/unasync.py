@@ -48,6 +48,7 @@ FILES = (
     "taken_job.py",
     "manual_worker.py",
     "dead_letters.py",
+    "views.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

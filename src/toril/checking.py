@@ -48,6 +48,16 @@ def by_hand(method: F) -> F:
     return method
 
 
+def by_hand_for(*names: str) -> Callable[[F], F]:
+    """Leave these arguments to the method, which has better words or errors of its own for them."""
+
+    def mark(method: F) -> F:
+        method.__left_out__ = names  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
 def refuse_wrong_fields(value: Any) -> None:
     """Check the fields of a Struct by their annotations."""
     kind: Any = type(value)
@@ -82,24 +92,27 @@ def _has_arguments(method: Any) -> bool:
 def _checked(function: Callable[..., Any], called: str, *, is_method: bool) -> Callable[..., Any]:
     checker: _Arguments | None = None
 
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    translate = getattr(function, "__translate__", None)
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         nonlocal checker
         if checker is None:
             checker = _Arguments(function, called, skip=1 if is_method else 0)
+        if translate is not None:
+            args = translate(args, kwargs)
         checker.check(args, kwargs)
+        return args
 
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return await function(*args, **kwargs)
+            return await function(*check(args, kwargs), **kwargs)
     else:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            check(args, kwargs)
-            return function(*args, **kwargs)
+            return function(*check(args, kwargs), **kwargs)
 
     call.__checks__ = True  # type: ignore[attr-defined]
     return call
@@ -115,6 +128,8 @@ class _Arguments:
         self._by_name: dict[str, tuple[str, Check, str]] = {}
         for number, parameter in enumerate(inspect.signature(function).parameters.values()):
             annotation = _resolve(parameter.annotation, function)
+            if parameter.name in getattr(function, "__left_out__", ()):
+                annotation = Any
             known = (parameter.name, _check_of(annotation), _wanted(annotation))
             if parameter.kind is parameter.VAR_KEYWORD:
                 continue

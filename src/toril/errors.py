@@ -48,6 +48,8 @@ TorilError
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 
 class TorilError(Exception):
     """The root of all errors raised by Toril."""
@@ -256,12 +258,17 @@ class UnrecoverableError(Signal):
     """Fail the job for good, whatever attempts are left."""
 
 
-class DelayedError(Signal):
-    """Run the job again after ``delay`` milliseconds; the attempt does not count."""
+def _milliseconds(value: int | timedelta) -> int:
+    # Anything else is refused where it is used: an error that is unpickled is made without it.
+    return round(value.total_seconds() * 1000) if isinstance(value, timedelta) else value
 
-    def __init__(self, delay: int, message: str = "delayed by its handler") -> None:
+
+class DelayedError(Signal):
+    """Run the job again after ``delay``, in ms or a ``timedelta``; the attempt does not count."""
+
+    def __init__(self, delay: int | timedelta, message: str = "delayed by its handler") -> None:
         super().__init__(message)
-        self.delay = delay
+        self.delay = _milliseconds(delay)
 
 
 class PayloadMismatchError(UnrecoverableError):
@@ -287,22 +294,24 @@ class DamagedJobError(UnrecoverableError):
 class ClaimRefusedError(DelayedError):
     """Somebody else has claimed this step; the job comes back after ``delay`` milliseconds."""
 
-    def __init__(self, message: str = "somebody else has this step", delay: int = 1000) -> None:
+    def __init__(
+        self, message: str = "somebody else has this step", delay: int | timedelta = 1000
+    ) -> None:
         super().__init__(delay, message)
 
 
 class RateLimitError(Signal):
-    """Put the job back and let nobody take from the queue for ``duration`` milliseconds.
+    """Put the job back and let nobody take from the queue for ``duration`` (ms, or a timedelta).
 
     With ``lane`` only the job's own lane waits for that long, and other jobs go on.  A job without
     a lane then waits alone.
     """
 
     def __init__(
-        self, duration: int = 0, message: str = "rate limited", *, lane: bool = False
+        self, duration: int | timedelta = 0, message: str = "rate limited", *, lane: bool = False
     ) -> None:
         super().__init__(message)
-        self.duration = duration
+        self.duration = _milliseconds(duration)
         self.lane = lane
 
 

@@ -103,7 +103,7 @@ def test_a_replay_with_a_relative_time_is_resumed(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        dlq.replay_all_dead_letters(since=timedelta(hours=1), rate=100, progress=stop)
+        dlq.replay_all_dead_letters(since=timedelta(hours=1), rate=100, on_progress=stop)
     assert dlq.get_dead_letter_count() == 30
 
     line = ("dlq", "replay", DLQ, "--since", "1h", "--yes")

@@ -43,7 +43,7 @@ async def letters(url: str, prefix: str) -> list[str]:
             for number, name in enumerate(("charge", "charge", "refund")):
                 await queue.add(name, {"order": number})
                 await wait_until(lambda n=number: _has(dlq, n + 1))
-        return [job.id for job in await dlq.get_dead_letter_jobs(oldest_first=True)]
+        return [job.id for job in await dlq.get_dead_letter_jobs(newest_first=False)]
 
 
 async def _has(dlq: Queue, count: int) -> bool:

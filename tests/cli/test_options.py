@@ -372,7 +372,7 @@ async def test_what_a_replay_is_told_is_kept(
             Queue("dlq", connection=queue._connection, prefix=prefix) as dlq,
             pytest.raises(KeyboardInterrupt),
         ):
-            dlq.purge_dead_letters(name="charge", progress=stop)
+            dlq.purge_dead_letters(name="charge", on_progress=stop)
         line = ("dlq", "purge", "dlq", "--name", "charge", "--yes", "--json")
         assert toril(*line, "--resume").json["removed"] == 200
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.client.support import working
 from tests.helpers import wait_until
-from toril import NewJob, Parent, ParentNotFoundError, PayloadError
+from toril import NewJob, Parent, PayloadError
+from toril.errors import ParentNotFoundError
 
 
 async def test_each_of_many_concurrent_adds_has_its_own_answer_or_its_own_error(queue, client):

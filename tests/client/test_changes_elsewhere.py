@@ -10,7 +10,8 @@ import redis.asyncio.cluster
 
 from tests.client.support import hold_forever
 from tests.helpers import wait_until
-from toril import Cancelled, NewJob, NotPausedError, Queue, Worker, sync
+from toril import Cancelled, NewJob, Queue, Worker, sync
+from toril.errors import NotPausedError
 
 
 async def test_changes_on_a_cluster_find_their_node(cluster):

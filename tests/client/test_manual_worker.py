@@ -14,7 +14,6 @@ from tests.helpers import until_renewed, wait_until
 from tests.proxy import Proxy, runs
 from toril import (
     Backoff,
-    DamagedJobError,
     DeadLetterOptions,
     FlowJob,
     FlowProducer,
@@ -24,7 +23,6 @@ from toril import (
     ManualWorker,
     NewJob,
     PayloadError,
-    PendingChildrenError,
     RateLimit,
     RateLimitError,
     RefusedError,
@@ -32,7 +30,7 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
-from toril.errors import InvalidOptionError
+from toril.errors import DamagedJobError, InvalidOptionError, PendingChildrenError
 
 
 @pytest.fixture

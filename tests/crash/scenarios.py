@@ -354,7 +354,7 @@ async def obliterate_a_queue(world: World) -> None:
 @scenario(runs=False)
 async def set_limits(world: World) -> None:
     await world.queue().set_global_concurrency(3)
-    await world.queue().set_global_rate_limit(10, 1000)
+    await world.queue().set_global_rate_limit(RateLimit(10, 1000))
 
 
 @scenario(given=dead_letters, queues=LETTER_QUEUES, runs=False)

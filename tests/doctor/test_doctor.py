@@ -16,7 +16,17 @@ import pytest
 from sqlalchemy import MetaData, create_engine, update
 
 from tests.helpers import wait_until
-from toril import Backoff, FlowProducer, GroupJob, NewJob, Queue, Router, UnrecoverableError, Worker
+from toril import (
+    Backoff,
+    FlowProducer,
+    GroupJob,
+    NewJob,
+    Queue,
+    RateLimit,
+    Router,
+    UnrecoverableError,
+    Worker,
+)
 from toril.doctor import Severity, examine
 from toril.doctor.finding import Finding, Report
 from toril.doctor.server import ServerFacts, check_server
@@ -392,7 +402,7 @@ async def test_limits_over_all_workers_are_told(queue, url, prefix):
     await queue.add("charge", {}, **GOOD)
     before = await examine(url, prefix=prefix)
     await queue.set_global_concurrency(3)
-    await queue.set_global_rate_limit(10, 1000)
+    await queue.set_global_rate_limit(RateLimit(10, 1000))
 
     after = await examine(url, prefix=prefix)
 

@@ -42,7 +42,7 @@ async def test_a_thousand_due_jobs_are_let_in_by_many_short_calls(kind, world, s
     """I10: and all of them run."""
     queue, hand = world.queue("q"), world.hand("q")
     if kind == "limited lanes":
-        await queue.set_lane_rate_limit(RateLimit(max=1, duration=60_000))
+        await queue.set_lane_rate_limit(None, RateLimit(max=1, duration=60_000))
     await queue.add_bulk([NewJob("x", delay=1, **lane_of(kind, n)) for n in range(MANY)])
     await let_a_millisecond_pass(server_of_its_own)
 

@@ -51,7 +51,7 @@ async def test_a_job_behind_others_or_behind_a_rate_limit(queue, hand):
     jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(3)])
     assert "waits in lane 'a' behind 2 jobs" in await queue.explain(jobs[2].id)
 
-    await queue.set_lane_rate_limit(RateLimit(1, 60_000), "a")
+    await queue.set_lane_rate_limit("a", RateLimit(1, 60_000))
     (job,) = await hand.take(1)
     await hand.complete(job)
 
@@ -83,7 +83,7 @@ async def test_a_parent_of_several_children(queue, url, prefix):
 async def test_a_lane_that_several_may_hold(queue, hand):
     """Held is a lane that takes no more, and not one with a place left."""
     jobs = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(4)])
-    await queue.set_lane_concurrency(2, "a")
+    await queue.set_lane_concurrency("a", 2)
     await hand.take(1)
     assert "waits in lane 'a' behind 2 jobs" in await queue.explain(jobs[3].id)
     assert "no worker of queue 'q'" in await queue.explain(jobs[1].id)

@@ -14,14 +14,17 @@ from toril import (
     FlowProducer,
     NewJob,
     Parent,
-    ParentConflictError,
-    ParentNotFoundError,
     Queue,
     WaitingChildrenError,
     Worker,
 )
 from toril.client.connection import Connection
-from toril.errors import CrossSlotError, InvalidOptionError
+from toril.errors import (
+    CrossSlotError,
+    InvalidOptionError,
+    ParentConflictError,
+    ParentNotFoundError,
+)
 from toril.protocol import flows
 from toril.sync import FlowProducer as BlockingFlowProducer
 

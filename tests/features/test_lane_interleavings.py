@@ -172,7 +172,7 @@ class World:
 
     async def limit(self) -> None:
         limit = self.dice.choice([None, RateLimit(1, 3_600_000)])
-        await self.queue.set_lane_rate_limit(limit, self.dice.choice([None, *LANES, *LANES]))
+        await self.queue.set_lane_rate_limit(self.dice.choice([None, *LANES, *LANES]), limit)
 
     async def put_off(self) -> None:
         if delayed := await self.queue.get_jobs(["delayed"]):
@@ -206,7 +206,7 @@ class World:
         await self.sweep()
         await self.queue.promote_all()
         for lane in (None, *LANES):
-            await self.queue.set_lane_rate_limit(None, lane)
+            await self.queue.set_lane_rate_limit(lane, None)
         last = Hand(self.connection, self.keys, "last")
         while True:
             for lane in LANES:

@@ -132,7 +132,7 @@ class World:
         self.model.paused.discard(lane)
 
     async def limit(self, lane: str | None, most: int | None) -> None:
-        await self.queue.set_lane_concurrency(most, lane)
+        await self.queue.set_lane_concurrency(lane, most)
         self.model.limits.pop(lane, None)
         if most is not None:
             self.model.limits[lane] = most

@@ -561,15 +561,15 @@ async def test_a_lane_may_run_several_jobs_at_once(queue, hand):
         await queue.add_bulk([NewJob("x", f"{lane}{n}", lane=lane) for n in range(4)])
     one = hand()
 
-    await queue.set_lane_concurrency(3, "a")
+    await queue.set_lane_concurrency("a", 3)
     jobs = {job.data: job for job in await one.take(10)}
     assert sorted(jobs) == ["a0", "a1", "a2", "b0"]
 
-    await queue.set_lane_concurrency(2)
+    await queue.set_lane_concurrency(None, 2)
     more = {job.data: job for job in await one.take(10)}
     assert sorted(more) == ["b1"]
 
-    await queue.set_lane_concurrency(None, "a")
+    await queue.set_lane_concurrency("a", None)
     assert await one.complete(jobs["a0"], then_take=10) == []
     assert [job.data for job in await one.complete(jobs["a1"], then_take=10)] == ["a3"]
 
@@ -577,10 +577,10 @@ async def test_a_lane_may_run_several_jobs_at_once(queue, hand):
 async def test_lowering_the_concurrency_does_not_let_a_held_lane_go(queue, hand):
     """FIFO-02: the lane gives nothing until the last of those that held it together has ended."""
     await queue.add_bulk([NewJob("x", n, lane="a") for n in range(5)])
-    await queue.set_lane_concurrency(3)
+    await queue.set_lane_concurrency(None, 3)
     one = hand()
     first, second, third = await one.take(10)
-    await queue.set_lane_concurrency(None)
+    await queue.set_lane_concurrency(None, None)
 
     assert await one.complete(first, then_take=10) == []
     assert (await queue.get_lane("a")).holders == (second.id, third.id)
@@ -595,7 +595,7 @@ async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
     async def handler(job):
         starts[job.lane].append(job.processed_on)
 
-    await queue.set_lane_rate_limit(RateLimit(2, 1000), "a")
+    await queue.set_lane_rate_limit("a", RateLimit(2, 1000))
     for lane in "ab":
         await queue.add_bulk([NewJob("x", n, lane=lane) for n in range(4)])
     async with work(handler, concurrency=4):
@@ -605,7 +605,7 @@ async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
     assert third - first >= 1000
     assert first <= second < third <= fourth
     assert starts["b"][-1] < third
-    await queue.set_lane_rate_limit(None, "a")
+    await queue.set_lane_rate_limit("a", None)
     assert await queue.get_lane("a") is None
 
 
@@ -613,8 +613,8 @@ async def test_a_rate_limit_of_all_lanes_counts_each_for_itself(queue, hand):
     """A lane's own limit goes before that of the queue, and both can be taken back."""
     for lane in "ab":
         await queue.add_bulk([NewJob("x", f"{lane}{n}", lane=lane) for n in range(4)])
-    await queue.set_lane_rate_limit(RateLimit(1, 60_000))
-    await queue.set_lane_rate_limit(RateLimit(2, 60_000), "b")
+    await queue.set_lane_rate_limit(None, RateLimit(1, 60_000))
+    await queue.set_lane_rate_limit("b", RateLimit(2, 60_000))
     one = hand()
 
     async def run_all() -> list[str]:
@@ -627,17 +627,17 @@ async def test_a_rate_limit_of_all_lanes_counts_each_for_itself(queue, hand):
 
     assert await run_all() == ["a0", "b0", "b1"]
     assert (await queue.get_lane("a")).limited_until > time.time() * 1000 + 30_000
-    await queue.set_lane_rate_limit(None)
+    await queue.set_lane_rate_limit(None, None)
     assert await run_all() == ["a1", "a2", "a3"]
-    await queue.set_lane_rate_limit(None, "b")
+    await queue.set_lane_rate_limit("b", None)
     assert await run_all() == ["b2", "b3"]
 
 
 async def test_a_limited_lane_whose_last_waiting_job_goes_is_limited_no_more(queue, hand, client):
     """FIFO-30: also while somebody holds it."""
     _, second = await queue.add_bulk([NewJob("x", n, lane="a") for n in range(2)])
-    await queue.set_lane_concurrency(2, "a")
-    await queue.set_lane_rate_limit(RateLimit(1, 60_000), "a")
+    await queue.set_lane_concurrency("a", 2)
+    await queue.set_lane_rate_limit("a", RateLimit(1, 60_000))
     (job,) = await hand().take(2)
     assert await client.zrange(queue.keys.lanes_later, 0, -1) == ["a"]
 

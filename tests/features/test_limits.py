@@ -70,7 +70,7 @@ async def test_a_rate_limit_lets_max_jobs_start_in_a_window(source, queue, work)
     await add(queue, 7)
     limiter = RateLimit(max=3, duration=200) if source == "worker" else None
     if source == "queue":
-        await queue.set_global_rate_limit(3, 200)
+        await queue.set_global_rate_limit(RateLimit(3, 200))
 
     async with work(recorder, concurrency=10, limiter=limiter):
         starts = await recorder.until(7)
@@ -81,7 +81,7 @@ async def test_a_rate_limit_lets_max_jobs_start_in_a_window(source, queue, work)
 
 async def test_a_global_rate_limit_holds_over_several_workers(queue, work):
     recorder = Recorder()
-    await queue.set_global_rate_limit(2, 150)
+    await queue.set_global_rate_limit(RateLimit(2, 150))
     await add(queue, 6)
 
     async with work(recorder, concurrency=5), work(recorder, concurrency=5):
@@ -258,7 +258,7 @@ async def test_limits_can_be_read_and_removed(queue):
     assert not await queue.is_maxed()
 
     await queue.set_global_concurrency(7)
-    await queue.set_global_rate_limit(10, 1000)
+    await queue.set_global_rate_limit(RateLimit(10, 1000))
     assert await queue.get_global_concurrency() == 7
     assert await queue.get_global_rate_limit() == RateLimit(10, 1000)
 
@@ -274,15 +274,15 @@ async def test_the_time_left_is_told_only_when_the_limit_is_reached(queue, clien
     assert await queue.get_rate_limit_ttl(max=4) == 0
     assert 0 < await queue.get_rate_limit_ttl(max=3) <= 5000
     assert 0 < await queue.get_rate_limit_ttl() <= 5000
-    await queue.set_global_rate_limit(4, 1000)
+    await queue.set_global_rate_limit(RateLimit(4, 1000))
     assert await queue.get_rate_limit_ttl() == 0
 
 
 async def test_limits_that_make_no_sense_are_refused(queue):
     for call in (
         lambda: queue.set_global_concurrency(0),
-        lambda: queue.set_global_rate_limit(0, 1000),
-        lambda: queue.set_global_rate_limit(1, 0),
+        lambda: queue.set_global_rate_limit(RateLimit(0, 1000)),
+        lambda: queue.set_global_rate_limit(RateLimit(1, 0)),
         lambda: queue.rate_limit(0),
     ):
         with pytest.raises(InvalidOptionError):
@@ -363,7 +363,7 @@ async def test_a_held_lane_stays_held_when_it_runs_empty_or_another_job_of_it_en
             raise RateLimitError(60_000, lane=True)
         await may_end.wait()
 
-    await queue.set_lane_concurrency(2, "a")
+    await queue.set_lane_concurrency("a", 2)
     await queue.add_bulk([NewJob("x", n, lane="a") for n in (1, 0, 2)])
     async with work(handler, concurrency=5):
         await wait_until(lambda: _is_limited(queue, "a"))
@@ -399,7 +399,7 @@ async def test_a_second_429_does_not_shorten_the_hold_of_a_lane(queue, work):
             await wait_until(lambda: _is_limited(queue, "a"))
         raise RateLimitError(waits[job.name], lane=True)
 
-    await queue.set_lane_concurrency(2, "a")
+    await queue.set_lane_concurrency("a", 2)
     jobs = [await queue.add(name, lane="a") for name in waits]
     async with work(handler, concurrency=2):
         for job in jobs:

@@ -10,8 +10,13 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, NewJob, Queue, SchedulerOwnsJobError, Worker
-from toril.errors import InvalidInputError, InvalidOptionError, SchedulerConflictError
+from toril import Deduplication, NewJob, Queue, Worker
+from toril.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    SchedulerConflictError,
+    SchedulerOwnsJobError,
+)
 from toril.sync import Queue as BlockingQueue
 
 FAR = 3_600_000

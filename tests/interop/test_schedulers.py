@@ -12,7 +12,8 @@ from tests.helpers import wait_until
 from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver
 from tests.interop.support import FAR, events_of, wait_for_finished, wait_for_state
-from toril import NewJob, SchedulerOwnsJobError
+from toril import NewJob
+from toril.errors import SchedulerOwnsJobError
 
 
 def now_ms() -> int:

@@ -7,8 +7,8 @@ import itertools
 import msgspec
 import pytest
 
-from toril import FlowJob, Parent, ParentConflictError
-from toril.errors import InvalidOptionError
+from toril import FlowJob, Parent
+from toril.errors import InvalidOptionError, ParentConflictError
 from toril.protocol import families, flows
 from toril.protocol.adding import Added
 from toril.protocol.job import Job

@@ -9,7 +9,7 @@ import pytest
 
 from tests.counting import counting
 from tests.helpers import wait_until
-from toril import NewJob, Queue, Worker
+from toril import NewJob, Queue, RateLimit, Worker
 from toril.client.connection import Connection
 from toril.protocol import settling
 from toril.protocol.job import StoredJob
@@ -106,7 +106,7 @@ async def test_neither_lanes_nor_plain_jobs_starve(queue, take):
 
 
 async def test_a_rate_limit_counts_only_what_is_taken(queue, take, inside):
-    await queue.set_global_rate_limit(10, 60_000)
+    await queue.set_global_rate_limit(RateLimit(10, 60_000))
     await queue.add_bulk([NewJob("big", BIG) for _ in range(5)])
 
     await take(5)

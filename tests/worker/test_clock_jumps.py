@@ -91,7 +91,7 @@ async def test_a_long_lock_is_left_alone(queue, inside, connection):
 @pytest.mark.parametrize("is_global", [True, False])
 async def test_a_rate_limit_lets_go(is_global, queue, inside, start, done):
     if is_global:
-        await queue.set_global_rate_limit(1, 100)
+        await queue.set_global_rate_limit(RateLimit(1, 100))
     job = await queue.add("job")
     await inside.client.set(f"{inside.base}:limiter", "1", px=HOUR_MS)
 
@@ -138,17 +138,17 @@ async def test_a_queue_held_by_an_older_version_stays_held(queue, inside, connec
 
 
 async def test_a_lane_behind_its_rate_limit_is_let_go(queue, inside, start, done):
-    await queue.set_lane_rate_limit(RateLimit(1, 60_000))
+    await queue.set_lane_rate_limit(None, RateLimit(1, 60_000))
     first, second = [await queue.add("job", lane="a") for _ in range(2)]
     worker = await start(stalled_interval=50)
     await wait_until(lambda: done == [first.id])
     later = f"{inside.base}:lanes:later"
     await wait_until(lambda: inside.client.exists(later))
-    await queue.set_lane_rate_limit(RateLimit(1, 60_000))
+    await queue.set_lane_rate_limit(None, RateLimit(1, 60_000))
     ahead = round(time.time() * 1000) + HOUR_MS
     await inside.client.pexpire(f"{inside.base}:lanes:rate:a", HOUR_MS)
     await inside.client.zadd(later, {"a": ahead})
 
     await wait_until(lambda: done == [first.id, second.id])
     assert worker.is_running
-    await queue.set_lane_rate_limit(None)
+    await queue.set_lane_rate_limit(None, None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tests.helpers import wait_until
-from toril import Queue, ServerRefusalError, Worker
+from toril import Queue, Worker
+from toril.errors import ServerRefusalError
 
 
 async def test_a_worker_outlives_a_key_of_the_wrong_type(url, prefix, client):

@@ -15,8 +15,9 @@ import redis.asyncio
 import toril.sync
 from tests.helpers import until_renewed, wait_until, wait_until_sync
 from tests.servers import Server, free_port
-from toril import Job, Queue, ServerUnusableError, Worker
+from toril import Job, Queue, Worker
 from toril.client.embedded import server_binary
+from toril.errors import ServerUnusableError
 
 # It fails over when it is told to. With little patience it would do so as well whenever a busy
 # machine lets a server wait for half a second, and give up a failover that takes two.

@@ -17,9 +17,10 @@ import redis
 import toril.sync
 from tests.helpers import wait_until
 from tests.servers import Server
-from toril import Queue, QueueEvents, ServerUnusableError, Worker
+from toril import Queue, QueueEvents, Worker
 from toril.cli.main import NO_SERVER, run
 from toril.client.connection import Connection
+from toril.errors import ServerUnusableError
 from toril.protocol.replies import Trouble, classify
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker import worker as worker_module

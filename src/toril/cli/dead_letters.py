@@ -113,7 +113,7 @@ def list_letters(
     with server.queue(queue_name, may_be_missing=True) as queue:
         total = queue.get_dead_letter_count()
         jobs = queue.get_dead_letter_jobs(
-            skip, skip + limit - 1, oldest_first=oldest_first, force=force
+            skip, skip + limit - 1, newest_first=not oldest_first, force=force
         )
     letters = [(job, _metadata(job)) for job in jobs]
     if server.as_json:
@@ -323,7 +323,7 @@ def replay(
                 move(progress.done - progress.resumed)
 
             done = queue.replay_all_dead_letters(
-                rate=rate, resume=resume, progress=advance, **options, **wanted
+                rate=rate, resume=resume, on_progress=advance, **options, **wanted
             )
     say(
         server,
@@ -376,7 +376,7 @@ def purge(
             done = queue.purge_dead_letters(
                 resume=resume,
                 force=force,
-                progress=lambda progress: move(progress.done - progress.resumed),
+                on_progress=lambda progress: move(progress.done - progress.resumed),
                 **wanted,
             )
     say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import operator
 import time
 from collections.abc import Callable
 from typing import Any, Unpack
 
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
+from toril.deprecating import renamed
 from toril.errors import (
     CrossSlotError,
     InvalidNameError,
@@ -67,14 +69,15 @@ class DeadLetters:
         """How many dead letters wait here, with a priority or a delay or without."""
         return await self._connection.follow(dead_letters.total_count(self.keys))
 
+    @renamed("oldest_first", "newest_first", operator.not_)
     async def get_dead_letter_jobs(
-        self, start: int = 0, end: int = 9, *, oldest_first: bool = False, force: bool = False
+        self, start: int = 0, end: int = 9, *, newest_first: bool = True, force: bool = False
     ) -> list[Job]:
-        """The dead letters from ``start`` to ``end``, both included, the newest first.
+        """The dead letters from ``start`` to ``end``, both included, the newest first unless told.
 
         Behind them come those that somebody gave a priority or a delay.
         """
-        jobs = await self._page(start, end, oldest_first=oldest_first)
+        jobs = await self._page(start, end, oldest_first=not newest_first)
         if jobs and not any(_metadata(job) is not None for job in jobs):
             await self._are_letters(force=force)
         return jobs
@@ -155,6 +158,7 @@ class DeadLetters:
             dry_run=dry_run,
         )
 
+    @renamed("progress", "on_progress")
     async def replay_all_dead_letters(
         self,
         *,
@@ -165,7 +169,7 @@ class DeadLetters:
         rate: float | None = None,
         queue_name: str | None = None,
         transform: Transform | None = None,
-        progress: Callable[[DeadLetterProgress], Any] | None = None,
+        on_progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
         resume: bool | str = False,
         **filters: Unpack[ReplayFilter],
@@ -175,9 +179,9 @@ class DeadLetters:
         Works in slices, the oldest first; what arrives meanwhile is left alone.  ``rate`` is how
         many jobs to send per second, ``dry_run`` only counts, and ``resume`` goes on where an
         earlier call with the same filters was interrupted, and counts what that one did.  The name
-        of a run, as ``progress`` was told, resumes that one, with its filters.  Letters that came
-        back ``max_replays`` times are left alone; None replays them too.  So are members of groups
-        that are over or being undone, unless ``force`` is given.
+        of a run, as ``on_progress`` was told, resumes that one, with its filters.  Letters that
+        came back ``max_replays`` times are left alone; None replays them too.  So are members of
+        groups that are over or being undone, unless ``force`` is given.
 
         ``transform`` repairs each letter: it gets the data and the metadata, and returns the new
         data; what it raises ends the run, which can be resumed.  With ``queue_name`` all go to that
@@ -203,7 +207,7 @@ class DeadLetters:
         at_once = REPLAYS_PER_SLICE
         if rate is not None:
             at_once = min(at_once, max(1, math.ceil(rate / 10)))
-        tell = _Told(progress, run.name, before)
+        tell = _Told(on_progress, run.name, before)
         while True:
             result = await self._connection.run(
                 dead_letters.replay_slice(
@@ -244,10 +248,11 @@ class DeadLetters:
                 if ahead_s > 0:
                     await asyncio.sleep(ahead_s)
 
+    @renamed("progress", "on_progress")
     async def purge_dead_letters(
         self,
         *,
-        progress: Callable[[DeadLetterProgress], Any] | None = None,
+        on_progress: Callable[[DeadLetterProgress], Any] | None = None,
         dry_run: bool = False,
         resume: bool | str = False,
         force: bool = False,
@@ -265,7 +270,7 @@ class DeadLetters:
             if not wanted.args():
                 return await self.get_dead_letter_count()
             return sum(group.count for group in (await self._survey(wanted)).values())
-        tell = _Told(progress, run.name, walk.done)
+        tell = _Told(on_progress, run.name, walk.done)
         accepted: list[str] = []
         while True:
             command = dead_letters.purge_slice(

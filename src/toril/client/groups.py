@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toril.checking import by_hand_for
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
 from toril.client.waiting import LOOK_AGAIN_S, QueueWaiting
@@ -31,6 +32,7 @@ class GroupProducer:
     prefix: str
     _connection: Connection
 
+    @by_hand_for("jobs", "compensation")
     async def add_group(
         self,
         name: str,

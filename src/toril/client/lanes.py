@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from toril.client.connection import Connection
+from toril.deprecating import lane_first
 from toril.options import RateLimit
 from toril.protocol import explaining, lanes, reading
 from toril.protocol.job import Job
@@ -70,17 +71,20 @@ class Lanes:
         """
         return await self._connection.follow(lanes.recover(self.keys))
 
-    async def set_lane_concurrency(self, concurrency: int | None, lane: str | None = None) -> None:
-        """How many jobs of a lane may run at once: of ``lane``, or of each that has no own number.
+    @lane_first("concurrency")
+    async def set_lane_concurrency(self, lane: str | None, concurrency: int | None) -> None:
+        """How many jobs of a lane may run at once; None for the lane means each without its own.
 
-        None takes the setting back. With more than one, jobs start in order and may end in another.
+        None for the number takes it back. With more than one, jobs start in order and may end in
+        another.
         """
         await self._connection.follow(lanes.set_concurrency(self.keys, concurrency, lane))
 
-    async def set_lane_rate_limit(self, limit: RateLimit | None, lane: str | None = None) -> None:
-        """How many jobs of a lane may start in which time: of ``lane``, or of each without its own.
+    @lane_first("limit")
+    async def set_lane_rate_limit(self, lane: str | None, limit: RateLimit | None) -> None:
+        """How many jobs of a lane may start in which time; None means each lane without its own.
 
-        None takes the setting back.
+        None for the limit takes it back.
         """
         await self._connection.follow(lanes.set_rate_limit(self.keys, limit, lane))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from toril.checking import by_hand, shown
 from toril.client.connection import Connection
+from toril.deprecating import warn
+from toril.errors import InvalidOptionError
 from toril.options import Duration, RateLimit
 from toril.protocol import limiting
 from toril.protocol.keys import Keys
@@ -30,9 +33,29 @@ class QueueLimits:
         """Do as many jobs run as the global concurrency allows?"""
         return await self._connection.follow(limiting.is_maxed(self.keys))
 
-    async def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002
-        """Let at most ``max`` jobs start in any window of ``duration``, over all workers."""
-        await self._connection.run(limiting.set_rate(self.keys, RateLimit(max, duration)))
+    @by_hand
+    async def set_global_rate_limit(
+        self,
+        limit: RateLimit | int | None = None,
+        duration: Duration | None = None,
+        *,
+        max: int | None = None,  # noqa: A002
+    ) -> None:
+        """Let at most ``limit.max`` jobs start in any window of ``limit.duration``, over all
+        workers.
+
+        Two numbers in place of a ``RateLimit`` are its old form.
+        """
+        if not isinstance(limit, RateLimit):
+            number, length = limit if max is None else max, duration
+            if number is None or length is None:
+                raise InvalidOptionError(
+                    f"set_global_rate_limit() got limit={shown(limit)}; write"
+                    f" RateLimit(max=10, duration=1000)"
+                )
+            limit = RateLimit(number, length)
+            warn("set_global_rate_limit(max, duration)", "set_global_rate_limit(RateLimit(…))")
+        await self._connection.run(limiting.set_rate(self.keys, limit))
 
     async def get_global_rate_limit(self) -> RateLimit | None:
         """The rate limit over all workers, or None."""

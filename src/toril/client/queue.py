@@ -23,6 +23,7 @@ from toril.client.metrics import QueueMetrics
 from toril.client.places import PerPlace
 from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
+from toril.client.views import DeadLetterView, GroupView, LaneView, SchedulerView
 from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
 from toril.protocol import adding, reading
@@ -81,6 +82,26 @@ class Queue(
     def default_job_options(self) -> Mapping[str, Any]:
         """The options of jobs that are added without them."""
         return self._defaults
+
+    @property
+    def lanes(self) -> LaneView:
+        """The methods about lanes, under short names: ``queue.lanes.pause("user:42")``."""
+        return LaneView(self)
+
+    @property
+    def dead_letters(self) -> DeadLetterView:
+        """The methods about dead letters, under short names: ``queue.dead_letters.replay(id)``."""
+        return DeadLetterView(self)
+
+    @property
+    def groups(self) -> GroupView:
+        """The methods about groups, under short names: ``queue.groups.cancel(group_id)``."""
+        return GroupView(self)
+
+    @property
+    def schedulers(self) -> SchedulerView:
+        """The methods about schedulers, under short names: ``queue.schedulers.remove(id)``."""
+        return SchedulerView(self)
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
+from toril import deprecating
 from toril.protocol import codec
 from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, first_key, metadata_in, minted_key
@@ -239,9 +239,4 @@ class Job(StoredJob):
 
 def warn_of_progress() -> None:
     """``ctx.progress(…)`` is an old name; ``job.progress`` is what was reported, and stays."""
-    warnings.warn(
-        "progress(…) of a running job is called report(…) now; the old name goes with the next"
-        " version",
-        DeprecationWarning,
-        stacklevel=3,
-    )
+    deprecating.warn("progress(…) of a running job", "report(…)", level=3)

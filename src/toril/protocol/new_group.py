@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from toril.checking import shown
 from toril.errors import GroupValidationError, InvalidOptionError
 from toril.options import (
     MAX_NAME_LENGTH,
@@ -105,8 +106,8 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 def new_group(
     name: str,
-    jobs: Iterable[GroupJob | Mapping[str, Any]],
-    compensation: Mapping[str, Compensation | Mapping[str, Any]] | None,
+    jobs: Any,
+    compensation: Any,
     *,
     queue_name: str | None,
     compensation_queue: str,
@@ -119,6 +120,15 @@ def new_group(
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise GroupValidationError(
             f"group name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+        )
+    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
+        raise GroupValidationError(
+            f"jobs={shown(jobs)} of group {name!r} must be a list of GroupJob(name, queue_name=…)"
+        )
+    if compensation is not None and not isinstance(compensation, Mapping):
+        raise GroupValidationError(
+            f"compensation={shown(compensation)} of group {name!r} must be a dict of"
+            f" Compensation(name, data) by the names of the jobs that they undo"
         )
     members = tuple(_member(job) for job in jobs)
     if not members:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
 from toril.errors import WaitTimeoutError
 from toril.options import Duration, Keep, milliseconds, whole
@@ -32,6 +33,7 @@ class GroupProducer:
     prefix: str
     _connection: Connection
 
+    @by_hand_for("jobs", "compensation")
     def add_group(
         self,
         name: str,

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from toril.checking import by_hand, shown
+from toril.deprecating import warn
+from toril.errors import InvalidOptionError
 from toril.options import Duration, RateLimit
 from toril.protocol import limiting
 from toril.protocol.keys import Keys
@@ -31,9 +34,29 @@ class QueueLimits:
         """Do as many jobs run as the global concurrency allows?"""
         return self._connection.follow(limiting.is_maxed(self.keys))
 
-    def set_global_rate_limit(self, max: int, duration: Duration) -> None:  # noqa: A002
-        """Let at most ``max`` jobs start in any window of ``duration``, over all workers."""
-        self._connection.run(limiting.set_rate(self.keys, RateLimit(max, duration)))
+    @by_hand
+    def set_global_rate_limit(
+        self,
+        limit: RateLimit | int | None = None,
+        duration: Duration | None = None,
+        *,
+        max: int | None = None,  # noqa: A002
+    ) -> None:
+        """Let at most ``limit.max`` jobs start in any window of ``limit.duration``, over all
+        workers.
+
+        Two numbers in place of a ``RateLimit`` are its old form.
+        """
+        if not isinstance(limit, RateLimit):
+            number, length = limit if max is None else max, duration
+            if number is None or length is None:
+                raise InvalidOptionError(
+                    f"set_global_rate_limit() got limit={shown(limit)}; write"
+                    f" RateLimit(max=10, duration=1000)"
+                )
+            limit = RateLimit(number, length)
+            warn("set_global_rate_limit(max, duration)", "set_global_rate_limit(RateLimit(…))")
+        self._connection.run(limiting.set_rate(self.keys, limit))
 
     def get_global_rate_limit(self) -> RateLimit | None:
         """The rate limit over all workers, or None."""

@@ -30,6 +30,7 @@ from toril.sync.metrics import QueueMetrics
 from toril.sync.places import PerPlace
 from toril.sync.reading import QueueReading
 from toril.sync.schedulers import QueueSchedulers
+from toril.sync.views import DeadLetterView, GroupView, LaneView, SchedulerView
 
 
 @checked
@@ -82,6 +83,26 @@ class Queue(
     def default_job_options(self) -> Mapping[str, Any]:
         """The options of jobs that are added without them."""
         return self._defaults
+
+    @property
+    def lanes(self) -> LaneView:
+        """The methods about lanes, under short names: ``queue.lanes.pause("user:42")``."""
+        return LaneView(self)
+
+    @property
+    def dead_letters(self) -> DeadLetterView:
+        """The methods about dead letters, under short names: ``queue.dead_letters.replay(id)``."""
+        return DeadLetterView(self)
+
+    @property
+    def groups(self) -> GroupView:
+        """The methods about groups, under short names: ``queue.groups.cancel(group_id)``."""
+        return GroupView(self)
+
+    @property
+    def schedulers(self) -> SchedulerView:
+        """The methods about schedulers, under short names: ``queue.schedulers.remove(id)``."""
+        return SchedulerView(self)
 
     def __enter__(self) -> Self:
         return self

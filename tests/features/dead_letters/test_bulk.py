@@ -33,7 +33,7 @@ async def say(side, *reasons: str, name: str = "charge") -> None:
 
 async def left(side) -> list[str]:
     """The reasons that are still there, the oldest first."""
-    jobs = await side.dlq.get_dead_letter_jobs(0, -1, oldest_first=True)
+    jobs = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
     return [job.dead_letter.failed_reason for job in jobs]
 
 
@@ -111,7 +111,7 @@ async def test_filters_must_all_hold(side):
 
     assert await side.dlq.replay_all_dead_letters(name="b", failed_reason="time") == 1
 
-    jobs = await side.dlq.get_dead_letter_jobs(0, -1, oldest_first=True)
+    jobs = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
     assert [(job.name, job.dead_letter.failed_reason) for job in jobs] == [
         ("a", "timeout"),
         ("b", "refused"),
@@ -141,7 +141,7 @@ async def test_filters_by_fingerprint_source_and_time(side, url, prefix):
     await refunds.add("refund", {})
     async with side.worker(refuse, "refunds"):
         await side.letters(3)
-    first, second, _third = await side.dlq.get_dead_letter_jobs(0, -1, oldest_first=True)
+    first, second, _third = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
     split = second.dead_letter.dead_lettered_at
     count = side.dlq.replay_all_dead_letters
 
@@ -195,7 +195,7 @@ async def test_a_paced_replay_takes_its_time_and_tells_how_far_it_is(side):
         seen.append(now)
 
     began = loop.time()
-    assert await side.dlq.replay_all_dead_letters(rate=100, progress=progress) == 30
+    assert await side.dlq.replay_all_dead_letters(rate=100, on_progress=progress) == 30
 
     assert loop.time() - began >= 0.19
     done = [now.done for now in seen]
@@ -228,7 +228,7 @@ async def test_jobs_that_fail_again_meanwhile_do_not_circle(side):
             assert now.done <= 500
             await wait_until(lambda: worker.dead_lettered >= now.done)
 
-        assert await side.dlq.replay_all_dead_letters(progress=until_all_are_back) == 500
+        assert await side.dlq.replay_all_dead_letters(on_progress=until_all_are_back) == 500
         await side.letters(500)
 
     jobs = await side.dlq.get_dead_letter_jobs(0, -1)
@@ -308,7 +308,7 @@ async def test_others_may_take_letters_out_while_a_bulk_walks(side, monkeypatch)
             await side.client.lrem(wait, 1, middle)
             await side.client.delete(f"{side.prefix}:{DLQ}:{middle}")
 
-    await side.dlq.purge_dead_letters(name="send", progress=meddle)
+    await side.dlq.purge_dead_letters(name="send", on_progress=meddle)
 
     jobs = await side.dlq.get_dead_letter_jobs(0, -1)
     assert {job.name for job in jobs} <= {"keep"}
@@ -324,7 +324,7 @@ async def test_the_blocking_queue_has_the_same_methods(side, url, prefix):
             assert [job.name for job in dlq.get_dead_letter_jobs(0, 9)] == ["b", "a", "a"]
             assert dlq.get_dead_letter_summary()[0].count == 3
             assert isinstance(dlq.replay_dead_letter("1"), str)
-            assert dlq.replay_all_dead_letters(name="a", rate=1000, progress=told.append) == 1
+            assert dlq.replay_all_dead_letters(name="a", rate=1000, on_progress=told.append) == 1
             assert told[-1].done == 1
             assert dlq.purge_dead_letters() == 1
 
@@ -396,11 +396,11 @@ async def test_slices_are_bounded_among_many_letters(verb, side):
     act = side.dlq.purge_dead_letters if verb == "purge" else side.dlq.replay_all_dead_letters
     told = []
 
-    assert await act(name="send", progress=told.append) == half
+    assert await act(name="send", on_progress=told.append) == half
     ids = await side.client.lrange(f"{side.prefix}:{DLQ}:wait", 0, -1)
     assert ids == sorted(ids, key=int, reverse=True)
     assert len(ids) == half
-    assert await act(progress=told.append) == half
+    assert await act(on_progress=told.append) == half
 
     assert await side.dlq.get_dead_letter_count() == 0
     steps = [(b.done - a.done, b.examined - a.examined) for a, b in pairwise(told)]

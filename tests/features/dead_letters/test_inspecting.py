@@ -27,11 +27,11 @@ async def test_pages_are_newest_first(side):
 
     assert [job.id for job in first] == newest_first[:10]
     assert [job.id for job in second] == newest_first[10:]
-    oldest = await side.dlq.get_dead_letter_jobs(0, 3, oldest_first=True)
+    oldest = await side.dlq.get_dead_letter_jobs(0, 3, newest_first=False)
     assert [job.id for job in oldest] == ids[:4]
     assert [job.id for job in await side.dlq.get_dead_letter_jobs(0, -1)] == newest_first
     assert await side.dlq.get_dead_letter_jobs(15, 20) == []
-    after_four = await side.dlq.get_dead_letter_jobs(4, -1, oldest_first=True)
+    after_four = await side.dlq.get_dead_letter_jobs(4, -1, newest_first=False)
     assert [job.id for job in after_four] == ids[4:]
 
 

@@ -23,7 +23,7 @@ async def bury(side, count, keep):
 
 
 async def numbers(side):
-    jobs = await side.dlq.get_dead_letter_jobs(0, -1, oldest_first=True)
+    jobs = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
     return [job.data["n"] for job in jobs]
 
 

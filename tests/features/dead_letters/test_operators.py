@@ -57,7 +57,7 @@ async def test_two_operators_lose_no_letter_when_a_reply_gets_lost(side, url, pr
 
         async def other_slice() -> None:
             with pytest.raises(StoppedError):
-                await other.replay_all_dead_letters(progress=stop)
+                await other.replay_all_dead_letters(on_progress=stop)
 
         lose_reply(side.dlq, "replayDeadLetters", other_slice)
         replayed = await side.dlq.replay_all_dead_letters()
@@ -73,7 +73,7 @@ async def test_two_operators_purge_no_letter_twice_when_a_reply_gets_lost(side, 
 
         async def other_slice() -> None:
             with pytest.raises(StoppedError):
-                await other.purge_dead_letters(name="send", progress=stop)
+                await other.purge_dead_letters(name="send", on_progress=stop)
 
         lose_reply(side.dlq, "purgeDeadLetters", other_slice)
         await side.dlq.purge_dead_letters(name="send")
@@ -94,7 +94,7 @@ async def test_a_slice_that_arrives_late_once_more_does_nothing(side):
     side.dlq._connection.run = noting
     with pytest.raises(StoppedError):
         await side.dlq.replay_all_dead_letters(
-            progress=lambda now: (_ for _ in ()).throw(StoppedError()) if now.done > 50 else None
+            on_progress=lambda now: (_ for _ in ()).throw(StoppedError()) if now.done > 50 else None
         )
     before = await numbers_in(side)
     (first, *_) = [c for c in sent if c.script and c.script.name == "replayDeadLetters"]
@@ -115,7 +115,7 @@ async def test_an_interrupted_run_is_resumed_by_its_name(side):
 
     for _ in range(2):
         with pytest.raises(StoppedError):
-            await side.dlq.replay_all_dead_letters(name="send", progress=stop_first)
+            await side.dlq.replay_all_dead_letters(name="send", on_progress=stop_first)
     first, second = told
     assert first.run != second.run
 
@@ -137,7 +137,7 @@ async def test_a_run_with_a_relative_time_is_resumed_with_the_time_it_began_with
 
     hour = timedelta(hours=1)
     with pytest.raises(StoppedError):
-        await side.dlq.replay_all_dead_letters(since=hour, rate=10, progress=stop_first)
+        await side.dlq.replay_all_dead_letters(since=hour, rate=10, on_progress=stop_first)
     assert seen[0].done == 1
     assert await side.dlq.replay_all_dead_letters(until=hour, dry_run=True) == 0
     assert await side.dlq.replay_all_dead_letters(since=hour, dry_run=True) == 2
@@ -151,7 +151,7 @@ async def test_a_run_with_a_relative_time_is_resumed_with_the_time_it_began_with
 async def test_the_record_of_a_run_expires(side):
     await forge(side.client, side.prefix, DLQ, 120)
     with pytest.raises(StoppedError):
-        await side.dlq.replay_all_dead_letters(progress=stop)
+        await side.dlq.replay_all_dead_letters(on_progress=stop)
 
     keys = [key async for key in side.client.scan_iter(match=f"{side.prefix}:{DLQ}:toril:*")]
 

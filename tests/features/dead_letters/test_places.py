@@ -30,7 +30,7 @@ async def test_they_are_counted_and_listed(side, scattered):
 
     assert await side.dlq.get_dead_letter_count() == 6
     assert sorted(job.id for job in everything) == sorted(scattered)
-    oldest_first = await side.dlq.get_dead_letter_jobs(0, -1, oldest_first=True)
+    oldest_first = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
     assert [job.id for job in oldest_first] == [job.id for job in everything[::-1]]
     pages = [await side.dlq.get_dead_letter_jobs(at, at + 1) for at in (0, 2, 4, 6)]
     assert [job.id for page in pages for job in page] == [job.id for job in everything]
@@ -42,7 +42,7 @@ async def test_they_are_replayed_and_tell_how_many_are_left(side, scattered):
     told = []
 
     assert await side.dlq.replay_all_dead_letters(dry_run=True) == 6
-    assert await side.dlq.replay_all_dead_letters(rate=10_000, progress=told.append) == 6
+    assert await side.dlq.replay_all_dead_letters(rate=10_000, on_progress=told.append) == 6
 
     assert await side.dlq.get_dead_letter_count() == 0
     assert [now.left for now in told] == [4, 2, 0]
@@ -99,13 +99,13 @@ async def test_slices_are_bounded_by_bytes(verb, side, monkeypatch):
     monkeypatch.setattr(dead_letters, budget, 5 * LARGE + 5000)
     told = []
 
-    assert await act(progress=told.append) == 12
+    assert await act(on_progress=told.append) == 12
 
     assert [now.done for now in told] == [5, 10, 12]
     await large_letters(side, 3)
     monkeypatch.setattr(dead_letters, budget, LARGE // 2)
     told.clear()
-    assert await act(progress=told.append) == 3
+    assert await act(on_progress=told.append) == 3
     assert [now.done for now in told] == [1, 2, 3]
     await side.client.flushdb()
 
@@ -118,7 +118,7 @@ async def test_data_that_are_no_json_count_as_bytes_too(side, monkeypatch):
     monkeypatch.setattr(dead_letters, "REPLAYED_BYTES_PER_SLICE", 10_000)
     told = []
 
-    assert await side.dlq.replay_all_dead_letters(progress=told.append) == 3
+    assert await side.dlq.replay_all_dead_letters(on_progress=told.append) == 3
 
     assert [now.done for now in told] == [1, 2, 3]
     ids = await side.client.lrange(f"{side.prefix}:orders:wait", 0, -1)

@@ -145,7 +145,7 @@ async def test_the_idempotency_key_is_that_of_the_first_life(side):
     for _ in range(3):
         async with side.failing():
             await side.letters(2)
-        for letter in await side.dlq.get_dead_letter_jobs(oldest_first=True):
+        for letter in await side.dlq.get_dead_letter_jobs(newest_first=False):
             original = letter.dead_letter.original_job_id
             new_id = await side.dlq.replay_dead_letter(letter.id)
             keys[new_id] = keys.pop(original)
@@ -241,12 +241,12 @@ async def test_lanes_are_released_when_their_job_goes_to_the_dead_letters(side):
     async with side.failing(concurrency=5):
         await side.letters(4)
 
-    jobs = await side.dlq.get_dead_letter_jobs(oldest_first=True)
+    jobs = await side.dlq.get_dead_letter_jobs(newest_first=False)
     assert [job.data["n"] for job in jobs] == [0, 1, 2, 3]
     assert await side.dlq.replay_all_dead_letters() == 4
     async with side.failing(concurrency=5):
         await side.letters(4)
-    jobs = await side.dlq.get_dead_letter_jobs(oldest_first=True)
+    jobs = await side.dlq.get_dead_letter_jobs(newest_first=False)
     assert [job.data["n"] for job in jobs] == [0, 1, 2, 3]
 
 

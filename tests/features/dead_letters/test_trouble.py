@@ -13,15 +13,8 @@ from tests.client.test_pipelining import Cutter
 from tests.features.dead_letters.conftest import DLQ, refuse
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import (
-    DeadLetterNotFoundError,
-    DeadLetterSourceError,
-    Queue,
-    QueueEvents,
-    ServerOutOfMemoryError,
-    Worker,
-)
-from toril.errors import CrossSlotError
+from toril import DeadLetterNotFoundError, Queue, QueueEvents, Worker
+from toril.errors import CrossSlotError, DeadLetterSourceError, ServerOutOfMemoryError
 from toril.protocol import dead_letters
 from toril.protocol.command import plain
 
@@ -127,7 +120,7 @@ async def test_bulk_slices_whose_replies_get_lost_count_right(side, cut, prefix)
         def cut_the_next(now) -> None:
             cutter.bytes_until_cut = 0 if now.done < 300 else None
 
-        assert await dlq.replay_all_dead_letters(progress=cut_the_next) == 450
+        assert await dlq.replay_all_dead_letters(on_progress=cut_the_next) == 450
 
     assert cutter.connections >= 3
     assert await side.client.llen(f"{prefix}:orders:wait") == 450

@@ -79,7 +79,7 @@ async def test_after_a_whole_turn_the_order_is_the_old_one(side, every):
         seen_turning.append(await turning(side) is not None)
         assert len(await ids_of(side)) >= 500 - (500 + every - 1) // every
 
-    assert await side.dlq.purge_dead_letters(name="send", progress=look) == len(before[::every])
+    assert await side.dlq.purge_dead_letters(name="send", on_progress=look) == len(before[::every])
 
     gone = {letter_id for letter_id in before if (int(letter_id) - 1) % every == 0}
     assert await ids_of(side) == [each for each in before if each not in gone]
