@@ -217,3 +217,35 @@ async def _nobody_works(queue):
 
 async def _is_silent(queue, job_id):
     return " 0 s ago" not in await queue.explain(job_id)
+
+
+async def test_a_parent_says_that_its_child_failed(queue, hand, url, prefix):
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        stuck = await flow.add(
+            FlowJob(
+                "parent",
+                queue_name="parents",
+                children=[
+                    FlowJob("child", queue_name="q", job_id="the-child"),
+                    FlowJob("child", queue_name="q", delay=60_000),
+                ],
+            )
+        )
+        (child,) = await hand.take(1)
+        await hand.fail(child)
+        doomed = await flow.add(
+            FlowJob(
+                "parent",
+                queue_name="parents",
+                children=[FlowJob("child", queue_name="q", fail_parent_on_failure=True)],
+            )
+        )
+        (child,) = await hand.take(1)
+        await hand.fail(child)
+
+    async with Queue("parents", connection=url, prefix=prefix) as parents:
+        said = await parents.explain(stuck.job.id)
+        assert f"waits for its child '{prefix}:q:the-child', which has failed for good" in said
+        assert "(and for 1 more); retry or remove the child" in said
+        said = await parents.explain(doomed.job.id)
+        assert f"fails when a worker takes it, because child {prefix}:q:{child.id} failed" in said

@@ -531,3 +531,42 @@ def test_the_connection_is_shared_if_asked(url, prefix):
         await connection.close()
 
     asyncio.run(main())
+
+
+async def test_what_children_returned_comes_in_the_order_given(producer, url, prefix):
+    """Whatever ids they have, and in whichever order they end."""
+    given = ["zebra", None, "apple", None, "mango", *[None] * 200]
+
+    async def by_number(job):
+        await asyncio.sleep(0.03 if job.data < 3 else 0)
+        return job.data
+
+    async with Queue("parents", connection=url, prefix=prefix) as parents:
+        children = [
+            FlowJob("child", number, queue_name=f"q{number % 2}", job_id=job_id)
+            for number, job_id in enumerate(given)
+        ]
+        node = await producer.add(FlowJob("parent", queue_name="parents", children=children))
+        plain = [FlowJob("child", n, queue_name=f"q{n % 2}") for n in reversed(range(150))]
+        second = await producer.add(FlowJob("parent", queue_name="parents", children=plain))
+        workers = [
+            Worker(f"q{n}", by_number, connection=url, prefix=prefix, concurrency=50)
+            for n in range(2)
+        ]
+        for worker in workers:
+            await worker.start()
+        await wait_until(lambda: parents.get_waiting_count(), message="a parent is let go")
+
+        async def both() -> bool:
+            return await parents.get_waiting_count() == 2
+
+        await wait_until(both)
+        values = await parents.get_children_values(node.job.id)
+        assert list(values.values()) == list(range(len(given)))
+        assert list((await parents.get_children_values(second.job.id)).values()) == [
+            *reversed(range(150))
+        ]
+        dependencies = await parents.get_dependencies(node.job.id)
+        assert list(dependencies.processed) == list(values)
+        for worker in workers:
+            await worker.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -191,6 +191,24 @@ def wire_options(job: NewJob) -> dict[str, Any]:
     if job.deduplication is not None:
         options["de"] = _wire_deduplication(Deduplication.of(job.deduplication))
     return options
+
+
+def with_children(options: bytes, children: Sequence[str]) -> bytes:
+    """The options of a parent that remember in which order its children were given."""
+    return _encode({**decode(options), _CHILDREN: children})
+
+
+def children_of(options: bytes | None) -> list[str]:
+    """The full keys of a parent's children in the order given, if its options remember it."""
+    try:
+        raw = decode(options, {})
+    except ValueError:
+        return []
+    children = raw.get(_CHILDREN) if isinstance(raw, Mapping) else None
+    return [str(key) for key in children] if isinstance(children, list) else []
+
+
+_CHILDREN = "childrenInOrder"
 
 
 def encode_parent(job: NewJob, parent: tuple[str, str]) -> bytes:

@@ -46,6 +46,8 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: Collection[str]) -
             return _running(facts, workers)
         case "stalled":
             return "was run by a worker that fell silent; the next sweep brings it back"
+        case "waiting_children" if "failed_child" in facts:
+            return _held_by_a_failure(facts)
         case "waiting_children":
             if facts["children"] == "1":
                 return f"waits for its child {facts.get('child')!r}"
@@ -57,7 +59,18 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: Collection[str]) -
                 "is in no list, so nobody will run it: another program dropped it, as BullMQ 5 "
                 "does when it resumes a queue that others filled; add it again and remove this one"
             )
+    if "doom" in facts:
+        return f"fails when a worker takes it, because {facts['doom']}"
     return _in_lane(lane, facts) or _at_the_gate(queue, facts, workers)
+
+
+def _held_by_a_failure(facts: Facts) -> str:
+    others = int(facts["children"]) - 1
+    among = f" (and for {others} more)" if others else ""
+    return (
+        f"waits for its child {facts['failed_child']!r}, which has failed for good{among}; retry or"
+        f" remove the child, or give such children fail_parent_on_failure or another policy"
+    )
 
 
 def _running(facts: Facts, workers: Collection[str]) -> str:

@@ -40,9 +40,32 @@ class DependenciesCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def children_values(keys: Keys, job_id: str) -> Plan[dict[str, Any]]:
-    """What the completed children returned."""
-    found = yield from _scan("HSCAN", f"{_job(keys, job_id)}:processed")
-    return {codec.name(name): codec.decode_or_text(value) for name, value in _pairs(found)}
+    """What the completed children returned, in the order in which they were given."""
+    job = _job(keys, job_id)
+    found = yield from _scan("HSCAN", f"{job}:processed")
+    if len(found) > 2:
+        given = codec.children_of((yield plain("HGET", job, "opts", parse=lambda reply: reply)))
+    else:
+        given = []
+    places = {key: place for place, key in enumerate(given)}
+    values = {codec.name(name): codec.decode_or_text(value) for name, value in _pairs(found)}
+
+    def place(key: str) -> tuple[int, str]:
+        """Ids that clients choose sort by the order in which their jobs were added."""
+        return places.get(key, len(places)), split_job_key(key, keys.prefix)[2]
+
+    return {key: values[key] for key in sorted(values, key=place)}
+
+
+def failed_pending(keys: Keys, job_id: str) -> Plan[list[str]]:
+    """Children that a parent waits for and that have failed for good: some of the first hundred."""
+    _, found = yield _scan_once("SSCAN", f"{_job(keys, job_id)}:dependencies", b"0", 100)
+    children = sorted(codec.name(key) for key in found[:100])
+    scores: list[Any] = yield [
+        plain("ZSCORE", f"{prefix}:{name}:failed", child_id, parse=lambda reply: reply)
+        for prefix, name, child_id in (split_job_key(key, keys.prefix) for key in children)
+    ]
+    return [key for key, score in zip(children, scores, strict=True) if score is not None]
 
 
 def failed_children(keys: Keys, job_id: str) -> Plan[dict[str, str]]:

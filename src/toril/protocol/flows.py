@@ -18,6 +18,9 @@ from toril.protocol.keys import Keys
 MOST_JOBS = 5000
 """A flow is one call of a script, and nobody else is served meanwhile."""
 
+MOST_IN_ORDER = 1000
+"""The order of more children with ids of their own is not remembered: every take reads it."""
+
 _LEFT_OUT = 2
 
 
@@ -64,7 +67,27 @@ def prepare(roots: Sequence[FlowJob], prefix: str, new_id: Callable[[], str]) ->
             )
         here = len(nodes) - 1
         stack.extend((child, here) for child in reversed(job.children))
+    _remember_order(nodes)
     return nodes
+
+
+def _remember_order(nodes: list[PreparedNode]) -> None:
+    """Let a parent know its children in order if some have ids of their own.
+
+    Ids that clients choose sort by themselves.
+    """
+    children: dict[int, list[PreparedNode]] = {}
+    for node in nodes:
+        if node.above is not None:
+            children.setdefault(node.above, []).append(node)
+    for above, below in children.items():
+        if len(below) > MOST_IN_ORDER or not any("custom" in node.job.entry for node in below):
+            continue
+        parent = nodes[above]
+        order = [node.keys.job(node.job.id) for node in below]
+        opts = codec.with_children(parent.job.opts, order)
+        job = msgspec.structs.replace(parent.job, opts=opts)
+        nodes[above] = msgspec.structs.replace(parent, job=job)
 
 
 def _check(job: FlowJob, *, is_child: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from toril.deprecating import lane_first
 from toril.options import RateLimit
-from toril.protocol import explaining, lanes, reading
+from toril.protocol import codec, explaining, families, lanes, reading
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.protocol.lanes import Lane
@@ -97,6 +97,12 @@ class Lanes:
         job = self._connection.run(reading.job(self.keys, job_id))
         workers = self._connection.run(reading.workers(self.keys))
         lane = None if job is None else job.lane
+        if facts.get("state") == "waiting_children":
+            failed = self._connection.follow(families.failed_pending(self.keys, job_id))
+            if failed:
+                facts = {**facts, "failed_child": failed[0]}
+        if job is not None and (doom := job.raw(b"defa")) is not None:
+            facts = {**facts, "doom": codec.text(doom)}
         return explaining.sentence(
             job_id, self.keys.name, lane, facts, [one.name for one in workers]
         )
