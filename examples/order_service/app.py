@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from models import PREFIX, Order, create_tables, open_session, outbox
 from pydantic import BaseModel
 
-from toril import Backoff
+from tasks import charge
 from toril.dashboard import dashboard
 
 
@@ -35,15 +35,8 @@ def create_order(new: NewOrder) -> dict[str, object]:
         order = Order(amount=new.amount)
         session.add(order)
         session.flush()
-        job_id = outbox.add(
-            session,
-            "payments",
-            "charge",
-            {"order": order.id},
-            attempts=10,
-            backoff=Backoff.exponential(1000, jitter=0.5),
-            idempotency_key=f"order-{order.id}",
-        )
+        call = charge.using(idempotency_key=f"order-{order.id}").call(order.id)
+        job_id = outbox.add(session, call)
         if new.amount > 1_000_000:
             # Raised inside the transaction: neither the order nor its job will ever exist.
             raise HTTPException(422, "nobody orders that much")
