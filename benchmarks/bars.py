@@ -68,6 +68,18 @@ def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
             60,
         ),
         _share("dead-lettering, of the plain drain", toril.rate("dead_letters"), drained, 70),
+        _at_most(
+            "`enqueue` of a task: client's CPU above `add` with the same payload",
+            results.median(TORIL, "task_enqueue", "extra_percent"),
+            15,
+            " %",
+        ),
+        _share(
+            "drain of a no-op task, of a plain handler",
+            results.median(TORIL, "task_drain", "share_percent"),
+            100,
+            90,
+        ),
         *_growths(results),
         *_sweeps(results),
         _at_most(

@@ -18,7 +18,7 @@ import servers
 CONCURRENCY = 100
 TORIL = "toril"
 TORIL_UVLOOP = "toril-uvloop"
-IN_TURNS = ("lanes", "many_lanes", "groups", "dead_letters", "floor")
+IN_TURNS = ("lanes", "many_lanes", "groups", "dead_letters", "floor", "task_enqueue", "task_drain")
 SWEEPS = (
     "drain_all",
     "obliterate",
@@ -104,12 +104,16 @@ def toril_subjects() -> list[Subject]:
     sweeps = {name: ["toril_sweeping.py", name] for name in SWEEPS}
     growths = {name: ["toril_growth.py", name] for name in GROWTHS}
     floor = {"floor": ["toril_floor.py", "floor"]}
+    tasks = {name: ["toril_tasks.py", name] for name in ("task_enqueue", "task_drain")}
     try:
         version = metadata.version("toril")
     except metadata.PackageNotFoundError:
         version = "from source"
     plain = _toril(
-        TORIL, "Toril", version, {**programs, **features, **floor, **costs, **growths, **sweeps}
+        TORIL,
+        "Toril",
+        version,
+        {**programs, **features, **floor, **tasks, **costs, **growths, **sweeps},
     )
     try:
         uvloop = metadata.version("uvloop")

@@ -254,7 +254,9 @@ class App:
             jobs = await queue.add_bulk([calls[number] for number in numbers])
             for number, job in zip(numbers, jobs, strict=True):
                 self._note(calls[number], job)
-                handles[number] = Handle(queue, job, calls[number].signature)
+                handles[number] = Handle(
+                    queue, job.id, calls[number].signature, duplicated=job.duplicated
+                )
         return [handles[number] for number in range(len(calls))]
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
@@ -271,7 +273,7 @@ class App:
             )
         [job] = queue.add_bulk([call])
         self._note(call, job)
-        return BlockingHandle(queue, job, call.signature)
+        return BlockingHandle(queue, job.id, call.signature, duplicated=job.duplicated)
 
     def _note(self, call: Call[Any], job: Job) -> None:
         for note in self._on_enqueued:

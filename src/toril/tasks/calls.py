@@ -34,9 +34,11 @@ class Handle(Generic[R]):
 
     __slots__ = ("_queue", "_signature", "duplicated", "id")
 
-    def __init__(self, queue: Queue, job: Job, signature: ReadsResult) -> None:
-        self.id = job.id
-        self.duplicated = job.duplicated
+    def __init__(
+        self, queue: Queue, job_id: str, signature: ReadsResult, *, duplicated: bool = False
+    ) -> None:
+        self.id = job_id
+        self.duplicated = duplicated
         """True when a job with its id, or its deduplication id, was there already."""
         self._queue = queue
         self._signature = signature
@@ -71,9 +73,11 @@ class BlockingHandle(Generic[R]):
 
     __slots__ = ("_queue", "_signature", "duplicated", "id")
 
-    def __init__(self, queue: BlockingQueue, job: Job, signature: ReadsResult) -> None:
-        self.id = job.id
-        self.duplicated = job.duplicated
+    def __init__(
+        self, queue: BlockingQueue, job_id: str, signature: ReadsResult, *, duplicated: bool = False
+    ) -> None:
+        self.id = job_id
+        self.duplicated = duplicated
         self._queue = queue
         self._signature = signature
 

@@ -49,6 +49,7 @@ def _runner(
     app: App, function: Callable[..., Any], signature: Signature, arguments: Arguments
 ) -> Callable[[Any], Any]:
     context = signature.context
+    check_result = signature.check_result
 
     def bound(job: Any) -> dict[str, Any]:
         found = arguments(job)
@@ -58,10 +59,11 @@ def _runner(
         return found
 
     if inspect.iscoroutinefunction(function):
+        bind = arguments if context is None else bound
 
         async def run(job: Any) -> Any:
-            result = await function(**bound(job))
-            signature.check_result(result)
+            result = await function(**bind(job))
+            check_result(result)
             return result
 
         return run

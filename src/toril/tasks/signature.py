@@ -85,9 +85,12 @@ class Signature:
                     f" ({', '.join(self.positional) or 'none'}), and {len(args)} were given"
                 )
             arguments = dict(zip(self.positional, args, strict=False))
-            for twice in arguments.keys() & kwargs.keys():
-                raise ArgumentsError(f"task {self.name!r} got two values for argument {twice!r}")
-            arguments.update(kwargs)
+            if kwargs:
+                for twice in arguments.keys() & kwargs.keys():
+                    raise ArgumentsError(
+                        f"task {self.name!r} got two values for argument {twice!r}"
+                    )
+                arguments.update(kwargs)
         if self.context in arguments:
             raise ArgumentsError(
                 f"task {self.name!r} is given its {self.context!r} by the worker that runs it;"

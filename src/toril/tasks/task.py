@@ -13,6 +13,7 @@ from toril.options import (
     JobOptions,
     NewJob,
     Schedule,
+    new_job,
     refuse_unknown,
 )
 from toril.protocol import codec
@@ -99,8 +100,10 @@ class Task(Generic[Q, T, P, R]):
         arguments = self.signature.bind(args, kwargs)
         data = self.signature.write(arguments)
         queue = self.app._queue(self.queue_name)
-        job = await queue.add(self.name, data, **self._options_for(arguments))
-        return Handle(queue, job, self.signature)
+        # What queue.add does, without the job that it returns: a tenth of the whole call.
+        prepared = queue._prepare(new_job(self.name, data, self._options_for(arguments), {}))
+        added = await queue._batcher.add(prepared)
+        return Handle(queue, added.id, self.signature, duplicated=added.is_duplicate)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
