@@ -146,6 +146,8 @@ def calls_with_wrong_arguments(
                 continue
             args: list[Any] = []
             kwargs: dict[str, Any] = {}
+            if function.__name__.startswith("wait") and wrong_name != "timeout":
+                kwargs["timeout"] = 1
             for name, one in parameters.items():
                 if one.kind is one.VAR_POSITIONAL and name == wrong_name:
                     args.append(wrong)

@@ -32,7 +32,8 @@ for module in pkgutil.walk_packages(toril.__path__, "toril."):
 
 WORK = """
 import toril
-from toril import Queue, UnsupportedPlatformError, Worker
+from toril import Queue, Worker
+from toril.errors import UnsupportedPlatformError
 url, prefix = sys.argv[1:]
 
 async def double(job):

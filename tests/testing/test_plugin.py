@@ -58,7 +58,7 @@ BLOCKING = """
 from datetime import timedelta
 import pytest
 from shop import sent, send, shout
-from toril import RunningLoopError
+from toril.errors import RunningLoopError
 
 @pytest.mark.parametrize("to", ["ann", "bob"])
 def test_blocking(toril_rig, to):
