@@ -187,7 +187,7 @@ async def _rate_limit(on: Context) -> Change:
         raise InvalidOptionError("Say in which time: a duration such as 1s or 1m.")
     return Change(
         f"set the rate limit to {number} in {duration} ms",
-        _said(lambda: on.queue.set_global_rate_limit(number, duration), "set"),
+        _said(lambda: on.queue.set_global_rate_limit(RateLimit(number, duration)), "set"),
     )
 
 
@@ -374,7 +374,7 @@ async def _replay_all(on: Context) -> Change:
 
     async def work(operation: Operation) -> str:
         done = await on.queue.replay_all_dead_letters(
-            by=on.user.name, queue_name=to, rate=rate, progress=_noting_letters(operation),
+            by=on.user.name, queue_name=to, rate=rate, on_progress=_noting_letters(operation),
             resume=bool(on.form.text("resume")), **wanted,
         )  # fmt: skip
         return f"{done:,} dead letters sent back"
@@ -397,7 +397,7 @@ async def _purge(on: Context) -> Change:
     total = await on.queue.purge_dead_letters(dry_run=True, **wanted)
 
     async def work(operation: Operation) -> str:
-        done = await on.queue.purge_dead_letters(progress=_noting_letters(operation), **wanted)
+        done = await on.queue.purge_dead_letters(on_progress=_noting_letters(operation), **wanted)
         return f"{done:,} dead letters removed"
 
     return Change(
@@ -507,10 +507,10 @@ async def _lane_settings(on: Context) -> Change:
             await on.queue.set_lane_weight(lane, weight)
             said.append(f"weight {weight}")
         if concurrency is not None:
-            await on.queue.set_lane_concurrency(concurrency, lane)
+            await on.queue.set_lane_concurrency(lane, concurrency)
             said.append(f"concurrency {concurrency}")
         if most is not None and duration is not None:
-            await on.queue.set_lane_rate_limit(RateLimit(most, duration), lane)
+            await on.queue.set_lane_rate_limit(lane, RateLimit(most, duration))
             said.append(f"{most} in {duration} ms")
         return ", ".join(said) or "nothing was given"
 
