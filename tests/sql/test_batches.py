@@ -80,7 +80,7 @@ async def test_a_long_lane_goes_call_by_call_and_in_order(server_url, table_name
         Relay(engine, outbox, connection=url, prefix=prefix, batch_size=300) as relay,
         Queue("payments", connection=url, prefix=prefix) as queue,
     ):
-        assert await relay.drain() >= 1500
+        assert await relay.drain() == 1500, "no row is claimed in vain"
         assert (relay.metrics.dispatched, relay.metrics.duplicates) == (1500, 0)
         for lane in ("a", "b0", "b2"):
             waiting = await queue.get_lane_jobs(lane, 0, -1)

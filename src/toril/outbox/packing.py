@@ -38,7 +38,7 @@ class Packing:
         self._lanes: dict[tuple[str, str], Parcel] = {}
 
     def put(self, row: OutboxRow, job: Prepared) -> bool:
-        """False when the parcel of its lane is full: the row has to wait for the next batch."""
+        """False when the parcel of its lane is full: the row has to wait until that was sent."""
         if row.lane is None:
             self._parcel_for(row.queue).put(row, job)
             return True

@@ -46,7 +46,7 @@ from toril.outbox.rows import OutboxRow, prepare
 from toril.outbox.storing import Claim, OutboxStats
 from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING
 from toril.protocol import adding
-from toril.protocol.adding import Added
+from toril.protocol.adding import Added, Prepared
 from toril.protocol.command import plain
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
@@ -64,6 +64,7 @@ _LONGEST_WAIT_MS = 3_600_000
 _NODE_WAIT_MS = 5000
 _FULL_LANE_WAIT_MS = 1000
 _MOST_ROWS_PER_BATCH = 5000
+_NO_ROOM = "LaneFullError: its lane has no room for it yet; it waits"
 
 
 class RelayMetrics(msgspec.Struct):
@@ -354,14 +355,14 @@ class Relay:
         return total
 
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Add the jobs of these rows in one round trip; the order within a lane is kept.
+        """Add the jobs of these rows in one round trip, or more where a lane has more than a call.
 
         Each queue's jobs are calls of their own, so on a cluster queues may lie anywhere.
         """
         results: dict[int, Sent] = {}
-        packing = Packing()
         known: set[str] = set()
         held: set[tuple[str, str | None]] = set()
+        waiting: list[tuple[OutboxRow, Prepared]] = []
         for row in rows:
             if (row.queue, row.lane) in held:
                 results[row.seq] = Sent(row, is_held=True)
@@ -370,16 +371,23 @@ class Relay:
                 if row.queue not in known:
                     self._connection.check_slots(Keys(self.prefix, row.queue))
                     known.add(row.queue)
-                has_room = packing.put(row, prepare(row, once_ms=self._remember_ms))
+                waiting.append((row, prepare(row, once_ms=self._remember_ms)))
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)
                 if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
                     held.add((row.queue, row.lane))
-            else:
-                if not has_room:
+        while waiting:
+            packing, later = Packing(), []
+            for row, job in waiting:
+                if (row.queue, row.lane) in held:
                     results[row.seq] = Sent(row, is_held=True)
-        async for sent in self._send_parcels(packing.parcels):
-            results[sent.row.seq] = sent
+                elif not packing.put(row, job):
+                    later.append((row, job))
+            async for sent in self._send_parcels(packing.parcels):
+                results[sent.row.seq] = sent
+                if not sent.is_in and sent.row.lane is not None:
+                    held.add((sent.row.queue, sent.row.lane))
+            waiting = later
         return [results[row.seq] for row in rows]
 
     async def _send_parcels(self, parcels: Sequence[Parcel]) -> AsyncIterator[Sent]:
@@ -424,15 +432,10 @@ class Relay:
             if item.is_at_fault:
                 assert item.error is not None
                 self._put_off(connection, item.row, item.error)
-        without_room = [item for item in sent if item.has_no_room]
-        if without_room:
-            storing.let_wait(
-                connection,
-                self.table,
-                [item.row.seq for item in without_room],
-                error=_told(without_room[0].error),
-                wait_ms=_FULL_LANE_WAIT_MS,
-            )
+        without_room = [item.row.seq for item in sent if item.has_no_room]
+        storing.let_wait(
+            connection, self.table, without_room, error=_NO_ROOM, wait_ms=_FULL_LANE_WAIT_MS
+        )
 
     def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
         made = row.attempts + 1
