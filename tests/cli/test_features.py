@@ -156,7 +156,10 @@ async def test_groups_are_listed_shown_and_cancelled(toril: Toril, url: str, pre
     assert toril("groups", "show", "payments", "nobody").code == 1
 
     assert toril("groups", "cancel", "payments", node.group_id).code == 1
-    assert toril("groups", "cancel", "payments", node.group_id, "--yes").out.endswith("FAILED.\n")
+    why = ("--reason", "sold out")
+    done = toril("groups", "cancel", "payments", node.group_id, "--yes", *why)
+    assert done.out.endswith("FAILED.\n")
+    assert "sold out" in toril("groups", "show", "payments", node.group_id).out
     again = toril("groups", "cancel", "payments", node.group_id, "--yes")
     assert (again.code, len(again.err.splitlines())) == (1, 1), again
 

@@ -114,7 +114,7 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     )
     | {"--data": _REPLAYED, "--yes": _REPLAYED, "--resume": _RESUMED}
     | {"--force": (LETTERS, "test_letters_of_a_group_that_is_over_are_left_with_words_and_a_code")},
-    "groups cancel": {"--yes": _GROUPS},
+    "groups cancel": {"--reason": _GROUPS, "--yes": _GROUPS},
     "groups list": {"--state": _GROUPS}
     | dict.fromkeys(("--limit", "--skip", "--oldest-first"), _PAGED),
     "groups resolve": {"--note": _UNDONE, "--yes": _UNDONE},

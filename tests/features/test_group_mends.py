@@ -669,3 +669,17 @@ async def test_kills_do_not_end_a_compensation_that_has_attempts_left(world: Wor
     job = await hand.take_one("undo-a")
     await hand.complete(job)
     assert await world.state(node) == "FAILED"
+
+
+async def test_a_group_is_cancelled_for_a_reason(world: World):
+    node = await world.order("ab")
+    await world.complete("a")
+    with pytest.raises(InvalidOptionError):
+        await world.queue("a").cancel_group(node.group_id, "")
+
+    await world.queue("a").cancel_group(node.group_id, "customer changed their mind")
+
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    assert info.reason == "customer changed their mind"
+    assert (await world.events())[0]["reason"] == info.reason

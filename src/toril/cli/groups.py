@@ -113,6 +113,7 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
             ("failed job", group.failed_job_id),
             ("reason", group.reason),
             ("note", group.note),
+            ("asks", group.asks),
         ]
     )
     heading("Members")
@@ -153,9 +154,10 @@ def _reasons(server: Server, members: list[GroupMember]) -> dict[str, str]:
 @groups.command("cancel")
 @queue_argument
 @click.argument("group_id", metavar="ID")
+@click.option("--reason", help="Why; it is kept with the group.")
 @yes_option
 @with_server
-def cancel(server: Server, queue_name: str, group_id: str, yes: bool) -> None:
+def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, yes: bool) -> None:
     """Cancel the jobs of a group that have not started, and undo those that completed."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
@@ -164,7 +166,7 @@ def cancel(server: Server, queue_name: str, group_id: str, yes: bool) -> None:
             f" of which {group.completed_count} completed?",
             yes=yes,
         )
-        queue.cancel_group(group_id)
+        queue.cancel_group(group_id, reason)
         after = _known(queue, group_id)
     say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
 
@@ -221,4 +223,5 @@ def _facts(group: GroupInfo) -> dict[str, Any]:
         "cancelled_count": group.cancelled_count,
         "reason": group.reason,
         "note": group.note,
+        "asks": group.asks,
     }

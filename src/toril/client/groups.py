@@ -102,14 +102,17 @@ class QueueGroups(QueueWaiting):
         """How many groups of this queue could not be undone and wait for a person."""
         return await self._connection.follow(groups.count_not_undone(self.keys))
 
-    async def cancel_group(self, group_id: str) -> None:
+    async def cancel_group(self, group_id: str, reason: str | None = None) -> None:
         """Cancel the jobs of a group that have not started, and undo those that completed.
 
-        Jobs that are running go on, and are undone when they complete.  Raises
-        ``GroupNotFoundError``, or ``InvalidGroupStateError`` when the group is not ACTIVE.
+        ``reason`` is kept with the group and told by its event.  Jobs that are running go on, and
+        are undone when they complete.  Raises ``GroupNotFoundError``, or
+        ``InvalidGroupStateError`` when the group is not ACTIVE.
         """
         request = uuid.uuid4().hex
-        await self._connection.run(groups.cancel(self.keys, group_id, request=request))
+        await self._connection.run(
+            groups.cancel(self.keys, group_id, request=request, reason=reason)
+        )
 
     async def retry_compensation(self, group_id: str) -> int:
         """Try again to undo what could not be undone; returns how many jobs are tried again.

@@ -37,7 +37,8 @@ local compensation = ARGV[2]
 local now = clock()
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
-  groups = "zset", de = "set", ["toril:group-deadlines"] = "zset" }
+  groups = "zset", de = "set" }
+if a.timeout_ms then TYPES["toril:group-deadlines"] = "zset" end
 local LANE_TYPES = { ["lanes:waiting"] = "zset", ["lanes:delayed"] = "zset", ["lanes:aside"] = "zset",
   ["lanes:ready"] = "zset", ["lanes:later"] = "zset", ["lanes:index"] = "zset",
   ["lanes:held"] = "hash", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }

@@ -504,8 +504,10 @@ def after_event(known: GroupInfo, event: Event | None) -> GroupInfo:
 # ---------------------------------------------------------------------------- steering
 
 
-def cancel(keys: Keys, group_id: str, *, request: str) -> Command[None]:
+def cancel(keys: Keys, group_id: str, *, request: str, reason: str | None = None) -> Command[None]:
     """Cancel what has not started and undo what is done; ``request`` names this very call."""
+    if reason is not None and (not isinstance(reason, str) or not reason):
+        raise InvalidOptionError(f"reason={reason!r} must be a text that says why")
 
     def parse(reply: Any) -> None:
         if isinstance(reply, int):
@@ -519,7 +521,7 @@ def cancel(keys: Keys, group_id: str, *, request: str) -> Command[None]:
     return script(
         "cancelGroup",
         keys,
-        {"request": request, "reason": _CANCELLED},
+        {"request": request, "reason": reason or _CANCELLED},
         parse,
         extra={"group": record_key(keys, group_id)},
         resend=Resend.SAME,

@@ -103,14 +103,15 @@ class QueueGroups(QueueWaiting):
         """How many groups of this queue could not be undone and wait for a person."""
         return self._connection.follow(groups.count_not_undone(self.keys))
 
-    def cancel_group(self, group_id: str) -> None:
+    def cancel_group(self, group_id: str, reason: str | None = None) -> None:
         """Cancel the jobs of a group that have not started, and undo those that completed.
 
-        Jobs that are running go on, and are undone when they complete.  Raises
-        ``GroupNotFoundError``, or ``InvalidGroupStateError`` when the group is not ACTIVE.
+        ``reason`` is kept with the group and told by its event.  Jobs that are running go on, and
+        are undone when they complete.  Raises ``GroupNotFoundError``, or
+        ``InvalidGroupStateError`` when the group is not ACTIVE.
         """
         request = uuid.uuid4().hex
-        self._connection.run(groups.cancel(self.keys, group_id, request=request))
+        self._connection.run(groups.cancel(self.keys, group_id, request=request, reason=reason))
 
     def retry_compensation(self, group_id: str) -> int:
         """Try again to undo what could not be undone; returns how many jobs are tried again.
