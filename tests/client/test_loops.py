@@ -248,6 +248,23 @@ def test_two_loops_at_once_have_sockets_of_their_own(url, space):
     asyncio.run(queue.close())
 
 
+def test_a_cluster_serves_one_loop_after_another(run, cluster, space):
+    address = cluster.url.replace("redis:", "redis+cluster:")
+    queue = Queue("numbers", connection=address, prefix="{" + space + "}")
+
+    async def program(number: int) -> Any:
+        await asyncio.gather(*(queue.add("double", number) for _ in range(5)))
+        return await queue.get_job_counts("waiting")
+
+    assert [run(program(number)) for number in (1, 2)] == [{"waiting": 5}, {"waiting": 10}]
+
+    async def close() -> None:
+        await queue.obliterate(force=True)
+        await queue.close()
+
+    asyncio.run(close())
+
+
 def test_a_closed_queue_stays_closed_on_every_loop(url, space):
     queue = Queue("numbers", connection=url, prefix=space)
     asyncio.run(queue.add("double", 1))

@@ -76,6 +76,16 @@ async def test_jobs_travel_over_tls(tls_address, certificate, prefix):
         assert await queue.wait_for(job.id, timeout=60_000) == 42
 
 
+async def test_one_loop_after_another_over_tls(tls_address, certificate, prefix):
+    queue = Queue("q", connection=f"{tls_address}?ssl_ca_certs={certificate[0]}", prefix=prefix)
+
+    for number in range(3):
+        job = await asyncio.to_thread(asyncio.run, queue.add("job", number))
+        assert job.data == number
+
+    await queue.close()
+
+
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_address, prefix):
     async with Queue("q", connection=tls_address, prefix=prefix) as queue:
         with pytest.raises(ServerUnavailableError, match=r"(?i)certificate"):

@@ -34,6 +34,7 @@ from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from tests.contrib.django_site import tasks  # noqa: E402
+from tests.sql.conftest import postgres  # noqa: E402, F401
 from toril.contrib.django import TorilBackend  # noqa: E402
 from toril.contrib.django.names import (  # noqa: E402
     TaskResultDoesNotExist,
@@ -333,15 +334,32 @@ def test_the_command_refuses_a_queue_that_is_not_there(backend):
         call_command("toril_worker", queues=["other"])
 
 
-def test_a_killed_worker_loses_nothing(url, prefix, tmp_path):
-    database, flag = tmp_path / "site.db", tmp_path / "flag"
-    with sqlite3.connect(database) as connection:
-        connection.execute("CREATE TABLE done (what TEXT)")
+@pytest.fixture(params=["sqlite", "postgresql"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict[str, str], Any]]:
+    """The environment of a site whose database has the table done, and a connection to it."""
+    if request.param == "sqlite":
+        path = str(tmp_path / "site.db")
+        environment, connection = {"SITE_DATABASE": path}, sqlite3.connect(path)
+    else:
+        import psycopg
+
+        host = request.getfixturevalue("postgres").partition("host=")[2]
+        connection = psycopg.connect(host=host, user="postgres", dbname="postgres")
+        environment = {"SITE_POSTGRES": host}
+    connection.execute("DROP TABLE IF EXISTS done")
+    connection.execute("CREATE TABLE done (what TEXT)")
+    connection.commit()
+    yield environment, connection
+    connection.close()
+
+
+def test_a_killed_worker_loses_nothing(url, prefix, tmp_path, site):
+    flag = tmp_path / "flag"
     environment = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": SETTINGS,
         "PYTHONPATH": str(ROOT),
-        "SITE_DATABASE": str(database),
+        **site[0],
         "SITE_PREFIX": prefix,
         "SITE_URL": url,
     }
@@ -367,5 +385,4 @@ def test_a_killed_worker_loses_nothing(url, prefix, tmp_path):
     assert ended == 0
     assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, second.pid)
     assert len(set(result.worker_ids)) == 2
-    with sqlite3.connect(database) as connection:
-        assert connection.execute("SELECT count(*) FROM done").fetchone() == (1,)
+    assert site[1].execute("SELECT count(*) FROM done").fetchone() == (1,)

@@ -25,7 +25,8 @@ class PerPlace(Generic[T]):
     def __init__(self, make: Callable[[], T], forget: Callable[[T], None] | None = None) -> None:
         self._make = make
         self._forget = forget
-        self._guard = threading.Lock()
+        # Again by the same thread: a collection may end what waited on a closed loop.
+        self._guard = threading.RLock()
         self._all: dict[Place, T] = {}
         self._latest: tuple[Place | None, T | None] = (None, None)
 

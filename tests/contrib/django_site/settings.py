@@ -1,4 +1,4 @@
-"""A small site, on SQLite."""
+"""A small site, on SQLite or on the PostgreSQL of the directory SITE_POSTGRES."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ DATABASES = {
         "OPTIONS": {"timeout": 20},
     }
 }
+if "SITE_POSTGRES" in os.environ:
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": os.environ["SITE_POSTGRES"],
+        "NAME": "postgres",
+        "USER": "postgres",
+    }
 TASKS = {
     "default": {
         "BACKEND": "toril.contrib.django.TorilBackend",
