@@ -27,6 +27,7 @@ FITTING: dict[str, Any] = {
     "name": "name",
     "job_id": "some-id",
     "group_id": "some-group",
+    "member": "some-member",
     "lane": "some-lane",
     "priority": 1,
     "delay": 1,

@@ -162,13 +162,13 @@ def test_children_are_read_page_by_page():
         families.children_values(Keys("bull", "p"), "j1"),
         [b"7", [b"bull:c:a", b'{"n":1}']],
         [b"0", [b"bull:c:b", b"null"]],
-        b'{"childrenInOrder":["bull:c:b","bull:c:a"]}',
+        b'{"x.children":["bull:c:b","bull:c:a"]}',
     )
 
     assert list(values.items()) == [("bull:c:b", None), ("bull:c:a", {"n": 1})]
 
 
-@pytest.mark.parametrize("options", [None, b"no json", b"[]", b'{"childrenInOrder":5}'])
+@pytest.mark.parametrize("options", [None, b"no json", b"[]", b'{"x.children":5}'])
 def test_children_of_others_come_by_their_ids(options):
     values = follow(
         families.children_values(Keys("bull", "p"), "j1"),

@@ -208,7 +208,7 @@ def children_of(options: bytes | None) -> list[str]:
     return [str(key) for key in children] if isinstance(children, list) else []
 
 
-_CHILDREN = "childrenInOrder"
+_CHILDREN = "x.children"
 
 
 def encode_parent(job: NewJob, parent: tuple[str, str]) -> bytes:

@@ -81,7 +81,8 @@ def _remember_order(nodes: list[PreparedNode]) -> None:
         if node.above is not None:
             children.setdefault(node.above, []).append(node)
     for above, below in children.items():
-        if len(below) > MOST_IN_ORDER or not any("custom" in node.job.entry for node in below):
+        has_own_ids = any("custom" in node.job.entry for node in below)
+        if not 1 < len(below) <= MOST_IN_ORDER or not has_own_ids:
             continue
         parent = nodes[above]
         order = [node.keys.job(node.job.id) for node in below]

@@ -12,7 +12,7 @@ from typing import Any
 from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
 from toril.errors import WaitTimeoutError
-from toril.options import Duration, Keep, milliseconds, whole
+from toril.options import Duration, Keep, check_text, milliseconds, whole
 from toril.protocol import codec, groups
 from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo, GroupMember, GroupNode
@@ -141,7 +141,8 @@ class QueueGroups(QueueWaiting):
 
     def fail_member(self, group_id: str, member: str, reason: str) -> None:
         """Say that a member failed, and that there is nothing of it to undo: as above."""
-        self._settle_member(group_id, member, "failed", str(reason).encode())
+        check_text(reason, "reason")
+        self._settle_member(group_id, member, "failed", reason.encode())
 
     def _settle_member(self, group_id: str, member: str, state: str, value: bytes) -> None:
         request = uuid.uuid4().hex
