@@ -174,6 +174,7 @@ async def test_an_operator_puts_things_right(chromium: Any, url: str, prefix: st
         page.fill("textarea[name=data]", '{"order": 7}')
         page.click("text=Save and retry")
         seen["said"] = page.inner_text(".notice.good")
+        page.wait_for_load_state("load")  # the keys are heard from then on
         page.keyboard.press("/")
         page.keyboard.type("later")
         page.keyboard.press("Enter")

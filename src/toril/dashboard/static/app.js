@@ -137,10 +137,18 @@
   draw();
   document.addEventListener("keydown", keys);
   if (body.dataset.live) {
+    let place = null; // where the keyboard was when the page was drawn anew
     document.addEventListener("htmx:beforeSwap", (event) => {
+      const focused = document.activeElement;
+      place = main()?.contains(focused) ? focused.getAttribute("href") : null;
       if (!isBusy()) return;
       event.detail.shouldSwap = false; // somebody began to type while the answer was on its way
       isOld = true;
+    });
+    document.addEventListener("htmx:afterSwap", () => {
+      if (!place) return;
+      [...main().querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === place)?.focus();
+      place = null;
     });
     document.addEventListener("htmx:afterSettle", () => {
       for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
