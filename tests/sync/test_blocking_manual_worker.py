@@ -62,7 +62,7 @@ def test_threads_share_one_and_closing_ends_their_waits(queue, taker):
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until_sync(lambda: sum(ran.values()) == 100)
+    wait_until_sync(lambda: queue.get_completed_count() == 100)
     taker.close()
     for thread in threads:
         thread.join(60)
