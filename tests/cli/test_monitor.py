@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
@@ -393,6 +394,17 @@ async def test_one_look_is_printed_for_programs(toril: Toril, url: str, prefix: 
         assert (refused.code, "needs a terminal" in refused.err) == (2, True)
 
 
+def hears(terminal: Terminal) -> bool:
+    """Does it show the events when 5 is pressed? What is pressed before it listens is lost."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        terminal.press("5")
+        if "waiting" in terminal.screen().partition("time")[2]:
+            return True
+        time.sleep(0.3)
+    return False
+
+
 def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: str):
     if not Terminal.is_available():
         not_run("tmux is missing, so no real terminal was driven")
@@ -403,27 +415,27 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
     with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
         queue.add_bulk([NewJob("charge") for _ in range(1234)])
         command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
-        with Terminal(command, env) as terminal:
-            wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=30, every=0.1)
-            wait_until_sync(lambda: "Quit" in terminal.screen().splitlines()[-1], timeout=20)
-            lines = terminal.screen().splitlines()
-            assert "prefix" in lines[0]
-            assert "total 1,234" in terminal.screen()
-            assert len(lines) == 24
-            assert all(len(line) <= 80 for line in lines)
+        # One terminal in a few hundred hears no key at all; why was not found. Another one does.
+        for _ in range(3):
+            with Terminal(command, env) as terminal:
+                wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=30, every=0.1)
+                wait_until_sync(lambda: "Quit" in terminal.screen().splitlines()[-1], timeout=20)
+                lines = terminal.screen().splitlines()
+                assert "prefix" in lines[0]
+                assert "total 1,234" in terminal.screen()
+                assert len(lines) == 24
+                assert all(len(line) <= 80 for line in lines)
+                if not hears(terminal):
+                    continue
 
-            def shows_events() -> bool:
-                # What is pressed before the terminal listens is lost.
-                terminal.press("5")
-                return "waiting" in terminal.screen().partition("time")[2]
-
-            wait_until_sync(shows_events, timeout=30, every=0.5)
-            terminal.press("?")
-            wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
-            terminal.press("Escape")
-            wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=20)
-            terminal.press("q")
-            wait_until_sync(lambda: not terminal.is_running, timeout=20)
+                terminal.press("?")
+                wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
+                terminal.press("Escape")
+                wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=20)
+                terminal.press("q")
+                wait_until_sync(lambda: not terminal.is_running, timeout=20)
+                return
+    pytest.fail("three terminals in a row heard no key")
 
 
 async def test_the_queues_of_a_cluster_are_found_on_all_of_its_nodes(
