@@ -415,7 +415,7 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
     with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
         queue.add_bulk([NewJob("charge") for _ in range(1234)])
         command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
-        # One terminal in a few hundred hears no key at all; why was not found. Another one does.
+        # In some whole runs one terminal hears no key at all; why was not found. Another one does.
         for _ in range(3):
             with Terminal(command, env) as terminal:
                 wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=30, every=0.1)
