@@ -87,11 +87,9 @@ class App:
         self.worker_options = dict(worker_options or {})
         self._defaults = defaults
         self._tasks: dict[str, AnyTask] = {}
-        self._undoing: set[str] = set()
         self._queues: dict[str, Queue] = {}
         self._shared: Connection | None = None
         self._blocking: dict[str, BlockingQueue] = {}
-        self._middleware = tuple(middleware)
         self._on_enqueued: list[Callable[[Call[Any], Job], None]] = []
         self._eager: bool | None = None
         self._on_enqueue = [one for one in middleware if has_side(one, "on_enqueue")]
@@ -267,9 +265,10 @@ class App:
             return run_blocking(call, task, state, raises=self._eager)
         queue = self._blocking.get(call.queue_name)
         if queue is None:
+            target: Any = self.connection  # a client of either kind is understood
             queue = self._blocking.setdefault(
                 call.queue_name,
-                BlockingQueue(call.queue_name, connection=self._target(), prefix=self.prefix),
+                BlockingQueue(call.queue_name, connection=target, prefix=self.prefix),
             )
         [job] = queue.add_bulk([call])
         self._note(call, job)
@@ -328,9 +327,6 @@ class App:
             queue = Queue(name, connection=self._shared, prefix=self.prefix)
             self._queues[name] = queue
         return queue
-
-    def _target(self) -> Any:
-        return self.connection
 
     # ------------------------------------------------------------------ running
 
@@ -435,7 +431,7 @@ class App:
         worker = Worker(
             name,
             handler,
-            connection=self._target(),
+            connection=self.connection,
             prefix=self.prefix,
             is_final=self._is_final,
             **given,
