@@ -15,10 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import re
 from collections.abc import Iterator
-from hashlib import sha1
-from importlib.resources import files
 from statistics import median, quantiles
 
 import redis
@@ -33,7 +30,6 @@ from toril.protocol.settling import Outcome, Settled, Take
 
 BATCH = 100
 REPEATS = 7
-CUT = {"groups", "cancelWaiting", "openEnd"}
 
 
 def main() -> None:
@@ -104,41 +100,25 @@ def _cpu_seconds(client: redis.Redis) -> float:
 
 @contextlib.contextmanager
 def scripts_without_groups() -> Iterator[None]:
-    """The scripts as they would be if there were no groups."""
-    original = scripts.load
-    made: dict[str, scripts.Script] = {}
-
-    def load(name: str) -> scripts.Script:
-        if name not in made:
-            script = original(name)
-            text = files("toril").joinpath("lua", f"{name}.lua").read_text("utf-8")
-            source = scripts.put_together(text, read_without_groups)
-            digest = sha1(source.encode(), usedforsecurity=False).hexdigest()
-            made[name] = scripts.Script(script.name, source, digest, script.key_names)
-        return made[name]
-
-    scripts.load = load  # type: ignore[assignment]
+    """The library as it would be if there were no groups."""
+    original, library = scripts.load, scripts.library()
+    cut = library.with_texts({"rooms/jobs": jobs_without_groups(library)})
+    scripts.load = cut.script  # type: ignore[assignment]
     try:
         yield
     finally:
         scripts.load = original
 
 
-def read_without_groups(name: str) -> str:
-    """An include without groups; in ``finish`` the statements go that ask for one."""
-    if name in CUT:
-        return ""
-    text = scripts.read_include(name)
-    if name != "finish":
-        return text
-    text, times = re.subn(r"^  if known\.group .*?^  end\n", "", text, flags=re.M | re.S)
-    assert times == 2, "finish.lua does not ask for groups as it did"
+def jobs_without_groups(library: scripts.Library) -> str:
+    """The room of jobs without what asks for a group when one ends."""
+    text = library.rooms["jobs"]
     for old, new in (
-        (', "x.group"', ""),
-        ("    group = hash[5],\n", ""),
-        ("lane = hash[6]", "lane = hash[5]"),
+        (', "deid", "x.group", "x.lane")\n  if not', ', "deid", "x.lane")\n  if not'),
+        ('    group = hash["x.group"],\n', ""),
+        ("known.group and lastRun(job, ended, known)", "nil"),
     ):
-        assert old in text, f"finish.lua has no {old!r} any more"
+        assert text.count(old) == 1, f"rooms/jobs.lua has no {old!r} any more"
         text = text.replace(old, new)
     return text
 

@@ -165,4 +165,5 @@ class _Line:
 def runs(words: list[bytes], name: str) -> bool:
     """Is this request a call of the script ``name``?"""
     script = scripts.load(name)
-    return len(words) > 1 and words[1] in (script.sha.encode(), script.source.encode())
+    known_as = (script.function, script.sha, script.source)
+    return len(words) > 1 and words[1] in [text.encode() for text in known_as]

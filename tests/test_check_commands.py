@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-LUA = """#!lua
---[[
+LUA = """--[[
   renew: hold locks longer.
 
   Keys      base, active, unacked
@@ -18,7 +17,8 @@ LUA = """#!lua
   Returns   0
   Cost      O(locks)
 ]]
-local base, active, unacked = unpack(KEYS)
+function calls.renew(KEYS, a, ARGV)
+  local base, active, unacked = unpack(KEYS)
 """
 SOUND = """
 def renew(keys, slow):

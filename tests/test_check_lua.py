@@ -9,31 +9,48 @@ from types import ModuleType
 
 import pytest
 
-SOUND = """#!lua
---[[
+from toril.protocol.scripts import Library
+
+SOUND = """--[[
   release: let a job go.
 
   Keys      base, wait list
-  Args      id str, jobs list of {a, b}, name str?
+  Args      id str, jobs list of {a, b (or not)}, name str?
             After the map, raw: its data.
   Returns   0
-  Refuses   -2  its lock has expired                  LockLostError
+  Refuses   LOCK_EXPIRED  its lock has expired        LockLostError
+  Flags     allow-oom
   Cost      O(1)
 ]]
-local base, wait = unpack(KEYS)
-local a = cmsgpack.unpack(ARGV[1])
---- @include "includes/lock"
+local MOST = 10
 
-if #a.jobs == 0 or a.name then return -2 end
-release(a.id, ARGV[2 * 1])
-return redis.call("LRANGE", wait, 0, 10)
+local function count(list)
+  local sum = 0
+  for _, one in ipairs(list) do
+    sum = sum + one.a + one.b
+  end
+  return sum
+end
+
+function calls.release(KEYS, a, ARGV)
+  local base, wait = unpack(KEYS)
+  if count(a.jobs) == 0 or a.name then return refusals.LOCK_EXPIRED end
+  memory.released = locks.release(a.id, ARGV[2 * 1])
+  return redis.call("LRANGE", wait, 0, MOST)
+end
 """
-INCLUDES = {"lock": "local function release(id, data)\n  return 0\nend\n"}
+LOCKS = "function locks.release(id, data)\n  return 0\nend\n"
+
+
+def library(locks: str = LOCKS) -> Library:
+    return Library({"locks": locks}, {}, "")
 
 
 @pytest.fixture(scope="module")
 def check_lua() -> ModuleType:
-    path = Path(__file__).parent.parent / "tools" / "check_lua.py"
+    tools = Path(__file__).parent.parent / "tools"
+    path = tools / "check_lua.py"
+    sys.path.insert(0, str(tools))
     spec = importlib.util.spec_from_file_location("check_lua", path)
     assert spec is not None
     assert spec.loader is not None
@@ -44,48 +61,99 @@ def check_lua() -> ModuleType:
 
 
 def test_a_sound_script_has_no_problems(check_lua: ModuleType) -> None:
-    assert list(check_lua.check_script("release", SOUND, INCLUDES)) == []
+    assert list(check_lua.check_call("release", SOUND, library())) == []
 
 
 @pytest.mark.parametrize(
     ("before", "after", "told"),
     [
-        ("#!lua\n", "-- lua\n", "instead of '#!lua'"),
+        ("--[[\n", "-- [\n", "no header comment"),
         ("  Cost      O(1)\n", "", "has no Cost"),
         ("release: let", "let: let", "does not begin with 'release:"),
         ("Keys      base, wait list", "Keys      base", "the key line has"),
         ("Keys      base, wait list", "Keys      wait, base", "the key line has"),
-        ("local base, wait = unpack(KEYS)", "local base = KEYS[1]", "first line of code"),
-        ("local a = cmsgpack.unpack(ARGV[1])\n", "", "second line of code"),
+        ("local base, wait = unpack(KEYS)", "local base = KEYS[1]", "first line of the call"),
+        ("calls.release(KEYS, a, ARGV)", "calls.release(KEYS, ARGV)", "has no 'function calls"),
+        ("allow-oom", "allow-all", "the flag 'allow-all'"),
         ("or a.name", "or a.other", "a.other is used and not listed"),
         ("or a.name", "", "name is listed under Args and never used"),
-        ("return -2 end", "return -3 end", "returns -3, which is not listed"),
-        ("return -2 end", "return 1 end", "lists the refusal -2, which nothing returns"),
+        ("refusals.LOCK", "refusals.LOCKS", "which is none of protocol/refusals.py"),
+        ("refusals.LOCK_EXPIRED", "refusals.MISSING", "refuses with MISSING, which is not listed"),
+        ("refusals.LOCK_EXPIRED", "1", "lists the refusal LOCK_EXPIRED, which nothing gives"),
         ("LockLostError", "NoSuchError", "names no class"),
         ("ARGV[2 * 1]", "ARGV[2]", "ARGV by number"),
-        ("wait, 0, 10", "KEYS[2], 0, 10", "KEYS by number"),
-        ("wait, 0, 10", "wait, 0, -1", "LRANGE up to the end"),
-        ('"LRANGE", wait, 0, 10', '"SMEMBERS", wait', "SMEMBERS reads everything"),
-        ('"LRANGE", wait, 0, 10', '"HGETALL", wait', "HGETALL of something"),
-        ('"LRANGE", wait, 0, 10', '"ZRANGEBYSCORE", wait, 0, 1', "without LIMIT"),
-        ("includes/lock", "includes/lack", "includes/lack.lua does not exist"),
-        ('--- @include "includes/lock"\n', "", "calls release() before"),
+        ("wait, 0, MOST", "KEYS[2], 0, MOST", "KEYS by number"),
+        ("wait, 0, MOST", "wait, 0, -1", "LRANGE up to the end"),
+        ('"LRANGE", wait, 0, MOST', '"SMEMBERS", wait', "SMEMBERS reads everything"),
+        ('"LRANGE", wait, 0, MOST', '"HGETALL", wait', "HGETALL of something"),
+        ('"LRANGE", wait, 0, MOST', '"ZRANGEBYSCORE", wait, 0, 1', "without LIMIT"),
+        ("one.b", "1", "b is listed under jobs and never read"),
+        ("locks.release", "locks.open", "uses locks.open, which that room does not have"),
+        ("locks.release", "lanes.release", "uses lanes, which is no room"),
+        ("memory.released", "released", "assigns to released, which outlives the call"),
+        ("memory.released", "MOST", "assigns to MOST, which outlives the call"),
+        ("local MOST = 10", "locks.MOST = 10", "assigns to locks, which is not its own"),
+        ("  local sum = 0\n", "  local sum = 0\n" + "  sum = 1\n" * 60, "60 are enough"),
     ],
 )
 def test_a_defect_is_told(check_lua: ModuleType, before: str, after: str, told: str) -> None:
     assert before in SOUND
 
-    problems = list(check_lua.check_script("release", SOUND.replace(before, after), INCLUDES))
+    problems = list(check_lua.check_call("release", SOUND.replace(before, after, 1), library()))
 
     assert any(told in problem for problem in problems), problems
 
 
 def test_a_refusal_counts_only_where_its_function_is_called(check_lua: ModuleType) -> None:
-    unused = {"lock": INCLUDES["lock"] + "\nlocal function leave()\n  return -3\nend\n"}
-    script = SOUND.replace("release(a.id", "leave(release, a.id")
+    more = library(LOCKS + "\nfunction locks.leave()\n  return refusals.MISSING\nend\n")
+    script = SOUND.replace("locks.release(a.id", "locks.leave(locks.release, a.id")
 
-    assert list(check_lua.check_script("release", SOUND, unused)) == []
-    assert any("returns -3" in told for told in check_lua.check_script("release", script, unused))
+    assert list(check_lua.check_call("release", SOUND, more)) == []
+    problems = list(check_lua.check_call("release", script, more))
+    assert any("refuses with MISSING" in told for told in problems)
+
+
+def test_an_item_of_a_list_is_read_by_the_names_in_the_header(check_lua: ModuleType) -> None:
+    script = SOUND.replace("count(a.jobs)", "#a.jobs").replace(
+        "  memory.",
+        "  for _, job in ipairs(a.jobs) do count({ job.a, job.b, job.c }) end\n  memory.",
+    )
+
+    problems = list(check_lua.check_call("release", script, library()))
+
+    assert problems == ["calls/release.lua: job.c is read and not listed under jobs"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "function locks.take(id)\n  id.x, id.y = 1, 2\n  local held = {}\n  held[id] = true\nend\n",
+        "local KINDS = {}\nKINDS.a = 1\nfunction KINDS.b(x)\n  x = 2\n  return x\nend\n",
+        "local take\ntake = function(n)\n  for i = 1, n do i = i + 1 end\n  return take(n)\nend\n",
+        "function locks.both()\n  local a, b\n  a, b = 1, { c = 2, d = 3 }\n  return a, b\nend\n",
+    ],
+)
+def test_what_belongs_to_a_function_may_be_changed(check_lua: ModuleType, text: str) -> None:
+    assert list(check_lua.check_names("rooms/locks.lua", text, "locks", library(text))) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cache[id] = true",
+        "cache.last = id",
+        "seen = id",
+        "locks.last = id",
+        "local x = 1\n  x, seen = 2, 3",
+        "local function note()\n    cache[id] = 1\n  end",
+    ],
+)
+def test_what_outlives_a_call_may_not(check_lua: ModuleType, line: str) -> None:
+    text = f"local cache, seen = {{}}, nil\nfunction locks.take(id)\n  {line}\nend\n"
+
+    problems = list(check_lua.check_names("rooms/locks.lua", text, "locks", library(text)))
+
+    assert any("which outlives the call" in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(
@@ -100,4 +168,4 @@ def test_a_refusal_counts_only_where_its_function_is_called(check_lua: ModuleTyp
     ],
 )
 def test_what_is_bounded_or_named_is_fine(check_lua: ModuleType, call: str) -> None:
-    assert list(check_lua.check_body("x.lua", call, first_line=1)) == []
+    assert list(check_lua.check_body("x.lua", call)) == []

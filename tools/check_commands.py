@@ -47,7 +47,7 @@ class Use:
 def main() -> int:
     problems: list[str] = []
     uses = [use for path in sorted(PROTOCOL.glob("*.py")) for use in find_uses(path)]
-    texts = {path.stem: path.read_text() for path in LUA.glob("*.lua")}
+    texts = {path.stem: path.read_text() for path in LUA.glob("calls/*.lua")}
     for use in uses:
         if use.script in texts:
             problems += check_use(use, texts[use.script])

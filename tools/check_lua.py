@@ -1,26 +1,31 @@
-"""Check every Lua script against its header, against the house rules, and on a real server.
+"""Check the calls and the rooms of the library against their headers and the house rules, and let a
+real server load it.
 
-A script is one verb in `src/toril/lua/<verb>.lua`:
+A call is one verb in `src/toril/lua/calls/<verb>.lua`:
 
-    #!lua
     --[[
       releaseLane: let the next job of a lane go, once its head is done.
 
       Keys      lane list, wait list, marker zset, events stream
-      Args      job_id str (the head that finished), now_ms int
+      Args      job_id str (the head that finished), jobs list of {id, name}
       Returns   id of the job let go, or nil when the lane is empty
-      Refuses   -121  job_id is not the head of the lane               NotLaneHead
+      Refuses   NOT_HEAD  job_id is not the head of the lane           NotLaneHeadError
       Emits     waiting
       Keeps     I4
+      Flags     allow-oom
       Cost      O(1)
     ]]
-    local lane, wait, marker, events = unpack(KEYS)
-    local a = cmsgpack.unpack(ARGV[1])
-    --- @include "includes/wake"
+    function calls.releaseLane(KEYS, a, ARGV)
+      local lane, wait, marker, events = unpack(KEYS)
 
 The first word of each item under Keys and Args is its name. Text in parentheses or braces, and
-sentences that begin with a capital letter on a line of their own, are for the reader.
+sentences that begin with a capital letter on a line of their own, are for the reader; but of a list
+`of {…}` the names in the braces are the fields that its items may have.
 A read that could return any number of elements carries ``-- bounded: why`` in its line or above.
+
+A room is one noun in `src/toril/lua/rooms/<noun>.lua`: functions `noun.verb`, and what is private
+to them as locals of the file. What a function assigns to is its own, or belongs to `memory`, which
+is made anew for every call: nothing else may outlive one.
 """
 
 from __future__ import annotations
@@ -34,28 +39,34 @@ from pathlib import Path
 
 import redis
 
+from lua_scopes import Reader
 from toril import errors
 from toril.client import embedded
 from toril.protocol import scripts
+from toril.protocol.refusals import Refusal
+from toril.protocol.scripts import Library
 
 LUA = Path(__file__).parent.parent / "src" / "toril" / "lua"
 
 REQUIRED = ("Keys", "Args", "Returns", "Cost")
-OPTIONAL = ("Refuses", "Emits", "Keeps")
+OPTIONAL = ("Refuses", "Emits", "Keeps", "Flags")
+FLAGS = {"no-writes", "allow-oom"}
+LONGEST = 60
+"""How many lines a function may have."""
+OF_LUA = {
+    *("redis", "cjson", "cmsgpack", "string", "table", "math", "unpack", "ipairs", "pairs", "next"),
+    *("type", "tonumber", "tostring", "pcall", "error", "rawget", "setmetatable", "memory"),
+    "refusals",
+}
+"""What a room or a call may use that no room has."""
 
-SHEBANG = re.compile(r"#!lua( flags=[\w,-]+)?")
 HEADER = re.compile(r"--\[\[\n(?P<text>.*?)\n\]\]\n", re.DOTALL)
 FIELD = re.compile(r"^  (?P<name>[A-Z][a-z]+)(?: +(?P<text>\S.*))?$")
-KEY_LINE = re.compile(r"local ([\w, ]+) = unpack\(KEYS\)")
-IN_EVERY_CALL = {"skew_ms"}
-"""What tests may add to the arguments of any script."""
-ARGS_LINE = "local a = cmsgpack.unpack(ARGV[1])"
-PAYLOAD_LINE = re.compile(r"local \w+ = ARGV\[\d+\]")
-INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$', re.MULTILINE)
-REFUSAL = re.compile(r"\b(?:return|and|or)\s+(?:\{ )?(-\d+)\b")
-REFUSAL_LINE = re.compile(r"^(-\d+)\s+(.*?)(?:\s+(\w+))?$")
-FUNCTION = re.compile(r"\blocal function (\w+)")
-WHOLE_FUNCTION = re.compile(r"^local function (\w+)\b.*?^end$", re.MULTILINE | re.DOTALL)
+KEY_LINE = re.compile(r"^  local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
+PAYLOAD_LINE = re.compile(r" *local \w+ = ARGV\[\d+\]")
+REFUSAL = re.compile(r"\brefusals\.(\w+)")
+REFUSAL_LINE = re.compile(r"^([A-Z_]+)\s+(.*?)(?:\s+(\w+))?$")
+WHOLE_FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\b.*?^end$", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r'redis\.p?call\(\s*"([A-Z]+)"')
 
 # The commands that read without a limit, and what in their arguments would be one.
@@ -72,138 +83,189 @@ NEEDS_LIMIT = {
 
 
 def main() -> int:
+    library = scripts.library()
     problems: list[str] = []
-    includes = {path.stem: path.read_text() for path in sorted(LUA.glob("includes/*.lua"))}
-    for name, text in includes.items():
-        where = f"includes/{name}.lua"
-        problems += check_body(where, text, first_line=1)
-    names = scripts.names()
-    for name in names:
-        text = (LUA / f"{name}.lua").read_text()
-        problems += check_script(name, text, includes)
-    problems += check_on_server(names)
+    for name, text in library.rooms.items():
+        where = f"rooms/{name}.lua"
+        problems += check_body(where, text)
+        problems += check_names(where, text, name, library)
+    for name, text in library.calls.items():
+        problems += check_call(name, text, library)
+    problems += check_on_server(library)
     for problem in problems:
         print(problem)
-    print(f"lua: {len(names)} scripts, {len(includes)} includes, {len(problems)} problems")
+    counts = f"{len(library.calls)} calls, {len(library.rooms)} rooms"
+    print(f"lua: {counts}, {len(problems)} problems")
     return 1 if problems else 0
 
 
-def check_script(name: str, text: str, includes: dict[str, str]) -> Iterator[str]:
-    where = f"{name}.lua"
-    first, _, rest = text.partition("\n")
-    if not SHEBANG.fullmatch(first):
-        yield f"{where}:1: begins with {first!r} instead of '#!lua'"
-        return
-    header = HEADER.match(rest)
+def check_call(name: str, text: str, library: Library) -> Iterator[str]:
+    where = f"calls/{name}.lua"
+    header = HEADER.match(text)
     if header is None:
-        yield f"{where}:2: no header comment after '#!lua'"
+        yield f"{where}:1: no header comment at its beginning"
         return
-    body = rest[header.end() :]
-    body_line = text[: len(text) - len(body)].count("\n") + 1
-
     fields = read_fields(header["text"])
     if not re.match(rf"  {name}: \S", header["text"]):
-        yield f"{where}:3: the header does not begin with '{name}: what it does'"
+        yield f"{where}:2: the header does not begin with '{name}: what it does'"
     for field in REQUIRED:
         if not fields.get(field):
             yield f"{where}: the header has no {field}"
     for field in fields.keys() - set(REQUIRED) - set(OPTIONAL):
         yield f"{where}: the header has the unknown field {field!r}"
-
-    missing = [found for found in included(body, includes) if found not in includes]
-    for found in missing:
-        yield f"{where}: includes/{found}.lua does not exist"
-    if missing:
+    for flag in set(filter(None, re.split(r"[, ]+", fields.get("Flags", "")))) - FLAGS:
+        yield f"{where}: the flag {flag!r} is none of {sorted(FLAGS)}"
+    body = without_comments(text[header.end() :])
+    if f"function calls.{name}(KEYS, a, ARGV)\n" not in body:
+        yield f"{where}: has no 'function calls.{name}(KEYS, a, ARGV)'"
         return
-    everything = without_comments(resolve(body, includes))
-    yield from check_key_and_args_lines(where, body, fields, everything)
-    yield from check_refusals(where, fields, what_may_run(everything))
-    yield from check_definitions(where, everything, includes)
-    yield from check_body(where, body, first_line=body_line)
+    reachable = what_may_run(body, library)
+    yield from check_keys_and_args(where, body, fields, reachable)
+    yield from check_refusals(where, fields, reachable)
+    yield from check_names(where, text, "calls", library)
+    yield from check_body(where, text)
 
 
-def check_key_and_args_lines(
-    where: str, body: str, fields: dict[str, str], everything: str
+def check_names(where: str, text: str, own: str, library: Library) -> Iterator[str]:
+    """What the file uses is there; what it assigns to is its own; its functions are short."""
+    there = {name: exports(name, room) for name, room in library.rooms.items()}
+    reader = Reader(text).read()
+    for use in reader.uses:
+        place = f"{where}:{use.line}"
+        if use.is_assigned and use.depth > 0 and use.name != "memory":
+            yield f"{place}: assigns to {use.name}, which outlives the call"
+        elif use.is_assigned and use.depth == 0 and not use.is_of_file and use.name != own:
+            yield f"{place}: assigns to {use.name}, which is not its own"
+        elif use.is_of_file or use.name in OF_LUA or use.name == "calls" == own:
+            continue
+        elif use.name not in there:
+            yield f"{place}: uses {use.name}, which is no room and no word of Lua's"
+        elif use.member is not None and use.member not in there[use.name]:
+            yield f"{place}: uses {use.name}.{use.member}, which that room does not have"
+    for function in reader.functions:
+        lines = function.last_line - function.first_line + 1
+        if lines > LONGEST:
+            name = function.name or "a function"
+            yield f"{where}:{function.first_line}: {name} has {lines} lines, {LONGEST} are enough"
+
+
+def exports(name: str, text: str) -> set[str]:
+    """What a room gives to others: its functions, and constants that it sets at its top."""
+    found = set(re.findall(rf"^function {name}\.(\w+)", text, re.MULTILINE))
+    for line in re.findall(rf"^({name}\.\w+(?:, {name}\.\w+)*) = ", text, re.MULTILINE):
+        found |= {part.strip().removeprefix(f"{name}.") for part in line.split(",")}
+    return found
+
+
+def check_keys_and_args(
+    where: str, body: str, fields: dict[str, str], reachable: str
 ) -> Iterator[str]:
-    lines = body.splitlines()
-    key_line = KEY_LINE.fullmatch(lines[0]) if lines else None
+    first = body[body.index("function calls.") :].splitlines()[1]
+    key_line = KEY_LINE.fullmatch(first)
     if key_line is None:
-        yield f"{where}: the first line of code is not 'local … = unpack(KEYS)'"
+        yield f"{where}: the first line of the call is not 'local … = unpack(KEYS)'"
         return
-    # A key named like a word of Lua's has an underscore behind it: `repeat_`.
+    # A key named like a word of Lua's, or like a room, has an underscore behind it: `repeat_`.
     named = [part.strip().removesuffix("_") for part in key_line[1].split(",")]
-    listed = [name.removesuffix("_") for name in item_names(fields.get("Keys", ""))]
+    listed = item_names(fields.get("Keys", ""))
     if named != listed:
         yield f"{where}: the key line has {named}, the header {listed}"
 
     told = set(item_names(fields.get("Args", "")))
-    used = set(re.findall(r"(?<![\w.])a\.(\w+)", everything))
-    has_args_line = len(lines) > 1 and lines[1] == ARGS_LINE
-    if (told or used) and not has_args_line:
-        yield f"{where}: the second line of code is not {ARGS_LINE!r}"
-    for name in sorted(used - told - IN_EVERY_CALL):
+    used = set(re.findall(r"(?<!\w)a\.(\w+)", reachable))
+    for name in sorted(used - told):
         yield f"{where}: a.{name} is used and not listed under Args"
     for name in sorted(told - used):
         yield f"{where}: {name} is listed under Args and never used"
+    yield from check_nested(where, body, fields, reachable)
+
+
+def check_nested(where: str, body: str, fields: dict[str, str], reachable: str) -> Iterator[str]:
+    """Of a list of {…}: nothing is read of an item that is not listed, and all that is listed is.
+
+    An item is known by the name of its list in the singular, as in `for _, job in ipairs(a.jobs)`.
+    """
+    read_anywhere = set(re.findall(r"\.(\w+)", reachable))
+    for name, listed in nested_fields(fields.get("Args", "")).items():
+        for field in sorted(listed - read_anywhere):
+            yield f"{where}: {field} is listed under {name} and never read"
+        item = re.search(rf"for [\w]+, (\w+) in ipairs\(a\.{name}", body)
+        if item is None:
+            continue
+        read = set(re.findall(rf"(?<![\w.]){item[1]}\.(\w+)", body))
+        for field in sorted(read - listed - set(written_fields(body, item[1]))):
+            yield f"{where}: {item[1]}.{field} is read and not listed under {name}"
+
+
+def written_fields(body: str, item: str) -> list[str]:
+    """What the call itself writes into an item."""
+    return re.findall(rf"(?<![\w.]){item}\.(\w+)(?:, [\w.]+)* = ", body)
+
+
+def nested_fields(text: str) -> dict[str, set[str]]:
+    """The fields in the braces behind `name list of`, by name."""
+    flat = text.replace("\n", " ")
+    found = {}
+    for match in re.finditer(r"(\w+) list of \{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}", flat):
+        inner = match[2]
+        while (plain := re.sub(r"\([^()]*\)|\{[^{}]*\}", "", inner)) != inner:
+            inner = plain
+        found[match[1]] = {part.split()[0] for part in inner.split(",") if part.strip()}
+    return found
 
 
 def check_refusals(where: str, fields: dict[str, str], reachable: str) -> Iterator[str]:
-    told: dict[int, str | None] = {}
+    told: dict[str, str | None] = {}
     for line in fields.get("Refuses", "").splitlines():
         match = REFUSAL_LINE.match(line)
         if match:
-            told[int(match[1])] = match[3]
-    given = {int(code) for code in REFUSAL.findall(reachable)}
-    for code in sorted(given - told.keys()):
-        yield f"{where}: returns {code}, which is not listed under Refuses"
-    for code in sorted(told.keys() - given):
-        yield f"{where}: lists the refusal {code}, which nothing returns"
-    for code, error in told.items():
+            told[match[1]] = match[3]
+    given = set(REFUSAL.findall(reachable))
+    for name in sorted(given - set(Refusal.__members__)):
+        yield f"{where}: refuses with {name}, which is none of protocol/refusals.py"
+    for name in sorted(given - told.keys()):
+        yield f"{where}: refuses with {name}, which is not listed under Refuses"
+    for name in sorted(told.keys() - given):
+        yield f"{where}: lists the refusal {name}, which nothing gives"
+    for name, error in told.items():
         if error is None or not hasattr(errors, error):
-            yield f"{where}: the refusal {code} names no class of toril.errors ({error!r})"
+            yield f"{where}: the refusal {name} names no class of toril.errors ({error!r})"
 
 
-def what_may_run(everything: str) -> str:
-    """The code without the functions that nothing in the script calls."""
-    functions = {match[1]: match[0] for match in WHOLE_FUNCTION.finditer(everything)}
-    code = WHOLE_FUNCTION.sub("", everything)
-    words = set(re.findall(r"\w+", code))
-    while called := [name for name in functions if name in words]:
-        bodies = "\n".join(functions.pop(name) for name in called)
-        words |= set(re.findall(r"\w+", bodies))
-        code += "\n" + bodies
-    return code
+def what_may_run(body: str, library: Library) -> str:
+    """The code of a call and of all functions of rooms that it may come to."""
+    own = private(body)
+    homes = {name: private(without_comments(text)) for name, text in library.rooms.items()}
+    code = WHOLE_FUNCTION.sub("", body)
+    parts, seen, waiting = [code], set(), [("", code)]
+    waiting += [("", text) for text in own.values()]
+    while waiting:
+        room, text = waiting.pop()
+        parts.append(text)
+        functions = homes[room] if room else own
+        for word in set(re.findall(r"[\w.]+", text)):
+            home = word.partition(".")[0]
+            target = (home, word) if home in homes and home != word else (room, word)
+            there = homes.get(target[0], functions)
+            if word in there and target not in seen:
+                seen.add(target)
+                waiting.append((target[0], there[word]))
+    return "\n".join(parts)
 
 
-def check_definitions(where: str, everything: str, includes: dict[str, str]) -> Iterator[str]:
-    """A local function that is not included, or included too late, is nil when it is called."""
-    homes = {
-        function: name for name, text in includes.items() for function in FUNCTION.findall(text)
-    }
-    used = _first_places(r"(?<![\w.:])(?<!function )(\w+)\(", everything)
-    defined = _first_places(r"\blocal (?:function )?(\w+)", everything)
-    for function, home in homes.items():
-        if function in used and defined.get(function, len(everything)) > used[function]:
-            yield f"{where}: calls {function}() before includes/{home} is included"
+def private(text: str) -> dict[str, str]:
+    return {match[1]: match[0] for match in WHOLE_FUNCTION.finditer(text)}
 
 
-def _first_places(pattern: str, text: str) -> dict[str, int]:
-    """Where each name stands first, by name."""
-    places: dict[str, int] = {}
-    for match in re.finditer(pattern, text):
-        places.setdefault(match[1], match.start())
-    return places
-
-
-def check_body(where: str, body: str, *, first_line: int) -> Iterator[str]:
+def check_body(where: str, body: str) -> Iterator[str]:
     lines = body.splitlines()
     for number, line in enumerate(lines):
         code = without_comments(line)
         if re.search(r"\bKEYS\[", code):
-            yield f"{where}:{first_line + number}: KEYS by number; name it in the first line"
-        is_named = line == ARGS_LINE or PAYLOAD_LINE.fullmatch(code.rstrip())
+            yield f"{where}:{number + 1}: KEYS by number; name it in the first line"
+        is_named = PAYLOAD_LINE.fullmatch(code.rstrip())
         if re.search(r"\bARGV\[\d+\]", code) and not is_named:
-            yield f"{where}:{first_line + number}: ARGV by number; give it a name"
+            yield f"{where}:{number + 1}: ARGV by number; give it a name"
     for call in calls(body):
         reason = unbounded(call)
         start = body.count("\n", 0, call.start)
@@ -211,7 +273,7 @@ def check_body(where: str, body: str, *, first_line: int) -> Iterator[str]:
         around = lines[max(0, start - 1) : end + 1]
         if reason and not any("-- bounded:" in text for text in around):
             yield (
-                f"{where}:{first_line + start}: {reason}; limit it, or say why it is small in "
+                f"{where}:{start + 1}: {reason}; limit it, or say why it is small in "
                 f"a comment '-- bounded: why'"
             )
 
@@ -249,18 +311,22 @@ def unbounded(call: Call) -> str | None:
     return None
 
 
-def check_on_server(names: list[str]) -> Iterator[str]:
-    """Let a real server compile every script as it will be sent."""
+def check_on_server(library: Library) -> Iterator[str]:
+    """Let a real server load the library, and compile every call as a script."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
         embedded.start(directory) as server,
         redis.Redis.from_url(server.url) as client,
     ):
-        for name in names:
+        try:
+            client.execute_command("FUNCTION", "LOAD", library.source)
+        except redis.ResponseError as error:
+            yield f"the library: {error}"
+        for name in library.calls:
             try:
-                client.script_load(scripts.load(name).source)
-            except (redis.ResponseError, FileNotFoundError, ValueError) as error:
-                yield f"{name}.lua: {error}"
+                client.script_load(library.script(name).source)
+            except (redis.ResponseError, ValueError) as error:
+                yield f"calls/{name}.lua: {error}"
 
 
 def read_fields(header: str) -> dict[str, str]:
@@ -297,29 +363,6 @@ def items(text: str) -> list[str]:
     while (stripped := re.sub(r"\([^(){}]*\)|\{[^(){}]*\}", "", plain)) != plain:
         plain = stripped
     return [item.strip() for item in plain.split(",") if item.strip()]
-
-
-def included(text: str, includes: dict[str, str], seen: set[str] | None = None) -> list[str]:
-    """Every include of a text, and of those, in the order in which they are put in."""
-    seen = set() if seen is None else seen
-    order = []
-    for name in INCLUDE.findall(text):
-        if name not in seen:
-            seen.add(name)
-            order += [*included(includes.get(name, ""), includes, seen), name]
-    return order
-
-
-def resolve(text: str, includes: dict[str, str], seen: set[str] | None = None) -> str:
-    seen = set() if seen is None else seen
-
-    def put_in(match: re.Match[str]) -> str:
-        if match[1] in seen:
-            return ""
-        seen.add(match[1])
-        return resolve(includes[match[1]], includes, seen)
-
-    return INCLUDE.sub(put_in, text)
 
 
 def without_comments(code: str) -> str:

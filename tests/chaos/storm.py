@@ -348,7 +348,7 @@ async def _fault(
             await asyncio.sleep(dice.uniform(0.05, 0.5))
             await asyncio.to_thread(server.start)
         case "forget":
-            await client.script_flush()
+            await client.function_flush()
         case "disconnect":
             await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         case "cut" | "lose":

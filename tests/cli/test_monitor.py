@@ -358,7 +358,7 @@ async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
                 costs[-1][view] = await _calls(connection) - before
         for view, expected in COSTS.items():
             few, many = costs[0][view], costs[1][view]
-            assert many["evalsha"] == 2 * SEARCH_EVERY * (2 + expected), view
+            assert many["fcall_ro"] == 2 * SEARCH_EVERY * (2 + expected), view
             assert many["scan"] == 2, view
             assert many["eval"] + many["keys"] == 0, view
             if view is not View.LETTERS:

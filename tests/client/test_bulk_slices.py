@@ -51,7 +51,7 @@ async def test_a_bulk_change_is_made_of_many_small_scripts(start_server):
 
         async def check_slices(jobs: int) -> None:
             stats = await client.info("commandstats")
-            scripts = stats.pop("cmdstat_evalsha")["calls"]
+            scripts = stats.pop("cmdstat_fcall")["calls"]
             commands = sum(row["calls"] for row in stats.values())
             assert scripts >= jobs / MOST_JOBS_PER_SCRIPT
             assert commands / scripts <= MOST_JOBS_PER_SCRIPT * MOST_COMMANDS_PER_JOB

@@ -16,7 +16,7 @@ from toril.client.connection import Connection
 from toril.errors import ServerRefusalError
 from toril.options import Schedule
 from toril.protocol import adding, flows, numbering, scheduling
-from toril.protocol.command import Command, Resend
+from toril.protocol.command import Command, Resend, Way
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ async def test_a_smaller_number_is_a_ghost(call, queue, connection, client, pref
     before = await all_keys(client, prefix)
 
     with pytest.raises(redis.exceptions.ResponseError, match="GHOST"):
-        await client.execute_command(*numbered(call, 1).request(by_source=True))
+        await client.execute_command(*numbered(call, 1).request(way=Way.SOURCE))
 
     assert await all_keys(client, prefix) == before
 
@@ -179,7 +179,7 @@ async def test_what_an_add_costs_the_server(start_server):
             await queue.add_bulk([NewJob("x") for _ in range(200)])
             stats = raw.info("commandstats")
 
-    assert stats["cmdstat_evalsha"]["calls"] == 1
+    assert stats["cmdstat_fcall"]["calls"] == 1
     assert stats["cmdstat_set"]["calls"] == 1
     assert "cmdstat_get" not in stats
     assert "cmdstat_xrevrange" not in stats

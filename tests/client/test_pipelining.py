@@ -139,11 +139,11 @@ async def test_what_must_not_run_twice_is_not_sent_again(blocking, cutter, prefi
     await close()
 
 
-async def test_after_a_script_flush_each_script_is_shown_again(queue, client):
+async def test_after_a_flush_the_library_is_loaded_again(queue, client):
     from toril import NewJob
 
     await queue.add("first")
-    await client.script_flush()
+    await client.function_flush()
 
     jobs = await queue.add_bulk([NewJob("x", {"n": n}) for n in range(900)])
 

@@ -30,7 +30,7 @@ async def test_an_add_is_one_round_trip(server_and_queue):
         for number in range(10):
             await queue.add("x", {"n": number})
 
-    assert counted.commands == {"EVALSHA": 10}
+    assert counted.commands == {"FCALL": 10}
 
 
 async def test_a_thousand_jobs_in_bulk_are_five_calls(server_and_queue):
@@ -39,7 +39,7 @@ async def test_a_thousand_jobs_in_bulk_are_five_calls(server_and_queue):
     with counting(server) as counted:
         await queue.add_bulk([NewJob("x", {"n": number}) for number in range(1000)])
 
-    assert counted.commands == {"EVALSHA": 5}
+    assert counted.commands == {"FCALL": 5}
 
 
 async def test_adds_at_the_same_time_travel_together(server_and_queue):
@@ -49,7 +49,7 @@ async def test_adds_at_the_same_time_travel_together(server_and_queue):
     with counting(server) as counted:
         await asyncio.gather(*(queue.add("x", {"n": number}) for number in range(100)))
 
-    assert counted.commands == {"EVALSHA": 2}
+    assert counted.commands == {"FCALL": 2}
 
 
 async def test_a_duplicate_costs_one_more_read(server_and_queue):
@@ -59,7 +59,7 @@ async def test_a_duplicate_costs_one_more_read(server_and_queue):
         job = await queue.add("x", job_id="first")
 
     assert job.duplicated
-    assert counted.commands.pop("EVALSHA") == 1
+    assert counted.commands.pop("FCALL") == 1
     assert sum(counted.commands.values()) == 1
 
 
@@ -70,7 +70,7 @@ async def test_counts_and_a_state_are_one_round_trip_each(server_and_queue):
         await queue.get_job_counts()
         await queue.get_state("first")
 
-    assert counted.commands == {"EVALSHA": 2}
+    assert counted.commands == {"FCALL_RO": 2}
 
 
 async def test_a_finished_job_is_waited_for_with_one_look(server_and_queue):
@@ -83,4 +83,4 @@ async def test_a_finished_job_is_waited_for_with_one_look(server_and_queue):
     with counting(server) as counted:
         assert await queue.wait_for("first", timeout=60_000) == 41
 
-    assert counted.commands == {"EVALSHA": 1}
+    assert counted.commands == {"FCALL_RO": 1}

@@ -41,7 +41,7 @@ EXIT_CODE = 86
 DELAY_S = 0.5
 """Two renewals of the crash worlds. Nothing depends on how long it really takes."""
 
-_FORGET: Command[Any] = plain("SCRIPT", "FLUSH", parse=lambda reply: reply)
+_FORGET: Command[Any] = plain("FUNCTION", "FLUSH", parse=lambda reply: reply)
 _numbers = itertools.count(1)
 _saboteurs: dict[str, Saboteur] = {}
 
@@ -245,7 +245,7 @@ def _copy_of(sending: Sending) -> Sending:
     """The same request, with the same number; what becomes of it does not touch the first."""
     sending.request(time.monotonic())
     copy = Sending(sending.command)
-    copy._by_source = sending._by_source
+    copy._way = sending._way
     copy._number = sending._number
     return copy
 

@@ -207,6 +207,9 @@ async def test_a_user_who_may_little_still_gets_a_report(start_server, queue):
                     "+@connection",
                     "+eval",
                     "+evalsha",
+                    "+fcall",
+                    "+fcall_ro",
+                    "+function|load",
                     "+time",
                 ]
             )

@@ -116,7 +116,7 @@ async def test_draining_one_lane_does_not_read_the_delayed_jobs_of_others(queue,
     assert await queue.drain_lane("a", delayed=True) == 1
 
     stats = await client.info("commandstats")
-    assert stats["cmdstat_evalsha"]["calls"] == 2
+    assert stats["cmdstat_fcall"]["calls"] == 2
     assert "cmdstat_zrange" not in stats
 
 

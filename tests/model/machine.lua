@@ -1,3 +1,4 @@
+#!lua name=machine
 -- Runs steps from a state, one after another, and undoes each of them; see machine.py.
 --
 -- ARGV   the state: how many keys, then key, kind and packed content of each
@@ -10,52 +11,54 @@
 -- `changes` are key, kind and packed content of what is different now; the kind is "" for a key that
 -- is gone. A kind that ends in "!" has a time to live; `renewed` are the keys that were given one in
 -- this step, and for how long: afterwards nobody knows.
-local at = 0
+-- The server, and what else a library does not have while it is being loaded, is looked up by steps.
+local function server() return redis end
+local function call(...) return server().call(...) end
+
+local asked, at
 local function word()
   at = at + 1
-  return ARGV[at]
+  return asked[at]
 end
 
 local function words()
   local count = tonumber(word())
   at = at + count
-  return { unpack(ARGV, at - count + 1, at) }
+  return { unpack(asked, at - count + 1, at) }
 end
 
-local kinds, contents = {}, {}
-for _ = 1, tonumber(word()) do
-  local key = word()
-  kinds[key], contents[key] = word(), word()
-end
+local kinds, contents
 
 local FOREVER_MS = 1000000000000
 local WRITERS = { string = "SET", list = "RPUSH", hash = "HSET", set = "SADD", zset = "ZADD" }
 local function restore(key)
   local kind, has_end = string.match(kinds[key], "^(%l+)(!?)$")
-  redis.call(WRITERS[kind], key, unpack(cmsgpack.unpack(contents[key])))
-  if has_end == "!" then redis.call("PEXPIRE", key, FOREVER_MS) end
+  call(WRITERS[kind], key, unpack(cmsgpack.unpack(contents[key])))
+  if has_end == "!" then call("PEXPIRE", key, FOREVER_MS) end
 end
 
 local READERS = {
-  string = function(key) return { redis.call("GET", key) } end,
-  list = function(key) return redis.call("LRANGE", key, 0, -1) end,
-  hash = function(key) return redis.call("HGETALL", key) end,
-  set = function(key) return redis.call("SMEMBERS", key) end,
-  zset = function(key) return redis.call("ZRANGE", key, 0, -1, "WITHSCORES") end
+  string = function(key) return { call("GET", key) } end,
+  list = function(key) return call("LRANGE", key, 0, -1) end,
+  hash = function(key) return call("HGETALL", key) end,
+  set = function(key) return call("SMEMBERS", key) end,
+  zset = function(key) return call("ZRANGE", key, 0, -1, "WITHSCORES") end
 }
-local READS = {}
-for verb in string.gmatch([[EXISTS GET MGET TYPE HGET HMGET HGETALL HLEN HKEYS HEXISTS HSCAN LLEN
+local READS, KNOWN
+local function setOf(words)
+  local set = {}
+  for found in string.gmatch(words, "%S+") do set[found] = true end
+  return set
+end
+local READING = [[EXISTS GET MGET TYPE HGET HMGET HGETALL HLEN HKEYS HEXISTS HSCAN LLEN
     LRANGE LINDEX LPOS SCARD SISMEMBER SMEMBERS SSCAN SRANDMEMBER ZCARD ZCOUNT ZSCORE ZMSCORE ZRANGE
     ZREVRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZRANGEBYLEX ZLEXCOUNT ZRANK ZSCAN XRANGE XREVRANGE XLEN
-    XINFO SMISMEMBER ZRANDMEMBER]], "%u+") do
-  READS[verb] = true
-end
+    XINFO SMISMEMBER ZRANDMEMBER]]
 local HAVE_SEVERAL_KEYS = { DEL = true, UNLINK = true, RENAME = true, COPY = true }
 local LEFT_MS = 1000
 
 -- What the scripts call: the server, but for time, which stands still. Notes what they touch.
-local clock, touched, events, covered = "0", {}, {}, {}
-local call = redis.call
+local clock, touched, events, covered
 local function touch(key)
   if not touched[key] then
     touched[key] = true
@@ -82,14 +85,15 @@ local function watchedCall(verb, key, ...)
   return call(verb, key, ...)
 end
 
-local redis = setmetatable({
+local redis = {
   call = watchedCall,
+  error_reply = function(text) return server().error_reply(text) end,
   pcall = function(...)
     local is_fine, reply = pcall(watchedCall, ...)
     if is_fine or type(reply) == "table" then return reply end
     return { err = tostring(reply) }
   end
-}, { __index = redis })
+}
 
 local function COVER(number, ...)
   covered[number] = true
@@ -99,11 +103,8 @@ end
 -- What BullMQ's tools do to the keys, told in our own words.
 local PARTS = { logs = true, dependencies = true, processed = true, failed = true,
   unsuccessful = true, lock = true }
-local KNOWN = {}
-for name in string.gmatch([[active wait waiting-children paused id delayed prioritized stalled-check
-    completed failed stalled repeat limiter meta events pc marker de]], "%S+") do
-  KNOWN[name] = true
-end
+local NAMES = [[active wait waiting-children paused id delayed prioritized stalled-check
+    completed failed stalled repeat limiter meta events pc marker de]]
 
 local function isNamed(base, id)
   for name in pairs(KNOWN) do
@@ -143,6 +144,11 @@ local function retryFinished(KEYS, ARGV)
   return 0
 end
 
+local function library()
+--LIBRARY--
+return calls, serve
+end
+
 local scripts = {
   removeOrphans = removeOrphans,
   retryFinished = retryFinished,
@@ -152,7 +158,7 @@ local scripts = {
   pop = function(KEYS) return redis.call("ZPOPMIN", KEYS[1]) end,
   everything = function() for _, key in ipairs(call("KEYS", "*")) do touch(key) end end
 }
---SCRIPTS--
+local calls, serve = library()
 
 local function changes()
   local found, renewed = {}, {}
@@ -182,25 +188,39 @@ local function undo()
   touched, events = {}, {}
 end
 
-local gone, lacking = words(), words()
-if #gone > 0 then call("UNLINK", unpack(gone)) end
-for _, key in ipairs(lacking) do restore(key) end
-
-local results = {}
-for i = 1, tonumber(word()) do
-  local script = scripts[word()]
-  clock = word()
-  local keys, arguments = words(), words()
-  local is_fine, reply = pcall(script, keys, arguments)
-  if is_fine then
-    if reply == nil then reply = false end
-    local found, renewed = changes()
-    results[i] = { found, events, reply, renewed }
-  else
-    results[i] = type(reply) == "table" and reply.err or tostring(reply)
+--- One call: the state, then its steps.
+local function explore(_, ARGV)
+  asked, at = ARGV, 0
+  kinds, contents, touched, events, covered = {}, {}, {}, {}, {}
+  READS, KNOWN = READS or setOf(READING), KNOWN or setOf(NAMES)
+  for _ = 1, tonumber(word()) do
+    local key = word()
+    kinds[key], contents[key] = word(), word()
   end
-  undo()
+  local gone, lacking = words(), words()
+  if #gone > 0 then call("UNLINK", unpack(gone)) end
+  for _, key in ipairs(lacking) do restore(key) end
+
+  local results = {}
+  for i = 1, tonumber(word()) do
+    local name = word()
+    scripts[name] = scripts[name] or serve(calls[name])
+    local script = scripts[name]
+    clock = word()
+    local keys, arguments = words(), words()
+    local is_fine, reply = pcall(script, keys, arguments)
+    if is_fine then
+      if reply == nil then reply = false end
+      local found, renewed = changes()
+      results[i] = { found, events, reply, renewed }
+    else
+      results[i] = type(reply) == "table" and reply.err or tostring(reply)
+    end
+    undo()
+  end
+  local lines = {}
+  for number in pairs(covered) do lines[#lines + 1] = number end
+  return { results, lines }
 end
-local lines = {}
-for number in pairs(covered) do lines[#lines + 1] = number end
-return { results, lines }
+
+server().register_function("explore", explore)

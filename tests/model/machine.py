@@ -8,12 +8,10 @@ moves it, and nothing expires unless a step says so.
 
 from __future__ import annotations
 
-import re
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +21,13 @@ from tests.model.states import Cell, Cells, State, state_of
 from tests.servers import Server
 from toril.protocol import scripts
 from toril.protocol.command import Command, Resend
+from toril.protocol.scripts import Library
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
 OWN = ("nothing", "delete", "pop", "write", "everything", "removeOrphans", "retryFinished")
 """Steps that no script of ours takes; the last two are what tools of BullMQ do to the keys."""
 
-Mutate = Callable[[str, str], str]
 _FRAME = (Path(__file__).parent / "machine.lua").read_text()
 
 
@@ -79,19 +77,16 @@ def request_of(command: Command[Any], *, resent: bool = False, flight: str = "")
 
 
 class Machine:
-    """A server that runs requests from given states; ``mutate`` may change the scripts.
+    """A server that runs requests from given states, by our library or one with a planted bug.
 
     ``ask`` sends, ``answer`` reads what was asked first: several may be under way.
     """
 
-    def __init__(self, server: Server, mutate: Mutate | None = None) -> None:
+    def __init__(self, server: Server, library: Library | None = None) -> None:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(server.directory / "valkey.sock"))
         self._socket.settimeout(ENDLESS_S)
         self._reader = hiredis.Reader()
-        self._mutate = mutate
-        self._sha = ""
-        self._names: set[str] = set()
         self._cells = Cells()
         self._there: dict[str, Cell] = {}
         self._asked: deque[tuple[State, list[int]]] = deque()
@@ -99,6 +94,8 @@ class Machine:
         self.covered: set[int] = set()
         self.runs = 0
         self._call("FLUSHALL")
+        code = (library or scripts.library()).code
+        self._call("FUNCTION", "LOAD", "REPLACE", _FRAME.replace("--LIBRARY--", code))
 
     def close(self) -> None:
         """Whoever comes next finds nothing under way."""
@@ -108,8 +105,6 @@ class Machine:
 
     def run(self, state: State, clock_ms: int, request: Request) -> Result:
         """What one request makes of the state."""
-        if request.script not in self._names:
-            self._load({request.script})
         (told,), covered = self._call(*self._words(state, [(clock_ms, request)]))
         self.covered.update(covered)
         result = self._result(state, {cell.key: cell for cell in state}, told)
@@ -123,9 +118,6 @@ class Machine:
 
     def ask(self, wanted: Sequence[tuple[State, Sequence[Timed]]]) -> None:
         """Let the server expand each of these states by the requests; equal ones are run once."""
-        names = {request.script for _, requests in wanted for _, request in requests}
-        if not names <= self._names:
-            self._load(names)
         packed = []
         for state, requests in wanted:
             numbers: dict[Timed, int] = {}
@@ -168,7 +160,7 @@ class Machine:
         gone = [key for key, cell in self._there.items() if wanted.get(key) is not cell]
         lacking = [cell.key for cell in state if self._there.get(cell.key) is not cell]
         self._there = wanted
-        words: list[Any] = ["EVALSHA", self._sha, 0, len(state)]
+        words: list[Any] = ["FCALL", "explore", 0, len(state)]
         for cell in state:
             words += (cell.key, cell.kind, cell.packed)
         words += (len(gone), *gone, len(lacking), *lacking, len(requests))
@@ -195,21 +187,3 @@ class Machine:
         if isinstance(reply, Exception):
             raise ScriptError(str(reply))
         return reply
-
-    def _load(self, names: set[str]) -> None:
-        """Put more scripts into the frame."""
-        self._names |= names
-        parts = []
-        for name in sorted(self._names.difference(OWN)):
-            source = source_of(name)
-            if self._mutate is not None:
-                source = self._mutate(name, source)
-            parts.append(f"scripts.{name} = function(KEYS, ARGV)\n{source}\nend\n")
-        text = "#!lua\n" + _FRAME.replace("--SCRIPTS--", "".join(parts))
-        self._sha = self._call("SCRIPT", "LOAD", text).decode()
-
-
-@cache
-def source_of(name: str) -> str:
-    """The text of a script as the server gets it."""
-    return re.sub(r"^#!lua.*\n", "", scripts.load(name).source)

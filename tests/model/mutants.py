@@ -4,7 +4,7 @@ A server call is left out, or exchanged for its opposite; a limit is a thousand 
 comparison of the numbers or tokens of calls always holds.
 
 The list is made from the text of the scripts: every statement that is a call of the server or of a
-helper that writes, in the scripts and includes that the universes use.
+helper that writes, in the calls and rooms that the universes use.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 from toril.protocol import scripts
+from toril.protocol.scripts import Library
 
 FILES = (
     *("settle", "sweep", "renew", "remove", "promote", "retry", "pause", "resume", "add"),
-    *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler"),
-    *("includes/finish", "includes/take", "includes/takeLanes", "includes/lanes"),
-    *("includes/batch", "includes/place", "includes/promoteDue", "includes/promoteJob"),
-    *("includes/removeJob", "includes/takeOut", "includes/deleteJob", "includes/insertJob"),
-    *("includes/deduplicate", "includes/deduplication"),
-    *("includes/deadLetter", "includes/buryPlainly"),
-    *("includes/replay", "includes/retryJob", "includes/parents", "includes/groups"),
-    *("includes/cancelWaiting", "includes/schedule", "includes/openEnd", "includes/hold"),
-    *("includes/metrics", "includes/retain", "includes/numbered", "purgeDeadLetters"),
+    *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler", "purgeDeadLetters"),
+    *("rooms/jobs", "rooms/takes", "rooms/laneTakes", "rooms/lanes", "rooms/batches"),
+    *("rooms/places", "rooms/deduplication", "rooms/burials", "rooms/replays", "rooms/parents"),
+    *("rooms/groups", "rooms/members", "rooms/schedules", "rooms/gates", "rooms/metrics"),
+    "rooms/requests",
 )
 
 _WRITERS = (
-    r"redis\.p?call|call|wake|wakeWhenDue|emit|emitTrimmed|placeReady|placeFirst|placeDelayed|"
-    r"deleteJob|releaseBatch|promoteDue|releaseLane|placeLane|enterLane|dropLaneHolder|saveLaneHolders|"
-    r"returnToLane|putOffInLane|wakeForLanes|wakeLanesWhenDue|groupOnSettled|settleGroup|endGroup|"
-    r"turnGroup|cancelMembers|undoNext|emitGroup|releaseDeduplication|forgetDeduplication|"
-    r"childCompleted|childFailed|releaseParent|unlinkFromParent|removeJob|removeAnyJob|insertJob|writeFailure"
+    r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|emitGroup|"
+    r"journal\.(?:emit|emitTrimmed)|places\.(?:wake|wakeWhenDue|ready|first|delay|promoteDue)|"
+    r"batches\.release|jobs\.(?:delete|insert|remove|removeAny)|"
+    r"lanes\.(?:release|place|enter|dropHolder|saveHolders|giveBack|putOff|wake|wakeWhenDue)|"
+    r"groups\.(?:onSettled|settle|turn|emit)|deduplication\.(?:release|forget)|"
+    r"parents\.(?:childCompleted|childFailed|release|unlink)|dropHolder|saveHolders"
 )
 _STATEMENT = re.compile(rf"^(?P<indent> *)(?P<call>(?:{_WRITERS})\()", re.MULTILINE)
 _OPPOSITES = {
@@ -71,12 +68,12 @@ class Mutant:
         verb = "without" if not self.after.strip("; \n") else f"{self.after.strip()} for"
         return f"{self.file}:{self.line} {verb} {' '.join(self.before.split())}"
 
-    def __call__(self, name: str, source: str) -> str:
-        """The text of a script with this change; the same when it does not use the file."""
+    def library(self) -> Library:
+        """Our library with this change."""
         start = _places(self.file)[self.offset]
         text = _text(self.file)
         changed = text[:start] + self.after + text[start + len(self.before) :]
-        return _assembled(name, {self.file: changed})
+        return scripts.library().with_texts({self.file: changed})
 
 
 @cache
@@ -110,18 +107,15 @@ def _in_place_of(file: str, text: str, match: re.Match[str], group: str, after: 
     return Mutant(file, _line(text, match.start(group)), match[group], after, match.start(group))
 
 
-def marked(name: str, source: str) -> str:
-    """The text of a script in which every line that a mutant changes says that it was run."""
-    return _assembled(name, _marked_files())
-
-
 @cache
-def _marked_files() -> dict[str, str]:
+def marked() -> Library:
+    """Our library, in which every line that a mutant changes says that it was run."""
     found: dict[str, dict[tuple[int, str], list[int]]] = {}
     for number, mutant in enumerate(all_mutants()):
         place = (_places(mutant.file)[mutant.offset], mutant.before)
         found.setdefault(mutant.file, {}).setdefault(place, []).append(number)
-    return {file: _marked(_text(file), places) for file, places in found.items()}
+    texts = {file: _marked(_text(file), places) for file, places in found.items()}
+    return scripts.library().with_texts(texts)
 
 
 def _marked(text: str, places: dict[tuple[int, str], list[int]]) -> str:
@@ -137,20 +131,9 @@ def _marked(text: str, places: dict[tuple[int, str], list[int]]) -> str:
     return text
 
 
-def _assembled(name: str, changed: dict[str, str]) -> str:
-    """A script put together of files some of which are changed."""
-
-    def read(include: str) -> str:
-        file = f"includes/{include}"
-        return changed[file] if file in changed else _text(file)
-
-    source = scripts.put_together(changed[name] if name in changed else _text(name), read)
-    return re.sub(r"^#!lua.*\n", "", source)
-
-
 @cache
 def _text(file: str) -> str:
-    return files("toril").joinpath("lua", f"{file}.lua").read_text("utf-8")
+    return scripts.library().text(file)
 
 
 @cache

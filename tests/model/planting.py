@@ -22,7 +22,7 @@ def coverage(server: Server) -> Coverage:
     where: Coverage = {}
     for name, world in EVERYWHERE.items():
         for most in (400, MOST_TO_COVER):
-            machine = Machine(server, marked)
+            machine = Machine(server, marked())
             explore(world, machine, most=most, is_deep=name in WORLDS, drain_share=0.0)
             machine.close()
             for number in machine.covered:
@@ -41,7 +41,7 @@ def find(mutant: Mutant, worlds: dict[str, int], server: Server) -> str | None:
 
 
 def _look(mutant: Mutant, name: str, most: int, server: Server) -> str | None:
-    machine = Machine(server, mutant)
+    machine = Machine(server, mutant.library())
     try:
         explore(EVERYWHERE[name], machine, most=most, is_deep=name in WORLDS, drain_share=0.03)
     except (Violation, ScriptError) as violation:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 import pytest
 
 from tests.model.explorer import explore
@@ -11,6 +9,7 @@ from tests.model.machine import Machine
 from tests.model.violation import Violation
 from tests.model.worlds import groups
 from tests.servers import Server
+from toril.protocol import scripts
 
 MOST = 20_000
 BUGS = {
@@ -41,8 +40,8 @@ BUGS = {
     "every failure turns the group": (
         groups.GROUP,
         "groups",
-        '  if group.state ~= "ACTIVE" then\n    settleGroup(group, now)\n  elseif',
-        "  if false then\n    settleGroup(group, now)\n  elseif",
+        '  if group.state ~= "ACTIVE" then\n    groups.settle(group, now)\n  elseif',
+        "  if false then\n    groups.settle(group, now)\n  elseif",
     ),
     "a failed undoing is hidden": (
         groups.GROUP,
@@ -64,11 +63,11 @@ BUGS = {
     ),
     "a member is cancelled that somebody runs": (
         groups.GROUP,
-        "cancelWaiting",
-        "if not holders[i] or released[locks[i]] then",
+        "members",
+        "if not holders[i] or released[lock_keys[i]] then",
         "if true then",
         'if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then',
-        'if redis.call("LREM", queue.active, 1, id) == 1 then places[id] = "active"\n    else',
+        'if redis.call("LREM", queue.active, 1, id) == 1 then place_of[id] = "active"\n    else',
     ),
 }
 
@@ -82,17 +81,14 @@ def model_server():
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_found(model_server, name):
     """SAGA-22, SAGA-42: each of these is a protocol that somebody might have written."""
-    world, include, *texts = BUGS[name]
-    home = files("toril").joinpath("lua", "includes", f"{include}.lua").read_text()
-    changes = dict(zip(texts[::2], texts[1::2], strict=True))
-    assert all(home.count(old) == 1 for old in changes)
+    world, room, *texts = BUGS[name]
+    library = scripts.library()
+    text = library.rooms[room]
+    for old, new in zip(texts[::2], texts[1::2], strict=True):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
 
-    def plant(script: str, source: str) -> str:
-        for old, new in changes.items():
-            source = source.replace(old, new)
-        return source
-
-    machine = Machine(model_server, plant)
+    machine = Machine(model_server, library.with_texts({f"rooms/{room}": text}))
     with pytest.raises(Violation) as found:
         explore(world, machine, most=MOST, is_deep=True)
     machine.close()

@@ -128,7 +128,7 @@ def test_obliterating_by_force_pauses_first_and_erases_last():
     assert [command.args.get("cursor") for command in asked[3:]] == ["0", "17"]
 
 
-@pytest.mark.parametrize(("code", "error"), [(-111, NotPausedError), (-112, JobLockedError)])
+@pytest.mark.parametrize(("code", "error"), [(-114, NotPausedError), (-112, JobLockedError)])
 def test_obliterating_says_what_to_do_first(code, error):
     with pytest.raises(error, match=r"queue 'q' .* obliterate"):
         drive(removing.obliterate(KEYS), [code])

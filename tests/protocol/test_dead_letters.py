@@ -498,7 +498,7 @@ def test_a_run_is_resumed_from_what_the_server_remembers():
     [
         (-1, DeadLetterNotFoundError),
         (-111, JobLockedError),
-        (-112, TooManyReplaysError),
+        (-115, TooManyReplaysError),
         (-113, RefusedError),
     ],
 )

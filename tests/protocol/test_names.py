@@ -182,34 +182,37 @@ def test_passwords_stay_out_of_messages():
     assert "secret" not in str(refused.value)
 
 
-def test_every_script_loads_and_is_loaded_once():
+def test_every_call_of_the_library_is_made_once():
     names = scripts.names()
 
     assert {"add", "settle", "sweep"} <= set(names)
     for name in names:
         script = scripts.load(name)
         assert script is scripts.load(name)
+        assert script.function == f"{name}_{scripts.library().version}"
         assert script.source.startswith("#!lua")
-        assert "@include" not in script.source
         assert len(script.sha) == 40
         assert script.key_names[0]
 
 
-def test_a_script_without_its_key_line_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "bad.lua").write_text("#!lua\nreturn 1\n")
-    monkeypatch.setattr(scripts, "_folder", lambda: tmp_path)
+def test_a_call_without_its_key_line_is_refused():
+    library = scripts.library().with_texts({"add": "function calls.add(KEYS, a, ARGV)\nend\n"})
 
-    with pytest.raises(ValueError, match="script 'bad' does not begin with"):
-        scripts.load("bad")
+    with pytest.raises(ValueError, match="call 'add' does not begin with"):
+        library.script("add")
 
 
-def test_an_include_is_put_in_once(tmp_path, monkeypatch):
-    (tmp_path / "includes").mkdir()
-    (tmp_path / "includes" / "a.lua").write_text('--- @include "includes/b"\nlocal a = b\n')
-    (tmp_path / "includes" / "b.lua").write_text("local b = 1\n")
-    lines = ["#!lua", "local base = unpack(KEYS)"]
-    lines += ['--- @include "includes/a"', '--- @include "includes/b"', "return a", ""]
-    (tmp_path / "twice.lua").write_text("\n".join(lines))
-    monkeypatch.setattr(scripts, "_folder", lambda: tmp_path)
+def test_two_versions_have_different_names():
+    library = scripts.library()
+    other = library.with_texts({"rooms/clock": library.rooms["clock"] + "clock.X = 1\n"})
 
-    assert scripts.load("twice").source.count("local b = 1") == 1
+    assert library.name == f"toril_{library.version}"
+    assert other.name != library.name
+    assert other.script("add").function != library.script("add").function
+
+
+def test_comments_are_for_readers():
+    library = scripts.library()
+    told = library.with_texts({"rooms/clock": "-- a word\n" + library.rooms["clock"]})
+
+    assert told.name == library.name

@@ -17,11 +17,13 @@ from toril.errors import (
 from toril.protocol.command import Command, Resend
 from toril.protocol.numbering import RESEND_WITHIN_S, Flights
 from toril.protocol.scripts import Script
-from toril.protocol.sending import Sending
+from toril.protocol.sending import MOST_LOADS, Dialect, Sending
 
 LOST = redis.ConnectionError("Connection closed by server.")
 LOADING = redis.BusyLoadingError("LOADING the dataset")
 UNKNOWN = redis.exceptions.NoScriptError("NOSCRIPT No matching script.")
+NOT_LOADED = redis.ResponseError("Function not found")
+NO_FUNCTIONS = redis.ResponseError("unknown command `FCALL`, with args beginning with: `add`")
 
 
 GHOST = redis.ResponseError("GHOST a newer call of this flight was made already")
@@ -33,10 +35,21 @@ def sending(
     *,
     was_sent: bool = False,
     source: str = "return 1",
+    is_reading: bool = False,
     flights: Flights | None = None,
+    dialect: Dialect | None = None,
 ) -> Sending:
-    script = Script("test", source, "sha", ())
-    result = Sending(Command(int, script=script, args={}, resend=resend), flights)
+    script = Script(
+        name="test",
+        function="test_1",
+        source=source,
+        sha="sha",
+        library="library",
+        key_names=(),
+        is_reading=is_reading,
+    )
+    command = Command(int, script=script, keys=("bull:q",), args={}, resend=resend)
+    result = Sending(command, flights, dialect)
     result.was_sent = was_sent
     return result
 
@@ -70,8 +83,8 @@ def test_a_script_sent_again_is_told_so():
 
     marked.end_after(LOST, "server")
 
-    assert b"resend" not in before[3]
-    assert b"resend" in marked.request(0.0)[3]
+    assert b"resend" not in before[4]
+    assert b"resend" in marked.request(0.0)[4]
 
 
 def test_a_script_that_never_left_is_not_told_so():
@@ -79,11 +92,79 @@ def test_a_script_that_never_left_is_not_told_so():
 
     marked.end_after(LOST, "server")
 
-    assert b"resend" not in marked.request(0.0)[3]
+    assert b"resend" not in marked.request(0.0)[4]
+
+
+def test_a_call_goes_by_its_name_in_the_library():
+    assert sending(Resend.NEVER).request(0.0)[:3] == ("FCALL", "test_1", 1)
+    assert sending(Resend.NEVER, is_reading=True).request(0.0)[0] == "FCALL_RO"
+
+
+def test_a_library_that_is_not_there_is_loaded_and_the_call_sent_again():
+    call = sending(Resend.NEVER, was_sent=True)
+
+    assert call.lacks_library(NOT_LOADED)
+    loading = call.loading()
+    assert loading.request(0.0) == ("FUNCTION", "LOAD", "library")
+    assert loading.command.near == "bull:q"
+    assert call.request(0.0)[0] == "FCALL"
+    assert not call.was_sent
+    exists = redis.ResponseError("Library 'toril_1' already exists")
+    assert call.end_of_loading(exists) is None
+    assert call.request(0.0)[0] == "FCALL"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NO_FUNCTIONS,
+        redis.exceptions.NoPermissionError(
+            "User small has no permissions to run the 'function|load' command"
+        ),
+    ],
+)
+def test_where_there_are_no_functions_this_call_and_all_others_go_as_scripts(error):
+    dialect = Dialect()
+    call = sending(Resend.NEVER, was_sent=True, dialect=dialect)
+
+    assert call.end_of_loading(error) is None
+
+    assert call.request(0.0)[:2] == ("EVALSHA", "sha")
+    assert sending(Resend.NEVER, dialect=dialect).request(0.0)[0] == "EVALSHA"
+    assert sending(Resend.NEVER).request(0.0)[0] == "FCALL"
+
+
+def test_a_full_server_that_lacks_the_library_gets_this_call_as_a_script():
+    """Loading needs memory; a call that frees some does not."""
+    dialect = Dialect()
+    call = sending(Resend.NEVER, dialect=dialect)
+
+    assert call.end_of_loading(redis.exceptions.OutOfMemoryError("OOM command not allowed")) is None
+
+    assert call.request(0.0)[0] == "EVALSHA"
+    assert sending(Resend.NEVER, dialect=dialect).request(0.0)[0] == "FCALL"
+
+
+def test_any_other_trouble_with_loading_is_that_of_the_call():
+    call = sending(Resend.NEVER)
+
+    assert call.end_of_loading(LOST) is LOST
+    assert call.request(0.0)[0] == "FCALL"
+
+
+def test_a_library_that_is_flushed_again_and_again_ends_in_a_script():
+    call = sending(Resend.NEVER)
+    while call.lacks_library(NOT_LOADED):
+        pass
+
+    assert call.goes_again_at_once(NOT_LOADED)
+    assert call.request(0.0)[0] == "EVALSHA"
+    assert MOST_LOADS < 100
 
 
 def test_an_unknown_script_goes_by_its_source_once():
     unknown = sending(Resend.NEVER, was_sent=True)
+    unknown.goes_again_at_once(NO_FUNCTIONS)
 
     assert unknown.goes_again_at_once(UNKNOWN)
     assert unknown.request(0.0)[:2] == ("EVAL", "return 1")
@@ -100,7 +181,7 @@ def test_a_lost_reply_stays_open_when_nobody_answers_afterwards():
 
 
 def test_a_lost_reply_of_a_reading_command_is_no_riddle():
-    read = sending(Resend.SAME, was_sent=True, source="#!lua flags=no-writes\nreturn 1")
+    read = sending(Resend.SAME, was_sent=True, is_reading=True)
 
     assert isinstance(read.end_after(LOST, "server", is_last=True), ServerUnavailableError)
 
@@ -143,7 +224,7 @@ def some_flights(clock_us=lambda: 0) -> Flights:
 
 
 def number_of(numbered: Sending, now_s: float = 0.0) -> dict[str, object]:
-    return msgspec.msgpack.decode(numbered.request(now_s)[3])
+    return msgspec.msgpack.decode(numbered.request(now_s)[4])
 
 
 def test_a_numbered_call_keeps_its_number_however_often_it_is_sent():

@@ -162,7 +162,7 @@ async def test_bulk_adds_go_a_few_at_a_time(start_server):
         with counting(server) as counted:
             await queue.add_bulk([NewJob("big", BIG) for _ in range(10)])
 
-        assert counted.commands == {"EVALSHA": 5}
+        assert counted.commands == {"FCALL": 5}
         assert await queue.get_waiting_count() == 11
 
 
@@ -180,4 +180,4 @@ async def test_a_drain_moves_a_few_at_a_time(start_server):
             async with Worker("q", handle, connection=server.unix_url, concurrency=40):
                 await wait_until(lambda: len(done) == 40)
 
-    assert counted.commands["EVALSHA"] >= 20
+    assert counted.commands["FCALL"] >= 20

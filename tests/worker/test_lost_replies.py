@@ -188,7 +188,7 @@ async def test_nothing_is_added_again_although_it_has_run_and_gone(
         return len(ran) == count and await is_over()
 
     await start_worker(handler)
-    await inside.client.script_load(scripts.load(script).source)
+    await inside.client.function_load(scripts.load(script).library, replace=True)
     proxy.rule = every(1, script, fault)
     proxy.may_lose.clear()
     adding = asyncio.create_task(add(proxy.url, prefix))

@@ -75,13 +75,13 @@ def assert_all_completed_once(load: Load, server) -> None:
         assert client.zcard("bull:q:failed") == 0
 
 
-async def test_script_flush_under_load(start_server):
+async def test_a_library_flushed_under_load(start_server):
     """reliability 2.11: a script that the server forgot is sent again."""
     server = start_server()
     async with Load(server.unix_url) as load:
         with server.client() as client:
             for _ in range(8):
-                client.script_flush()
+                client.function_flush()
                 await load.until_some_more(10)
         await load.end()
         await load.worker.close()

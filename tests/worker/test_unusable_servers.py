@@ -25,7 +25,7 @@ from toril.protocol.replies import Trouble, classify
 from toril.sync.connection import Connection as BlockingConnection
 from toril.worker import worker as worker_module
 
-MAY_NOT_EVAL = ("on", ">x", "~*", "&*", "+@all", "-eval", "-evalsha")
+MAY_NOT_EVAL = ("on", ">x", "~*", "&*", "+@all", "-@scripting")
 MAY_NOT_EMIT = ("on", ">x", "~*", "&*", "+@all", "-xadd")
 
 
@@ -42,6 +42,8 @@ class OldServer(socketserver.StreamRequestHandler):
         return self.rfile.read(length + 2)[:-2]
 
     def _answer(self, verb: bytes) -> bytes:
+        if verb == b"FCALL":
+            return b"-ERR unknown command `FCALL`, with args beginning with: `add`, `13`, \r\n"
         if verb == b"EVALSHA":
             return b"-NOSCRIPT No matching script. Please use EVAL.\r\n"
         if verb == b"EVAL":
@@ -63,6 +65,9 @@ def urls() -> Iterator[dict[str, str]]:
     threading.Thread(target=old.serve_forever, daemon=True).start()
     with guarded, replica, old:
         with guarded.client() as client:
+            # Who may not emit finds out when there is something to tell.
+            client.hset("bull:q:1", mapping={"name": "x", "data": "{}", "opts": "{}"})
+            client.rpush("bull:q:wait", "1")
             client.execute_command("ACL", "SETUSER", "silent", *MAY_NOT_EMIT)
             client.execute_command("ACL", "SETUSER", "reader", *MAY_NOT_EVAL)
             client.execute_command("ACL", "SETUSER", "default", "resetpass", ">secret")

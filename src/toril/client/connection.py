@@ -20,14 +20,16 @@ from toril.client.ids import flights
 from toril.client.sockets import REPLY_TIMEOUT_S, TROUBLES, maker, news_of_primary
 from toril.client.transport import SOCKET_TIMEOUT_S, ServerTransport
 from toril.errors import InvalidOptionError
+from toril.logs import get_logger
 from toril.protocol import address
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_one_slot
-from toril.protocol.sending import Sending, longest_block_ms
+from toril.protocol.sending import Dialect, Sending, longest_block_ms
 from toril.protocol.slots import Node
 
 T = TypeVar("T")
+logger = get_logger(__name__)
 
 
 class RedisClient(Protocol):
@@ -73,6 +75,8 @@ class Connection:
         self._patience_s = patience_s
         self._blocking_margin_s = blocking_margin_s
         self._has_written = False
+        self._dialect = Dialect()
+        self._has_told = False
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -163,7 +167,7 @@ class Connection:
 
     async def _exchange(self, command: Command[Any]) -> Any:
         timeout_s = self._timeout_s(command.block_ms)
-        sending = Sending(command, flights)
+        sending = Sending(command, flights, self._dialect)
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
         try:
@@ -171,11 +175,12 @@ class Connection:
                 try:
                     reply = await self._transport.exchange(sending, timeout_s)
                 except TROUBLES as error:
-                    if sending.goes_again_at_once(error):
+                    trouble = await self._mend(sending, error)
+                    if trouble is None:
                         continue
                     now = time.monotonic()
                     give_up_at = give_up_at or now + self._patience_s
-                    end = self._end(sending, error, is_last=now >= give_up_at)
+                    end = self._end(sending, trouble, is_last=now >= give_up_at)
                     if end is not None:
                         raise end from error
                 else:
@@ -189,7 +194,7 @@ class Connection:
     async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
         """The answer to each command, or the error that it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
-        sendings = [Sending(command, flights) for command in commands]
+        sendings = [Sending(command, flights, self._dialect) for command in commands]
         try:
             return await self._exchange_sendings(sendings, timeout_s, at_once)
         finally:
@@ -214,12 +219,13 @@ class Connection:
                 if not isinstance(reply, Exception):
                     self._has_written = self._has_written or sendings[index].command.writes
                     continue
-                if sendings[index].goes_again_at_once(reply):
+                trouble = await self._mend(sendings[index], reply)
+                if trouble is None:
                     again.append(index)
                     continue
                 now = time.monotonic()
                 give_up_at = give_up_at or now + self._patience_s
-                end = self._end(sendings[index], reply, is_last=now >= give_up_at)
+                end = self._end(sendings[index], trouble, is_last=now >= give_up_at)
                 if end is None:
                     again.append(index)
                     has_to_pause = True
@@ -231,6 +237,27 @@ class Connection:
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(pause_s * 2, 1.0)
         return answers
+
+    async def _mend(self, sending: Sending, error: Exception) -> Exception | None:
+        """None when the command may go again at once; else the error that it met."""
+        if sending.lacks_library(error):
+            try:
+                await self._transport.exchange(sending.loading(), self._reply_timeout_s)
+            except TROUBLES as trouble:
+                error = trouble
+                end = sending.end_of_loading(trouble)
+            else:
+                return None
+        else:
+            end = None if sending.goes_again_at_once(error) else error
+        if not self._dialect.has_functions and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "%s has no functions for us (%s); calls go as scripts, which is slower",
+                self._transport,
+                error,
+            )
+        return end
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
         """Why a command is not sent again. A server that took a write is no mere replica."""

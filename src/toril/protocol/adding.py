@@ -20,6 +20,7 @@ from toril.protocol import codec, deduplicating
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_job_id, check_known_id
+from toril.protocol.refusals import Refusal
 
 MOST_JOBS_PER_CALL = 200
 MOST_BYTES_PER_CALL = 500_000
@@ -196,16 +197,16 @@ def _answer(job: Prepared, code: int | bytes, now_ms: int) -> Added | RefusedErr
 
 def refusal(job: Prepared, code: int) -> RefusedError:
     """The error for the code with which a job was refused."""
-    if code == -5:
+    if code == Refusal.NO_PARENT:
         return ParentNotFoundError(
             f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"
         )
-    if code == -121 and "max_lane_size" not in job.entry:
+    if code == Refusal.LANE_FULL and "max_lane_size" not in job.entry:
         return LaneFullError(
             f"job {job.id!r} was not added: there was no room in lane {job.entry['lane']!r} for"
             f" one before it; add it after that"
         )
-    if code == -121:
+    if code == Refusal.LANE_FULL:
         return LaneFullError(
             f"job {job.id!r} was not added: lane {job.entry['lane']!r} would have more than"
             f" {job.entry['max_lane_size']} waiting jobs, its max_lane_size; add it later"

@@ -10,6 +10,7 @@ from toril.protocol import codec
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Plan, Resend, plain, script
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.refusals import Refusal
 
 LONG_LIST = 2000
 MAIL_MS = 60_000
@@ -49,11 +50,11 @@ def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancel
 
     def parse(code: int) -> Cancelled:
         match code:
-            case -1:
+            case Refusal.MISSING:
                 raise JobNotFoundError(f"job {job_id!r} does not exist, so it cannot be cancelled")
-            case -3:
+            case Refusal.NOT_IN_STATE:
                 raise JobNotInStateError(f"job {job_id!r} is finished; there is nothing to cancel")
-            case -8:
+            case Refusal.SCHEDULED:
                 raise SchedulerOwnsJobError(
                     f"job {job_id!r} is the next iteration of its scheduler, which would end"
                     f" without it; remove the scheduler instead"
@@ -65,7 +66,7 @@ def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancel
         keys,
         args,
         parse,
-        extra={"repeat_": keys.repeat},
+        extra={"repeat": keys.repeat},
         resend=Resend.MARKED,
     )
     return result

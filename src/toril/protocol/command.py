@@ -33,6 +33,14 @@ Word = str | bytes | int | float
 """One word of a server command."""
 
 
+class Way(Enum):
+    """How a call of our library is sent."""
+
+    FUNCTION = "by its name in the library that the server holds"
+    SCRIPT = "by the hash of its text"
+    SOURCE = "by its text, which the server does not know yet"
+
+
 class Resend(Enum):
     """May a command be sent again when its reply was lost?"""
 
@@ -68,9 +76,13 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         return self.resend is not Resend.SAME or self.words[0] == "DEL"
 
     def request(
-        self, *, resent: bool = False, by_source: bool = False, number: dict[str, Any] | None = None
+        self,
+        *,
+        resent: bool = False,
+        way: Way = Way.FUNCTION,
+        number: dict[str, Any] | None = None,
     ) -> tuple[Word, ...]:
-        """The words to send; ``by_source`` when the server does not know the script."""
+        """The words to send."""
         script = self.script
         if script is None:
             return self.words
@@ -81,7 +93,12 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
             args = {**args, **number}
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
-        verb, code = ("EVAL", script.source) if by_source else ("EVALSHA", script.sha)
+        if way is Way.FUNCTION:
+            verb, code = "FCALL_RO" if script.is_reading else "FCALL", script.function
+        elif way is Way.SCRIPT:
+            verb, code = "EVALSHA", script.sha
+        else:
+            verb, code = "EVAL", script.source
         return (verb, code, len(self.keys), *self.keys, pack(args), *self.payloads)
 
 

@@ -38,6 +38,7 @@ from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.dead_letter import DeadLetterMetadata, first_key, without_metadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.refusals import Refusal
 
 LETTERS_PER_LOOK = 400
 REPLAYS_PER_SLICE = 50
@@ -442,22 +443,22 @@ def replay(
 def refusal(code: int, letter_id: str, queue: str) -> Exception:
     """The error for a code that ``replayDeadLetter.lua`` gave."""
     match code:
-        case -111:
+        case Refusal.RUNNING:
             return JobLockedError(
                 f"dead letter {letter_id!r} of queue {queue!r} is running: a worker has taken it;"
                 f" wait until it has finished"
             )
-        case -112:
+        case Refusal.REPLAYED_TOO_OFTEN:
             return TooManyReplaysError(
                 f"dead letter {letter_id!r} of queue {queue!r} has come back as often as"
                 f" max_replays allows; repair its data, raise max_replays, or purge it"
             )
-        case -113:
+        case Refusal.ID_TAKEN:
             return RefusedError(
                 f"dead letter {letter_id!r} of queue {queue!r} was to come back under an id that is"
                 f" in use; replay it again, which draws another one"
             )
-        case -132:
+        case Refusal.WRONG_GROUP_STATE:
             return InvalidGroupStateError(
                 f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
                 f" being undone, so running it again could not be undone; pass force=True"

@@ -8,6 +8,7 @@ from toril.errors import JobNotFoundError
 from toril.protocol import codec
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.refusals import Refusal
 from toril.protocol.settling import refusal
 
 
@@ -58,7 +59,7 @@ def add_log(
         args["token"] = token
 
     def parse(count: int) -> int:
-        if count == -1:
+        if count == Refusal.MISSING:
             raise JobNotFoundError(f"job {job_id!r} does not exist, so nothing was logged")
         if count < 0:
             raise refusal(count, job_id)

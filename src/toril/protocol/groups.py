@@ -23,6 +23,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_job_id
 from toril.protocol.new_group import Compensation, GroupJob, NewGroup
 from toril.protocol.reading import readable
+from toril.protocol.refusals import Refusal
 
 LOOK_AGAIN_MS = 30_000
 """How long a group may stand before it is looked at whether something happened to its jobs."""
@@ -32,7 +33,6 @@ GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
 OWNERS_PER_LOOK = 100
 _CANCELLED = "cancelled"
-_LANE_FULL = -121
 
 
 class GroupState(StrEnum):
@@ -186,7 +186,7 @@ def create(
         payloads += [ready.data, ready.opts]
 
     def parse(reply: Any) -> GroupNode:
-        if isinstance(reply, list) and reply[0] == _LANE_FULL:
+        if isinstance(reply, list) and reply[0] == Refusal.LANE_FULL:
             raise adding.refusal(prepared[reply[1] - 1], reply[0])
         if not isinstance(reply, int):
             raise GroupValidationError(
@@ -571,13 +571,13 @@ def settle_member(
     """Say how a member ended of which nobody knows it; ``value`` is its result or the reason."""
 
     def parse(code: int) -> None:
-        if code == -131:
+        if code == Refusal.NO_GROUP:
             raise not_found(group_id)
-        if code == -1:
+        if code == Refusal.MISSING:
             raise JobNotFoundError(
                 f"group {group_id!r} has no member {member!r}, or several of that name; give its id"
             )
-        if code == -132:
+        if code == Refusal.WRONG_GROUP_STATE:
             raise InvalidGroupStateError(
                 f"group {group_id!r} does not ask how member {member!r} ended; get_group_jobs tells"
             )

@@ -242,7 +242,7 @@ def _divert(keys: Keys, lane: str, dead: Keys, skip: int) -> Command[Any]:
         },
         tuple,
         extra={
-            "repeat_": keys.repeat,
+            "repeat": keys.repeat,
             "dead_base": dead.base,
             "dead_wait": dead.wait,
             "dead_paused": dead.paused,
@@ -335,7 +335,7 @@ def drain(keys: Keys, lane: str, *, delayed: bool = False) -> Plan[int]:
                 keys,
                 {"lane": lane, "place": place, "slice": DRAIN_SLICE, "skip": skip},
                 tuple,
-                extra={"repeat_": keys.repeat},
+                extra={"repeat": keys.repeat},
                 resend=Resend.SAME,
             )
             removed += gone

@@ -82,7 +82,7 @@ def sweep(
                 "forget_ms": FORGET_REPLIES_MS,
             },
             _parse_sweep,
-            extra={"repeat_": keys.repeat},
+            extra={"repeat": keys.repeat},
             resend=Resend.SAME,
         )
         brought_back.extend(ids)

@@ -17,6 +17,7 @@ from toril.errors import (
 from toril.options import MAX_PRIORITY, whole
 from toril.protocol.command import Command, Plan, Resend, script
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.refusals import Refusal
 from toril.protocol.removing import SLICE, OnProgress
 
 
@@ -28,7 +29,7 @@ def retry(
     refuse = _refuser(job_id, "is neither failed nor completed, so it cannot be retried")
 
     def parse(code: int) -> None:
-        if code == -132:
+        if code == Refusal.WRONG_GROUP_STATE:
             raise InvalidGroupStateError(
                 f"job {job_id!r} belongs to a group that is over or being undone, or that counts it"
                 f" as completed, so running it again could not be undone; pass force=True to run it"
@@ -138,7 +139,7 @@ def change_delay(keys: Keys, job_id: str, delay_ms: int, *, call: str) -> Comman
 
 def _refuser(job_id: str, wrong_state: str = "") -> Any:
     def parse(code: int) -> None:
-        if code == -1:
+        if code == Refusal.MISSING:
             raise JobNotFoundError(f"job {job_id!r} does not exist")
         if code < 0:
             raise JobNotInStateError(f"job {job_id!r} {wrong_state}; see queue.get_state()")

@@ -19,6 +19,7 @@ from toril.errors import (
 from toril.protocol import codec, pausing
 from toril.protocol.command import Plan, Resend, script
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.refusals import Refusal
 
 SLICE = 250
 KEYS_SLICE = 1000
@@ -60,7 +61,7 @@ def remove(
             keys,
             {"id": job_id, "children": children, "slice": slice_size},
             parse,
-            extra={"repeat_": keys.repeat},
+            extra={"repeat": keys.repeat},
             resend=Resend.MARKED,
         )
         if not more:
@@ -68,7 +69,7 @@ def remove(
 
 
 def _refused(code: int, job_id: str) -> RefusedError:
-    if code == -8:
+    if code == Refusal.SCHEDULED:
         return SchedulerOwnsJobError(
             f"job {job_id!r} is the next iteration of its scheduler, which would end without it;"
             f" remove the scheduler instead"
@@ -91,7 +92,7 @@ def drain(keys: Keys, *, delayed: bool = False, on_progress: OnProgress | None =
                 keys,
                 {"place": place, "slice": SLICE, "skip": skip},
                 tuple,
-                extra={"repeat_": keys.repeat},
+                extra={"repeat": keys.repeat},
                 resend=Resend.SAME,
             )
             removed += gone
@@ -143,7 +144,7 @@ def clean(
                 keys,
                 args,
                 _parse_clean,
-                extra={"repeat_": keys.repeat},
+                extra={"repeat": keys.repeat},
                 resend=Resend.SAME,
             )
             removed += ids
@@ -199,7 +200,7 @@ def obliterate(
 
 
 def _kept(code: int, queue: str) -> RefusedError:
-    if code == -111:
+    if code == Refusal.NOT_PAUSED:
         return NotPausedError(
             f"queue {queue!r} is not paused; call queue.pause() before obliterate(),"
             f" or obliterate(force=True)"

@@ -5,12 +5,15 @@ Here, and only here, is decided what passes by itself and what never will.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 
 class Trouble(Enum):
     """What to do about an error."""
 
+    UNKNOWN_FUNCTION = "load our library"
+    NO_FUNCTIONS = "send calls as scripts: functions are unknown or forbidden here"
     UNKNOWN_SCRIPT = "send the script's source"
     NOT_NOW = "the server refused before doing anything; the same command may succeed soon"
     GHOST = "a newer call of its flight was made, so this one was not; it needs another flight"
@@ -88,6 +91,11 @@ _UNUSABLE_CLASSES = {
     "NoPermissionError": _NO_PERMISSION,
     "ClusterCrossSlotError": _IS_CLUSTER,
 }
+_UNKNOWN_FUNCTION = "Function not found"
+_NO_FUNCTIONS = re.compile(
+    r"(unknown command|no permissions to run the) ['`](fcall|function)", re.IGNORECASE
+)
+"""What a server without functions says, and one that does not let this user have them."""
 _COMPILER_OF_OLD = "unexpected symbol near '#'"
 """The first line of every script says ``#!lua``, which servers before 7.0 do not know."""
 
@@ -124,6 +132,10 @@ def classify(error: BaseException) -> Trouble:
     """Sort an error of the client library by its class names and its first word."""
     names = {cls.__name__ for cls in type(error).__mro__}
     message = str(error)
+    if _UNKNOWN_FUNCTION in message:
+        return Trouble.UNKNOWN_FUNCTION
+    if _NO_FUNCTIONS.search(message):
+        return Trouble.NO_FUNCTIONS
     if why_unusable(error):
         return Trouble.UNUSABLE
     if "NoScriptError" in names or message.startswith("NOSCRIPT"):

@@ -366,4 +366,4 @@ def _hash(keys: Keys, scheduler_id: str) -> str:
 
 
 def _keys_of(keys: Keys, scheduler_id: str) -> dict[str, str]:
-    return {"repeat_": keys.repeat, "scheduler": _hash(keys, scheduler_id)}
+    return {"repeat": keys.repeat, "scheduler": _hash(keys, scheduler_id)}

@@ -1,185 +1,155 @@
-"""The Lua scripts: found, put together and hashed when first used.
+"""The Lua: one library of functions, put together and named when it is first used.
 
-A script's first line of code names its keys, ``local base, wait = unpack(KEYS)``; Python orders the
-keys by that line.  ``--- @include "includes/name"`` is replaced by that file, once per script.
+``lua/calls`` holds one verb a file, ``lua/rooms`` one noun: a table of functions that the calls and
+the other rooms use by its name, ``lanes.release(…)``.  The library is their text, one behind the
+other, and ``lua/library.lua`` around it.  A call's first line names its keys,
+``local base, wait = unpack(KEYS)``; Python orders the keys by that line.
 
-The server runs a whole script at every call, and defining a function costs it time even when
-nobody calls it.  So includes that begin with ``--- @lazily`` (what most jobs do not need: groups,
-lanes, parents …) are wrapped into one function, which defines theirs when one of them is called.
-``--- @lazily for letters`` makes a function of its own for those includes.
+The server keeps the library under a name with its hash in it, so two versions live side by side.
+Where it has no functions, or a user no right to load them, a call is the same text as a script.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, cached_property
 from hashlib import sha1
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 
 import msgspec
 
-_KEY_LINE = re.compile(r"^local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
-_INCLUDE = re.compile(r'^--- @include "includes/(\w+)"$')
-_LAZILY = re.compile(r"--- @lazily(?: for (\w+))?\n")
-_HEADER = re.compile(r"--\[\[.*?\]\]", re.DOTALL)
+from toril.protocol.refusals import Refusal
+
+_KEY_LINE = re.compile(r"^ *local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
+_FLAGS = re.compile(r"^  Flags +(.+)$", re.MULTILINE)
+_HEADER = re.compile(r"--\[\[.*?\]\]\n", re.DOTALL)
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (\w+)", re.MULTILINE)
-_CONSTANT = re.compile(
-    r"^local \w+(?:, \w+)* = (?:\"[^\"\n]*\"|-?[\d.]+)(?:, (?:\"[^\"\n]*\"|-?[\d.]+))*\n",
-    re.MULTILINE,
-)
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_VARIABLE = re.compile(r"^local (?!function\b)(\w+)", re.MULTILINE)
 
 
 class Script(msgspec.Struct, frozen=True):
-    """One script as it is sent to the server."""
+    """One call of the library, as it is sent to the server."""
 
     name: str
+    function: str
+    """Its name on the server."""
     source: str
+    """The same as a script of its own."""
     sha: str
+    library: str
+    """What ``FUNCTION LOAD`` is given."""
     key_names: tuple[str, ...]
+    is_reading: bool
+    """Does the server see to it that it writes nothing?"""
 
-    @property
-    def is_reading(self) -> bool:
-        """Does the server see to it that this script writes nothing?"""
-        return "no-writes" in self.source.partition("\n")[0]
+
+class Library:
+    """Rooms and calls by name, and the texts that a server is sent.
+
+    Tests plant bugs in some of the texts; the one that is used is ``library()``.
+    """
+
+    def __init__(self, rooms: Mapping[str, str], calls: Mapping[str, str], frame: str) -> None:
+        self.rooms = rooms
+        self.calls = calls
+        self._frame = frame
+
+    def text(self, file: str) -> str:
+        """The text of ``rooms/<name>``, or of a call by its name alone."""
+        room = file.removeprefix("rooms/")
+        return self.calls[file] if room == file else self.rooms[room]
+
+    def with_texts(self, texts: Mapping[str, str]) -> Library:
+        """The same with other texts in place of some, named as in ``text``."""
+        rooms = {name: texts.get(f"rooms/{name}", text) for name, text in self.rooms.items()}
+        calls = {name: texts.get(name, text) for name, text in self.calls.items()}
+        return Library(rooms, calls, self._frame)
+
+    @cached_property
+    def code(self) -> str:
+        """All rooms and calls, without their comments: they are for readers."""
+        texts = [*self.rooms.values(), *self.calls.values()]
+        parts = [f"do\n{_without_comments(text)}end\n" for text in texts]
+        names = ", ".join(self.rooms)
+        tables = ", ".join(["{}"] * len(self.rooms))
+        codes = ", ".join(f"{refusal.name} = {refusal.value}" for refusal in Refusal)
+        head = f"local calls, {names} = {{}}, {tables}\nlocal refusals = {{ {codes} }}\n"
+        return f"{head}{_without_comments(self._frame)}{''.join(parts)}"
+
+    @cached_property
+    def version(self) -> str:
+        """The first digits of the hash of the code, by which two versions are told apart."""
+        return _hash(self.code)[:8]
+
+    @cached_property
+    def name(self) -> str:
+        return f"toril_{self.version}"
+
+    @cached_property
+    def source(self) -> str:
+        """What ``FUNCTION LOAD`` is given."""
+        served = "".join(self._registration(name) for name in self.calls)
+        return f"#!lua name={self.name}\n{self.code}{served}"
+
+    def _registration(self, name: str) -> str:
+        flags = ", ".join(f'"{flag}"' for flag in self._flags(name))
+        return (
+            f'redis.register_function{{ function_name = "{name}_{self.version}", '
+            f"callback = serve(calls.{name}), flags = {{ {flags} }} }}\n"
+        )
+
+    def _flags(self, name: str) -> list[str]:
+        flags = _FLAGS.search(self.calls[name])
+        return [flag.strip() for flag in flags[1].split(",")] if flags else []
+
+    def script(self, name: str) -> Script:
+        """The call ``lua/calls/<name>.lua``."""
+        key_line = _KEY_LINE.search(self.calls[name])
+        if key_line is None:
+            raise ValueError(f"call {name!r} does not begin with `local … = unpack(KEYS)`")
+        flags = self._flags(name)
+        first = f"#!lua flags={','.join(flags)}" if flags else "#!lua"
+        source = f"{first}\n{self.code}return serve(calls.{name})(KEYS, ARGV)\n"
+        # A key named like a word of Lua's, or like a room, has an underscore behind it: `repeat_`.
+        key_names = tuple(part.strip().removesuffix("_") for part in key_line[1].split(","))
+        return Script(
+            name=name,
+            function=f"{name}_{self.version}",
+            source=source,
+            sha=_hash(source),
+            library=self.source,
+            key_names=key_names,
+            is_reading="no-writes" in flags,
+        )
+
+
+def _without_comments(text: str) -> str:
+    return _COMMENT_LINE.sub("", _HEADER.sub("", text))
+
+
+def _hash(text: str) -> str:
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def library() -> Library:
+    """The library of this version."""
+    return Library(_read("rooms"), _read("calls"), _read("")["library"])
 
 
 @cache
 def load(name: str) -> Script:
-    """The script ``lua/<name>.lua`` with its includes."""
-    source = put_together(_folder().joinpath(f"{name}.lua").read_text("utf-8"))
-    key_line = _KEY_LINE.search(source)
-    if key_line is None:
-        raise ValueError(f"script {name!r} does not begin with `local … = unpack(KEYS)`")
-    key_names = tuple(part.strip() for part in key_line.group(1).split(","))
-    digest = sha1(source.encode(), usedforsecurity=False).hexdigest()
-    return Script(name, source, digest, key_names)
+    """The call ``name`` of the library."""
+    return library().script(name)
 
 
 def names() -> list[str]:
-    """Every script there is."""
-    return sorted(
-        entry.name.removesuffix(".lua")
-        for entry in _folder().iterdir()
-        if entry.name.endswith(".lua")
-    )
+    """Every call there is."""
+    return list(library().calls)
 
 
-def read_include(name: str) -> str:
-    """The text of ``lua/includes/<name>.lua``."""
-    return _folder().joinpath("includes", f"{name}.lua").read_text("utf-8")
-
-
-def _folder() -> Traversable:
-    return files("toril").joinpath("lua")
-
-
-class _Part:
-    """A run of lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    @property
-    def text(self) -> str:
-        return "".join(f"{line}\n" for line in self.lines)
-
-
-def put_together(source: str, read: Callable[[str], str] | None = None) -> str:
-    """``source`` with its includes, without its comments: they are for readers."""
-    assembly = _Assembly(read or read_include)
-    assembly.assemble(_HEADER.sub("", source))
-    before, after = (_COMMENT_LINE.sub("", part.text) for part in (assembly.plain, assembly.body))
-    lazy = {name: _COMMENT_LINE.sub("", part.text) for name, part in assembly.lazy.items()}
-    return _defined_late(before, lazy, after)
-
-
-class _Assembly:
-    """Sorts the lines of a script: plain includes, lazy ones, and the body after them.
-
-    Each include is put in once.  What a plain one needs is plain, even when a lazy one asks first.
-    """
-
-    def __init__(self, read: Callable[[str], str]) -> None:
-        self._read = read
-        self._seen: set[str] = set()
-        self._needed_at_once: set[str] = set()
-        self.plain = _Part()
-        self.lazy: dict[str, _Part] = defaultdict(_Part)
-        """What is defined late, by what it is needed for."""
-        self.body = _Part()
-
-    def assemble(self, source: str) -> None:
-        self._find_needed_at_once(source)
-        lines = source.splitlines()
-        last = max((i for i, line in enumerate(lines) if _INCLUDE.match(line)), default=-1)
-        self._add(lines[: last + 1], self.plain)
-        self.body.lines = lines[last + 1 :]
-
-    def _find_needed_at_once(self, text: str) -> None:
-        for name in _included(text):
-            nested = self._read(name)
-            if name not in self._needed_at_once and not _LAZILY.match(nested):
-                self._needed_at_once.add(name)
-                self._find_needed_at_once(nested)
-
-    def _add(self, lines: list[str], part: _Part) -> None:
-        for line in lines:
-            match = _INCLUDE.match(line)
-            if match is None:
-                part.lines.append(line)
-            elif match[1] not in self._seen:
-                self._seen.add(match[1])
-                text = self._read(match[1])
-                if match[1] in self._needed_at_once:
-                    self._add(text.splitlines(), self.plain)
-                elif lazily := _LAZILY.match(text):
-                    self._add(text.splitlines(), self.lazy[lazily[1] or ""])
-                else:
-                    self._add(text.splitlines(), part)
-
-
-def _included(text: str) -> list[str]:
-    return [match[1] for line in text.splitlines() if (match := _INCLUDE.match(line))]
-
-
-def _defined_late(before: str, lazy: dict[str, str], after: str) -> str:
-    """Functions that define the lazy ones, and a stand-in for each that is called from elsewhere.
-
-    The stand-ins are declared first, so that the plain functions find them.
-    """
-    constants, declared, definers = "", [], ""
-    for purpose, text in lazy.items():
-        others = (other for name, other in lazy.items() if name != purpose)
-        used_elsewhere = set(_WORD.findall("".join((before, after, *others))))
-        constants += "".join(match[0] for match in _CONSTANT.finditer(text))
-        part = _CONSTANT.sub("", text)
-        for name in _VARIABLE.findall(part):
-            if name in used_elsewhere:
-                raise ValueError(f"a lazy include keeps {name!r}, which other code uses")
-        exported = [name for name in _FUNCTION.findall(part) if name in used_elsewhere]
-        declared += exported
-        definers += _definer(f"defineLate{purpose.capitalize()}", part, exported)
-    if not declared:
-        return f"{before}{after}"
-    first_line, newline, rest = before.partition("\n")
-    return f"{first_line}{newline}local {', '.join(declared)}\n{constants}{rest}{definers}{after}"
-
-
-def _definer(name: str, part: str, exported: list[str]) -> str:
-    """A function that defines what ``part`` does, and the stand-ins that call it first."""
-
-    def assigned(match: re.Match[str]) -> str:
-        return f"{match[1]} = function" if match[1] in exported else match[0]
-
-    if not exported:
-        return ""
-    stand_ins = "".join(
-        f"{each} = function(...) {name}() return {each}(...) end\n" for each in exported
-    )
-    return f"local function {name}()\n{_FUNCTION.sub(assigned, part)}end\n{stand_ins}"
+def _read(folder: str) -> dict[str, str]:
+    """The texts in a folder of ``lua``, by name."""
+    entries = files("toril").joinpath("lua", folder).iterdir()
+    found = {entry.name: entry for entry in entries if entry.name.endswith(".lua")}
+    return {name.removesuffix(".lua"): found[name].read_text("utf-8") for name in sorted(found)}

@@ -6,7 +6,8 @@ Both connections keep to these rules, the async and the blocking one:
 2. A command whose bytes may have left and whose reply was lost is sent again only if it says so
    (``Resend``); then its script is told, or knows it by its number.
 3. A command that never left may always be sent again.
-4. A script that the server does not know is sent by its source, once and at once.
+4. A server that does not know our library is given it, and the call is sent again at once: nothing
+   was done.  Where there are no functions calls go as scripts, by their source the first time.
 """
 
 from __future__ import annotations
@@ -22,12 +23,26 @@ from toril.errors import (
     ServerUnusableError,
     TorilError,
 )
-from toril.protocol.command import Command, Resend, Word
+from toril.protocol.command import Command, Resend, Way, Word, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
 from toril.protocol.replies import Trouble, classify, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Before a request to a node that is just being given its slot."""
+
+
+MOST_LOADS = 32
+"""How often a call has the library loaded before it goes as a script: once for every node that it
+is sent to, and whenever somebody flushes it in between."""
+
+
+class Dialect:
+    """What a server has shown of itself, as far as it concerns how calls are sent."""
+
+    __slots__ = ("has_functions",)
+
+    def __init__(self) -> None:
+        self.has_functions = True
 
 
 class Sending:
@@ -39,15 +54,22 @@ class Sending:
     """
 
     __slots__ = (
-        *("_by_source", "_first_left_s", "_flight", "_flights", "_number", "_resent"),
-        *("command", "was_sent"),
+        *("_dialect", "_first_left_s", "_flight", "_flights", "_loads", "_number", "_resent"),
+        *("_way", "command", "was_sent"),
     )
 
-    def __init__(self, command: Command[Any], flights: Flights | None = None) -> None:
+    def __init__(
+        self,
+        command: Command[Any],
+        flights: Flights | None = None,
+        dialect: Dialect | None = None,
+    ) -> None:
         self.command = command
         self.was_sent = False
         self._resent = False
-        self._by_source = False
+        self._dialect = dialect or Dialect()
+        self._way = Way.FUNCTION if self._dialect.has_functions else Way.SCRIPT
+        self._loads = 0
         self._flights = flights if command.resend is Resend.NUMBERED else None
         self._flight: Flight | None = None
         self._number: dict[str, Any] | None = None
@@ -57,9 +79,7 @@ class Sending:
         """The words of the next try, which leave now."""
         if self._flights is not None:
             self._take_number(self._flights, now_s)
-        return self.command.request(
-            resent=self._resent, by_source=self._by_source, number=self._number
-        )
+        return self.command.request(resent=self._resent, way=self._way, number=self._number)
 
     def _take_number(self, flights: Flights, now_s: float) -> None:
         if self._flight is None:
@@ -85,11 +105,45 @@ class Sending:
         except TorilError as refusal:
             return refusal
 
-    def goes_again_at_once(self, error: Exception) -> bool:
-        """Whether the error is no more than a script that the server has to be shown."""
-        if self._by_source or classify(error) is not Trouble.UNKNOWN_SCRIPT:
+    def lacks_library(self, error: Exception) -> bool:
+        """Whether the error is no more than our library, which the server has to be given."""
+        if classify(error) is not Trouble.UNKNOWN_FUNCTION or self._loads == MOST_LOADS:
             return False
-        self._by_source = True
+        self._loads += 1
+        self.was_sent = False
+        return True
+
+    def loading(self) -> Sending:
+        """Gives our library to the server that this command goes to."""
+        script = self.command.script
+        assert script is not None, "plain commands need no library"
+        words = ("FUNCTION", "LOAD", script.library)
+        return Sending(plain(*words, parse=str, near=self.command.keys[0]))
+
+    def end_of_loading(self, error: Exception) -> Exception | None:
+        """The error that kept the library from being loaded, or None when the call may go again."""
+        if "already exists" in str(error):
+            return None
+        trouble = classify(error)
+        if trouble is Trouble.NO_FUNCTIONS:
+            self._dialect.has_functions = False
+        elif trouble is not Trouble.OUT_OF_MEMORY:
+            return error
+        self._way = Way.SCRIPT
+        return None
+
+    def goes_again_at_once(self, error: Exception) -> bool:
+        """Whether the error is no more than the way in which the call was sent."""
+        trouble = classify(error)
+        if trouble is Trouble.NO_FUNCTIONS and self._way is Way.FUNCTION:
+            self._dialect.has_functions = False
+            self._way = Way.SCRIPT
+        elif trouble is Trouble.UNKNOWN_FUNCTION and self._way is Way.FUNCTION:
+            self._way = Way.SCRIPT
+        elif trouble is Trouble.UNKNOWN_SCRIPT and self._way is not Way.SOURCE:
+            self._way = Way.SOURCE
+        else:
+            return False
         self.was_sent = False
         return True
 

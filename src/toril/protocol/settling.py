@@ -38,6 +38,7 @@ from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, pack, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys
+from toril.protocol.refusals import Refusal
 from toril.protocol.traces import formatted_json, quoted
 
 LONGEST_TRACE = 16 * 1024
@@ -505,24 +506,24 @@ def damage(job_id: str, code: list[Any]) -> DamagedJobError:
 def refusal(code: int, job_id: str) -> RefusedError:
     """The error for a code that ``settle.lua`` gave for one outcome."""
     match code:
-        case -1:
+        case Refusal.MISSING:
             return JobNotFoundError(f"job {job_id!r} does not exist any more; its result is lost")
-        case -2:
+        case Refusal.LOCK_EXPIRED:
             return LockLostError(
                 f"the lock of job {job_id!r} has expired, so its result was not written;"
                 f" another worker runs it again"
             )
-        case -3:
+        case Refusal.NOT_IN_STATE:
             return JobNotInStateError(f"job {job_id!r} is not active any more")
-        case -4:
+        case Refusal.CHILDREN_PENDING:
             return PendingChildrenError(
                 f"job {job_id!r} cannot complete while children of it are pending;"
                 f" raise WaitingChildrenError to wait for them"
             )
-        case -6:
+        case Refusal.LOCK_TAKEN:
             return LockLostError(
                 f"another worker holds the lock of job {job_id!r}, so its result was not written"
             )
-        case -9:
+        case Refusal.CHILD_FAILED:
             return FailedChildrenError(f"job {job_id!r} cannot complete: a child of it failed")
     return RefusedError(f"job {job_id!r} was refused with code {code}")

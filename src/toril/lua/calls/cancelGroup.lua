@@ -1,0 +1,24 @@
+--[[
+  cancelGroup: let nothing more of an active group start, and undo what is done.
+
+  Keys      base (of the queue that owns the group), group (record)
+  Args      request str (so that the same call, sent again, is known), reason str
+  Returns   the state before: "ACTIVE" when it was cancelled now
+  Refuses   NO_GROUP            there is no such group   GroupNotFoundError
+  Emits     removed, added, waiting, group:compensating, group:failed
+  Keeps     I1, G1, G2, G3
+  Flags     allow-oom
+  Cost      O(members)
+]]
+function calls.cancelGroup(KEYS, a, ARGV)
+  local base, group = unpack(KEYS)
+  local known = groups.read(group)
+  if not known then return refusals.NO_GROUP end
+  if known.state ~= "ACTIVE" then
+    if redis.call("HGET", group, "x.request") == a.request then return "ACTIVE" end
+    return known.state
+  end
+  redis.call("HSET", group, "x.request", a.request)
+  groups.turn(known, { id = "", reason = a.reason }, clock.now())
+  return "ACTIVE"
+end

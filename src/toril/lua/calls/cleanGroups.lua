@@ -1,0 +1,20 @@
+--[[
+  cleanGroups: forget groups that ended before a time, a slice at a time, the oldest first.
+
+  Groups whose undoing failed are kept until somebody has resolved them. The jobs are not touched.
+
+  Keys      base (of the queue that owns the groups), ended
+  Args      grace_ms int, cutoff_ms int? (the time, from the second slice on), slice int
+  Returns   that time in ms, the ids of the groups
+  Flags     allow-oom
+  Cost      O(slice)
+]]
+function calls.cleanGroups(KEYS, a, ARGV)
+  local base, ended = unpack(KEYS)
+  local cutoff = a.cutoff_ms or clock.now() - a.grace_ms
+  local ids = redis.call("ZRANGEBYSCORE", ended, "-inf", cutoff, "LIMIT", 0, a.slice)
+  for _, id in ipairs(ids) do
+    groups.forget(base, id)
+  end
+  return { cutoff, ids }
+end

@@ -1,0 +1,30 @@
+--[[
+  glance: how a queue is and what happened last, at one moment: for those who look again and again.
+
+  Keys      base, lanes_index, groups, meta, events
+  Args      after str (the last event that was seen), most int (events at most)
+  Returns   what `count` does, then how many lanes and how many groups there are; whether the queue is
+            paused (0 or 1); how many events there ever were; the newest events after that one, the
+            newest first
+  Flags     no-writes
+  Cost      O(events)
+]]
+local function eventsAdded(events)
+  if redis.call("EXISTS", events) == 0 then return 0 end
+  local facts = redis.call("XINFO", "STREAM", events)
+  for i = 1, #facts, 2 do
+    if facts[i] == "entries-added" then return facts[i + 1] end
+  end
+  return 0
+end
+
+function calls.glance(KEYS, a, ARGV)
+  local base, lanes_index, groups_, meta, events = unpack(KEYS)
+  local found = places.counts(queues.at(base))
+  found[#found + 1] = redis.call("ZCARD", lanes_index)
+  found[#found + 1] = redis.call("ZCARD", groups_)
+  found[#found + 1] = redis.call("HEXISTS", meta, "paused")
+  found[#found + 1] = eventsAdded(events)
+  found[#found + 1] = redis.call("XREVRANGE", events, "+", "(" .. a.after, "COUNT", a.most)
+  return found
+end

@@ -1,0 +1,25 @@
+--[[
+  glanceActive: the jobs that run, the longest running ones first, in a few words each.
+
+  Keys      base, active
+  Args      most int
+  Returns   id, name, attempts started, since when, progress, worker, lane for each, "" for what is
+            missing
+  Flags     no-writes
+  Cost      O(most)
+]]
+function calls.glanceActive(KEYS, a, ARGV)
+  local base, active = unpack(KEYS)
+  local found = {}
+  local ids = redis.call("LRANGE", active, -a.most, -1) -- bounded: by a.most
+  for i = #ids, 1, -1 do
+    local job = redis.pcall("HMGET", base .. ":" .. ids[i], "name", "ats", "processedOn", "progress", "pb",
+      "x.lane")
+    local row = { ids[i] }
+    for field = 1, 6 do
+      row[field + 1] = job[field] or ""
+    end
+    found[#found + 1] = row
+  end
+  return found
+end

@@ -1,0 +1,38 @@
+--[[
+  locate: the state of a job, and what came of it.
+
+  A job that exists and is in no sorted set nor running is waiting: looking for it in a long list
+  would cost the server more than the answer is worth. In short lists it is looked for, and one that
+  is in no list is "unknown", as BullMQ says: nobody will run it.
+
+  Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job,
+            lanes_delayed
+  Args      id str
+  Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
+            nothing when the job does not exist
+  Flags     no-writes
+  Cost      O(jobs running), and O(jobs waiting) up to 10,000
+]]
+local LONG = 10000
+
+function calls.locate(KEYS, a, ARGV)
+  local wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed = unpack(KEYS)
+  if redis.call("EXISTS", job) == 0 then return {} end
+  if redis.call("ZSCORE", completed, a.id) then
+    return { "completed", redis.call("HGET", job, "returnvalue") }
+  end
+  if redis.call("ZSCORE", failed, a.id) then
+    return { "failed", redis.call("HGET", job, "failedReason") }
+  end
+  if redis.call("ZSCORE", delayed, a.id) then return { "delayed" } end
+  if redis.call("ZSCORE", prioritized, a.id) then return { "prioritized" } end
+  if redis.call("ZSCORE", waiting_children, a.id) then return { "waiting_children" } end
+  local lane = redis.call("HGET", job, "x.lane")
+  if lane and (redis.call("ZSCORE", lanes_delayed, laneNames.member(lane, a.id, laneNames.PLAIN))
+      or redis.call("ZSCORE", lanes_delayed, laneNames.member(lane, a.id, laneNames.STARTED))) then
+    return { "delayed" }
+  end
+  if redis.call("LPOS", active, a.id) then return { "active" } end
+  if not lane and places.isListed(a.id, LONG, wait, paused) == false then return { "unknown" } end
+  return { "waiting" }
+end

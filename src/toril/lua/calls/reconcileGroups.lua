@@ -1,0 +1,244 @@
+--[[
+  reconcileGroups: settle the jobs of groups whose end nobody reported, and cancel groups whose time
+  is up.
+
+  A worker of another make ends a job without knowing of groups, and other tools remove jobs. So every
+  open group is looked at from time to time: what the finished sets say of its jobs is what counts.
+  Of a job that is gone only the events can tell how it ended. They are read back to the beginning of the
+  group, in slices. If they do not tell, it has failed, and is undone all the same: it may have done its
+  work. If they do not reach back, the group waits for a person.
+
+  Keys      base (of the queue that owns the groups), open
+  Args      most int (jobs to look at), everything bool (not only what is due), skip int,
+            look_again_ms int
+  Returns   how many jobs were settled, whether there is more (0 or 1), how many groups to skip then,
+            in how many ms a group is due (-1 for none)
+  Emits     group:completed, group:compensating, group:failed, removed, added, waiting
+  Keeps     G1, G2, G3
+  Flags     allow-oom
+  Cost      O(most + the largest group), and three thousand events of queues from which jobs are gone
+]]
+local SLICE, MOST_SLICES = 1000, 3
+--- What an event tells of the job that it names.
+local function hear(ends, fields)
+  local event = {}
+  for i = 1, #fields, 2 do
+    event[fields[i]] = fields[i + 1]
+  end
+  if not event.jobId then return end
+  local known = ends[event.jobId] or {}
+  ends[event.jobId] = known
+  if event.event == "active" then
+    known.is_started = true
+  elseif event.event == "added" then
+    known.is_added = true
+  elseif known.state then
+    return
+  elseif event.event == "completed" then
+    known.state, known.value = "completed", event.returnvalue
+  elseif event.event == "failed" then
+    known.state, known.value = "failed", event.failedReason
+  elseif event.event == "removed" then
+    known.state, known.value = "cancelled", "removed"
+  end
+end
+
+--- Does the log hold everything that was ever told?
+local function isWhole(queue_base)
+  local info = redis.pcall("XINFO", "STREAM", queue_base .. ":events")
+  local told = {}
+  for i = 1, #info, 2 do
+    told[info[i]] = info[i + 1]
+  end
+  return told.length ~= nil and told.length == told["entries-added"]
+end
+
+local STALLED = "job stalled more than allowable limit"
+--- The members' numbers and kinds by their keys, in case their own hashes are gone.
+local function memberships(key)
+  local by_job = {}
+  local plan = redis.call("HGETALL", key .. ":plan") -- bounded: members of a group
+  for i = 1, #plan, 2 do
+    if string.match(plan[i], "^%d+$") then
+      local member = cmsgpack.unpack(plan[i + 1])
+      local is_earlier_run = member[5]
+      if not is_earlier_run then by_job[member[1]] = { kind = member[4], number = plan[i] } end
+    end
+  end
+  return by_job
+end
+
+--- A slice of the events of a queue, the newest first, up to `last`; nothing when this call has read
+--- enough.
+local function eventsUpTo(work, queue_base, last)
+  local name = queue_base .. " " .. last
+  if work.pages[name] then return work.pages[name] end
+  if work.slices == MOST_SLICES then return nil end
+  work.slices = work.slices + 1
+  local entries = redis.call("XREVRANGE", queue_base .. ":events", last, "-", "COUNT", SLICE)
+  local page = { ends = {}, first = entries[#entries] and entries[#entries][1],
+    is_end = #entries < SLICE }
+  for _, entry in ipairs(entries) do
+    hear(page.ends, entry[2])
+  end
+  work.pages[name] = page
+  return page
+end
+
+--- A group that nobody can end but a person.
+local function ask(work, key, field, id)
+  redis.call("HSET", key, field, "", "x.asks",
+    "job " .. id .. " is gone, and the log of events does not tell how it ended")
+  redis.call("ZADD", groups.asking(work.base), clock.stamp(work.now), string.match(key, "([^:]+)$"))
+end
+
+--- How a job of a group ended that is gone, read from the events back to the group's beginning, over
+--- several calls if that is far. Nothing while it is not known. If the log does not reach back, the job
+--- may be done: an active group waits for a person then.
+local function searchEnd(work, key, job, queue_base, id)
+  local field = "x.seek." .. job
+  local record = hashes.read(key, field, "createdAt", "state")
+  local last, created_at = record[field] or "+", tonumber(record.createdAt) or 0
+  local is_told, known = false, {}
+  while last ~= "" and not is_told do
+    local page = eventsUpTo(work, queue_base, last)
+    if not page then
+      redis.call("HSET", key, field, last)
+      work.is_reading = true
+      return nil
+    end
+    known = page.ends[id] or {}
+    local began = page.first and tonumber(string.match(page.first, "^%d+")) or math.huge
+    is_told = known.state ~= nil or known.is_added or began < created_at
+      or page.is_end and isWhole(queue_base)
+    last = page.is_end and "" or "(" .. (page.first or "")
+  end
+  if not is_told and record.state == "ACTIVE" then
+    ask(work, key, field, id)
+    return nil
+  end
+  if redis.call("HDEL", key, field, "x.asks") == 2 then
+    redis.call("ZREM", groups.asking(work.base), string.match(key, "([^:]+)$"))
+  end
+  return { state = known.state or "failed", started = known.is_started or not known.is_added,
+    value = known.value or "it is gone, and nobody knows how it ended", is_silent = not known.state }
+end
+
+--- How a job of a group ended, if it did: { state, value, at, started, is_open }.
+local function endOf(work, key, job)
+  work.looked = work.looked + 1
+  local queue_base, id = string.match(job, "^(.+):([^:]+)$")
+  local hash = hashes.read(job, "name", "finishedOn", "returnvalue", "failedReason", "ats", "x.lost",
+    "defa")
+  if not hash.name then
+    local known = searchEnd(work, key, job, queue_base, id)
+    if not known then return nil end
+    return { id = id, state = known.state, at = 0, started = known.started, value = known.value,
+      is_open = known.is_silent or known.value == STALLED }
+  end
+  local at = tonumber(hash.finishedOn)
+  if not hash.finishedOn then return nil end
+  if redis.call("ZSCORE", queue_base .. ":completed", id) then
+    return { id = id, state = "completed", value = hash.returnvalue or "null", at = at }
+  end
+  if redis.call("ZSCORE", queue_base .. ":failed", id) then
+    return { id = id, state = "failed", value = hash.failedReason or "", at = at, started = true,
+      is_open = hash.failedReason == STALLED or jobs.isOpenEnd(hash.ats, hash["x.lost"], hash.defa) }
+  end
+  return nil
+end
+
+--- Those of a group's jobs that ended unnoticed, in the order in which they did.
+local function unnoticed(work, key, suffix)
+  local found = {}
+  local statuses = redis.call("HGETALL", key .. suffix) -- bounded: members of a group
+  for i = 1, #statuses, 2 do
+    local ended = statuses[i + 1] == "pending" and endOf(work, key, statuses[i])
+    if ended then
+      ended.job = statuses[i]
+      found[#found + 1] = ended
+    end
+  end
+  table.sort(found, function(one, other) return one.at < other.at end)
+  return found
+end
+
+local function reconcile(work, key)
+  local ended_members = unnoticed(work, key, ":jobs")
+  local by_job = #ended_members > 0 and memberships(key)
+  for _, ended in ipairs(ended_members) do
+    local member = by_job[ended.job]
+    groups.memberEnded(key, member.kind, member.number, ended.job, ended.state, ended, work.now)
+  end
+  local undone = unnoticed(work, key, ":compensations")
+  for _, ended in ipairs(undone) do
+    local number = string.match(ended.job, "(%d+)$")
+    groups.compensationEnded(key, number, ended.job, ended.state, nil, work.now)
+  end
+  work.settled = work.settled + #ended_members + #undone
+end
+
+--- BullMQ's `removeOrphanedJobs` takes `groups` and `compensation` for jobs, and deletes what it knows
+--- below them, unless `de` names them. An index that it deleted is built again.
+local function keepFromOrphans(base, open)
+  local words = {}
+  if redis.call("EXISTS", base .. ":compensation:meta") == 1 then words[1] = "compensation" end
+  if redis.call("EXISTS", base .. ":groups", open, groups.ended(base)) > 0 then
+    words[#words + 1] = "groups"
+  end
+  if #words == 0 or redis.call("SADD", base .. ":de", unpack(words)) == 0 then return end
+  for _, group_id in ipairs(redis.call("ZREVRANGE", groups.ended(base), 0, 999)) do
+    local created_at = redis.call("HGET", base .. ":groups:" .. group_id, "createdAt")
+    if created_at then redis.call("ZADD", base .. ":groups", "NX", created_at, group_id) end
+  end
+end
+
+--- Bring one group up to date, and say when it is looked at again.
+local function lookAt(work, open, id, a)
+  local base, now, key = work.base, work.now, work.base .. ":groups:" .. id
+  reconcile(work, key)
+  local known = hashes.read(key, "state", "x.deadline", "createdAt")
+  -- Of an index that BullMQ deleted while nothing kept it from that.
+  local created = string.match(known.createdAt or "", "^%d+$")
+  if known.state and created then redis.call("ZADD", base .. ":groups", "NX", created, id) end
+  local deadline = known.state == "ACTIVE" and tonumber(known["x.deadline"])
+  local group = deadline and deadline <= now and groups.read(key)
+  if group then
+    groups.turn(group, { id = "", reason = "timeout" }, now)
+    work.settled = work.settled + 1
+  end
+  if not known.state then
+    redis.call("ZREM", open, id)
+  elseif work.is_reading then
+    if not a.everything then redis.call("ZADD", open, now, id) end
+  elseif redis.call("ZSCORE", open, id) then
+    work.stayed = work.stayed + 1
+    local due = now + a.look_again_ms
+    if deadline and deadline > now then due = math.min(due, deadline) end
+    if not a.everything then redis.call("ZADD", open, due, id) end
+  end
+end
+
+function calls.reconcileGroups(KEYS, a, ARGV)
+  local base, open = unpack(KEYS)
+  local now = clock.now()
+  local work = { base = base, now = now, looked = 0, settled = 0, stayed = 0, slices = 0, pages = {},
+    is_reading = false }
+  keepFromOrphans(base, open)
+  local ids
+  if a.everything then
+    ids = redis.call("ZRANGE", open, a.skip, a.skip + 99)
+  else
+    ids = redis.call("ZRANGEBYSCORE", open, "-inf", now, "LIMIT", 0, 100)
+  end
+  local done = 0
+  for _, id in ipairs(ids) do
+    if work.looked >= a.most or work.is_reading then break end
+    done = done + 1
+    lookAt(work, open, id, a)
+  end
+  local first = redis.call("ZRANGE", open, 0, 0, "WITHSCORES")
+  local wait_ms = first[2] and math.max(0, tonumber(first[2]) - now) or -1
+  local more = (work.is_reading or done < #ids or #ids == 100) and 1 or 0
+  return { work.settled, more, work.stayed, wait_ms }
+end

@@ -1,0 +1,108 @@
+--[[
+  replayDeadLetter: send one dead letter back to the queue it came from.
+
+  The letter goes and the new job comes in this one call, or nothing happens; of two that replay the
+  same letter, one is told that it is gone.
+
+  Keys      base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events
+  Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
+            max_replays int?, has_data bool? (the client took the letter apart),
+            job str? (the id of its first job), is_repaired bool?,
+            priority int?, delay int? (of a letter that another program wrote),
+            changes {opts, delay, run_at, priority, lifo, lane, order_ms}? (of the first job's options),
+            force bool?, dry_run bool? (only check), resend bool?
+            After the map, raw, if has_data: the data, the options as JSON or nothing.
+  Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
+  Refuses   MISSING             there is no such dead letter   DeadLetterNotFoundError
+            RUNNING             it is running   JobLockedError
+            REPLAYED_TOO_OFTEN  it has been replayed too often   TooManyReplaysError
+            ID_TAKEN            the new id is in use   RefusedError
+            WRONG_GROUP_STATE   its group is over or being undone   InvalidGroupStateError
+  Emits     added, waiting, delayed, removed
+  Keeps     I1, I4
+  Cost      O(1), and a search in the list from the nearer end
+]]
+--- If this very call succeeded before and its reply got lost, the id of the job; that of a compensation
+--- has a number behind it.
+local function replayedId(source_base, new_id)
+  if redis.call("EXISTS", source_base .. ":" .. new_id) == 1 then return new_id end
+  local head = new_id .. "-c"
+  for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
+    local fields = entry[2]
+    if fields[2] == "added"
+        and (fields[4] == new_id or string.sub(fields[4], 1, #head) == head) then
+      return fields[4]
+    end
+  end
+  return nil
+end
+
+--- Ids are given out in order, so the one in the middle tells which end is nearer.
+local function nearerEnd(list, id)
+  local length = redis.call("LLEN", list)
+  local middle = tonumber(length > 1000 and redis.call("LINDEX", list, math.floor(length / 2)) or nil)
+  local number = tonumber(id)
+  return middle and number and number < middle and -1 or 1
+end
+
+local function takeOutLetter(queue, id)
+  for _, list in ipairs({ queue.wait, queue.paused }) do
+    if redis.call("LREM", list, nearerEnd(list, id), id) > 0 then return "waiting" end
+  end
+  for _, place in ipairs({ "prioritized", "delayed", "waiting_children", "completed", "failed" }) do
+    if redis.call("ZREM", queue[place], id) == 1 then
+      return (string.gsub(place, "_", "-"))
+    end
+  end
+  return nil
+end
+
+--- Why it cannot be replayed, or nothing; 1 when its data have to be taken apart by the client.
+local function refuse(letter, a, given_opts, source_base)
+  local known = hashes.read(letter, "name", "data", "x.letter", "x.data", "x.wrapped", "x.replays",
+    "x.member")
+  if not known.name then
+    return a.resend and replayedId(source_base, a.new_id) or refusals.MISSING
+  end
+  if (not given_opts or given_opts == "") and not replays.firstData(known.data,
+      letters.readNote(known["x.letter"]), known["x.data"], known["x.wrapped"]) then
+    return 1
+  end
+  if a.max_replays and (tonumber(known["x.replays"]) or 0) >= a.max_replays then return refusals.REPLAYED_TOO_OFTEN end
+  local membership = known["x.member"]
+  if membership and not a.force and groups.stateOf(membership) ~= "ACTIVE" then return refusals.WRONG_GROUP_STATE end
+  if redis.call("EXISTS", letter .. ":lock") == 1 then return refusals.RUNNING end
+  if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return refusals.ID_TAKEN end
+  return a.dry_run and a.new_id or nil
+end
+
+--- What replays.replay is told.
+local function wayOf(a, given_data, given_opts)
+  local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
+    job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay,
+    changes = a.changes }
+  if a.has_data then
+    how.data = given_data
+    if given_opts ~= "" then how.opts = given_opts end
+  end
+  return how
+end
+
+function calls.replayDeadLetter(KEYS, a, ARGV)
+  local base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events = unpack(KEYS)
+  local given_data = ARGV[2]
+  local given_opts = ARGV[3]
+  local queue = queues.at(base)
+  local refusal = refuse(base .. ":" .. a.id, a, given_opts, a.prefix .. ":" .. a.source)
+  if refusal then return refusal end
+  local place = takeOutLetter(queue, a.id)
+  if not place then return refusals.RUNNING end
+  local sources = {}
+  local new_id = replays.replay(queue, a.id, a.new_id, wayOf(a, given_data, given_opts), sources,
+    clock.now())
+  replays.wakeSources(sources)
+  redis.call("HINCRBY", meta, "x.replayed", 1)
+  journal.emitTrimmed(queue, gates.read(queue), "removed", "jobId", a.id, "prev", place,
+    "queue", a.source, "replayedAs", new_id)
+  return new_id
+end

@@ -1,0 +1,78 @@
+--[[
+  replayDeadLetters: send one slice of the dead letters back to the queues they came from.
+
+  An id that is in use is passed over. Nothing that became a dead letter after the walk began is touched, so a job that fails again does
+  not circle. Letters that only their data can tell of, or whose data somebody changed, are left in
+  their places and named in the reply.
+
+  Keys      base, wait, paused, prioritized, delayed, meta, events, sweep (this run), latest (run with
+            this filter), turning
+  Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?,
+            turn str?, behind int (how many may be left at the tail), examine int, limit int,
+            bytes int (of payload in one slice), not_after int? (now when the walk begins),
+            filter {name, failed_reason, fingerprint, source_queue, since, before},
+            ids list of str (for the new jobs), prefix str,
+            tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
+            max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
+            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
+  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
+            held, grouped (those held for their groups), examined, length, not_after}
+  Emits     added, waiting, delayed, removed
+  Keeps     I1, I4
+  Cost      O(examine + behind)
+]]
+function calls.replayDeadLetters(KEYS, a, ARGV)
+  local base, wait, paused, prioritized, delayed, meta, events, sweep, latest, turning = unpack(KEYS)
+  local queue = queues.at(base)
+  local gate = gates.read(queue)
+  local now = clock.now()
+  local not_after = a.not_after or now
+  local sources, held, used = {}, { replays = 0, group = 0 }, 0
+  local hasRoom = letters.byteBudget(a.bytes)
+
+  local function isReachable(source)
+    return not a.tag or string.match(a.prefix .. ":" .. source, "{([^}]+)}") == a.tag
+  end
+
+  --- The next of the ids that no job of this queue has; nothing when all are used.
+  local function findFreeId(source)
+    for i = used + 1, #a.ids do
+      if redis.call("EXISTS", a.prefix .. ":" .. source .. ":" .. a.ids[i]) == 0 then return i end
+    end
+    return nil
+  end
+
+  local function visit(letter)
+    local answer = letters.judge(letter, a.filter, not_after)
+    if letter.is_damaged then return "leave" end
+    if answer ~= "take" then return answer end
+    local note = letters.noteOf(letter)
+    local source = a.to or note and note.source
+    if not note or not isReachable(source) then return "ask" end
+    local why = letters.whyHeld(letter, a.max_replays, a.force)
+    if why then
+      held[why] = held[why] + 1
+      return "leave"
+    end
+    if a.asks or replays.isAgainstLane(note, a.changes) then return "ask" end
+    local free = findFreeId(source)
+    if not free or not hasRoom(letter) then return "stop" end
+    local new_id = replays.replay(queue, letter.id, a.ids[free],
+      { prefix = a.prefix, source = source, keep_delay = a.keep_delay, by = a.by, changes = a.changes },
+      sources, now)
+    if not new_id then return "ask" end
+    used = free
+    journal.emitTrimmed(queue, gate, "removed", "jobId", letter.id, "prev", letters.isList(a.place) and "waiting" or a.place,
+      "queue", source, "replayedAs", new_id)
+    return "take"
+  end
+
+  return walks.walk(queue, sweep, latest, turning, a, now, visit, function(result)
+    replays.wakeSources(sources)
+    result.held, result.grouped = held.replays + held.group, held.group
+    result.not_after = not_after
+    if result.count > 0 then
+      redis.call("HINCRBY", meta, "x.replayed", result.count)
+    end
+  end)
+end

@@ -1,0 +1,35 @@
+--[[
+  retry: let one finished job run again.
+
+  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Args      id str, call str, resets_attempts bool, force bool?
+  Returns   0
+  Refuses   MISSING             the job does not exist   JobNotFoundError
+            NOT_IN_STATE        it is not finished   JobNotInStateError
+            WRONG_GROUP_STATE   its group is over, being undone or counts it as done   InvalidGroupStateError
+  Emits     waiting
+  Keeps     I1
+  Flags     allow-oom
+  Cost      O(1)
+]]
+function calls.retry(KEYS, a, ARGV)
+  local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
+  local queue = queues.at(base)
+  if requests.wasMade(queue, a.call) then return 0 end
+  if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return refusals.MISSING end
+  local job = base .. ":" .. a.id
+  local membership = not a.force and redis.call("HGET", job, "x.group")
+  if membership and (redis.call("ZSCORE", completed, a.id) or groups.stateOf(membership, job) ~= "ACTIVE") then
+    return refusals.WRONG_GROUP_STATE
+  end
+  local state = "failed"
+  if redis.call("ZREM", failed, a.id) == 0 then
+    state = "completed"
+    if redis.call("ZREM", completed, a.id) == 0 then return refusals.NOT_IN_STATE end
+  end
+  requests.remember(queue, a.call)
+  local gate = gates.read(queue)
+  jobs.retry(queue, gate, a.id, state, a.resets_attempts)
+  places.wake(queue, gate)
+  return 0
+end

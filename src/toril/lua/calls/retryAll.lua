@@ -1,0 +1,45 @@
+--[[
+  retryAll: let finished jobs run again, a slice at a time, the oldest first.
+
+  Only jobs that finished up to a time: the first call takes the present, and the caller passes it
+  on. What fails again meanwhile is not taken up a second time. Members of groups that are over or
+  being undone or that count them as completed stay, unless `force` is given; the caller skips them.
+
+  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Args      state str ("failed" or "completed"), until_ms int?, slice int, skip int,
+            resets_attempts bool, force bool?
+  Returns   that time in ms, how many were looked at, how many run again, how many of them stay
+  Emits     waiting
+  Keeps     I1
+  Flags     allow-oom
+  Cost      O(slice)
+]]
+function calls.retryAll(KEYS, a, ARGV)
+  local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
+  local queue = queues.at(base)
+  local gate = gates.read(queue)
+  local until_ms = a.until_ms or clock.now()
+  local place = a.state == "failed" and failed or completed
+  local ids = redis.call("ZRANGEBYSCORE", place, "-inf", until_ms, "LIMIT", a.skip, a.slice)
+  local count, leaving = 0, {}
+
+  local function retryOne(id)
+    local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
+    if membership then
+      if a.state == "completed" or groups.stateOf(membership, base .. ":" .. id) ~= "ACTIVE" then return end
+    end
+    if jobs.retry(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
+    leaving[#leaving + 1] = id
+  end
+
+  for _, id in ipairs(ids) do
+    local is_sound, problem = pcall(retryOne, id)
+    -- A job that is damaged stays where it is.
+    if not is_sound then damage.of(queue, problem) end
+  end
+  if #leaving > 0 then
+    redis.call("ZREM", place, unpack(leaving))
+    places.wake(queue, gate)
+  end
+  return { until_ms, #ids, count, #ids - #leaving }
+end

@@ -1,0 +1,51 @@
+--[[
+  setLane: change what holds for one lane or, without `lane`, for all of them.
+
+  Only what is named changes. For all lanes there is no pause, no weight and no halt: pause the queue.
+  Lanes that may run now because of it are found by `recoverLanes`, which the caller runs next.
+
+  Keys      base, active, marker, meta, paused, lanes_settings
+  Args      lane str?, set map of (concurrency, max, duration, weight), clear list of str,
+            pause bool?, resume bool?
+  Returns   1 when the lane was paused, halted or held back by a handler before, else 0
+  Flags     allow-oom
+  Cost      O(log lanes)
+]]
+local FIELDS = { concurrency = "toril.laneConcurrency", max = "toril.laneMax",
+  duration = "toril.laneDuration" }
+
+function calls.setLane(KEYS, a, ARGV)
+  local base, active, marker, meta, paused, lanes_settings = unpack(KEYS)
+  local queue = queues.at(base)
+  if not a.lane then
+    for name, value in pairs(a.set) do
+      redis.call("HSET", meta, FIELDS[name], value)
+    end
+    for _, name in ipairs(a.clear) do
+      redis.call("HDEL", meta, FIELDS[name])
+    end
+    return 0
+  end
+
+  local lane = laneNames.write(a.lane)
+  local settings = lanes.settings(queue, lane) or {}
+  local was_stopped = settings.paused or settings.halted
+  for name, value in pairs(a.set) do
+    settings[name] = value
+  end
+  for _, name in ipairs(a.clear) do
+    settings[name] = nil
+  end
+  if a.pause then
+    settings.paused, settings.since = true, settings.since or clock.now()
+  end
+  if a.resume then
+    settings.paused, settings.halted, settings.since = nil, nil, nil
+    was_stopped = lanes.free(queue, lane) or was_stopped
+  end
+  lanes.saveSettings(queue, lane, settings)
+  local turn, ids = lanes.holders(queue, lane)
+  lanes.place(queue, lane, #ids, turn)
+  lanes.wake(queue, gates.read(queue))
+  return was_stopped and 1 or 0
+end

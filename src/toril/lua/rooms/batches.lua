@@ -1,0 +1,70 @@
+--- What the outcomes of one call have in common is asked and written once for all of them.
+
+--- Are these jobs just the oldest ones of `active`? Under load they are, and leave it together.
+local function areOldest(queue, outcomes, is_settled)
+  local oldest = redis.call("LRANGE", queue.active, -#outcomes, -1) -- bounded: one call's outcomes
+  if #oldest ~= #outcomes then return false end
+  for _, id in ipairs(oldest) do
+    if not is_settled[id] then return false end
+  end
+  return true
+end
+
+--- The keys of the jobs and of their locks, who holds these, whether any of the jobs has children, and
+--- how they leave `active`.
+function batches.read(queue, gate, outcomes)
+  local job_keys, lock_keys = {}, {}
+  local batch = { size = #outcomes, jobs = job_keys, lock_of = lock_keys, holders = {}, has_children = false,
+    leaves_together = false, locks = {}, ids = {}, completed = {}, lanes = {} }
+  if #outcomes == 0 then return batch end
+  local children, is_settled = {}, {}
+  for i, outcome in ipairs(outcomes) do
+    local job = queue.base .. ":" .. outcome.id
+    job_keys[i], lock_keys[i] = job, job .. ":lock"
+    children[2 * i - 1], children[2 * i] = job .. ":dependencies", job .. ":unsuccessful"
+    is_settled[outcome.id] = true
+  end
+  batch.holders = redis.call("MGET", unpack(lock_keys))
+  batch.has_children = redis.call("EXISTS", unpack(children)) > 0
+  -- A limit of active jobs is looked at while they leave, so then they leave one by one.
+  batch.leaves_together = #outcomes >= 4 and not gate.concurrency
+    and areOldest(queue, outcomes, is_settled)
+  return batch
+end
+
+--- Does the worker still hold the job? Returns nothing, or why not.
+function batches.refuse(batch, i, outcome)
+  local holder = batch.holders[i]
+  if holder ~= outcome.token then return holder and refusals.LOCK_TAKEN or refusals.LOCK_EXPIRED end
+  return nil
+end
+
+--- Take a job out of `active` if its worker still holds it; nothing is written unless it does.
+function batches.leave(queue, batch, i, outcome)
+  local refusal = batches.refuse(batch, i, outcome)
+  if refusal then return refusal end
+  if not batch.leaves_together and redis.call("LREM", queue.active, -1, outcome.id) == 0 then
+    return refusals.NOT_IN_STATE
+  end
+  local n = #batch.ids + 1
+  batch.locks[n], batch.ids[n] = batch.lock_of[i], outcome.id
+  return nil
+end
+
+--- Give the locks back of the jobs that left, and write the plainly completed ones into their set.
+function batches.release(queue, batch)
+  if #batch.ids == 0 then return end
+  if batch.leaves_together and #batch.ids == batch.size then
+    redis.call("LTRIM", queue.active, 0, -batch.size - 1)
+  elseif batch.leaves_together then
+    for _, id in ipairs(batch.ids) do
+      redis.call("LREM", queue.active, -1, id)
+    end
+  end
+  if #batch.completed > 0 then
+    redis.call("ZADD", queue.completed, unpack(batch.completed))
+  end
+  redis.call("DEL", unpack(batch.locks))
+  redis.call("SREM", queue.stalled, unpack(batch.ids))
+  if #batch.lanes > 0 then lanes.releaseAll(queue, batch.lanes) end
+end

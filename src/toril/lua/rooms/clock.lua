@@ -1,0 +1,24 @@
+--- The server's time in ms. Clients' clocks differ; this one decides what is due. A test that turns
+--- the clock forward says by how much in every call (`toril.testing`).
+function clock.now()
+  if not memory.now then
+    local time = redis.call("TIME")
+    memory.now = time[1] * 1000 + math.floor(time[2] / 1000) + memory.skew_ms
+  end
+  return memory.now
+end
+
+--- A time as text. The server writes every number that a script hands it with seventeen digits,
+--- which costs more than many a command; the same time is written once.
+function clock.stamp(ms)
+  if ms ~= memory.stamped_ms then
+    memory.stamped_ms, memory.stamp = ms, string.format("%.0f", ms)
+  end
+  return memory.stamp
+end
+
+--- A small count as text.
+function clock.digits(count)
+  if count == 0 then return "0" end
+  return count == 1 and "1" or string.format("%.0f", count)
+end

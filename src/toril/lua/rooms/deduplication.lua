@@ -1,0 +1,187 @@
+--- Does another job own the deduplication id of this new one? What follows from that is the mode's
+--- business; returns the owner's id when the new job is not to be added.
+--- `wanted` = { id, ttl, extend, replace, keep_last, reschedule }.
+
+local function tellDeduplicated(queue, gate, deduplication_id, job_id, other_id)
+  if gate.is_version_5 then
+    journal.emitTrimmed(queue, gate, "debounced", "jobId", job_id, "debounceId", deduplication_id)
+  end
+  journal.emitTrimmed(queue, gate, "deduplicated", "jobId", job_id, "deduplicationId", deduplication_id,
+    "deduplicatedJobId", other_id)
+end
+
+local function own(owner_key, wanted, job_id)
+  if wanted.ttl and not wanted.keep_last then
+    redis.call("SET", owner_key, job_id, "PX", wanted.ttl)
+  else
+    redis.call("SET", owner_key, job_id)
+  end
+end
+
+--- A key that never expires and names a job which is gone would hold the id for good.
+local function isStale(queue, owner_key, owner)
+  return redis.call("EXISTS", queue.base .. ":" .. owner) == 0
+    and redis.call("PTTL", owner_key) == -1
+end
+
+local function isActive(queue, id)
+  return redis.call("EXISTS", queue.base .. ":" .. id .. ":lock") == 1
+    or redis.call("LPOS", queue.active, id) ~= false
+end
+
+--- The newest one that came while the owner ran waits for its turn in `dn`: as BullMQ reads it, and
+--- as it was asked for (`x.job`), so that it is added later as it would have been now. Its place in a
+--- lane is that of its arrival.
+local function keepForLater(queue, wanted, new)
+  local pending = queue.base .. ":dn:" .. wanted.id
+  local job = new.job
+  job.de = nil
+  if job.lane then job.order_ms = new.order_ms end
+  redis.call("DEL", pending)
+  redis.call("HSET", pending, "name", new.name, "data", new.data, "opts", new.opts, "jid", new.id,
+    "x.job", cmsgpack.pack(job))
+  redis.call("PERSIST", queue.base .. ":de:" .. wanted.id)
+end
+
+--- Put the owner, still delayed, off to the time that the new job asks for.
+local function putOff(queue, gate, owner, new)
+  if redis.call("ZREM", queue.delayed, owner) == 1 then
+    places.delay(queue, owner, new.due)
+    places.wakeWhenDue(queue)
+  else
+    local lane, mark = lanes.takeDelayed(queue, owner)
+    if not lane then return end
+    lanes.putAside(queue, laneNames.laneOf(lane), laneNames.member(lane, owner, mark), new.due)
+    lanes.wakeWhenDue(queue)
+  end
+  redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay)
+  journal.emitTrimmed(queue, gate, "delayed", "jobId", owner, "delay", new.due)
+end
+
+local function replaceDelayed(queue, gate, wanted, owner, new_id)
+  local owner_key = queue.base .. ":de:" .. wanted.id
+  jobs.delete(queue.base .. ":" .. owner)
+  journal.emit(queue, "removed", "jobId", owner, "prev", "delayed")
+  tellDeduplicated(queue, gate, wanted.id, new_id, owner)
+  if wanted.ttl and not wanted.extend and not wanted.keep_last then
+    redis.call("SET", owner_key, new_id, "KEEPTTL")
+  else
+    own(owner_key, wanted, new_id)
+  end
+  redis.call("DEL", queue.base .. ":dn:" .. wanted.id)
+end
+
+--- Is there no room for a new job, although it needs one? Asked before anything is written: one that
+--- is deduplicated comes into no lane, and one that replaces a job of its lane takes its place.
+function deduplication.hasNoRoom(queue, job)
+  if not lanes.isFull(queue, job.lane, job.max_lane_size) then return false end
+  if not job.de then return true end
+  local owner_key = queue.base .. ":de:" .. job.de.id
+  local owner = redis.call("GET", owner_key)
+  if not owner or isStale(queue, owner_key, owner) then return true end
+  if not job.de.replace or (job.de.keep_last and isActive(queue, owner)) then return false end
+  if redis.call("ZSCORE", queue.delayed, owner) then return true end
+  local lane = lanes.findDelayed(queue, owner)
+  if not lane then return false end
+  return laneNames.laneOf(lane) ~= laneNames.write(job.lane) or lanes.isFull(queue, job.lane, job.max_lane_size, -1)
+end
+
+--- `new` = { id, name, data, opts, delay, due, job, order_ms }, the job that wants in.
+function deduplication.claim(queue, gate, wanted, new)
+  local owner_key = queue.base .. ":de:" .. wanted.id
+  local owner = redis.call("GET", owner_key)
+  if owner and isStale(queue, owner_key, owner) then
+    redis.call("DEL", owner_key, queue.base .. ":dn:" .. wanted.id)
+    owner = false
+  end
+  if not owner then
+    own(owner_key, wanted, new.id)
+    return nil
+  end
+  if wanted.keep_last and isActive(queue, owner) then
+    keepForLater(queue, wanted, new)
+    tellDeduplicated(queue, gate, wanted.id, owner, new.id)
+    return owner
+  end
+  if wanted.replace then
+    if redis.call("ZREM", queue.delayed, owner) == 0 then
+      local lane = lanes.takeDelayed(queue, owner)
+      if not lane then return owner end
+      lanes.dropKept(queue, owner)
+      lanes.release(queue, lane, owner)
+    end
+    replaceDelayed(queue, gate, wanted, owner, new.id)
+    return nil
+  end
+  if wanted.ttl and wanted.extend then own(owner_key, wanted, owner) end
+  tellDeduplicated(queue, gate, wanted.id, owner, new.id)
+  if wanted.reschedule then putOff(queue, gate, owner, new) end
+  return owner
+end
+
+--- What waits for its turn in `pending`, as `jobs.insert` takes it. One that BullMQ left there, perhaps
+--- over one of ours, says in its options what it wants.
+local function readPending(pending)
+  local known = hashes.read(pending, "name", "data", "opts", "jid", "pk", "pd", "rjk", "x.job")
+  if not known.name then return nil end
+  local is_read, opts = pcall(cjson.decode, known.opts or "")
+  if not is_read or type(opts) ~= "table" then opts = {} end
+  local de = type(opts.de) == "table" and opts.de or {}
+  local is_ours, job = pcall(cmsgpack.unpack, known["x.job"] or "")
+  if not is_ours or type(job) ~= "table" or job.id ~= known.jid then
+    job = { delay = tonumber(opts.delay), priority = tonumber(opts.priority),
+      lifo = opts.lifo == true, lane = type(opts.lane) == "string" and opts.lane or nil,
+      order_ms = tonumber(opts.orderMs), parent_key = known.pk, parent = known.pd or "{}" }
+  end
+  job.id, job.name, job.rjk = known.jid or job.id, known.name, known.rjk
+  if job.parent_key and redis.call("EXISTS", job.parent_key) == 0 then job.parent_key = nil end
+  local ttl = not de.keepLastIfActive and tonumber(de.ttl)
+  return job, known.data or "{}", known.opts or "{}", ttl and ttl > 0 and ttl
+end
+
+--- The end of a job that owns a deduplication id. A key with a time to live outlasts it; else the
+--- id is free again, and the job that came last while this one was active gets its turn.
+function deduplication.release(queue, gate, id, deduplication_id, now)
+  local owner = queue.base .. ":de:" .. deduplication_id
+  local pending = queue.base .. ":dn:" .. deduplication_id
+  local holder = redis.call("GET", owner)
+  -- Its time was over and another job took the id: what waits, waits for that one.
+  if holder and holder ~= id then return end
+  if holder and redis.call("PTTL", owner) == -1 then
+    redis.call("DEL", owner)
+  end
+  local job, data, opts, ttl = readPending(pending)
+  if not job then return end
+
+  local counter = redis.call("INCR", queue.id)
+  job.id, job.deid = job.id or tostring(counter), deduplication_id
+  if redis.call("EXISTS", queue.base .. ":" .. job.id) == 1 then
+    -- Somebody has used its id since it was put aside: as with any add, the job that is there stays.
+    redis.call("DEL", pending)
+    journal.emitTrimmed(queue, gate, "duplicated", "jobId", job.id)
+    return
+  end
+  if ttl then
+    redis.call("SET", owner, job.id, "PX", ttl)
+  else
+    redis.call("SET", owner, job.id)
+  end
+  local place = jobs.insert(queue, gate, job, data, opts, now)
+  if place == "lane" then
+    lanes.wake(queue, gate)
+  elseif place == "delayed" then
+    places.wakeWhenDue(queue)
+  else
+    places.wake(queue, gate)
+  end
+  redis.call("DEL", pending)
+end
+
+--- A removed owner gives its deduplication id back, and the pending job with it.
+function deduplication.forget(queue, id, deduplication_id)
+  if not deduplication_id then return end
+  local owner = queue.base .. ":de:" .. deduplication_id
+  if redis.call("GET", owner) == id then
+    redis.call("DEL", owner, queue.base .. ":dn:" .. deduplication_id)
+  end
+end

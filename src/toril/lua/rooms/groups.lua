@@ -1,0 +1,456 @@
+--- Groups (sagas): what the end of a member, or of the undoing of one, does to its group.
+---
+--- A job names its group in `x.group`: the key of the group's record, a colon, a letter and the
+--- member's number. The letter is `m` for a member whose completion can be undone, `f` when its
+--- failure is undone as well, `u` when there is nothing to undo, and `c` for the job that undoes.
+---
+--- Beside the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
+--- `:undo` the numbers of what is to be undone in the order of completion, `:results` their return
+--- values, `:compensations` how each undoing ended, `:tried` their numbers in the order of trying.
+--- In the record `x.letter.N` is the dead letter that the undoing of member N became.
+
+local MOST_AT_ONCE = 250
+local LOOK_AGAIN_MS = 30000
+
+local function openGroups(owner) return owner .. ":toril:groups-open" end
+function groups.ended(owner) return owner .. ":toril:groups-ended" end
+--- Those that need a person: their undoing failed, or nobody knows how a member ended. Workers of older
+--- versions do not write this index, so whoever reads it compares.
+function groups.asking(owner) return owner .. ":toril:groups-asking" end
+local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id end
+
+--- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
+--- say then.
+function groups.read(key)
+  local record = hashes.read(key, "name", "state", "totalJobs", "completedCount",
+    "failedCount", "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep")
+  if not record.state then return nil end
+  for _, count in ipairs({ "totalJobs", "completedCount", "failedCount", "cancelledCount" }) do
+    if not string.find(record[count] or "", "^%d+$") then return nil end
+  end
+  local owner, id = string.match(key, "^(.*):groups:([^:]+)$")
+  return {
+    key = key, owner = owner, id = id, name = record.name, state = record.state,
+    total = tonumber(record.totalJobs), completed = tonumber(record.completedCount),
+    failed = tonumber(record.failedCount), cancelled = tonumber(record.cancelledCount),
+    running = tonumber(record["x.running"]) or 0, -- compensation jobs that have not ended
+    broken = tonumber(record["x.broken"]) or 0,  -- compensation jobs that failed for good
+    is_reverse = record["x.order"] == "reverse",
+    undoes_late = record["x.late"] ~= "0",
+    keep = record["x.keep"] and cmsgpack.unpack(record["x.keep"])
+  }
+end
+
+local function liveMembers(group)
+  return group.total - group.completed - group.failed - group.cancelled
+end
+
+function groups.emit(group, event, ...)
+  local most = redis.call("HGET", group.owner .. ":meta", "opts.maxLenEvents")
+  most = string.match(most or "", "^%d+$")
+  redis.call("XADD", group.owner .. ":events", "MAXLEN", "~", most or 10000, "*", "event", event,
+    "groupId", group.id, "groupName", group.name, ...)
+end
+
+function groups.delete(owner, id)
+  local key = owner .. ":groups:" .. id
+  redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results",
+    key .. ":compensations", key .. ":tried")
+  redis.call("ZREM", owner .. ":groups", id)
+  redis.call("ZREM", openGroups(owner), id)
+  redis.call("ZREM", groups.ended(owner), id)
+  redis.call("ZREM", groups.asking(owner), id)
+end
+
+local KNOWN_MS = "86400000"
+
+--- Forget a group that has ended. How it did stays known for a day: to whoever waits for it, and to a
+--- call that comes late and would create it again.
+function groups.forget(owner, id)
+  local key, gone = owner .. ":groups:" .. id, goneGroup(owner, id)
+  if redis.call("EXISTS", key) == 1 then
+    redis.call("HDEL", key, "compensation", "x.keep")
+    redis.call("RENAME", key, gone)
+    redis.call("PEXPIRE", gone, KNOWN_MS)
+  end
+  groups.delete(owner, id)
+end
+
+--- Forget finished groups as a retention asks, at most a hundred in one call.
+local function retainGroups(owner, keep, now)
+  local ended = groups.ended(owner)
+  local ids = {}
+  if keep.age then
+    ids = redis.call("ZRANGEBYSCORE", ended, "-inf", now - keep.age * 1000, "LIMIT", 0, 100)
+  end
+  if keep.count then
+    local excess = math.min(redis.call("ZCARD", ended) - keep.count, 100)
+    if excess > #ids then
+      ids = redis.call("ZRANGE", ended, 0, excess - 1)
+    end
+  end
+  for _, id in ipairs(ids) do
+    groups.forget(owner, id)
+  end
+end
+
+--- How the undoings ended, as JSON.
+local function compensationResults(group)
+  local ended = redis.call("HGETALL", group.key .. ":compensations") -- bounded: members of a group
+  local results = {}
+  for i = 1, #ended, 2 do
+    local id = string.match(ended[i], "([^:]+)$")
+    local number = string.match(id, "(%d+)$")
+    local member = redis.call("HGET", group.key .. ":plan", number)
+    local name = member and cmsgpack.unpack(member)[2] or ""
+    results[#results + 1] = '{"jobId":' .. cjson.encode(id) .. ',"originalJobName":'
+      .. cjson.encode(name) .. ',"status":"' .. ended[i + 1] .. '"}'
+  end
+  return "[" .. table.concat(results, ",") .. "]"
+end
+
+--- Nothing of the group is left to do: it may be forgotten.
+function groups.close(group, now)
+  redis.call("ZADD", groups.ended(group.owner), clock.stamp(now), group.id)
+  if group.keep then retainGroups(group.owner, group.keep, now) end
+end
+
+local function endGroup(group, state, now)
+  group.state = state
+  redis.call("HSET", group.key, "state", state, "updatedAt", clock.stamp(now))
+  redis.call("ZREM", openGroups(group.owner), group.id)
+  if state ~= "FAILED_COMPENSATION" then
+    redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
+  end
+  if state == "COMPLETED" then
+    groups.emit(group, "group:completed")
+  else
+    groups.emit(group, "group:failed", "state", state, "compensationResults",
+      compensationResults(group))
+  end
+  -- A group whose undoing failed is kept until somebody has looked at it.
+  if state == "FAILED_COMPENSATION" then
+    redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
+    return
+  end
+  if state == "FAILED" then redis.call("ZREM", groups.asking(group.owner), group.id) end
+  groups.close(group, now)
+end
+
+--- An id in the queue at `base` that no job has: somebody may have chosen the one that comes first. The
+--- number stands at its end, where it is read again.
+local function freeId(base, head, number)
+  local id, tries = head .. number, 0
+  while redis.call("EXISTS", base .. ":" .. id) == 1 do
+    tries = tries + 1
+    id = head .. tries .. "-" .. number
+  end
+  return id
+end
+
+--- The options of a job that undoes. Whoever it calls knows it by its membership: that is the same
+--- however often the job is made anew.
+local function undoOpts(opts, membership)
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":'
+    .. cjson.encode(membership) .. "}"
+end
+
+--- In reverse order an undoing that failed stops those behind it: what was done earlier may be needed to
+--- undo what came later.
+local function isStopped(group)
+  return group.is_reverse and group.broken > 0
+end
+
+--- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
+--- no member runs any more that would be undone: it could complete later than what is being undone.
+local function undoNext(group, now)
+  local most = group.is_reverse and 1 or MOST_AT_ONCE
+  local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
+  if group.running >= most or waits or isStopped(group) then return end
+  local numbers = redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo",
+    most - group.running)
+  if not numbers then return end
+
+  local plan = group.key .. ":plan"
+  local found_members = redis.call("HMGET", plan, unpack(numbers))
+  local values = redis.call("HMGET", group.key .. ":results", unpack(numbers))
+  local targets = cmsgpack.unpack(redis.call("HGET", plan, "targets"))
+  local definitions, targets_used, written = {}, {}, {}
+  for i, number in ipairs(numbers) do
+    local job_key, name, which = unpack(cmsgpack.unpack(found_members[i]))
+    local base, id = string.match(job_key, "^(.+):([^:]+)$")
+    local target = targets[base]
+    local how = definitions[which]
+    if not how then
+      how = cmsgpack.unpack(redis.call("HGET", plan, "c" .. which))
+      definitions[which] = how
+    end
+    local to = targets_used[target]
+    if not to then
+      to = { queue = queues.at(target), count = 0 }
+      to.gate = gates.read(to.queue)
+      targets_used[target] = to
+    end
+    local data = '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(name)
+      .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (values[i] or "null")
+      .. ',"compensationData":' .. how.data .. "}"
+    local new_id = freeId(target, group.id .. "-c", number)
+    local membership = group.key .. ":c" .. number
+    jobs.insert(to.queue, to.gate, { id = new_id, name = how.name, group = membership }, data,
+      undoOpts(how.opts, membership), now)
+    to.count = to.count + 1
+    written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
+  end
+  redis.call("HSET", group.key .. ":compensations", unpack(written))
+  redis.call("RPUSH", group.key .. ":tried", unpack(numbers))
+  group.running = redis.call("HINCRBY", group.key, "x.running", #numbers)
+  for _, to in pairs(targets_used) do
+    redis.call("INCRBY", to.queue.id, to.count)
+    places.wake(to.queue, to.gate)
+  end
+end
+
+--- A group that is being undone is over when nothing of it runs and nothing is left to undo.
+function groups.settle(group, now)
+  if group.state ~= "COMPENSATING" then return end
+  undoNext(group, now)
+  if group.running > 0 then return end
+  if not isStopped(group) and redis.call("EXISTS", group.key .. ":undo") == 1 then return end
+  if group.undoes_late and liveMembers(group) > 0 then return end
+  endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
+end
+
+--- Cancel the members that nobody runs.
+local function cancelMembers(group, lock_keys)
+  local released = {}
+  for _, lock in ipairs(lock_keys or {}) do
+    released[lock] = true
+  end
+  local statuses = redis.call("HGETALL", group.key .. ":jobs") -- bounded: members of a group
+  local by_queue = {}
+  for i = 1, #statuses, 2 do
+    if statuses[i + 1] == "pending" then
+      local base = string.match(statuses[i], "^(.+):[^:]+$")
+      local job_keys = by_queue[base] or {}
+      by_queue[base] = job_keys
+      job_keys[#job_keys + 1] = statuses[i]
+    end
+  end
+  for base, job_keys in pairs(by_queue) do
+    local cancelled, undone = members.cancel(base, job_keys, released)
+    if #cancelled > 0 then
+      local written = {}
+      for i, job in ipairs(cancelled) do
+        written[2 * i - 1], written[2 * i] = job, "cancelled"
+      end
+      redis.call("HSET", group.key .. ":jobs", unpack(written))
+      group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
+    end
+    if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+  end
+end
+
+--- An active group cannot complete any more: cancel what has not started, undo what is done.
+--- `cause` = { id, reason }: the job that failed, or "" for none.
+function groups.turn(group, cause, now, released)
+  cancelMembers(group, released)
+  redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason)
+  local runs = group.undoes_late and liveMembers(group) > 0
+  if not runs and redis.call("EXISTS", group.key .. ":undo") == 0 then
+    endGroup(group, "FAILED", now)
+    return
+  end
+  group.state = "COMPENSATING"
+  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", now)
+  groups.emit(group, "group:compensating", "failedJobId", cause.id, "reason", cause.reason)
+  groups.settle(group, now)
+end
+
+--- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
+--- released }; the value is the return value or the reason. A member whose end is open may have done
+--- its work, so it is undone as if it had completed, without a return value.
+function groups.memberEnded(key, kind, number, job, state, ended, now)
+  if redis.call("HGET", key .. ":jobs", job) ~= "pending" then return end
+  local group = groups.read(key)
+  if not group then return end
+  redis.call("HSET", key .. ":jobs", job, state)
+  group[state] = redis.call("HINCRBY", key, state .. "Count", "1")
+
+  local is_undone = false
+  if state == "completed" or ended.is_open then
+    is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)
+  end
+  if is_undone and state == "completed" then
+    redis.call("HSET", key .. ":results", number, ended.value)
+  end
+  is_undone = is_undone or state ~= "completed" and kind == "f" and ended.started
+  if is_undone and (group.state == "ACTIVE" or group.state == "COMPENSATING") then
+    redis.call("RPUSH", key .. ":undo", number)
+  end
+
+  if group.state ~= "ACTIVE" then
+    groups.settle(group, now)
+  elseif state ~= "completed" then
+    groups.turn(group, { id = ended.id, reason = ended.value }, now, ended.released)
+  elseif group.completed == group.total then
+    endGroup(group, "COMPLETED", now)
+  end
+end
+
+--- A group that could not be undone is being undone again; `count` compensations are tried again.
+function groups.reopen(group, count, now)
+  group.state = "COMPENSATING"
+  redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", clock.stamp(now))
+  redis.call("ZADD", openGroups(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
+  redis.call("ZREM", groups.asking(group.owner), group.id)
+  groups.emit(group, "group:retrying", "count", clock.digits(count))
+end
+
+--- A job that undoes a member ended; `letter` is the key of the dead letter that it became. One that
+--- failed, was run again by a worker of BullMQ and completed then makes up for its failure.
+function groups.compensationEnded(key, number, job, state, letter, now)
+  local before = redis.call("HGET", key .. ":compensations", job)
+  local is_repaired = before and before ~= "pending" and before ~= "completed" and state == "completed"
+  if before ~= "pending" and not is_repaired then return end
+  local group = groups.read(key)
+  if not group then return end
+  redis.call("HSET", key .. ":compensations", job, state)
+  if letter then redis.call("HSET", key, "x.letter." .. number, letter) end
+  if before == "pending" then
+    group.running = redis.call("HINCRBY", key, "x.running", "-1")
+  end
+  if is_repaired then
+    group.broken = redis.call("HINCRBY", key, "x.broken", "-1")
+    if group.state == "FAILED_COMPENSATION" and group.broken == 0 then
+      local left = redis.call("LLEN", key .. ":undo")
+      if left == 0 then
+        endGroup(group, "FAILED", now)
+      else
+        groups.reopen(group, left, now)
+      end
+    end
+  elseif state ~= "completed" then
+    group.broken = redis.call("HINCRBY", key, "x.broken", "1")
+  end
+  groups.settle(group, now)
+end
+
+--- A job ended that belongs to a group. Telling the same twice changes nothing.
+function groups.onSettled(membership, job, state, ended, now)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return end
+  if kind == "c" then
+    groups.compensationEnded(key, number, job, state, ended.letter, now)
+  else
+    groups.memberEnded(key, kind, number, job, state, ended, now)
+  end
+end
+
+--- The job that undoes member `number`, and how it ended.
+function groups.findCompensation(key, number)
+  local ended = redis.call("HGETALL", key .. ":compensations") -- bounded: members of a group
+  for i = 1, #ended, 2 do
+    if string.match(ended[i], "(%d+)$") == number then return ended[i], ended[i + 1] end
+  end
+  return nil, nil
+end
+
+local function isBroken(status)
+  return status ~= nil and status ~= false and status ~= "pending" and status ~= "completed"
+end
+
+--- The state of the group with this record. Anybody can write anything into a job: a key that is no
+--- group stops nobody else.
+local function readState(key)
+  local state = redis.pcall("HGET", key, "state")
+  if type(state) == "table" then return "ACTIVE" end
+  return state or "FORGOTTEN"
+end
+
+--- May a job of a group run, or run again? "ACTIVE" if it may, else the state of its group. Without a
+--- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
+--- while its group is not over; `job` is its key, unless a dead letter stands for it.
+--- With `is_again` a member that its group counts as completed may not: it would be undone only once.
+function groups.stateOf(membership, job, is_again)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return "ACTIVE" end
+  if kind ~= "c" then
+    local state = readState(key)
+    if state ~= "ACTIVE" or not is_again then return state end
+    return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
+  end
+  local status
+  if job then
+    status = redis.call("HGET", key .. ":compensations", job)
+  else
+    job, status = groups.findCompensation(key, number)
+    if status == "pending" then return "COMPENSATING" end
+  end
+  if status == "pending" then return "ACTIVE" end
+  local state = readState(key)
+  local is_open = state == "COMPENSATING" or state == "FAILED_COMPENSATION"
+  return is_open and isBroken(status) and "ACTIVE" or state
+end
+
+--- The compensation `before`, which failed, is to run again as `job`: its group waits for it from now
+--- on. Returns false, and changes nothing, if its group does not.
+function groups.reviveCompensation(key, before, job, now)
+  local group = before and isBroken(redis.call("HGET", key .. ":compensations", before))
+    and groups.read(key)
+  if not group or group.state ~= "COMPENSATING" and group.state ~= "FAILED_COMPENSATION" then
+    return false
+  end
+  if before ~= job then redis.call("HDEL", key .. ":compensations", before) end
+  redis.call("HSET", key .. ":compensations", job, "pending")
+  redis.call("HINCRBY", key, "x.running", "1")
+  redis.call("HINCRBY", key, "x.broken", "-1")
+  if group.state == "FAILED_COMPENSATION" then groups.reopen(group, 1, now) end
+  return true
+end
+
+--- A member that has completed is to run once more in its active group. What it did at first becomes an
+--- entry of its own in the plan, so that both are undone.
+local function repeatMember(key, number, job)
+  local group = groups.read(key)
+  if not group or group.state ~= "ACTIVE" then return false end
+  if redis.call("HGET", key .. ":jobs", job) ~= "completed" then return true end
+  local first = clock.digits(group.total - 1 + redis.call("HINCRBY", key, "x.repeats", "1"))
+  local member = cmsgpack.unpack(redis.call("HGET", key .. ":plan", number))
+  member[5] = true
+  redis.call("HSET", key .. ":plan", first, cmsgpack.pack(member))
+  if redis.call("LINSERT", key .. ":undo", "BEFORE", number, first) > 0 then
+    redis.call("LREM", key .. ":undo", "1", number)
+    redis.call("HSET", key .. ":results", first, redis.call("HGET", key .. ":results", number) or "null")
+  end
+  redis.call("HSET", key .. ":jobs", job, "pending")
+  redis.call("HINCRBY", key, "completedCount", "-1")
+  return true
+end
+
+--- A job of a group is started that was started before: a tool that knows nothing of groups may have
+--- brought it back.
+function groups.onTaken(membership, job, now)
+  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
+  if kind == "c" then groups.reviveCompensation(key, job, job, now) end
+end
+
+--- Somebody lets a finished job of a group run again. If the group does not count on that it runs only
+--- because it is forced.
+function groups.onRetried(membership, job, now)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key then return end
+  local is_counted
+  if kind == "c" then
+    is_counted = groups.reviveCompensation(key, job, job, now)
+  else
+    is_counted = repeatMember(key, number, job)
+  end
+  if not is_counted then redis.call("HSET", job, "x.forced", "1") end
+end
+
+--- Was this member cancelled while it waited in a list too long to search?
+function groups.wasCancelled(membership, job, doom)
+  if doom == members.CANCELLED then return true end
+  local key, kind = string.match(membership, "^(.*):(%a)%d+$")
+  return key ~= nil and kind ~= "c" and redis.call("HGET", key .. ":jobs", job) == "cancelled"
+end

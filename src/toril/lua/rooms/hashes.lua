@@ -1,0 +1,19 @@
+--- Reading several fields of a hash, by their names: what is not there is false.
+
+local function named(values, ...)
+  local names, found = { ... }, {}
+  for i = 1, #names do
+    found[names[i]] = values[i]
+  end
+  return found
+end
+
+function hashes.read(key, ...)
+  return named(redis.call("HMGET", key, ...), ...)
+end
+
+--- The same of a key that may hold anything: `err` tells when that is no hash.
+function hashes.tryRead(key, ...)
+  local values = redis.pcall("HMGET", key, ...)
+  return values.err and { err = values.err } or named(values, ...)
+end

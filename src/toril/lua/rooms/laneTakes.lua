@@ -1,0 +1,151 @@
+--- Taking from lanes: each ready lane gives one job, in the order of their turns.
+
+--- How many jobs of lanes, and how many lanes, one call lets in.
+local MOST_DUE_IN_LANES = 100
+
+--- Let in the jobs of lanes and the lanes whose time has come.
+function laneTakes.promoteDue(queue, gate, now)
+  local delayed, later = queue["lanes:delayed"], queue["lanes:later"]
+  local due = redis.call("ZRANGEBYSCORE", delayed, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
+  if #due > 0 then lanes.takeFromAside(queue, unpack(due)) end
+  for _, member in ipairs(due) do
+    local _, mark, field, id = laneNames.readMember(member)
+    if id ~= "" then lanes.promote(queue, gate, field, id, mark) end
+  end
+  local lane_state = redis.call("ZRANGEBYSCORE", later, 0, now, "LIMIT", 0, MOST_DUE_IN_LANES)
+  if #lane_state > 0 then redis.call("ZREM", later, unpack(lane_state)) end
+  for _, lane in ipairs(lane_state) do
+    local turn, ids = lanes.holders(queue, lane)
+    lanes.place(queue, lane, #ids, turn)
+  end
+end
+
+--- Take the head of a lane that several jobs may hold at once; it may be ready again at once.
+local function takeShared(queue, lane, turn, head, id)
+  lanes.removeFromWaiting(queue, lane, head)
+  local _, ids = lanes.holders(queue, lane)
+  ids[#ids + 1] = id
+  lanes.saveHolders(queue, lane, turn, ids)
+  lanes.place(queue, lane, #ids, turn)
+end
+
+--- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects,
+--- and `taken.bytes` says how much data that is. Lanes that would be too much keep their turn.
+local function takeHeads(queue, popped, taken, most_bytes)
+  local heads, holders = {}, {}
+  local cache = lanes.of(queue).heads
+  for i = 1, #popped, 2 do
+    local lane, turn = popped[i], tonumber(popped[i + 1])
+    local head = lanes.head(queue, lane)
+    if taken.bytes >= most_bytes then
+      redis.call("ZADD", queue["lanes:ready"], popped[i + 1], lane)
+      lanes.of(queue).turn = taken.turn
+    elseif not head then
+      local _, ids = lanes.holders(queue, lane)
+      lanes.place(queue, lane, #ids, turn)
+    else
+      local _, _, field, id = laneNames.readMember(head)
+      local rules = lanes.rules(queue, lane)
+      lanes.countStart(queue, lane, rules)
+      if rules.capacity > 1 then
+        takeShared(queue, lane, turn, head, id)
+      else
+        heads[#heads + 1], holders[#holders + 1] = head, lane
+        holders[#holders + 1] = popped[i + 1] .. "\n" .. id
+        cache[lane] = nil
+      end
+      taken[#taken + 1] = { id = id, field = field }
+      taken.turn = math.max(taken.turn, turn)
+      taken.bytes = taken.bytes
+        + (tonumber(redis.pcall("HSTRLEN", queue.base .. ":" .. id, "data")) or 0)
+    end
+  end
+  if #heads == 0 then return end
+  redis.call("ZREM", queue["lanes:waiting"], unpack(heads))
+  redis.call("HSET", queue["lanes:held"], unpack(holders))
+end
+
+--- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
+--- number that grows with every take of the queue's lanes, and so within each of them. Also returns how
+--- many bytes of data they have; `most_bytes` are enough.
+function laneTakes.pop(queue, count, most_bytes)
+  local lane_state = lanes.of(queue)
+  local taken, ids = { bytes = 0, turn = lane_state.turn }, {}
+  while #taken < count and taken.bytes < most_bytes do
+    local popped = redis.call("ZPOPMIN", queue["lanes:ready"], count - #taken)
+    if #popped == 0 then break end
+    lane_state.turn = math.max(lane_state.turn, tonumber(popped[#popped]))
+    takeHeads(queue, popped, taken, most_bytes)
+  end
+  if #taken == 0 then return taken, 0 end
+  for i, job in ipairs(taken) do
+    ids[i] = job.id
+  end
+  redis.call("LPUSH", queue.active, unpack(ids))
+  lanes.dropKept(queue, unpack(ids))
+  redis.call("HSET", queue.meta, "toril.laneTurn", string.format("%.17g", lane_state.turn))
+  local fence = redis.call("HINCRBY", queue.meta, "toril.laneFence", #ids) - #ids
+  for i, job in ipairs(taken) do
+    job.fence = fence + i
+  end
+  return taken, taken.bytes
+end
+
+--- How many of `count` jobs are to be plain ones: half, and the odd one goes to either side in turn;
+--- all when no lane is ready, none when there are none.
+function laneTakes.plainShare(queue, count)
+  if redis.call("EXISTS", queue["lanes:ready"]) == 0 then return count end
+  if redis.call("EXISTS", queue.wait, queue.prioritized) == 0 then return 0 end
+  local half = math.floor(count / 2)
+  if count % 2 == 0 then return half end
+  local is_plain_turn = redis.call("HGET", queue.meta, "toril.lanesNext") ~= "plain"
+  redis.call("HSET", queue.meta, "toril.lanesNext", is_plain_turn and "plain" or "lanes")
+  return is_plain_turn and half + 1 or half
+end
+
+--- When the next lane or job of a lane is due, if that is before `due` or there is none; 0 is none.
+function laneTakes.nextDue(queue, due)
+  for _, set in ipairs({ queue["lanes:delayed"], queue["lanes:later"] }) do
+    local first = redis.call("ZRANGE", set, 0, 0, "WITHSCORES")
+    local at = tonumber(first[2])
+    if at and (due == 0 or at < due) then due = at end
+  end
+  return due
+end
+
+--- How many jobs of the plain list, from the end that is taken next, are looked at when there is a job
+--- of a lane among them.
+local NEAR = 300
+
+--- Let the jobs of lanes that stand near the end of the plain list into their lanes, all at once: a lane
+--- goes by its numbers, in whatever order somebody put them there. Those that hold their lanes stay.
+local function admitNeighbours(queue)
+  local ids = redis.call("LRANGE", queue.wait, -NEAR, -1) -- bounded: NEAR
+  local others = {}
+  for _, id in ipairs(ids) do
+    local field = redis.pcall("HGET", queue.base .. ":" .. id, "x.lane") -- or an id that is no job
+    if type(field) == "string" and not lanes.isHeldBy(queue, laneNames.laneOf(field), id) then
+      lanes.enter(queue, field, id, laneNames.PLAIN)
+    else
+      others[#others + 1] = id
+    end
+  end
+  if #others == #ids then return end
+  redis.call("LTRIM", queue.wait, 0, -#ids - 1)
+  if #others > 0 then redis.call("RPUSH", queue.wait, unpack(others)) end
+end
+
+--- A job of a lane that stood in the plain list: somebody else put it there. Whoever holds its lane
+--- may run; else it goes where it belongs, and others like it near by. Returns its fence, or nothing.
+function laneTakes.admitStray(queue, field, id)
+  if lanes.isHeldBy(queue, laneNames.laneOf(field), id) then
+    return redis.call("HINCRBY", queue.meta, "toril.laneFence", 1)
+  end
+  lanes.enter(queue, field, id, laneNames.PLAIN)
+  local lane_state = lanes.of(queue)
+  if not lane_state.has_looked_near then
+    lane_state.has_looked_near = true
+    admitNeighbours(queue)
+  end
+  return nil
+end

@@ -1,0 +1,147 @@
+--- What the end of a child does to its parent. Members of a parent's sets are full job keys.
+
+--- A parent of a lane that is let go: at its place, or in front when it has started and holds it.
+local function releaseIntoLane(queue, gate, id, field, due_ms)
+  local has_started = lanes.isHeldBy(queue, laneNames.laneOf(field), id)
+  if due_ms then
+    lanes.putOff(queue, field, id, due_ms, has_started)
+  elseif has_started then
+    lanes.giveBack(queue, field, id)
+  else
+    lanes.enter(queue, field, id, laneNames.PLAIN)
+  end
+  lanes.wake(queue, gate)
+end
+
+--- The parent that a child names. What cannot be read must not keep the child from ending: then its
+--- key tells where the parent is.
+function parents.of(parent_key, parent_json)
+  local is_read, parent = pcall(cjson.decode, parent_json or "")
+  if is_read and type(parent) == "table" and type(parent.id) == "string"
+      and type(parent.queueKey) == "string" then
+    return { key = parent_key, id = parent.id, queue = queues.at(parent.queueKey), flags = parent }
+  end
+  local base, id = string.match(parent_key, "^(.+):([^:]+)$")
+  return { key = parent_key, id = id or "", queue = queues.at(base or parent_key), flags = {} }
+end
+
+--- Let a parent go that waits for children: to its delay, its priority, or the front of the list.
+function parents.release(parent, now)
+  local queue = parent.queue
+  if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
+  local gate = gates.read(queue)
+  local settings = hashes.read(parent.key, "priority", "delay", "x.lane")
+  local delay = tonumber(settings.delay) or 0
+  if delay > 0 then
+    journal.emit(queue, "delayed", "jobId", parent.id, "delay", now + delay)
+    if settings["x.lane"] then
+      releaseIntoLane(queue, gate, parent.id, settings["x.lane"], now + delay)
+    else
+      redis.call("ZADD", queue.delayed, (now + delay) * 4096, parent.id)
+      places.wakeWhenDue(queue)
+    end
+    return
+  end
+  if settings["x.lane"] then
+    releaseIntoLane(queue, gate, parent.id, settings["x.lane"])
+  else
+    places.ready(queue, gate, parent.id, tonumber(settings.priority) or 0, "RPUSH")
+    places.wake(queue, gate)
+  end
+  journal.emit(queue, "waiting", "jobId", parent.id, "prev", "waiting-children")
+end
+
+--- Let a parent go because a child of it was removed: to the front, whatever its priority.
+function parents.releasePlainly(parent, silently)
+  local queue = parent.queue
+  if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
+  local gate = gates.read(queue)
+  local lane = redis.call("HGET", parent.key, "x.lane")
+  if lane then
+    releaseIntoLane(queue, gate, parent.id, lane)
+  else
+    redis.call("RPUSH", gates.readyList(queue, gate), parent.id)
+    places.wake(queue, gate)
+  end
+  if not silently then
+    journal.emit(queue, "waiting", "jobId", parent.id, "prev", "waiting-children")
+  end
+end
+
+function parents.hasNoChildrenLeft(parent)
+  return redis.call("SCARD", parent.key .. ":dependencies") == 0
+end
+
+--- A removed child no longer holds its parent back.
+function parents.unlink(child_key, parent_key, parent_json, silently)
+  if not parent_key or not parent_json or parent_key == "" then return end
+  if redis.call("SREM", parent_key .. ":dependencies", child_key) == 0 then return end
+  local parent = parents.of(parent_key, parent_json)
+  if parents.hasNoChildrenLeft(parent) then
+    parents.releasePlainly(parent, silently)
+  end
+end
+
+function parents.childCompleted(parent, child_key, return_value, now)
+  if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0 then return end
+  redis.call("HSET", parent.key .. ":processed", child_key, return_value)
+  if parents.hasNoChildrenLeft(parent) then
+    parents.release(parent, now)
+  end
+end
+
+--- A child failed under the policy "fail the parent": whoever takes the parent next fails it.
+local function failParent(parent, child_key, now)
+  redis.call("ZADD", parent.key .. ":unsuccessful", now, child_key)
+  if redis.call("EXISTS", parent.key) == 0 then return end
+  local queue = parent.queue
+  local reason = "child " .. child_key .. " failed"
+  if redis.call("ZSCORE", queue.waiting_children, parent.id) then
+    redis.call("HSET", parent.key, "defa", reason)
+    parents.release(parent, now)
+  elseif redis.call("ZREM", queue.delayed, parent.id) == 1 then
+    redis.call("HSET", parent.key, "defa", reason, "delay", 0)
+    redis.call("ZADD", queue.waiting_children, now, parent.id)
+    parents.release(parent, now)
+  elseif not redis.call("ZSCORE", queue.failed, parent.id) then
+    redis.call("HSET", parent.key, "defa", reason)
+  end
+end
+
+function parents.childFailed(parent, child_key, reason, now)
+  local flags = parent.flags
+  if not (flags.fpof or flags.cpof or flags.idof or flags.rdof) then return end
+  if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0 then return end
+  if flags.fpof then
+    failParent(parent, child_key, now)
+  elseif flags.cpof then
+    redis.call("HSET", parent.key .. ":failed", child_key, reason)
+    parents.release(parent, now)
+  else
+    if flags.idof then
+      redis.call("HSET", parent.key .. ":failed", child_key, reason)
+    end
+    if parents.hasNoChildrenLeft(parent) then
+      parents.release(parent, now)
+    end
+  end
+end
+
+--- Does the job that exists belong to another parent, who is still there?
+function parents.belongsElsewhere(queue, job)
+  local known = redis.call("HGET", queue.base .. ":" .. job.id, "parentKey")
+  return known and known ~= job.parent_key and redis.call("EXISTS", known) == 1
+end
+
+--- Tie a job that exists to the parent of the request. One that is completed counts as done; letting
+--- the parent go is left to the caller.
+function parents.attachChild(queue, job)
+  local key = queue.base .. ":" .. job.id
+  if redis.call("ZSCORE", queue.completed, job.id) then
+    local value = redis.call("HGET", key, "returnvalue")
+    redis.call("HSET", job.parent_key .. ":processed", key, value or "null")
+  else
+    redis.call("SADD", job.parent_key .. ":dependencies", key)
+  end
+  redis.call("HSET", key, "parentKey", job.parent_key, "parent", job.parent)
+end

@@ -1,0 +1,28 @@
+--- The keys of the queue named by `base`: queues.at(base).wait is its waiting list.
+--- A script declares the keys of its own queue in its first line; those of a parent's queue can only
+--- be known from the job, and share its slot.
+local key_names = {
+  __index = function(queue, name)
+    local key = queue.base .. ":" .. string.gsub(name, "_", "-")
+    queue[name] = key
+    return key
+  end
+}
+
+function queues.at(base)
+  return setmetatable({ base = base }, key_names)
+end
+
+--- The queue and the id in the full key of a job that belongs to a job of the queue at `near`.
+--- Under the same prefix the first colon ends the queue's name, which has none, and the id may have any
+--- number. Elsewhere the last colon begins the id.
+function queues.split(key, near)
+  local prefix = string.match((string.gsub(near, ":compensation$", "")), "^(.*:)[^:]*$")
+  if prefix and string.sub(key, 1, #prefix) == prefix then
+    local rest = string.sub(key, #prefix + 1)
+    local name, id = string.match(rest, "^([^:]+:compensation):(.+)$")
+    if not name then name, id = string.match(rest, "^([^:]+):(.+)$") end
+    if name then return prefix .. name, id end
+  end
+  return string.match(key, "^(.+):([^:]+)$")
+end

@@ -1,0 +1,130 @@
+--- Give a dead letter another life in the queue it came from: a new job with the first data and
+--- options and no attempts made. The letter's place in its list is the caller's to clear.
+---
+--- `how` = { prefix, source, keep_delay, by, data, opts, job, priority, delay, is_repaired, changes };
+--- the data, the options and the id of the first job are given when the client has taken the letter apart
+--- itself. `changes` = { opts (members of a JSON object), delay, run_at, priority, lifo, lane, order_ms }
+--- replace those of the first life.
+--- Returns nothing, and changes nothing, when somebody changed the data so that the metadata cannot be
+--- cut out.
+
+local LONGEST_HISTORY = 8192
+
+--- The returns so far, as the inside of a JSON array.
+local function historyWith(history, letter, how, now)
+  local entry = '{"deadLetteredAt":' .. string.format("%.0f", letter.at)
+    .. ',"replayedAt":' .. clock.stamp(now)
+    .. ',"deadLetterJobId":' .. texts.quote(letter.id)
+    .. ',"originalJobId":' .. (letter.quoted_id or texts.quote(how.job or ""))
+    .. ',"fingerprint":' .. texts.quote(letter.note.fp or "")
+    .. (how.by and ',"by":' .. texts.quote(how.by) or "")
+    .. (how.is_repaired and ',"repaired":true' or "") .. "}"
+  if not history or #history > LONGEST_HISTORY then return entry end
+  return history .. "," .. entry
+end
+
+--- The queue that a letter goes back to, read once per call; `sources` collects them.
+local function sourceAt(sources, base)
+  local source = sources[base]
+  if not source then
+    local queue = queues.at(base)
+    source = { queue = queue, gate = gates.read(queue), added = 0, places = {} }
+    sources[base] = source
+  end
+  return source
+end
+
+--- Tell the workers of all sources, once, what has come back.
+function replays.wakeSources(sources)
+  for _, source in pairs(sources) do
+    redis.call("INCRBY", source.queue.id, source.added)
+    if source.places.ready or source.places.lane then places.wake(source.queue, source.gate) end
+    if source.places.delayed then places.wakeWhenDue(source.queue) end
+  end
+end
+
+--- The first data of a letter; nothing when somebody changed them so that they cannot be cut out.
+function replays.firstData(data, note, raw, is_wrapped)
+  return raw or note and texts.unsplice(data or "", tonumber(note.size), is_wrapped)
+end
+
+--- The id of a letter's job, as JSON has it, and when that was added: they come first in the metadata.
+--- Nothing when somebody changed the data so that these are not where they were put.
+local function firstLife(data, note)
+  local from = data and texts.findMeta(data, tonumber(note.size))
+  if not from then return nil end
+  return string.match(data, '^{"originalJobId":(".-"),"originalTimestamp":(%d+),', from)
+end
+
+--- The options of the next life; the idempotency key stays that of the first, if there was one.
+local function nextOpts(note, quoted_id, at)
+  local opts, key = note.opts or '{"attempts":0}', note.key and texts.quote(note.key)
+  if note.key == nil and quoted_id then
+    key = string.sub(texts.quote(note.source), 1, -2) .. ":" .. string.sub(quoted_id, 2, -2) .. ":" .. at
+      .. '"'
+  end
+  if not key then return opts end
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":' .. key .. "}"
+end
+
+--- The same with the options that the caller changes: of two with the same name the last one counts.
+local function changedOpts(opts, changes)
+  if changes.opts == nil or changes.opts == "" then return opts end
+  return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. changes.opts .. "}"
+end
+
+--- Would the caller give this job a place by priority, although its lane's order decides?
+function replays.isAgainstLane(note, changes)
+  return changes ~= nil and note.lane ~= nil and not changes.lane
+    and ((changes.priority or 0) > 0 or changes.lifo == true)
+end
+
+--- A compensation that comes back belongs to its group as before. The number of its member stands at
+--- the end of its id, as in that of every compensation. Returns its id, and its membership if it has one.
+local function joinGroup(membership, base, new_id, now)
+  local key, number = string.match(membership or "", "^(.*):c(%d+)$")
+  if not key then return new_id, nil end
+  local id = new_id .. "-c" .. number
+  if not groups.reviveCompensation(key, groups.findCompensation(key, number), base .. ":" .. id, now) then
+    return new_id, nil
+  end
+  redis.call("HDEL", key, "x.letter." .. number)
+  return id, membership
+end
+
+--- The caller ends with replays.wakeSources(sources).
+function replays.replay(dead_letters, id, new_id, how, sources, now)
+  local key = dead_letters.base .. ":" .. id
+  local known = hashes.read(key, "name", "data", "timestamp", "x.letter", "x.data",
+    "x.wrapped", "x.replays", "x.history", "x.original", "x.member")
+  local letter = { id = id, at = tonumber(known.timestamp) or 0, note = letters.readNote(known["x.letter"]) or {} }
+  local note, raw = letter.note, known["x.data"]
+  local first = replays.firstData(known.data, note, raw, known["x.wrapped"])
+  local data = how.data or first
+  if not data then return nil end
+  local quoted_id, at = firstLife(known.data, note)
+  letter.quoted_id = quoted_id
+
+  local base = how.prefix .. ":" .. how.source
+  local source = sourceAt(sources, base)
+  local membership
+  new_id, membership = joinGroup(known["x.member"], base, new_id, now)
+  local changes = how.changes or {}
+  local job = { id = new_id, group = membership, name = known.name,
+    priority = changes.lane and 0 or changes.priority or how.priority or note.priority or 0,
+    delay = changes.delay or how.keep_delay and (how.delay or note.delay) or 0,
+    run_at = changes.run_at, lifo = changes.lifo,
+    lane = changes.lane or note.lane, order_ms = changes.order_ms or tonumber(note.order_ms or at) }
+  local opts = changedOpts(how.opts or nextOpts(note, quoted_id, at), changes)
+  job.more = { "x.replays", clock.digits((tonumber(known["x.replays"]) or 0) + 1),
+    "x.history", historyWith(known["x.history"], letter, how, now) }
+  local original = known["x.original"] or (how.is_repaired and not raw and first)
+  if original then
+    job.more[5], job.more[6] = "x.original", original
+  end
+  local place = jobs.insert(source.queue, source.gate, job, data, opts, now)
+  source.places[place] = true
+  source.added = source.added + 1
+  jobs.delete(key)
+  return new_id
+end

@@ -1,0 +1,252 @@
+--- Take up to `count` jobs: into `active`, locked, counted, announced.
+
+--- What a worker is told of a job: its hash, name after value, and its id at the end.
+function takes.readTaken(job, id)
+  local hash = redis.pcall("HGETALL", job)
+  if hash.err then hash = {} end
+  hash[#hash + 1] = id
+  return hash
+end
+
+--- By how much windows of several workers may differ. One that is to last longer still was begun by a
+--- clock that was ahead.
+local LONGEST_WINDOW_APART = 60000
+
+--- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
+local function allowance(queue, gate, limiter, count)
+  if gate.held_ms then
+    local ttl = gates.heldFor(queue, gate)
+    if ttl > 0 then return 0, ttl end
+  end
+  local max = gate.max or (limiter and limiter.max)
+  if not max then return count, 0 end
+  local started = tonumber(redis.call("GET", queue.limiter) or 0)
+  if started >= max then
+    local ttl = redis.call("PTTL", queue.limiter)
+    local longest = (limiter and limiter.duration or gate.duration or 1000) + LONGEST_WINDOW_APART
+    if ttl > 0 and (ttl <= longest or started >= 9007199254740991) then return 0, ttl end
+    if ttl >= 0 then redis.call("DEL", queue.limiter) end
+    started = 0
+  end
+  return math.min(count, max - started), 0
+end
+
+local function countStart(queue, gate, limiter)
+  if redis.call("INCR", queue.limiter) == 1 then
+    redis.call("PEXPIRE", queue.limiter, limiter and limiter.duration or gate.duration or 1000)
+  end
+end
+
+--- Ids that may run next, already in `active`: the list before the priorities. Also returns the
+--- scores of those that have one, by their place among the ids.
+local function popReady(queue, count)
+  local scores = {}
+  if count == 0 then return {}, scores end
+  local ids = redis.call("RPOP", queue.wait, count) or {}
+  if #ids < count then
+    local popped = redis.call("ZPOPMIN", queue.prioritized, count - #ids)
+    if #popped == 0 then
+      redis.call("DEL", queue.pc)
+    end
+    for i = 1, #popped, 2 do
+      ids[#ids + 1] = popped[i]
+      scores[#ids] = popped[i + 1]
+    end
+  end
+  if #ids > 0 then
+    redis.call("LPUSH", queue.active, unpack(ids))
+  end
+  return ids, scores
+end
+
+--- Put ids from `first` on back to where popReady took them from.
+local function unpop(queue, ids, scores, first)
+  for i = #ids, first, -1 do
+    redis.call("LREM", queue.active, 1, ids[i])
+    if scores[i] then
+      redis.call("ZADD", queue.prioritized, scores[i], ids[i])
+    else
+      redis.call("RPUSH", queue.wait, ids[i])
+    end
+  end
+end
+
+--- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
+--- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
+--- retry. If its last run has no end yet, it may have done its work. Returns whether it ended.
+--- A compensation that failed and was brought back runs, and its group learns of it.
+local function endStranded(queue, gate, id, membership, is_again, now)
+  local job = queue.base .. ":" .. id
+  local state = groups.stateOf(membership, job, is_again)
+  if state == "ACTIVE" then
+    if is_again then groups.onTaken(membership, job, now) end
+    return false
+  end
+  if redis.call("HDEL", job, "x.forced") == 1 then return false end
+  redis.call("LREM", queue.active, 1, id)
+  if redis.call("HEXISTS", job, "ats") == 1 then jobs.noteOpenEnd(job) end
+  local reason = state == "COMPENSATING" and "its group is being undone" or "its group has ended"
+  jobs.finish(queue, gate, { id = id, state = "failed", value = reason, previous = "waiting" },
+    jobs.readEnding(job), nil, now)
+  queue.has_stranded = true
+  return true
+end
+
+--- Lock one job for `who`. Returns what the worker is told (nothing for an id without a job, or for one
+--- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is where
+--- a job of a lane stood there.
+local function startJob(queue, gate, id, who, now, fence, place)
+  local job = queue.base .. ":" .. id
+  local hash = redis.call("HGETALL", job)
+  local is_job, is_doomed, started, lane, membership, size = false, false, 1, nil, nil, 0
+  for i = 1, #hash, 2 do
+    local field = hash[i]
+    size = size + #hash[i + 1]
+    if field == "name" then
+      is_job = true
+    elseif field == "ats" then
+      started = (tonumber(hash[i + 1]) or 0) + 1
+    elseif field == "defa" then
+      is_doomed = true
+    elseif field == "x.lane" then
+      lane = hash[i + 1]
+    elseif field == "x.group" then
+      membership = hash[i + 1]
+    end
+  end
+  if not is_job then
+    redis.call("LREM", queue.active, 1, id)
+    return nil, false, size
+  end
+  if membership and not is_doomed and endStranded(queue, gate, id, membership, started > 1, now) then
+    return nil, false, size
+  end
+  if place and lane ~= place then
+    -- Whoever ends the job has to find the lane that it holds.
+    redis.call("HSET", job, "x.lane", place)
+  end
+  if lane and not fence then
+    fence = laneTakes.admitStray(queue, lane, id)
+    if not fence then
+      redis.call("LREM", queue.active, 1, id)
+      return nil, false, size
+    end
+  end
+  redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
+  journal.emit(queue, "active", "jobId", id, "prev", "waiting")
+  if who.name then
+    redis.call("HSET", job, "processedOn", clock.stamp(now), "pb", who.name, "ats", clock.digits(started))
+  elseif fence then
+    redis.call("HSET", job, "processedOn", clock.stamp(now), "ats", clock.digits(started), "x.fence",
+      clock.digits(fence))
+  else
+    redis.call("HSET", job, "processedOn", clock.stamp(now), "ats", clock.digits(started))
+  end
+  -- Later words count: these replace what was read above.
+  local n = #hash
+  if fence then
+    if who.name then redis.call("HSET", job, "x.fence", clock.digits(fence)) end
+    hash[n + 1], hash[n + 2] = "x.fence", fence
+    n = n + 2
+  end
+  hash[n + 1], hash[n + 2], hash[n + 3], hash[n + 4] = "ats", started, "processedOn", now
+  hash[n + 5] = id
+  return hash, is_doomed, size
+end
+
+--- Is there any lane from which a job could be taken now or later?
+local function hasLanes(queue)
+  return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
+end
+
+--- How many bytes of jobs are enough for one call, or the server would stand still for everybody else.
+local MOST_BYTES = 500000
+
+--- Start one job for the shift. What it holds must not keep the others from being taken: one that
+--- cannot be read is given up. Returns whether there is one more.
+local function start(shift, id, fence, place)
+  local queue = shift.queue
+  shift.popped = shift.popped + 1
+  local is_sound, taken, is_doomed, size =
+    pcall(startJob, queue, shift.gate, id, shift.who, shift.now, fence, place)
+  if not is_sound then
+    damage.abandon(queue, id, damage.of(queue, taken), shift.now)
+    redis.call("LREM", queue.active, 1, id)
+    redis.call("DEL", queue.base .. ":" .. id .. ":lock")
+    return false
+  end
+  shift.bytes = shift.bytes + size
+  if not taken then return false end
+  shift.jobs[#shift.jobs + 1] = taken
+  if (shift.gate.max or shift.limiter) and not is_doomed then
+    countStart(queue, shift.gate, shift.limiter)
+  end
+  return true
+end
+
+local function startPlain(shift, most)
+  local ids, scores = popReady(shift.queue, most)
+  for i, id in ipairs(ids) do
+    if shift.bytes >= MOST_BYTES then
+      unpop(shift.queue, ids, scores, i)
+      break
+    end
+    start(shift, id)
+  end
+end
+
+local function startFromLanes(shift, most)
+  local taken, bytes = laneTakes.pop(shift.queue, most, MOST_BYTES)
+  for _, job in ipairs(taken) do
+    -- An id without a job must not hold its lane.
+    if not start(shift, job.id, job.fence, job.field) then
+      lanes.release(shift.queue, job.field, job.id)
+    end
+  end
+  shift.bytes = math.max(shift.bytes, bytes)
+end
+
+--- Plain jobs and lanes share the places; what one side does not need, the other gets. The plain ones
+--- come first: a job of a lane among them goes to its lane before that is asked for its head.
+local function startAll(shift, allowed, has_lanes)
+  local plain = has_lanes and laneTakes.plainShare(shift.queue, allowed) or allowed
+  startPlain(shift, plain)
+  if #shift.jobs == allowed or not (has_lanes or rawget(shift.queue, "lanes")) then return end
+  startFromLanes(shift, allowed - #shift.jobs)
+  if plain > 0 and #shift.jobs < allowed and shift.bytes < MOST_BYTES then
+    startPlain(shift, allowed - #shift.jobs)
+  end
+end
+
+local function dueNext(queue, has_lanes)
+  local due = places.nextDue(queue)
+  return has_lanes and laneTakes.nextDue(queue, due) or due
+end
+
+--- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due. With jobs
+--- the last is 0, or now when there was too much to take it all at once.
+function takes.take(queue, gate, count, who, limiter, now)
+  places.promoteDue(queue, gate, now)
+  local has_lanes = hasLanes(queue)
+  if has_lanes then laneTakes.promoteDue(queue, gate, now) end
+  local allowed, rate_limit_ms = allowance(queue, gate, limiter, count)
+  if rate_limit_ms > 0 then return {}, rate_limit_ms, dueNext(queue, has_lanes) end
+  if gate.paused then return {}, 0, 0 end
+  if gate.concurrency then
+    allowed = math.min(allowed, gate.concurrency - redis.call("LLEN", queue.active))
+    if allowed <= 0 then return {}, 0, 0 end
+  end
+
+  local shift = { queue = queue, gate = gate, who = who, limiter = limiter, now = now, jobs = {},
+    popped = 0, bytes = 0 }
+  startAll(shift, allowed, has_lanes)
+  if #shift.jobs == 0 then
+    -- Nothing of what was taken could run; whoever looks next finds what stands behind it.
+    if shift.popped > 0 and redis.call("EXISTS", queue.wait, queue.prioritized) > 0 then
+      places.wake(queue, gate)
+    end
+    return {}, 0, dueNext(queue, has_lanes)
+  end
+  redis.call("ZADD", queue.marker, "0", "0")
+  return shift.jobs, 0, shift.bytes >= MOST_BYTES and now or 0
+end
