@@ -37,6 +37,7 @@ FILES = (
     "limits.py",
     "schedulers.py",
     "lanes.py",
+    "explaining.py",
     "metrics.py",
     "waiting.py",
     "listening.py",

@@ -50,7 +50,7 @@ LOOKED_AT = 4
 """How many more than one job at each end tell what waits in a queue without a mark."""
 
 
-class DeadLetters:
+class QueueDeadLetters:
     """The part of a queue that works on dead letters: every method is the queue's own.
 
     The filters ``name`` (exact), ``failed_reason`` (any part, whatever the case), ``fingerprint``,

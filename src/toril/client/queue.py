@@ -9,14 +9,15 @@ from typing import Any, Self, Unpack
 from toril.checking import by_hand, checked, shown
 from toril.client.batching import Batcher
 from toril.client.connection import Connection, Target
-from toril.client.dead_letters import DeadLetters
+from toril.client.dead_letters import QueueDeadLetters
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
-from toril.client.event_log import EventLog
+from toril.client.event_log import QueueEventLog
+from toril.client.explaining import QueueExplaining
 from toril.client.families import QueueFamilies
 from toril.client.groups import QueueGroups
 from toril.client.ids import new_job_id
-from toril.client.lanes import Lanes
+from toril.client.lanes import QueueLanes
 from toril.client.limits import QueueLimits
 from toril.client.listening import Listening
 from toril.client.metrics import QueueMetrics
@@ -40,11 +41,12 @@ class Queue(
     QueueEditing,
     QueueLimits,
     QueueFamilies,
-    DeadLetters,
+    QueueDeadLetters,
     QueueSchedulers,
-    Lanes,
+    QueueLanes,
+    QueueExplaining,
     QueueMetrics,
-    EventLog,
+    QueueEventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 

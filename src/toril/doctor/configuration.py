@@ -9,7 +9,7 @@ import msgspec
 
 from toril.client.queue import Queue
 from toril.doctor.finding import Finding, Severity
-from toril.doctor.options import as_stored, check_retention, check_retries
+from toril.doctor.job_options import as_stored, check_retention, check_retries
 from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency.decorator import MARK

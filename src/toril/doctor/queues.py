@@ -10,7 +10,7 @@ import msgspec
 
 from toril.client.connection import Connection
 from toril.doctor.finding import Finding, Severity
-from toril.doctor.options import check_retries
+from toril.doctor.job_options import check_retries
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.standstills import Standstills, check_standstills, read_standstills
 from toril.doctor.wording import counted, lasting

@@ -17,13 +17,14 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.sync.batching import Batcher
 from toril.sync.connection import Connection, Target
-from toril.sync.dead_letters import DeadLetters
+from toril.sync.dead_letters import QueueDeadLetters
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
-from toril.sync.event_log import EventLog
+from toril.sync.event_log import QueueEventLog
+from toril.sync.explaining import QueueExplaining
 from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
-from toril.sync.lanes import Lanes
+from toril.sync.lanes import QueueLanes
 from toril.sync.limits import QueueLimits
 from toril.sync.listening import Listening
 from toril.sync.metrics import QueueMetrics
@@ -41,11 +42,12 @@ class Queue(
     QueueEditing,
     QueueLimits,
     QueueFamilies,
-    DeadLetters,
+    QueueDeadLetters,
     QueueSchedulers,
-    Lanes,
+    QueueLanes,
+    QueueExplaining,
     QueueMetrics,
-    EventLog,
+    QueueEventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 
