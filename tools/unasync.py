@@ -49,6 +49,7 @@ FILES = (
     "taken_job.py",
     "manual_worker.py",
     "dead_letters.py",
+    "letter_runs.py",
     "views.py",
 )
 

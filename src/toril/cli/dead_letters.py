@@ -36,8 +36,9 @@ from toril.cli.values import (
 )
 from toril.errors import DeadLetterNotFoundError, RefusedError
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
-from toril.protocol.dead_letters import DEFAULT_MAX_REPLAYS, DeadLetterProgress
+from toril.protocol.dead_letters import DeadLetterProgress
 from toril.protocol.job import Job
+from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
     from toril.sync.queue import Queue

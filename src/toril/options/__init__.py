@@ -41,7 +41,7 @@ from toril.options.lane import (
 )
 from toril.options.parent import CHILD_POLICIES, Parent
 from toril.options.rate_limit import RateLimit
-from toril.options.replay import REPLAY_OPTION_NAMES, ReplayOptions
+from toril.options.replay import REPLAY_OPTION_NAMES, ReplacedOptions
 from toril.options.schedule import Repeat, Schedule, schedule_of
 from toril.options.worker import BackoffStrategy, WorkerOptions
 
@@ -72,7 +72,7 @@ __all__ = [
     "Parent",
     "RateLimit",
     "Repeat",
-    "ReplayOptions",
+    "ReplacedOptions",
     "Schedule",
     "WorkerOptions",
     "check_lane",

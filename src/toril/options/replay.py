@@ -12,7 +12,7 @@ from toril.options.keep import Keep
 from toril.options.lane import OnExhausted, OnRetry
 
 
-class ReplayOptions(TypedDict, total=False):
+class ReplacedOptions(TypedDict, total=False):
     """The options of a job that a replay may replace, as keyword arguments."""
 
     delay: Duration | None
@@ -34,4 +34,4 @@ class ReplayOptions(TypedDict, total=False):
     on_exhausted: OnExhausted | None
 
 
-REPLAY_OPTION_NAMES = frozenset(ReplayOptions.__annotations__)
+REPLAY_OPTION_NAMES = frozenset(ReplacedOptions.__annotations__)
