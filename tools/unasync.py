@@ -30,6 +30,7 @@ FILES = (
     "cluster.py",
     "connection.py",
     "queue.py",
+    "adder.py",
     "reading.py",
     "deduplication.py",
     "editing.py",
