@@ -7,7 +7,7 @@ import re
 import secrets
 import signal
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -16,6 +16,7 @@ import redis.asyncio
 from tests.helpers import NOT_RUN
 from tests.keyspace import audit, dump, keys_under
 from tests.servers import Cluster, Server
+from toril import Queue
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,21 +88,16 @@ async def prefix(request: pytest.FixtureRequest, url: str) -> AsyncIterator[str]
 
 
 @pytest.fixture
-def make_queue_name() -> Callable[[], str]:
-    """Gives queue names: "queue-1", "queue-2", …"""
-    given = Counter[str]()
-
-    def make(stem: str = "queue") -> str:
-        given[stem] += 1
-        return f"{stem}-{given[stem]}"
-
-    return make
+def queue_name() -> str:
+    """What `queue` is called; a folder or a file whose tests speak of another one overrides it."""
+    return "q"
 
 
 @pytest.fixture
-def queue_name(make_queue_name: Callable[[], str]) -> str:
-    """One queue name."""
-    return make_queue_name()
+async def queue(url: str, prefix: str, queue_name: str) -> AsyncIterator[Queue]:
+    """A queue under the test's prefix, closed after it."""
+    async with Queue(queue_name, connection=url, prefix=prefix) as queue:
+        yield queue
 
 
 @pytest.fixture

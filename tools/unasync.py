@@ -30,6 +30,7 @@ FILES = (
     "cluster.py",
     "connection.py",
     "queue.py",
+    "adder.py",
     "reading.py",
     "deduplication.py",
     "editing.py",
@@ -37,6 +38,7 @@ FILES = (
     "limits.py",
     "schedulers.py",
     "lanes.py",
+    "explaining.py",
     "metrics.py",
     "waiting.py",
     "listening.py",
@@ -48,6 +50,7 @@ FILES = (
     "taken_job.py",
     "manual_worker.py",
     "dead_letters.py",
+    "letter_runs.py",
     "views.py",
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from toril.protocol.text import visible, visible_lines
+from toril.protocol.visible_text import visible, visible_lines
 
 
 def get_logger(name: str) -> logging.Logger:

@@ -21,7 +21,7 @@ from tests.helpers import wait_until
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, UnrecoverableError, Worker
 from toril.cli.main import run
 from toril.logs import get_logger
-from toril.protocol.text import visible, visible_json, visible_lines
+from toril.protocol.visible_text import visible, visible_json, visible_lines
 
 ESCAPES = {
     "the title": "\x1b]0;pwned\x07",

@@ -24,9 +24,3 @@ async def make_queue(url: str, prefix: str) -> AsyncIterator[MakeQueue]:
     yield make
     for queue in queues:
         await queue.close()
-
-
-@pytest.fixture
-def queue(make_queue: MakeQueue) -> Queue:
-    """One queue, named "q"."""
-    return make_queue()

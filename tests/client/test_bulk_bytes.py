@@ -16,7 +16,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.servers import Server
 from toril import NewJob, Queue, Worker
-from toril.protocol import adding, dead_letters, lanes, removing
+from toril.protocol import adding, dead_letters, lanes, removing, replaying
 from toril.worker import pump
 
 JOBS = 10
@@ -100,7 +100,7 @@ def test_the_bounds_are_those_that_the_documentation_names() -> None:
         adding.MOST_BYTES_PER_CALL,
         pump.MOST_BYTES_PER_CALL,
         lanes.DIVERTED_BYTES,
-        dead_letters.REPLAYED_BYTES_PER_SLICE,
+        replaying.REPLAYED_BYTES_PER_SLICE,
     } == {500_000}
     assert dead_letters.PURGED_BYTES_PER_SLICE == 16_000_000
     assert removing.SLICE == 250

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.helpers import wait_until
-from toril import DelayedError, FlowJob, FlowProducer, NewJob, Queue, Worker
+from toril import DelayedError, FlowJob, FlowProducer, NewJob, Worker
 from toril.contrib.opentelemetry import (
     BlockingTracedQueue,
     TracedFlowProducer,
@@ -33,12 +33,6 @@ def provider(spans):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     return provider
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 def named(spans, name):

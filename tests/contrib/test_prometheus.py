@@ -8,19 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, Queue, Worker
+from toril import FlowProducer, GroupJob, Worker
 from toril.contrib.prometheus import OTHER, QueueCollector, WorkerMetrics
 
 
 @pytest.fixture
 def registry():
     return CollectorRegistry()
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 async def handler(job):

@@ -51,12 +51,6 @@ async def handler(job):
     pass
 
 
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
 async def pretend_to_work(client, prefix, queue):
     """Be a worker of another library, as far as the server can tell."""
     await client.client_setname(f"{prefix}:{b64encode(queue.encode()).decode()}")

@@ -12,12 +12,6 @@ from toril.doctor import Severity, examine
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
 def told(report, code):
     (finding,) = [one for one in report.findings if one.code == code]
     return finding

@@ -102,3 +102,13 @@ async def sweep(connection: Connection, client: Any, keys: Keys) -> list[str]:
 
 def fence_of(job: StoredJob) -> int:
     return int(job._fields[b"x.fence"])
+
+
+async def drain(hand: Hand) -> list:
+    """Take and complete until nothing is left; what was taken, in order."""
+    seen = []
+    jobs = await hand.take(1)
+    while jobs:
+        seen.append(jobs[0].data)
+        jobs = await hand.complete(jobs[0], then_take=1)
+    return seen

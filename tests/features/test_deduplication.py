@@ -7,17 +7,11 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, NewJob, Queue, Worker
+from toril import Deduplication, NewJob, Worker
 from toril.errors import InvalidOptionError
 from toril.sync import Queue as BlockingQueue
 
 FAR = 3_600_000
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 async def deduplicated(client, queue) -> list[dict[str, str]]:

@@ -17,12 +17,6 @@ from toril.errors import InvalidNameError
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 async def hand(url, queue):
     connection = Connection(url)
     yield Hand(connection, queue.keys, "one")

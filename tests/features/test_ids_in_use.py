@@ -17,7 +17,7 @@ from toril import (
     Worker,
 )
 from toril.errors import GroupValidationError, RefusedError
-from toril.protocol import dead_letters
+from toril.protocol import dead_letters, replaying
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ async def test_a_replay_does_not_take_an_id_that_is_in_use(orders, url, prefix):
     async with Queue("orders-dlq", **options) as dlq:
         run = dead_letters.Run("replay", "r", dead_letters.Filter())
         slice_ = await dlq._connection.run(
-            dead_letters.replay_slice(
+            replaying.replay_slice(
                 dlq.keys, dead_letters.Walk(), dead_letters.Filter(), ["taken"], run=run
             )
         )
         with pytest.raises(RefusedError, match="in use"):
-            await dlq._connection.run(dead_letters.replay(dlq.keys, "1", "taken", "orders"))
+            await dlq._connection.run(replaying.replay(dlq.keys, "1", "taken", "orders"))
 
         assert slice_.count == 0
         assert await dlq.get_dead_letter_count() == 1

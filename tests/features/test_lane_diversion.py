@@ -11,12 +11,6 @@ from toril.protocol import lanes
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 async def dlq(url, prefix):
     async with Queue("q-dlq", connection=url, prefix=prefix) as queue:
         yield queue

@@ -19,8 +19,7 @@ from tests.features.lanes import Hand, fence_of, lose_lock, sweep
 from tests.keyspace import ClientReader, audit, keys_under
 from toril import JobLockedError, JobNotInStateError, Queue, RateLimit
 from toril.client.connection import Connection
-from toril.doctor import keyspace
-from toril.doctor import lanes as lane_audit
+from toril.doctor import keyspace, lane_keys
 from toril.protocol import settling
 from toril.protocol.job import StoredJob
 from toril.protocol.settling import Outcome, Policy, Raised, Released, Returned
@@ -125,8 +124,8 @@ class World:
         """What was taken is the head of a lane that nobody else held, and has a new fence."""
         heads: dict[str, str] = {}
         for member in before.get("lanes:waiting", ()):
-            heads.setdefault(lane_audit.lane_in(member), lane_audit.id_in(member))
-        holders = lane_audit.holders_by_lane(before)
+            heads.setdefault(lane_keys.lane_in(member), lane_keys.id_in(member))
+        holders = lane_keys.holders_by_lane(before)
         for job in jobs:
             assert job.lane is not None
             others = set(holders.get(job.lane, ())) - free

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.features.lanes import Hand
-from toril import Deduplication, NewJob, Queue
+from toril import Deduplication, NewJob
 from toril.client.connection import Connection
 from toril.errors import InvalidOptionError
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 @pytest.fixture

@@ -7,14 +7,8 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, Worker
+from toril import NewJob, Worker
 from toril.errors import InvalidOptionError, UnknownOptionError
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 @pytest.fixture

@@ -15,12 +15,6 @@ from toril.errors import LaneFullError
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 async def flow(url, prefix):
     async with FlowProducer(connection=url, prefix=prefix) as flow:
         yield flow

@@ -7,15 +7,9 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, RateLimit, Worker
+from toril import NewJob, RateLimit, Worker
 from toril.errors import DelayedError, InvalidOptionError, RateLimitError
 from toril.sync import Queue as BlockingQueue
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 @pytest.fixture

@@ -5,15 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import wait_until
-from toril import Queue, Worker
+from toril import Worker
 from toril.errors import InvalidOptionError
 from toril.sync import Queue as BlockingQueue
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 async def handler(job):

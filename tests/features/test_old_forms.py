@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,15 +11,9 @@ import pytest
 
 import toril
 import toril.sync
-from toril import NewJob, Queue, RateLimit, errors
+from toril import NewJob, RateLimit, errors
 from toril.errors import DelayedError, InvalidInputError, RateLimitError
 from toril.steps import ClaimRefusedError
-
-
-@pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Any]:
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 async def test_the_lane_was_last(queue: Any):

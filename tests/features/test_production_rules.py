@@ -21,9 +21,8 @@ from toril.protocol.command import plain
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
+def queue_name() -> str:
+    return "payments"
 
 
 def test_jitter_spreads_the_waits_of_an_exponential_backoff():

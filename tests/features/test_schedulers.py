@@ -23,12 +23,6 @@ FAR = 3_600_000
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 def work(url, prefix):
     def make(handler, **options):
         return Worker("q", handler, connection=url, prefix=prefix, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import AsyncIterator
 from random import Random
 from typing import Any
 
@@ -147,12 +146,6 @@ async def command(url: str, prefix: str, *words: str) -> None:
             return run_command(["--url", url, "--prefix", prefix, *words])
 
     assert await asyncio.wait_for(asyncio.to_thread(run), LONGEST_S) in (0, 1, 2, 3), words
-
-
-@pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 @pytest.mark.no_audit("a letter is damaged on purpose")

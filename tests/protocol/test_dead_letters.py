@@ -19,7 +19,7 @@ from toril.errors import (
     UnrecoverableError,
 )
 from toril.options import DeadLetterOptions
-from toril.protocol import burying, dead_letters
+from toril.protocol import burying, dead_letters, replaying
 from toril.protocol.burying import (
     BurialPolicy,
     Letter,
@@ -504,7 +504,7 @@ def test_a_run_is_resumed_from_what_the_server_remembers():
 )
 def test_each_refusal_has_its_error(code, error):
     """DLQ-22."""
-    command = dead_letters.replay(KEYS, "7", "new", "orders")
+    command = replaying.replay(KEYS, "7", "new", "orders")
 
     with pytest.raises(error, match="'7'"):
         command.parse(code)

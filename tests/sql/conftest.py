@@ -27,6 +27,11 @@ KINDS = ("sqlite", *SERVERS)
 ASYNC_KINDS = ("sqlite+aiosqlite", *ASYNC_SERVERS)
 
 
+@pytest.fixture
+def queue_name() -> str:
+    return "payments"
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The query part of the URL of a PostgreSQL that this run started."""

@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, func, select
 from tests.helpers import wait_until
 from tests.sql import program
 from tests.sql.program import QUEUE, RELAY_STEPS, WORKER_STEPS, Tables, make_relay, make_worker
-from toril import NewJob, Queue
+from toril import NewJob
 
 ROWS = int(os.environ.get("TORIL_CHAOS_ROWS", "200"))
 SEED = int(os.environ.get("TORIL_CHAOS_SEED", str(random.randrange(10**6))))
@@ -35,12 +35,6 @@ def tables(engine, table_name):
 def arguments(engine, url, prefix, table_name):
     """What a child needs to know."""
     return (engine.url.render_as_string(hide_password=False), url, prefix, table_name)
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue(QUEUE, connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 def write(engine, tables, count, *, laned=False, **options):

@@ -63,12 +63,6 @@ def tables(engine, metadata, table_name):
     metadata.drop_all(engine)
 
 
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
 def count(engine, table):
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(table)).scalar()

@@ -14,7 +14,7 @@ from tests.helpers import wait_until, wait_until_sync
 from tests.sql.cutting import cut_all_connections
 from tests.sql.mariadb import MariaDb
 from tests.sql.program import Tables
-from toril import NewJob, Queue
+from toril import NewJob
 from toril.idempotency import SqlStore, idempotent, once
 from toril.outbox import Relay
 from toril.outbox.storing import Claim, claim_pending
@@ -42,12 +42,6 @@ def tables(engine, table_name):
     yield tables
     engine.dispose()  # its connections may have been cut
     tables.metadata.drop_all(engine)
-
-
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 def write(engine, tables, count=1):

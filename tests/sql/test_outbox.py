@@ -45,12 +45,6 @@ from toril.protocol.keys import check_job_id
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 def orders(metadata, table_name):
     return Table(
         f"{table_name}_orders",

@@ -22,12 +22,6 @@ from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 
 
-@pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
 def write(engine, outbox, count=1, **options):
     with engine.begin() as connection:
         return [

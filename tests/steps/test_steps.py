@@ -82,9 +82,8 @@ class Recorder(BaseConsumer[Any]):
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("imports", connection=url, prefix=prefix) as queue:
-        yield queue
+def queue_name() -> str:
+    return "imports"
 
 
 @pytest.fixture

@@ -11,15 +11,9 @@ import redis.asyncio
 
 from tests.helpers import PATIENCE_S, wait_until
 from tests.worker.programs import Program, programs
-from toril import Queue, Worker
+from toril import Worker
 
 StartWorker = Callable[..., Awaitable[Worker]]
-
-
-@pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
-    async with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 @pytest.fixture

@@ -94,11 +94,15 @@ def dashboard(
     listening.listen()  # who reads the address below may come before the app is ready
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listening.getsockname()[1]}/"
+    _say_where(server, url, is_in_the_clear=password is not None and not is_loopback(host))
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _say_where(server: Server, url: str, *, is_in_the_clear: bool) -> None:
     if server.as_json:
         print_json({"url": url, "server": server.label}, indent=None)
-    else:
-        echo(f"The dashboard of {server.label} is at {url}")
-        if password is not None and not is_loopback(host):
-            echo("Passwords travel in the clear over http: put a proxy with TLS before it.")
-        echo("Ctrl-C stops it.")
-    uvicorn.Server(config).run(sockets=[listening])
+        return
+    echo(f"The dashboard of {server.label} is at {url}")
+    if is_in_the_clear:
+        echo("Passwords travel in the clear over http: put a proxy with TLS before it.")
+    echo("Ctrl-C stops it.")

@@ -36,8 +36,9 @@ from toril.cli.values import (
 )
 from toril.errors import DeadLetterNotFoundError, RefusedError
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
-from toril.protocol.dead_letters import DEFAULT_MAX_REPLAYS, DeadLetterProgress
+from toril.protocol.dead_letters import DeadLetterProgress
 from toril.protocol.job import Job
+from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
     from toril.sync.queue import Queue
@@ -282,11 +283,10 @@ def replay(
     """
     changed = {name: filters.pop(name) for name in _JOB_OPTIONS}
     wanted = _filters(filters)
-    most = None if max_replays < 0 else max_replays
     options: dict[str, Any] = {
         "by": by,
         "keep_delay": keep_delay,
-        "max_replays": most,
+        "max_replays": None if max_replays < 0 else max_replays,
         "force": force,
         "queue_name": to_queue,
         **{name: value for name, value in changed.items() if value is not None},
@@ -295,36 +295,52 @@ def replay(
         if wanted or all_of_them:
             raise click.UsageError("give either ids or filters")
         refuse_given("resume", because="single letters are named by their ids")
-        if data is not None:
-            if len(job_ids) > 1:
-                raise click.UsageError("--data repairs one letter at a time")
-            options["data"] = read_json(data, "--data")
-        return _replay_each(server, queue_name, job_ids, rate, options | {"dry_run": dry_run})
+        options |= {"dry_run": dry_run, **_repair(data, job_ids)}
+        return _replay_each(server, queue_name, job_ids, rate, options)
     if data is not None:
         raise click.UsageError("--data repairs one letter: name it by its ID")
     _refuse_everything(wanted, all_of_them=all_of_them, verb="replay")
     with server.queue(queue_name) as queue:
         _ask_for_name(queue, force=force)
         total = queue.replay_all_dead_letters(dry_run=True, resume=resume, **options, **wanted)
+        letters = counted(total, "dead letter")
         if dry_run:
-            say(
-                server,
-                f"{counted(total, 'dead letter')} would be replayed.",
-                would_replay=total,
-            )
+            say(server, f"{letters} would be replayed.", would_replay=total)
             return 0
-        confirm(f"Replay {counted(total, 'dead letter')} of {queue_name!r}?", yes=yes)
-        with progress_bar(server, "replaying", total) as move:
-            last = DeadLetterProgress(done=0, examined=0, held=0, left=0)
+        confirm(f"Replay {letters} of {queue_name!r}?", yes=yes)
+        options |= {"rate": rate, "resume": resume, **wanted}
+        done, last = _replay_those(server, queue, total, options)
+    _say_replayed(server, queue_name, done, last)
+    if last.held:
+        echo(f"toril: {_held(last, max_replays)}", err=True)
+    return 1 if last.held and done == last.resumed else 0
 
-            def advance(progress: DeadLetterProgress) -> None:
-                nonlocal last
-                last = progress
-                move(progress.done - progress.resumed)
 
-            done = queue.replay_all_dead_letters(
-                rate=rate, resume=resume, on_progress=advance, **options, **wanted
-            )
+def _repair(data: str | None, job_ids: tuple[str, ...]) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if len(job_ids) > 1:
+        raise click.UsageError("--data repairs one letter at a time")
+    return {"data": read_json(data, "--data")}
+
+
+def _replay_those(
+    server: Server, queue: Queue, total: int, options: dict[str, Any]
+) -> tuple[int, DeadLetterProgress]:
+    """Replay many letters under a bar; how many went, and what was told last."""
+    last = DeadLetterProgress(done=0, examined=0, held=0, left=0)
+    with progress_bar(server, "replaying", total) as move:
+
+        def advance(progress: DeadLetterProgress) -> None:
+            nonlocal last
+            last = progress
+            move(progress.done - progress.resumed)
+
+        done = queue.replay_all_dead_letters(on_progress=advance, **options)
+    return done, last
+
+
+def _say_replayed(server: Server, queue_name: str, done: int, last: DeadLetterProgress) -> None:
     say(
         server,
         f"Replayed {counted(done, 'dead letter')}{_before(last)}.",
@@ -332,9 +348,6 @@ def replay(
         replayed=done,
         held=last.held,
     )
-    if last.held:
-        echo(f"toril: {_held(last, max_replays)}", err=True)
-    return 1 if last.held and done == last.resumed else 0
 
 
 @dlq.command("purge")

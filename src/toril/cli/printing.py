@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from toril.protocol.text import visible, visible_json, visible_lines
+from toril.protocol.visible_text import visible, visible_json, visible_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

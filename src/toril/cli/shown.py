@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text  # noqa: TID251 (here it is made safe)
 
-from toril.protocol.text import visible
+from toril.protocol.visible_text import visible
 
 
 class Shown(Text):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from toril.protocol.text import visible
+from toril.protocol.visible_text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 

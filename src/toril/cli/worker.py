@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import click
@@ -127,14 +128,22 @@ def worker(
             f" {timeout / 1000:g} s",
             err=True,
         )
-    beside: list[Any] = []
-    if metrics_port is not None:
-        port = metrics_port + number_of_this() if metrics_port else 0
-        beside.append(Serving(services, metrics_host, port))
-    if burst:
-        beside.append(Burst(services, beside))
+    beside = _companions(services, metrics_host, metrics_port, burst=burst)
     run(*services, *beside, timeout=timeout, uvloop=uvloop)
     return 0
+
+
+def _companions(
+    services: Sequence[Any], metrics_host: str, metrics_port: int | None, *, burst: bool
+) -> list[Any]:
+    """What runs beside the workers of this process."""
+    found: list[Any] = []
+    if metrics_port is not None:
+        port = metrics_port + number_of_this() if metrics_port else 0
+        found.append(Serving(services, metrics_host, port))
+    if burst:
+        found.append(Burst(services, found))
+    return found
 
 
 def _parse_queue(text: str) -> tuple[str, int | None]:
@@ -206,11 +215,15 @@ class Burst:
         self._closing = asyncio.Event()
 
     async def run(self) -> None:
-        while not self._closing.is_set():
-            workers = [one for one in workers_of(self._services) if isinstance(one, Worker)]
-            if workers and await _are_idle(workers):
-                break
-            await asyncio.sleep(_LOOK_S)
+        async with AsyncExitStack() as stack:
+            queues: dict[Worker, Queue] = {}
+            while not self._closing.is_set():
+                for one in workers_of(self._services):
+                    if isinstance(one, Worker) and one not in queues:
+                        queues[one] = await stack.enter_async_context(_queue_of(one))
+                if queues and await _are_empty(queues.values()):
+                    break
+                await asyncio.sleep(_LOOK_S)
         for service in [*self._services, *self._beside]:
             if service is not self:
                 await service.close()
@@ -219,11 +232,14 @@ class Burst:
         self._closing.set()
 
 
-async def _are_idle(workers: Sequence[Worker]) -> bool:
+def _queue_of(worker: Worker) -> Queue:
+    return Queue(worker.name, connection=worker.target, prefix=worker.keys.prefix)
+
+
+async def _are_empty(queues: Iterable[Queue]) -> bool:
     """Is nothing left that could run now? What is delayed is not waited for."""
-    for one in workers:
-        async with Queue(one.name, connection=one.target, prefix=one.keys.prefix) as queue:
-            counts = await queue.get_job_counts("waiting", "prioritized", "active")
+    for queue in queues:
+        counts = await queue.get_job_counts("waiting", "prioritized", "active")
         if any(counts.values()):
             return False
     return True

@@ -11,7 +11,7 @@ from toril.protocol import publishing
 from toril.protocol.keys import Keys
 
 
-class EventLog:
+class QueueEventLog:
     """The log of what happens in the queue, which ``QueueEvents`` reads."""
 
     keys: Keys

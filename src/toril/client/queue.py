@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from toril.checking import by_hand, checked, shown
-from toril.client.batching import Batcher
+from toril.client.adder import Adder
 from toril.client.connection import Connection, Target
-from toril.client.dead_letters import DeadLetters
+from toril.client.dead_letters import QueueDeadLetters
 from toril.client.deduplication import QueueDeduplication
 from toril.client.editing import QueueEditing
-from toril.client.event_log import EventLog
+from toril.client.event_log import QueueEventLog
+from toril.client.explaining import QueueExplaining
 from toril.client.families import QueueFamilies
 from toril.client.groups import QueueGroups
-from toril.client.ids import new_job_id
-from toril.client.lanes import Lanes
+from toril.client.lanes import QueueLanes
 from toril.client.limits import QueueLimits
 from toril.client.listening import Listening
 from toril.client.metrics import QueueMetrics
@@ -40,11 +40,12 @@ class Queue(
     QueueEditing,
     QueueLimits,
     QueueFamilies,
-    DeadLetters,
+    QueueDeadLetters,
     QueueSchedulers,
-    Lanes,
+    QueueLanes,
+    QueueExplaining,
     QueueMetrics,
-    EventLog,
+    QueueEventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 
@@ -70,7 +71,7 @@ class Queue(
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._connection.check_slots(self.keys)
-        self._batcher = Batcher(self._connection, self.keys)
+        self.adder = Adder(self._connection, self.keys)
         self._listenings = PerPlace(
             lambda: Listening(self._connection, self.keys), Listening.abandon
         )
@@ -116,7 +117,7 @@ class Queue(
 
     async def close(self) -> None:
         """Finish the adds under way and close the connection."""
-        await self._batcher.close()
+        await self.adder.close()
         await self._close_listening()
         if self._owns_connection:
             await self._connection.close()
@@ -142,22 +143,15 @@ class Queue(
         if repeat is not None:
             template = new_job(name, data, options, self._defaults)
             return await self._add_repeating(repeat, template)
-        job = self._prepare(new_job(name, data, options, self._defaults))
-        added = self._as_added(job, await self._batcher.add(job))
+        job = self.adder.prepare(new_job(name, data, options, self._defaults))
+        added = self._as_added(job, await self.adder.send(job))
         return added if not added.duplicated else (await self._as_they_are([added]))[0]
 
     @by_hand
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [self._prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
-        return await self._as_they_are(await self._batcher.add_all(prepared, self._as_added))
-
-    def _prepare(self, job: NewJob) -> Prepared:
-        if job.parent is None:
-            return adding.prepare(job, new_job_id())
-        keys, parent_id = adding.parent_of(job, self.keys.prefix)
-        self._connection.check_slots(self.keys, keys)
-        return adding.prepare(job, new_job_id(), (parent_id, keys.base))
+        prepared = [self.adder.prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
+        return await self._as_they_are(await self.adder.send_all(prepared, self._as_added))
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from toril.protocol.text import visible, visible_json, visible_lines
+from toril.protocol.visible_text import visible, visible_json, visible_lines
 
 HERE = Path(__file__).parent
 MOST_SHOWN = 64 * 1024

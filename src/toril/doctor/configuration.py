@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from toril.client.queue import Queue
-from toril.doctor.finding import Finding, Severity
-from toril.doctor.options import as_stored, check_retention, check_retries
+from toril.doctor import ailments
+from toril.doctor.finding import Finding
+from toril.doctor.job_options import as_stored, check_retention, check_retries
 from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency.decorator import MARK
@@ -78,14 +79,7 @@ def _worker(worker: Worker, defaults: JobOpts | None) -> Iterator[Finding]:
     subject = f"worker of {worker.name}"
     options = worker.options
     if worker.dead_letter_queue is None:
-        yield Finding(
-            code="D303",
-            severity=Severity.WARNING,
-            subject=subject,
-            problem="it has no dead letter queue",
-            harm="Jobs that failed for good lie in the failed set, where nobody looks.",
-            remedy=f"Worker(…, dead_letter_queue='{worker.name}-dlq'), and an alert on its count.",
-        )
+        yield ailments.NO_DEAD_LETTERS.of(subject, queue=worker.name)
     yield from check_retention(
         subject,
         _kept(options.remove_on_complete, defaults, "keep_completed"),
@@ -93,26 +87,12 @@ def _worker(worker: Worker, defaults: JobOpts | None) -> Iterator[Finding]:
         _kept(options.remove_on_fail, defaults, "keep_failed")
         if worker.dead_letter_queue is None
         else {"count": 0},
-        "Worker(…, remove_on_complete=1000, remove_on_fail=500), or default_job_options.",
     )
     if options.concurrency == 1:
-        yield Finding(
-            code="D305",
-            severity=Severity.INFO,
-            subject=subject,
-            problem="it runs one job at a time",
-            harm="Handlers that wait for others leave it idle.",
-            remedy="Worker(…, concurrency=50) for async handlers, if that is not on purpose.",
-        )
-    if milliseconds(options.lock_duration, "lock_duration") < _SHORT_LOCK_MS:
-        yield Finding(
-            code="D306",
-            severity=Severity.WARNING,
-            subject=subject,
-            problem=f"its locks last {options.lock_duration} ms",
-            harm="A pause of the process or the network is taken for death: jobs run twice.",
-            remedy="lock_duration=30_000, the default.",
-        )
+        yield ailments.ONE_AT_A_TIME.of(subject)
+    lock_ms = milliseconds(options.lock_duration, "lock_duration")
+    if lock_ms < _SHORT_LOCK_MS:
+        yield ailments.SHORT_LOCKS.of(subject, lock_ms=lock_ms)
 
 
 def _kept(value: Any, defaults: JobOpts | None, name: str) -> Any:
@@ -130,14 +110,7 @@ def _handlers(worker: Worker, known: Sequence[JobOpts]) -> Iterator[Finding]:
         subject = f"worker of {worker.name}" + (f", handler {name!r}" if name else "")
         guarded = getattr(function, MARK, None)
         if guarded is None:
-            yield Finding(
-                code="D301",
-                severity=Severity.WARNING,
-                subject=subject,
-                problem="it is not marked as idempotent",
-                harm="A job may run twice: a charge or a mail would happen twice.",
-                remedy="@idempotent(SqlStore(engine)), or make sure that it does no harm.",
-            )
+            yield ailments.NOT_IDEMPOTENT.of(subject)
             continue
         yield from _lifetime(subject, guarded.store.ttl_ms, worker, known)
 
@@ -152,14 +125,7 @@ def _lifetime(
         except InvalidOptionError:
             continue  # a backoff that only the worker's strategy knows
     if ttl_ms <= longest_ms:
-        yield Finding(
-            code="D302",
-            severity=Severity.ERROR,
-            subject=subject,
-            problem=f"its records live {ttl_ms} ms, its jobs may come back for {longest_ms} ms",
-            harm="A late redelivery finds no record and does the work again.",
-            remedy="Give the store a longer ttl, or retry for a shorter time.",
-        )
+        yield ailments.RECORDS_TOO_SHORT.of(subject, ttl_ms=ttl_ms, longest_ms=longest_ms)
 
 
 async def check_relays(relays: Sequence[Any]) -> list[Finding]:
@@ -168,26 +134,9 @@ async def check_relays(relays: Sequence[Any]) -> list[Finding]:
         stats = await relay.stats()
         subject = f"outbox {relay.table.name}"
         if stats.parked:
-            findings.append(
-                Finding(
-                    code="D401",
-                    severity=Severity.ERROR,
-                    subject=subject,
-                    problem=f"it has parked {counted(stats.parked, 'row')}",
-                    harm="Their jobs were promised by a commit and do not exist.",
-                    remedy="get_parked() says why; correct them and unpark() them.",
-                )
-            )
+            findings.append(ailments.ROWS_PARKED.of(subject, rows=counted(stats.parked, "row")))
         if stats.lag_ms > _LONG_LAG_MS:
-            waited = f"{lasting(stats.lag_ms)}, of {stats.pending}"
             findings.append(
-                Finding(
-                    code="D402",
-                    severity=Severity.WARNING,
-                    subject=subject,
-                    problem=f"its oldest row has waited {waited}",
-                    harm="No relay runs, or it does not keep up: jobs come late.",
-                    remedy="toril.run(relay), more of them, or a larger batch_size.",
-                )
+                ailments.ROWS_LATE.of(subject, age=lasting(stats.lag_ms), pending=stats.pending)
             )
     return findings

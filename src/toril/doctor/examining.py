@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from toril.client.connection import Connection, Target
-from toril.doctor import keyspace
+from toril.doctor import ailments, keyspace
 from toril.doctor.configuration import check_configuration, check_relays, sort_out
-from toril.doctor.finding import Finding, Report, Severity
+from toril.doctor.finding import Finding, Report
 from toril.doctor.presence import check_elsewhere, check_named, find_queues
-from toril.doctor.queues import check_queues, longest_options, read_queues
+from toril.doctor.queue_facts import longest_options, read_queues
+from toril.doctor.queues import check_queues
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.server import examine_servers
 
@@ -64,16 +65,7 @@ async def examine(
 async def _audit(reader: ConnectionReader, prefix: str, most_keys: int) -> list[Finding]:
     """The problems that are still there when one looks again: jobs move while they are read."""
     if (count := len(await keyspace.keys_under(reader, f"{prefix}:"))) > most_keys:
-        return [
-            Finding(
-                code="D502",
-                severity=Severity.INFO,
-                subject="keyspace",
-                problem=f"{count} keys were not audited",
-                harm="Damage among them would not be seen.",
-                remedy=f"Run it with most_keys={count}, at a quiet time.",
-            )
-        ]
+        return [ailments.NOT_AUDITED.of("keyspace", keys=count)]
     problems = await keyspace.audit(reader, prefix)
     for _ in range(_AUDITS - 1):
         if not problems:
@@ -82,13 +74,5 @@ async def _audit(reader: ConnectionReader, prefix: str, most_keys: int) -> list[
         again = set(await keyspace.audit(reader, prefix))
         problems = [problem for problem in problems if problem in again]
     return [
-        Finding(
-            code="D501",
-            severity=Severity.ERROR,
-            subject="keyspace",
-            problem=problem,
-            harm="The queue's keys contradict each other: a job may be lost, stuck or run twice.",
-            remedy="Find what else writes to these keys; docs/guides/production.md tells more.",
-        )
-        for problem in problems[:MOST_PROBLEMS]
+        ailments.DAMAGED.of("keyspace", problem=problem) for problem in problems[:MOST_PROBLEMS]
     ]

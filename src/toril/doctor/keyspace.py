@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from toril.doctor import lanes
+from toril.doctor import lane_keys
 
 
 class Reader(Protocol):
@@ -127,7 +127,7 @@ async def audit(client: Client, prefix: str, *, expects_marker: bool = False) ->
             _bounds(queue),
             _schedulers(queue),
             _groups(queue),
-            lanes.problems(queue.base, queue.values, queue.jobs),
+            lane_keys.problems(queue.base, queue.values, queue.jobs),
         ]
         if expects_marker:
             checks.append(_marker(queue))
@@ -181,7 +181,7 @@ async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[
         elif queue.kinds[rest] == "container":
             queue.containers[rest] = list(plain)
         elif queue.kinds[rest] == "lane container":
-            queue.containers[rest] = [lanes.id_in(member) for member in plain]
+            queue.containers[rest] = [lane_keys.id_in(member) for member in plain]
     return queues, problems
 
 

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from toril.client.connection import Connection
-from toril.doctor.finding import Finding, Severity
+from toril.doctor import ailments
+from toril.doctor.finding import Finding
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.wording import counted
 from toril.errors import InvalidNameError
@@ -41,13 +42,8 @@ def _odd(names: Sequence[str]) -> Iterator[Finding]:
     if names:
         shown = ", ".join(repr(name) for name in names[:_MOST_SHOWN])
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-        yield Finding(
-            code="D225",
-            severity=Severity.WARNING,
-            subject="queues",
-            problem=f"Toril cannot open {counted(len(names), 'queue')}: {shown}{more}",
-            harm="Their names have control characters, outer spaces, or more than 256 characters.",
-            remedy="Move their jobs to queues with plain names, from the program that made them.",
+        yield ailments.ODD_NAMES.of(
+            "queues", queues=f"{counted(len(names), 'queue')}: {shown}{more}"
         )
 
 
@@ -69,14 +65,7 @@ async def check_named(
 def _missing(name: str, known: Sequence[str]) -> Finding:
     close = difflib.get_close_matches(name, known, n=3)
     like_it = f"Perhaps {' or '.join(map(repr, close))} is meant; else" if close else "Otherwise"
-    return Finding(
-        code="D226",
-        severity=Severity.WARNING,
-        subject=f"queue {name}",
-        problem="it does not exist: nothing was ever added to it under this prefix",
-        harm="Whoever adds to it and whoever works on it have different names in mind.",
-        remedy=f"{like_it} look at the prefix, or add its first job.",
-    )
+    return ailments.NO_SUCH_QUEUE.of(f"queue {name}", advice=like_it)
 
 
 async def check_elsewhere(reader: ConnectionReader, prefix: str) -> list[Finding]:
@@ -97,13 +86,4 @@ async def check_elsewhere(reader: ConnectionReader, prefix: str) -> list[Finding
         f"{other!r} ({counted(count, 'queue')})"
         for other, count in prefixes.most_common(_MOST_SHOWN)
     )
-    return [
-        Finding(
-            code="D227",
-            severity=Severity.WARNING,
-            subject="queues",
-            problem=f"there is none under the prefix {prefix!r}, but under {shown}",
-            harm="With another prefix than the producers' a worker waits for ever, and silently.",
-            remedy="Give prefix= to queues and workers alike, and --prefix or TORIL_PREFIX here.",
-        )
-    ]
+    return [ailments.OTHER_PREFIX.of("queues", prefix=prefix, others=shown)]

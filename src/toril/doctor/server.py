@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from toril.doctor import ailments
 from toril.doctor.finding import Finding, Severity
 from toril.doctor.reader import SLOT_COUNT, ConnectionReader
 from toril.protocol.discovering import ClusterNode
@@ -43,26 +44,12 @@ async def examine_servers(reader: ConnectionReader) -> list[Finding]:
 def _silent(nodes: Sequence[ClusterNode]) -> Iterator[Finding]:
     for node in nodes:
         slots = ", ".join(f"{low}-{high}" for low, high in node.ranges)
-        yield Finding(
-            code="D112",
-            severity=Severity.ERROR,
-            subject=f"server {node.address}",
-            problem=f"this node of the cluster does not answer; it has the slots {slots}",
-            harm="Queues in these slots stand still; they could not be examined.",
-            remedy="Start it, or let a replica take over: CLUSTER FAILOVER FORCE on the replica.",
-        )
+        yield ailments.NODE_SILENT.of(f"server {node.address}", slots=slots)
 
 
 def _uncovered(slots: int) -> Iterator[Finding]:
     if slots:
-        yield Finding(
-            code="D113",
-            severity=Severity.ERROR,
-            subject="cluster",
-            problem=f"{slots} of {SLOT_COUNT} slots belong to no node",
-            harm="Queues in these slots cannot be used, and by default none on the whole cluster.",
-            remedy="Give every slot to a node: CLUSTER ADDSLOTS, or valkey-cli --cluster fix.",
-        )
+        yield ailments.SLOTS_UNCOVERED.of("cluster", slots=slots, all_slots=SLOT_COUNT)
 
 
 async def read_facts(reader: ConnectionReader, node: ClusterNode) -> ServerFacts:
@@ -91,14 +78,7 @@ def check_server(facts: ServerFacts) -> Iterator[Finding]:
     yield from _clock(facts)
     yield from _access(facts)
     if facts.info is None:
-        yield Finding(
-            code="D110",
-            severity=Severity.INFO,
-            subject="server",
-            problem="INFO is not allowed for this user",
-            harm="Its version, memory policy and persistence could not be checked.",
-            remedy="Run the doctor as a user with +info, or look at them yourself.",
-        )
+        yield ailments.INFO_REFUSED.of("server")
         return
     yield from _version(facts.info)
     yield from _memory(facts.info)
@@ -112,92 +92,36 @@ def _version(info: dict[str, str]) -> Iterator[Finding]:
     oldest = OLDEST_VALKEY if is_valkey else OLDEST_REDIS
     if version < oldest:
         name = "Valkey" if is_valkey else "Redis"
-        yield Finding(
-            code="D101",
-            severity=Severity.ERROR,
-            subject="server",
-            problem=f"{name} {text} is too old",
-            harm="Toril's scripts begin with #!lua, which it does not know: every call fails.",
-            remedy="Use Redis 7.0 or Valkey 7.2, or newer.",
-        )
+        yield ailments.TOO_OLD.of("server", version=f"{name} {text}")
     if info.get("role", "master") != "master":
-        yield Finding(
-            code="D109",
-            severity=Severity.ERROR,
-            subject="server",
-            problem="this server is a replica",
-            harm="Nothing can be written to it, and it is cut off from what others write.",
-            remedy="Connect to the master, or through Sentinel: sentinel://…",
-        )
+        yield ailments.REPLICA.of("server")
 
 
 def _memory(info: dict[str, str]) -> Iterator[Finding]:
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield Finding(
-            code="D102",
-            severity=Severity.ERROR,
-            subject="server",
-            problem=f"maxmemory-policy is {policy!r}",
-            harm="When memory is full the server deletes keys of your queues: jobs vanish.",
-            remedy="CONFIG SET maxmemory-policy noeviction, and keep caches on another server.",
-        )
+        yield ailments.EVICTS.of("server", policy=policy)
     if int(info.get("evicted_keys", 0)) > 0:
-        yield Finding(
-            code="D107",
-            severity=Severity.ERROR,
-            subject="server",
-            problem=f"{info['evicted_keys']} keys were evicted since it started",
-            harm="Jobs may be among them; a queue whose keys are missing loses jobs later, too.",
-            remedy="Set noeviction, give it memory, and look at what the keyspace audit says.",
-        )
+        yield ailments.HAS_EVICTED.of("server", keys=info["evicted_keys"])
     limit = int(info.get("maxmemory", 0))
     used = int(info.get("used_memory", 0))
     if limit and used > 0.8 * limit:
-        yield Finding(
-            code="D108",
-            severity=Severity.WARNING,
-            subject="server",
-            problem=f"{100 * used // limit} % of maxmemory is used",
-            harm="When it is full, adding jobs fails; running ones can still be finished.",
-            remedy="Keep fewer finished jobs (remove_on_complete, remove_on_fail), or add memory.",
-        )
+        yield ailments.MEMORY_FULL.of("server", percent=100 * used // limit)
 
 
 def _persistence(info: dict[str, str], save: str | None) -> Iterator[Finding]:
     has_aof = info.get("aof_enabled") == "1"
     has_rdb = bool(save) if save is not None else None
     if not has_aof and has_rdb is False:
-        yield Finding(
-            code="D103",
-            severity=Severity.WARNING,
-            subject="server",
-            problem="nothing is written to disk: no AOF, no snapshots",
-            harm="A restart of the server loses every job.",
-            remedy="CONFIG SET appendonly yes, or relay from an outbox with confirm=True.",
-        )
+        yield ailments.WRITES_NOTHING.of("server")
     elif not has_aof:
-        yield Finding(
-            code="D103",
-            severity=Severity.WARNING,
-            subject="server",
-            problem="there are snapshots at most, no append-only file",
-            harm="A crash loses what was added since the last snapshot, often minutes.",
-            remedy="CONFIG SET appendonly yes; with appendfsync everysec a crash costs a second.",
-        )
+        yield ailments.SNAPSHOTS_ONLY.of("server")
     for name, what in (
         ("rdb_last_bgsave_status", "the last snapshot"),
         ("aof_last_write_status", "the last write to the append-only file"),
     ):
         if info.get(name, "ok") != "ok":
-            yield Finding(
-                code="D111",
-                severity=Severity.ERROR,
-                subject="server",
-                problem=f"{what} failed",
-                harm="Writes are refused or will be lost at the next restart.",
-                remedy="Look at the server's log and its disk.",
-            )
+            yield ailments.DISK_FAILS.of("server", what=what)
 
 
 def _clock(facts: ServerFacts) -> Iterator[Finding]:
@@ -205,32 +129,13 @@ def _clock(facts: ServerFacts) -> Iterator[Finding]:
     if off_ms <= _LATE_MS:
         return
     side = "ahead of" if facts.clock_ms > 0 else "behind"
-    yield Finding(
-        code="D105",
-        severity=Severity.ERROR if off_ms > _FAR_OFF_MS else Severity.WARNING,
-        subject="clock",
-        problem=f"this host's clock is {off_ms} ms {side} the server's",
-        harm="Toril goes by the server's clock; run_at times and Node workers go by this one.",
-        remedy="Synchronise both with NTP.",
+    yield ailments.CLOCKS_DIFFER.of(
+        "clock", severity=Severity.ERROR if off_ms > _FAR_OFF_MS else None, off_ms=off_ms, side=side
     )
 
 
 def _access(facts: ServerFacts) -> Iterator[Finding]:
     if facts.user == "default" and facts.has_password is False:
-        yield Finding(
-            code="D106",
-            severity=Severity.WARNING,
-            subject="server",
-            problem="anybody who reaches it may do everything: user 'default' without a password",
-            harm="Whoever can run scripts on the server can read and change every job.",
-            remedy="Set a password, or better an ACL user that may touch your prefix only.",
-        )
+        yield ailments.NO_PASSWORD.of("server")
     elif facts.user == "default":
-        yield Finding(
-            code="D106",
-            severity=Severity.INFO,
-            subject="server",
-            problem="this program is the server's user 'default'",
-            harm="It may do more than a queue needs, such as FLUSHALL.",
-            remedy="Give workers and producers ACL users of their own.",
-        )
+        yield ailments.DEFAULT_USER.of("server")

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 
 from toril.client.connection import Connection
-from toril.doctor.finding import Finding, Severity
+from toril.doctor import ailments
+from toril.doctor.finding import Finding
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.wording import counted
 from toril.protocol import groups, lanes
@@ -124,57 +125,27 @@ def check_standstills(
     subject: str, name: str, stands: Standstills, active: int, *, has_no_worker: bool
 ) -> Iterator[Finding]:
     if active and has_no_worker:
-        yield Finding(
-            code="D228",
-            severity=Severity.ERROR,
-            subject=subject,
-            problem=f"{counted(active, 'job')} active, and no worker is connected",
-            harm="The worker died; when the locks expire nobody is there to bring the jobs back.",
-            remedy="Start a worker: it takes over jobs whose locks have expired.",
-        )
+        yield ailments.LEFT_ACTIVE.of(subject, active=counted(active, "job"))
     elif stands.unlocked:
-        yield Finding(
-            code="D228",
-            severity=Severity.WARNING,
-            subject=subject,
-            problem=f"active, but without a lock: {_some('job', stands.unlocked)}",
-            harm="Their workers died or lost them; a handler may still be running.",
-            remedy="A worker brings them back within stalled_interval; if not, see its log.",
-        )
+        yield ailments.UNLOCKED.of(subject, jobs=_some("job", stands.unlocked))
     if stands.lanes:
         stopped = [
             f"{lane.name!r} ({lane.depth} waiting,"
             f" {f'halted by job {lane.halted_by!r}' if lane.halted_by else 'paused'})"
             for lane in stands.lanes[:_MOST_SHOWN]
         ]
-        yield Finding(
-            code="D229",
-            severity=Severity.WARNING,
-            subject=subject,
-            problem=(
-                f"{counted(len(stands.lanes), 'lane')} with jobs stopped: {', '.join(stopped)}"
-            ),
-            harm="Nobody runs their jobs until they are resumed.",
-            remedy=f"toril lanes resume {name} LANE, when the reason is gone.",
+        yield ailments.LANES_STOPPED.of(
+            subject,
+            lanes=counted(len(stands.lanes), "lane"),
+            examples=", ".join(stopped),
+            queue=name,
         )
     if stands.groups:
-        yield Finding(
-            code="D230",
-            severity=Severity.ERROR,
-            subject=subject,
-            problem=f"could not be undone: {_some('group', stands.groups)}",
-            harm="What was done for them is neither complete nor taken back.",
-            remedy=f"toril groups show {name} ID; then retry-compensation, or resolve by hand.",
+        yield ailments.GROUPS_NOT_UNDONE.of(
+            subject, groups=_some("group", stands.groups), queue=name
         )
     if stands.asking:
-        yield Finding(
-            code="D232",
-            severity=Severity.ERROR,
-            subject=subject,
-            problem=f"waits to be told how a member ended: {_some('group', stands.asking)}",
-            harm="A job of it is gone, and it neither completes nor is undone.",
-            remedy="Find out, then call complete_member or fail_member, or cancel the group.",
-        )
+        yield ailments.GROUPS_ASKING.of(subject, groups=_some("group", stands.asking))
 
 
 def _some(noun: str, ids: Sequence[str]) -> str:

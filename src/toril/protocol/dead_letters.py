@@ -1,4 +1,4 @@
-"""Looking at dead letters, sending them back, and removing them.
+"""Looking at dead letters, walking through them, and removing them.
 
 Bulk operations walk through the letters in slices, the oldest first; a slice is one script, so
 nothing is ever half done, and a walk that was interrupted can be resumed where it was.
@@ -6,7 +6,7 @@ nothing is ever half done, and a walk that was interrupted can be resumed where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
 from typing import Any, TypedDict, Unpack
@@ -16,41 +16,29 @@ import msgspec
 from toril.errors import (
     DeadLetterNotFoundError,
     DeadLetterSourceError,
-    InvalidGroupStateError,
     InvalidOptionError,
-    JobLockedError,
     NotDeadLettersError,
-    RefusedError,
-    TooManyReplaysError,
 )
 from toril.options import (
-    OPTION_NAMES,
-    REPLAY_OPTION_NAMES,
-    NewJob,
-    ReplayOptions,
     epoch_ms,
     refuse_unknown,
     whole,
 )
 from toril.protocol import codec
-from toril.protocol.burying import replayable
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.dead_letter import DeadLetterMetadata, first_key, without_metadata
+from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_known_id
-from toril.protocol.refusals import Refusal
+from toril.protocol.replay_options import ReplayOptions
 
 LETTERS_PER_LOOK = 400
-REPLAYS_PER_SLICE = 50
 PURGES_PER_SLICE = 150
 """So that a script takes less than 10 ms, also on a slow server."""
-REPLAYED_BYTES_PER_SLICE = 500_000
 PURGED_BYTES_PER_SLICE = 16_000_000
 """And that it does so whatever the payloads: a larger one has a slice for itself."""
 LEFT_BEHIND = 2000
 """How many letters that do not pass a filter stay at the end of the list, where the others are
 taken out; more of them go round to the beginning, and are back in place when a walk is over."""
-DEFAULT_MAX_REPLAYS = 10
 
 PLACES = ("wait", "paused", "prioritized", "delayed")
 """Where letters wait; `paused` is in use while a BullMQ of version 5 has paused the queue, the last
@@ -69,71 +57,7 @@ class DeadLetterFilter(TypedDict, total=False):
     until: int | datetime | timedelta | None
 
 
-class ReplayFilter(DeadLetterFilter, ReplayOptions, total=False):
-    """The filters of a bulk replay, and the options that its jobs get, as keyword arguments."""
-
-
 FILTER_NAMES = frozenset(DeadLetterFilter.__annotations__)
-
-
-class Changes(msgspec.Struct, frozen=True):
-    """Options that replace those of a letter's job, checked as those of a new job are."""
-
-    job: NewJob
-
-    @classmethod
-    def of(
-        cls,
-        options: Mapping[str, Any],
-        *,
-        keep_delay: bool = False,
-        others: frozenset[str] = frozenset(),
-    ) -> Changes | None:
-        """The changes that these keyword arguments ask for; None if they ask for none.
-
-        ``others`` are the names of arguments that one who mistypes may have meant.
-        """
-        for option in options:
-            if option in OPTION_NAMES and option not in REPLAY_OPTION_NAMES:
-                raise InvalidOptionError(
-                    f"a replay cannot change {option!r}; it can change"
-                    f" {', '.join(sorted(REPLAY_OPTION_NAMES))}"
-                )
-        refuse_unknown(options, REPLAY_OPTION_NAMES | others, "dead letters")
-        given = {option: value for option, value in options.items() if value is not None}
-        if not given:
-            return None
-        if keep_delay and ("delay" in given or "run_at" in given):
-            raise InvalidOptionError("keep_delay goes with neither delay nor run_at; give one")
-        return cls(NewJob("replayed", **given))
-
-    @property
-    def is_for_one(self) -> bool:
-        """Would many jobs with these options be taken for one and the same?"""
-        return self.job.idempotency_key is not None
-
-    def check_lane(self, letter_id: str, lane: str | None) -> None:
-        """Refuse what a job of the letter's lane cannot have."""
-        job = self.job
-        if lane and not job.lane and (job.priority or job.lifo):
-            raise InvalidOptionError(
-                f"dead letter {letter_id!r} belongs to lane {lane!r}, where order_ms decides;"
-                f" replay it without priority and lifo"
-            )
-
-    def args(self) -> dict[str, Any]:
-        """What the scripts need: the options as members of a JSON object, and the job's place."""
-        job = self.job
-        options = codec.wire_options(job)
-        if job.attempts is None:
-            del options["attempts"]
-        if job.lane is not None:
-            options["priority"] = 0
-        args: dict[str, Any] = {"opts": codec.encode_wire_options(options)[1:-1].decode()}
-        for name in ("delay", "run_at", "priority", "lifo", "lane", "order_ms"):
-            if (value := getattr(job, name)) is not None:
-                args[name] = value
-        return args
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -374,99 +298,6 @@ def note_of(keys: Keys, letter_id: str) -> Command[Note | None]:
     return plain("HGET", keys.job(letter_id), "x.letter", parse=parse)
 
 
-def replay(
-    keys: Keys,
-    letter_id: str,
-    new_id: str,
-    source: str,
-    *,
-    keep_delay: bool = False,
-    by: str | None = None,
-    max_replays: int | None = None,
-    force: bool = False,
-    text: bytes | None = None,
-    options: bytes = b"",
-    job_id: str = "",
-    priority: int = 0,
-    delay: int = 0,
-    is_repaired: bool = False,
-    changes: Changes | None = None,
-    dry_run: bool = False,
-) -> Command[str | None]:
-    """Send one letter back; None when somebody changed its data, so that ``text`` must be given."""
-    args: dict[str, Any] = {
-        "id": letter_id,
-        "new_id": new_id,
-        "source": source,
-        "prefix": keys.prefix,
-    }
-    if keep_delay:
-        args["keep_delay"] = True
-    if by is not None:
-        args["by"] = by
-    if max_replays is not None:
-        args["max_replays"] = whole(max_replays, "max_replays")
-    if force:
-        args["force"] = True
-    if text is not None:
-        args["has_data"] = True
-    if job_id:
-        args["job"] = job_id
-    if is_repaired:
-        args["is_repaired"] = True
-    if changes is not None:
-        args["changes"] = changes.args()
-    if dry_run:
-        args["dry_run"] = True
-    if priority:
-        args["priority"] = priority
-    if delay:
-        args["delay"] = delay
-
-    def parse(reply: bytes | int) -> str | None:
-        if isinstance(reply, bytes):
-            return codec.name(reply)
-        if reply == 1:
-            return None
-        raise refusal(reply, letter_id, keys.name)
-
-    return script(
-        "replayDeadLetter",
-        keys,
-        args,
-        parse,
-        payloads=() if text is None else (text, options),
-        resend=Resend.MARKED,
-    )
-
-
-def refusal(code: int, letter_id: str, queue: str) -> Exception:
-    """The error for a code that ``replayDeadLetter.lua`` gave."""
-    match code:
-        case Refusal.RUNNING:
-            return JobLockedError(
-                f"dead letter {letter_id!r} of queue {queue!r} is running: a worker has taken it;"
-                f" wait until it has finished"
-            )
-        case Refusal.REPLAYED_TOO_OFTEN:
-            return TooManyReplaysError(
-                f"dead letter {letter_id!r} of queue {queue!r} has come back as often as"
-                f" max_replays allows; repair its data, raise max_replays, or purge it"
-            )
-        case Refusal.ID_TAKEN:
-            return RefusedError(
-                f"dead letter {letter_id!r} of queue {queue!r} was to come back under an id that is"
-                f" in use; replay it again, which draws another one"
-            )
-        case Refusal.WRONG_GROUP_STATE:
-            return InvalidGroupStateError(
-                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
-                f" being undone, so running it again could not be undone; pass force=True"
-                f" (--force) to replay it all the same"
-            )
-    return not_found(letter_id, queue)
-
-
 def not_found(letter_id: str, queue: str) -> DeadLetterNotFoundError:
     return DeadLetterNotFoundError(
         f"queue {queue!r} has no dead letter {letter_id!r}; it never had, or somebody has replayed"
@@ -479,64 +310,6 @@ def source_unknown(letter_id: str, queue: str) -> DeadLetterSourceError:
         f"job {letter_id!r} of queue {queue!r} does not say from which queue it came: its data have"
         f" no _dlqMeta.sourceQueue; add it where it belongs with Queue.add"
     )
-
-
-def original_text(job: Job) -> bytes:
-    """The data of a letter without the metadata, written anew."""
-    return codec.encode(without_metadata(job.data), f"the data of dead letter {job.id!r}")
-
-
-def original_options(job: Job, meta: DeadLetterMetadata) -> bytes:
-    """The options for a replay of a letter that another program wrote."""
-    options = replayable(meta.original_opts)
-    options.setdefault("idempotencyKey", first_key(meta))
-    return codec.encode(options, f"the options of dead letter {job.id!r}")
-
-
-def replay_slice(
-    keys: Keys,
-    walk: Walk,
-    wanted: Filter,
-    ids: Sequence[str],
-    *,
-    run: Run,
-    tag: str | None = None,
-    keep_delay: bool = False,
-    by: str | None = None,
-    max_replays: int | None = None,
-    force: bool = False,
-    to: str | None = None,
-    changes: Changes | None = None,
-    asks: bool = False,
-) -> Command[Slice]:
-    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``.
-
-    They go ``to`` a queue, or each to the one it came from.
-    """
-    args = _walk_args(walk, wanted, run)
-    args["limit"] = len(ids)
-    args["bytes"] = REPLAYED_BYTES_PER_SLICE
-    args["ids"] = list(ids)
-    args["prefix"] = keys.prefix
-    if tag is not None:
-        args["tag"] = tag
-    if keep_delay:
-        args["keep_delay"] = True
-    if by is not None:
-        args["by"] = by
-    if max_replays is not None:
-        args["max_replays"] = max_replays
-    if force:
-        args["force"] = True
-    if to is not None:
-        args["to"] = to
-    if changes is not None:
-        args["changes"] = changes.args()
-    if asks:
-        args["asks"] = True
-        args["examine"] = len(ids)
-    extra = run.keys(keys)
-    return script("replayDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
 
 
 def purge_slice(
@@ -552,7 +325,7 @@ def purge_slice(
 
     Unless it ``is_sure`` that letters wait here, only those go that Toril noted as such.
     """
-    args = _walk_args(walk, wanted, run)
+    args = walk_args(walk, wanted, run)
     args["limit"] = PURGES_PER_SLICE
     args["bytes"] = PURGED_BYTES_PER_SLICE
     if is_sure:
@@ -560,19 +333,13 @@ def purge_slice(
     if accepted:
         args["accepted"] = dict.fromkeys(accepted, True)
     extra = run.keys(keys)
-    return script("purgeDeadLetters", keys, args, _read_slice, extra=extra, resend=Resend.SAME)
+    return script("purgeDeadLetters", keys, args, read_slice, extra=extra, resend=Resend.SAME)
 
 
 def survey_slice(
-    keys: Keys,
-    walk: Walk,
-    wanted: Filter,
-    *,
-    is_for_replay: bool = False,
-    max_replays: int | None = None,
-    force: bool = False,
+    keys: Keys, walk: Walk, wanted: Filter, replay: ReplayOptions | None = None
 ) -> Command[Slice]:
-    """Count some letters, by fingerprint; those that a replay would leave alone are held."""
+    """Count some letters, by fingerprint; those that ``replay`` would leave alone are held."""
     args: dict[str, Any] = {
         "place": walk.place,
         "offset": walk.offset,
@@ -583,13 +350,13 @@ def survey_slice(
         args["anchor"] = walk.anchor
     if walk.not_after is not None:
         args["not_after"] = walk.not_after
-    if is_for_replay:
+    if replay is not None:
         args["is_for_replay"] = True
-    if max_replays is not None:
-        args["max_replays"] = max_replays
-    if force:
-        args["force"] = True
-    return script("surveyDeadLetters", keys, args, _read_slice, resend=Resend.SAME)
+        if replay.max_replays is not None:
+            args["max_replays"] = replay.max_replays
+        if replay.force:
+            args["force"] = True
+    return script("surveyDeadLetters", keys, args, read_slice, resend=Resend.SAME)
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -638,7 +405,7 @@ def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
         place, done, text, filter_text = reply
         if place is None or done is None or text is None or filter_text is None:
             return None
-        last = _read_slice(text)
+        last = read_slice(text)
         if last.is_last and not last.asked:
             return None
         walk = after(Walk(place=place.decode(), done=int(done) - last.count), last)
@@ -690,7 +457,8 @@ def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
     )
 
 
-def _walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
+def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
+    """What every script needs that changes letters in slices."""
     args: dict[str, Any] = {
         "place": walk.place,
         "offset": walk.offset,
@@ -711,5 +479,5 @@ def _walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
 
 
 _read_note = msgspec.json.Decoder(Note).decode
-_read_slice = msgspec.json.Decoder(Slice).decode
+read_slice = msgspec.json.Decoder(Slice).decode
 _read_args = msgspec.json.Decoder(dict[str, Any]).decode

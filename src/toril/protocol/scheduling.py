@@ -107,17 +107,7 @@ def _upsert(
                 f"scheduler {scheduler_id!r} was not changed: the jobs of its next times exist"
                 f" already; remove them, or choose another id"
             )
-        job_id, delay, at_ms = reply
-        fields: Fields = {
-            b"name": template.name.encode(),
-            b"data": data,
-            b"opts": opts,
-            b"timestamp": at_ms,
-            b"delay": delay,
-            b"priority": template.priority or 0,
-            b"rjk": scheduler_id.encode(),
-        }
-        return Job(keys.prefix, keys.name, codec.name(job_id), fields)
+        return _iteration(keys, scheduler_id, template, data, opts, reply)
 
     return script(
         "upsertScheduler",
@@ -128,6 +118,23 @@ def _upsert(
         payloads=(data, opts, codec.encode(template_opts, "options") if template_opts else b""),
         resend=Resend.NUMBERED,
     )
+
+
+def _iteration(
+    keys: Keys, scheduler_id: str, template: NewJob, data: bytes, opts: bytes, reply: list[Any]
+) -> Job:
+    """The pending job of a scheduler, as the server has just written it."""
+    job_id, delay, at_ms = reply
+    fields: Fields = {
+        b"name": template.name.encode(),
+        b"data": data,
+        b"opts": opts,
+        b"timestamp": at_ms,
+        b"delay": delay,
+        b"priority": template.priority or 0,
+        b"rjk": scheduler_id.encode(),
+    }
+    return Job(keys.prefix, keys.name, codec.name(job_id), fields)
 
 
 _DECIDED = ("job_id", "delay", "run_at", "timestamp", "order_ms", "deduplication", "parent")

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import time
 from collections.abc import Callable
 from typing import Any, Unpack
 
@@ -18,29 +16,27 @@ from toril.errors import (
     NotDeadLettersError,
     RefusedError,
 )
-from toril.options import ReplayOptions, check_text, whole
-from toril.protocol import codec, dead_letters, reading
+from toril.options import ReplacedOptions
+from toril.protocol import codec, dead_letters, reading, replaying
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
-    DEFAULT_MAX_REPLAYS,
     FILTER_NAMES,
-    REPLAYS_PER_SLICE,
-    Changes,
     DeadLetterFilter,
     DeadLetterGroup,
     DeadLetterProgress,
     Filter,
     Group,
-    ReplayFilter,
     Run,
-    Slice,
     Walk,
     after,
     again,
 )
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
+from toril.protocol.replaying import Contents, ReplayFilter
 from toril.sync.connection import Connection
+from toril.sync.letter_runs import Pace, Told, check_rate
 
 UNCHANGED: Any = codec.UNSET
 Transform = Callable[[Any, DeadLetterMetadata], Any]
@@ -49,7 +45,7 @@ LOOKED_AT = 4
 """How many more than one job at each end tell what waits in a queue without a mark."""
 
 
-class DeadLetters:
+class QueueDeadLetters:
     """The part of a queue that works on dead letters: every method is the queue's own.
 
     The filters ``name`` (exact), ``failed_reason`` (any part, whatever the case), ``fingerprint``,
@@ -130,7 +126,7 @@ class DeadLetters:
         max_replays: int | None = None,
         force: bool = False,
         dry_run: bool = False,
-        **options: Unpack[ReplayOptions],
+        **options: Unpack[ReplacedOptions],
     ) -> str:
         """Send a dead letter back to the queue it came from; returns the id of the new job.
 
@@ -142,20 +138,16 @@ class DeadLetters:
         for a member of a group that is over or being undone, unless ``force`` is given.
         ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
         """
-        if by is not None:
-            check_text(by, "by")
-        changes = Changes.of(options, keep_delay=keep_delay)
-        return self._replay_one(
-            job_id,
-            data,
-            None if queue_name is None else self._sibling(queue_name),
-            changes,
+        how = ReplayOptions(
+            target=None if queue_name is None else self._sibling(queue_name),
+            changes=Changes.of(options, keep_delay=keep_delay),
             by=by,
             keep_delay=keep_delay,
             max_replays=max_replays,
             force=force,
             dry_run=dry_run,
         )
+        return self._replay_one(job_id, _repaired(job_id, data), how)
 
     @renamed("progress", "on_progress")
     def replay_all_dead_letters(
@@ -188,62 +180,22 @@ class DeadLetters:
         whoever resumes a run gives them again.
         """
         wanted, changes = _split(filters, keep_delay=keep_delay)
-        if by is not None:
-            check_text(by, "by")
-        target = None if queue_name is None else self._sibling(queue_name)
-        if max_replays is not None:
-            whole(max_replays, "max_replays")
-        if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
-            raise InvalidOptionError(f"rate={rate!r} must be a number of jobs per second above 0")
+        how = ReplayOptions(
+            target=None if queue_name is None else self._sibling(queue_name),
+            changes=changes,
+            by=by,
+            keep_delay=keep_delay,
+            max_replays=max_replays,
+            force=force,
+        )
+        check_rate(rate)
         self._are_letters(force=force)
         run, walk, wanted = self._begin("replay", wanted, resume=resume)
         if dry_run:
-            survey = self._survey(wanted, is_for_replay=True, max_replays=max_replays, force=force)
+            survey = self._survey(wanted, how)
             return sum(group.count for group in survey.values())
-        before, began = walk.done, time.monotonic()
-        at_once = REPLAYS_PER_SLICE
-        if rate is not None:
-            at_once = min(at_once, max(1, math.ceil(rate / 10)))
-        tell = _Told(on_progress, run.name, before)
-        while True:
-            result = self._connection.run(
-                dead_letters.replay_slice(
-                    self.keys,
-                    walk,
-                    wanted,
-                    [new_job_id() for _ in range(at_once)],
-                    run=run,
-                    tag=hash_tag(self.keys.base) if self._connection.is_cluster else None,
-                    keep_delay=keep_delay,
-                    by=by,
-                    max_replays=max_replays,
-                    force=force,
-                    to=None if target is None else target.name,
-                    changes=changes,
-                    asks=transform is not None,
-                )
-            )
-            extra = 0
-            for letter_id in result.asked:
-                extra += self._replay_asked(
-                    letter_id,
-                    wanted,
-                    transform,
-                    target,
-                    changes,
-                    by=by,
-                    keep_delay=keep_delay,
-                    max_replays=max_replays,
-                    force=force,
-                )
-            walk = after(walk, result, taken_apart=extra)
-            tell.slice(walk, result, taken_apart=extra)
-            if result.is_last:
-                return walk.done
-            if rate is not None:
-                ahead_s = (walk.done - before) / rate - (time.monotonic() - began)
-                if ahead_s > 0:
-                    time.sleep(ahead_s)
+        tell = Told(on_progress, run.name, walk.done)
+        return self._replay_slices(run, walk, wanted, how, transform, rate, tell)
 
     @renamed("progress", "on_progress")
     def purge_dead_letters(
@@ -267,7 +219,7 @@ class DeadLetters:
             if not wanted.args():
                 return self.get_dead_letter_count()
             return sum(group.count for group in (self._survey(wanted)).values())
-        tell = _Told(on_progress, run.name, walk.done)
+        tell = Told(on_progress, run.name, walk.done)
         accepted: list[str] = []
         while True:
             command = dead_letters.purge_slice(
@@ -349,26 +301,15 @@ class DeadLetters:
             return wanted
         return wanted.at(self._connection.run(dead_letters.server_time(self.keys)))
 
-    def _survey(
-        self,
-        wanted: Filter,
-        *,
-        is_for_replay: bool = False,
-        max_replays: int | None = None,
-        force: bool = False,
-    ) -> dict[str, Group]:
-        """Walk through all letters and count those that pass, by fingerprint."""
+    def _survey(self, wanted: Filter, replay: ReplayOptions | None = None) -> dict[str, Group]:
+        """Walk through all letters and count those that pass, by fingerprint.
+
+        Those are left out that ``replay`` would leave alone.
+        """
         found: dict[str, Group] = {}
         walk = Walk()
         while True:
-            command = dead_letters.survey_slice(
-                self.keys,
-                walk,
-                wanted,
-                is_for_replay=is_for_replay,
-                max_replays=max_replays,
-                force=force,
-            )
+            command = dead_letters.survey_slice(self.keys, walk, wanted, replay)
             result = self._connection.run(command)
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))
@@ -389,157 +330,96 @@ class DeadLetters:
         meta = None if job is None else _metadata(job)
         return job if meta is not None and wanted.admits(meta) else None
 
-    def _replay_asked(
+    def _replay_slices(
         self,
-        letter_id: str,
+        run: Run,
+        walk: Walk,
         wanted: Filter,
+        how: ReplayOptions,
         transform: Transform | None,
-        target: Keys | None,
-        changes: Changes | None,
-        *,
-        by: str | None,
-        keep_delay: bool,
-        max_replays: int | None,
-        force: bool,
+        rate: float | None,
+        tell: Told,
+    ) -> int:
+        """Replay what passes, slice by slice; returns how many went, with what the run did before.
+
+        Ids are drawn anew for each slice: what it does not need is never used.
+        """
+        pace = Pace(rate, walk.done)
+        at_once = pace.most_at_once(replaying.REPLAYS_PER_SLICE)
+        tag = hash_tag(self.keys.base) if self._connection.is_cluster else None
+        while True:
+            ids = [new_job_id() for _ in range(at_once)]
+            asks = transform is not None
+            command = replaying.replay_slice(
+                self.keys, walk, wanted, ids, how, run=run, tag=tag, asks=asks
+            )
+            result = self._connection.run(command)
+            extra = 0
+            for letter_id in result.asked:
+                extra += self._replay_asked(letter_id, wanted, how, transform)
+            walk = after(walk, result, taken_apart=extra)
+            tell.slice(walk, result, taken_apart=extra)
+            if result.is_last:
+                return walk.done
+            pace.keep(walk.done)
+
+    def _replay_asked(
+        self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
     ) -> int:
         """Replay one letter of a bulk that the script could not decide on; 1 if it went."""
         job = self._admitted(letter_id, wanted)
         if job is None:
             return 0
         data = UNCHANGED
-        if transform is not None:
-            assert job.dead_letter is not None
-            data = transform(without_metadata(job.data), job.dead_letter)
+        if transform is not None and (meta := job.dead_letter) is not None:
+            data = transform(without_metadata(job.data), meta)
         try:
-            self._replay_one(
-                letter_id,
-                data,
-                target,
-                changes,
-                by=by,
-                keep_delay=keep_delay,
-                max_replays=max_replays,
-                force=force,
-            )
+            self._replay_one(letter_id, _repaired(letter_id, data), how)
         except (RefusedError, CrossSlotError):
             return 0  # it stays where it is
         return 1
 
-    def _replay_one(
-        self,
-        job_id: str,
-        data: Any,
-        target: Keys | None,
-        changes: Changes | None,
-        *,
-        by: str | None,
-        keep_delay: bool,
-        max_replays: int | None,
-        force: bool,
-        dry_run: bool = False,
-    ) -> str:
+    def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, by what Toril noted of it or, where that does not do, by its data."""
-        note = self._connection.run(dead_letters.note_of(self.keys, job_id))
-        if note is not None and changes is not None:
-            changes.check_lane(job_id, note.lane)
-        if note is None:
-            return self._replay_apart(
-                job_id,
-                data,
-                target,
-                changes,
-                by=by,
-                keep_delay=keep_delay,
-                max_replays=max_replays,
-                force=force,
-                dry_run=dry_run,
-            )
-        text = None
-        if data is not UNCHANGED:
-            text = codec.encode(data, f"the new data of dead letter {job_id!r}")
-        target_keys = target or self.keys.sibling(note.source)
-        self._connection.check_slots(self.keys, target_keys)
-        new_id = self._connection.run(
-            dead_letters.replay(
-                self.keys,
-                job_id,
-                new_job_id(),
-                target_keys.name,
-                keep_delay=keep_delay,
-                by=by,
-                max_replays=max_replays,
-                force=force,
-                text=text,
-                is_repaired=text is not None,
-                changes=changes,
-                dry_run=dry_run,
-            )
-        )
-        if new_id is not None:
-            return new_id
-        return self._replay_apart(
-            job_id,
-            data,
-            target,
-            changes,
-            by=by,
-            keep_delay=keep_delay,
-            max_replays=max_replays,
-            force=force,
-            dry_run=dry_run,
+        note = self._connection.run(dead_letters.note_of(self.keys, letter_id))
+        if note is not None:
+            if how.changes is not None:
+                how.changes.check_lane(letter_id, note.lane)
+            target = how.target or self.keys.sibling(note.source)
+            contents = None if repaired is None else Contents(text=repaired, is_repaired=True)
+            new_id = self._replay_to(target, letter_id, how, contents)
+            if new_id is not None:
+                return new_id
+        target, contents = self._taken_apart(letter_id, repaired, how.target)
+        new_id = self._replay_to(target, letter_id, how, contents)
+        if new_id is None:  # not to be: what it is given it need not cut out of the letter
+            raise dead_letters.not_found(letter_id, self.name)
+        return new_id
+
+    def _replay_to(
+        self, target: Keys, letter_id: str, how: ReplayOptions, contents: Contents | None
+    ) -> str | None:
+        self._connection.check_slots(self.keys, target)
+        new_id, name = new_job_id(), target.name
+        return self._connection.run(
+            replaying.replay(self.keys, letter_id, new_id, name, how, contents)
         )
 
-    def _replay_apart(
-        self,
-        job_id: str,
-        data: Any,
-        target: Keys | None,
-        changes: Changes | None,
-        *,
-        by: str | None,
-        keep_delay: bool,
-        max_replays: int | None,
-        force: bool,
-        dry_run: bool = False,
-    ) -> str:
-        """Replay a letter that has to be decoded: another program wrote it or changed its data."""
-        job = self._connection.run(reading.job(self.keys, job_id))
+    def _taken_apart(
+        self, letter_id: str, repaired: bytes | None, target: Keys | None
+    ) -> tuple[Keys, Contents]:
+        """Where a letter goes, and with what, that another program wrote or changed."""
+        job = self._connection.run(reading.job(self.keys, letter_id))
         if job is None:
-            raise dead_letters.not_found(job_id, self.name)
+            raise dead_letters.not_found(letter_id, self.name)
         meta = _metadata(job)
         if meta is None or (target is None and not meta.source_queue):
-            raise dead_letters.source_unknown(job_id, self.name)
+            raise dead_letters.source_unknown(letter_id, self.name)
         try:
             source = target or self.keys.sibling(meta.source_queue)
         except InvalidNameError as error:
-            raise dead_letters.source_unknown(job_id, self.name) from error
-        self._connection.check_slots(self.keys, source)
-        is_repaired = data is not UNCHANGED
-        new_text = codec.encode(data, f"the new data of {job_id!r}") if is_repaired else None
-        priority = meta.original_opts.get("priority")
-        delay = meta.original_opts.get("delay")
-        new_id = self._connection.run(
-            dead_letters.replay(
-                self.keys,
-                job_id,
-                new_job_id(),
-                source.name,
-                keep_delay=keep_delay,
-                by=by,
-                max_replays=max_replays,
-                force=force,
-                text=new_text or dead_letters.original_text(job),
-                options=dead_letters.original_options(job, meta),
-                job_id=meta.original_job_id,
-                priority=priority if isinstance(priority, int) else 0,
-                delay=delay if isinstance(delay, int) else 0,
-                is_repaired=is_repaired,
-                changes=changes,
-                dry_run=dry_run,
-            )
-        )
-        assert new_id is not None
-        return new_id
+            raise dead_letters.source_unknown(letter_id, self.name) from error
+        return source, Contents.of_letter(job, meta, repaired)
 
 
 def _split(given: ReplayFilter, *, keep_delay: bool) -> tuple[Filter, Changes | None]:
@@ -561,31 +441,8 @@ def _metadata(job: Job) -> DeadLetterMetadata | None:
         return None
 
 
-class _Told:
-    """Tells the ``progress`` callback of a run how far it is, slice by slice."""
-
-    def __init__(
-        self, progress: Callable[[DeadLetterProgress], Any] | None, run: str, resumed: int
-    ) -> None:
-        self._progress = progress
-        self._run = run
-        self._resumed = resumed
-        self._examined = self._held = self._grouped = 0
-
-    def slice(self, walk: Walk, result: Slice, *, taken_apart: int = 0) -> None:
-        self._examined += result.examined
-        self._held += result.held
-        self._grouped += result.grouped
-        if self._progress is None:
-            return
-        _told = self._progress(
-            DeadLetterProgress(
-                done=walk.done,
-                examined=self._examined,
-                held=self._held,
-                left=result.length - taken_apart,
-                held_by_group=self._grouped,
-                resumed=self._resumed,
-                run=self._run,
-            )
-        )
+def _repaired(letter_id: str, data: Any) -> bytes | None:
+    """The text of new data; None if the letter's own stay."""
+    if data is UNCHANGED:
+        return None
+    return codec.encode(data, f"the new data of dead letter {letter_id!r}")

@@ -12,7 +12,7 @@ from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
 
 
-class EventLog:
+class QueueEventLog:
     """The log of what happens in the queue, which ``QueueEvents`` reads."""
 
     keys: Keys

@@ -1,18 +1,18 @@
 # Written by tools/unasync.py from src/toril/client/lanes.py: change that file instead.
-"""What a queue tells about its lanes, and what operators tell them."""
+"""The part of a queue that tells about its lanes, and is told about them by operators."""
 
 from __future__ import annotations
 
 from toril.deprecating import lane_first
 from toril.options import RateLimit
-from toril.protocol import codec, explaining, families, lanes, reading
+from toril.protocol import lanes, reading
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.protocol.lanes import Lane
 from toril.sync.connection import Connection
 
 
-class Lanes:
+class QueueLanes:
     """The lanes of a queue: of the jobs with the same ``lane`` one runs at a time, in order."""
 
     keys: Keys
@@ -90,19 +90,3 @@ class Lanes:
     def set_lane_weight(self, lane: str, weight: int) -> None:
         """How many turns this lane gets for one of another, when not all can run at once."""
         self._connection.run(lanes.set_weight(self.keys, lane, weight))
-
-    def explain(self, job_id: str) -> str:
-        """Why a job, of a lane or not, is not running, in a sentence."""
-        facts = self._connection.run(explaining.facts_about(self.keys, job_id))
-        job = self._connection.run(reading.job(self.keys, job_id))
-        workers = self._connection.run(reading.workers(self.keys))
-        lane = None if job is None else job.lane
-        if facts.get("state") == "waiting_children":
-            failed = self._connection.follow(families.failed_pending(self.keys, job_id))
-            if failed:
-                facts = {**facts, "failed_child": failed[0]}
-        if job is not None and (doom := job.raw(b"defa")) is not None:
-            facts = {**facts, "doom": codec.text(doom)}
-        return explaining.sentence(
-            job_id, self.keys.name, lane, facts, [one.name for one in workers]
-        )

@@ -108,22 +108,7 @@ class ManualWorker:
         self.id = new_worker_id()
         self.name = name
         self.keys = Keys(prefix, name)
-        if isinstance(connection, Connection):
-            raise InvalidOptionError(
-                "a manual worker needs connections of its own; pass a URL or a client"
-            )
-        self._grave: Keys | None = None
-        burial: BurialPolicy | None = None
-        if dead_letter_queue is not None:
-            letters, self._grave = grave_of(dead_letter_queue, self.keys)
-            if letters.on_dead_letter is not None:
-                raise InvalidOptionError(
-                    "on_dead_letter is called by a Worker only; a ManualWorker's caller knows what"
-                    " it failed"
-                )
-            burial = BurialPolicy(
-                include_stalled=letters.include_stalled, keep_source=letters.keep_source
-            )
+        burial, self._grave = _burial(dead_letter_queue, self.keys)
         self._policy = Policy(
             keep_completed=_keep(self.options.remove_on_complete),
             keep_failed=_keep(self.options.remove_on_fail),
@@ -132,7 +117,7 @@ class ManualWorker:
             dead_letters=burial,
         )
         self._lock_ms = milliseconds(self.options.lock_duration, "lock_duration")
-        self._connection = Connection(connection)
+        self._connection = _own_connection(connection)
         self._connection.check_slots(self.keys, *([self._grave] if self._grave else []))
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
@@ -442,6 +427,28 @@ class ManualWorker:
             self._renewing.stop()
             self._blocking.close()
             self._connection.close()
+
+
+def _own_connection(target: Target) -> Connection:
+    if isinstance(target, Connection):
+        raise InvalidOptionError(
+            "a manual worker needs connections of its own; pass a URL or a client"
+        )
+    return Connection(target)
+
+
+def _burial(dead_letter_queue: Any, keys: Keys) -> tuple[BurialPolicy | None, Keys | None]:
+    """What becomes of jobs that failed for good, and the queue that they go to."""
+    if dead_letter_queue is None:
+        return None, None
+    letters, grave = grave_of(dead_letter_queue, keys)
+    if letters.on_dead_letter is not None:
+        raise InvalidOptionError(
+            "on_dead_letter is called by a Worker only; a ManualWorker's caller knows what it"
+            " failed"
+        )
+    kept = BurialPolicy(include_stalled=letters.include_stalled, keep_source=letters.keep_source)
+    return kept, grave
 
 
 def _keep(value: bool | int | Keep | None) -> Keep | None:

@@ -8,22 +8,22 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from toril.checking import by_hand, checked, shown
-from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
-from toril.sync.batching import Batcher
+from toril.sync.adder import Adder
 from toril.sync.connection import Connection, Target
-from toril.sync.dead_letters import DeadLetters
+from toril.sync.dead_letters import QueueDeadLetters
 from toril.sync.deduplication import QueueDeduplication
 from toril.sync.editing import QueueEditing
-from toril.sync.event_log import EventLog
+from toril.sync.event_log import QueueEventLog
+from toril.sync.explaining import QueueExplaining
 from toril.sync.families import QueueFamilies
 from toril.sync.groups import QueueGroups
-from toril.sync.lanes import Lanes
+from toril.sync.lanes import QueueLanes
 from toril.sync.limits import QueueLimits
 from toril.sync.listening import Listening
 from toril.sync.metrics import QueueMetrics
@@ -41,11 +41,12 @@ class Queue(
     QueueEditing,
     QueueLimits,
     QueueFamilies,
-    DeadLetters,
+    QueueDeadLetters,
     QueueSchedulers,
-    Lanes,
+    QueueLanes,
+    QueueExplaining,
     QueueMetrics,
-    EventLog,
+    QueueEventLog,
 ):
     """A queue of jobs on a Redis or Valkey server.
 
@@ -71,7 +72,7 @@ class Queue(
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._connection.check_slots(self.keys)
-        self._batcher = Batcher(self._connection, self.keys)
+        self.adder = Adder(self._connection, self.keys)
         self._listenings = PerPlace(
             lambda: Listening(self._connection, self.keys), Listening.abandon
         )
@@ -117,7 +118,7 @@ class Queue(
 
     def close(self) -> None:
         """Finish the adds under way and close the connection."""
-        self._batcher.close()
+        self.adder.close()
         self._close_listening()
         if self._owns_connection:
             self._connection.close()
@@ -143,22 +144,15 @@ class Queue(
         if repeat is not None:
             template = new_job(name, data, options, self._defaults)
             return self._add_repeating(repeat, template)
-        job = self._prepare(new_job(name, data, options, self._defaults))
-        added = self._as_added(job, self._batcher.add(job))
+        job = self.adder.prepare(new_job(name, data, options, self._defaults))
+        added = self._as_added(job, self.adder.send(job))
         return added if not added.duplicated else (self._as_they_are([added]))[0]
 
     @by_hand
     def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [self._prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
-        return self._as_they_are(self._batcher.add_all(prepared, self._as_added))
-
-    def _prepare(self, job: NewJob) -> Prepared:
-        if job.parent is None:
-            return adding.prepare(job, new_job_id())
-        keys, parent_id = adding.parent_of(job, self.keys.prefix)
-        self._connection.check_slots(self.keys, keys)
-        return adding.prepare(job, new_job_id(), (parent_id, keys.base))
+        prepared = [self.adder.prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
+        return self._as_they_are(self.adder.send_all(prepared, self._as_added))
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:

@@ -6,7 +6,7 @@ Every write carries the token of the job's lock, so nothing of a job that was lo
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from toril.checking import by_hand, checked
 from toril.errors import (
@@ -18,18 +18,10 @@ from toril.errors import (
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, editing, families, leasing
 from toril.protocol.job import Fields, StoredJob, warn_of_progress
-from toril.protocol.keys import Keys
 from toril.protocol.settling import Attempt, Raised, Released, Result, Returned
-from toril.sync.connection import Connection
 
-
-class Holder(Protocol):
-    """Whoever took the job and writes what came of it."""
-
-    keys: Keys
-    _connection: Connection
-
-    def _settle(self, job: TakenJob, attempt: Attempt) -> None: ...
+if TYPE_CHECKING:
+    from toril.sync.manual_worker import ManualWorker
 
 
 @checked
@@ -53,7 +45,7 @@ class TakenJob(StoredJob):
     )
 
     @by_hand
-    def __init__(self, holder: Holder, job_id: str, fields: Fields, token: str) -> None:
+    def __init__(self, holder: ManualWorker, job_id: str, fields: Fields, token: str) -> None:
         super().__init__(holder.keys.prefix, holder.keys.name, job_id, fields)
         self._holder = holder
         self.token = token

@@ -6,16 +6,16 @@ The methods of the queue itself stay; these are the same ones.
 
 from __future__ import annotations
 
-from toril.sync.dead_letters import DeadLetters
+from toril.sync.dead_letters import QueueDeadLetters
 from toril.sync.groups import QueueGroups
-from toril.sync.lanes import Lanes
+from toril.sync.lanes import QueueLanes
 from toril.sync.schedulers import QueueSchedulers
 
 
 class LaneView:
     """What a queue tells about its lanes, and what operators tell them."""
 
-    def __init__(self, queue: Lanes) -> None:
+    def __init__(self, queue: QueueLanes) -> None:
         self.list = queue.get_lanes
         self.count = queue.get_lane_count
         self.get = queue.get_lane
@@ -32,7 +32,7 @@ class LaneView:
 class DeadLetterView:
     """The dead letters of a queue: look, group, replay, purge."""
 
-    def __init__(self, queue: DeadLetters) -> None:
+    def __init__(self, queue: QueueDeadLetters) -> None:
         self.count = queue.get_dead_letter_count
         self.total = queue.get_dead_lettered_total
         self.list = queue.get_dead_letter_jobs

@@ -32,7 +32,7 @@ from toril.tasks.calls import BlockingHandle, Call, Handle
 from toril.tasks.eager import run_blocking, run_now
 from toril.tasks.lifespan import Enter, Lifespan
 from toril.tasks.middleware import EnqueueNext, TaskMiddleware, has_side
-from toril.tasks.running import runner_of, undo_runner_of
+from toril.tasks.runners import runner_of, undo_runner_of
 from toril.tasks.schedules import PREFIX, Declared, is_same
 from toril.tasks.signature import Signature
 from toril.tasks.task import P, R, Task, TaskOptions

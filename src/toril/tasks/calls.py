@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from toril.client.queue import Queue
 from toril.options import Duration, FlowJob
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.job import Job
 from toril.sync.queue import Queue as BlockingQueue
+from toril.tasks.signature import Signature
 
 R = TypeVar("R")
-
-
-class ReadsResult(Protocol):
-    """What turns JSON into a task's result: its signature."""
-
-    def read_result(self, value: Any) -> Any: ...
 
 
 class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
@@ -35,7 +30,7 @@ class Handle(Generic[R]):
     __slots__ = ("_queue", "_signature", "duplicated", "id")
 
     def __init__(
-        self, queue: Queue, job_id: str, signature: ReadsResult, *, duplicated: bool = False
+        self, queue: Queue, job_id: str, signature: Signature, *, duplicated: bool = False
     ) -> None:
         self.id = job_id
         self.duplicated = duplicated
@@ -74,7 +69,7 @@ class BlockingHandle(Generic[R]):
     __slots__ = ("_queue", "_signature", "duplicated", "id")
 
     def __init__(
-        self, queue: BlockingQueue, job_id: str, signature: ReadsResult, *, duplicated: bool = False
+        self, queue: BlockingQueue, job_id: str, signature: Signature, *, duplicated: bool = False
     ) -> None:
         self.id = job_id
         self.duplicated = duplicated

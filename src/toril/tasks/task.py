@@ -101,8 +101,8 @@ class Task(Generic[Q, T, P, R]):
         data = self.signature.write(arguments)
         queue = self.app._queue(self.queue_name)
         # What queue.add does, without the job that it returns: a tenth of the whole call.
-        prepared = queue._prepare(new_job(self.name, data, self._options_for(arguments), {}))
-        added = await queue._batcher.add(prepared)
+        job = new_job(self.name, data, self._options_for(arguments), {})
+        added = await queue.adder.send(queue.adder.prepare(job))
         return Handle(queue, added.id, self.signature, duplicated=added.is_duplicate)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:

@@ -18,7 +18,7 @@ from tests.helpers import wait_until
 from tests.proving import amount
 from toril import FlowJob, FlowProducer, Queue
 from toril.errors import InvalidOptionError, UnknownOptionError
-from toril.protocol import dead_letters
+from toril.protocol import dead_letters, replaying
 from toril.sync import Queue as BlockingQueue
 
 
@@ -336,7 +336,7 @@ async def test_a_slice_asked_for_again_is_answered_as_before(side):
     await side.bury(*["charge"] * 4)
     wanted = dead_letters.Filter()
     run = dead_letters.Run("replay", "r", wanted)
-    command = dead_letters.replay_slice(
+    command = replaying.replay_slice(
         side.dlq.keys, dead_letters.Walk(), wanted, ["new-1", "new-2"], run=run
     )
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.features.dead_letters.conftest import DLQ
-from toril.protocol import dead_letters, settling
+from toril.protocol import replaying, settling
 from toril.protocol.burying import BurialPolicy
 from toril.protocol.command import plain
 from toril.protocol.job import StoredJob, fields_of
@@ -100,7 +100,7 @@ class Laboratory:
 
     def replay(self, letter_id: str) -> str:
         self._ids += 1
-        command = dead_letters.replay(self.target, letter_id, f"new-{self._ids}", "orders")
+        command = replaying.replay(self.target, letter_id, f"new-{self._ids}", "orders")
         new_id = self.connection.run(command)
         assert new_id is not None, "the metadata could not be cut out"
         return new_id

@@ -13,7 +13,7 @@ from tests.features.dead_letters.conftest import DLQ
 from tests.features.dead_letters.forging import forge
 from toril import Queue
 from toril.errors import InvalidOptionError
-from toril.protocol import dead_letters
+from toril.protocol import dead_letters, replaying
 
 
 class StoppedError(Exception):
@@ -63,7 +63,7 @@ async def test_two_operators_lose_no_letter_when_a_reply_gets_lost(side, url, pr
         replayed = await side.dlq.replay_all_dead_letters()
 
     assert await numbers_in(side) == list(range(200))
-    assert replayed == 200 - dead_letters.REPLAYS_PER_SLICE
+    assert replayed == 200 - replaying.REPLAYS_PER_SLICE
 
 
 async def test_two_operators_purge_no_letter_twice_when_a_reply_gets_lost(side, url, prefix):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.features.dead_letters.conftest import DLQ
 from tests.features.dead_letters.forging import forge
-from toril.protocol import dead_letters
+from toril.protocol import dead_letters, replaying
 
 
 @pytest.fixture
@@ -93,17 +93,19 @@ async def large_letters(side: Any, count: int) -> None:
 @pytest.mark.parametrize("verb", ["replay", "purge"])
 async def test_slices_are_bounded_by_bytes(verb, side, monkeypatch):
     """However large the letters are, a slice moves no more than its budget, or one letter."""
-    act = side.dlq.purge_dead_letters if verb == "purge" else side.dlq.replay_all_dead_letters
-    budget = "PURGED_BYTES_PER_SLICE" if verb == "purge" else "REPLAYED_BYTES_PER_SLICE"
+    act, owner, budget = {
+        "purge": (side.dlq.purge_dead_letters, dead_letters, "PURGED_BYTES_PER_SLICE"),
+        "replay": (side.dlq.replay_all_dead_letters, replaying, "REPLAYED_BYTES_PER_SLICE"),
+    }[verb]
     await large_letters(side, 12)
-    monkeypatch.setattr(dead_letters, budget, 5 * LARGE + 5000)
+    monkeypatch.setattr(owner, budget, 5 * LARGE + 5000)
     told = []
 
     assert await act(on_progress=told.append) == 12
 
     assert [now.done for now in told] == [5, 10, 12]
     await large_letters(side, 3)
-    monkeypatch.setattr(dead_letters, budget, LARGE // 2)
+    monkeypatch.setattr(owner, budget, LARGE // 2)
     told.clear()
     assert await act(on_progress=told.append) == 3
     assert [now.done for now in told] == [1, 2, 3]
@@ -115,7 +117,7 @@ async def test_data_that_are_no_json_count_as_bytes_too(side, monkeypatch):
     base = f"{side.prefix}:{DLQ}"
     for job_id in await side.client.lrange(f"{base}:wait", 0, -1):
         await side.client.hset(f"{base}:{job_id}", "x.data", "not json" * 1000)
-    monkeypatch.setattr(dead_letters, "REPLAYED_BYTES_PER_SLICE", 10_000)
+    monkeypatch.setattr(replaying, "REPLAYED_BYTES_PER_SLICE", 10_000)
     told = []
 
     assert await side.dlq.replay_all_dead_letters(on_progress=told.append) == 3

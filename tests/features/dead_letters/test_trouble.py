@@ -15,7 +15,7 @@ from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
 from toril import DeadLetterNotFoundError, Queue, QueueEvents, Worker
 from toril.errors import CrossSlotError, DeadLetterSourceError, ServerOutOfMemoryError
-from toril.protocol import dead_letters
+from toril.protocol import replaying
 from toril.protocol.command import plain
 
 
@@ -94,7 +94,7 @@ async def test_a_replay_whose_reply_got_lost_is_not_done_twice(side, cut, prefix
             options = {"connection": side.url, "prefix": prefix, "remove_on_complete": True}
             await stack.enter_async_context(Worker("orders", succeed, **options))
         cutter.bytes_until_cut = 0
-        command = dead_letters.replay(dlq.keys, "1", "new-1", "orders")
+        command = replaying.replay(dlq.keys, "1", "new-1", "orders")
 
         assert await dlq._connection.run(command) == "new-1"
 

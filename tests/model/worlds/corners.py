@@ -36,7 +36,16 @@ from tests.model.worlds.groups import QUEUES, group
 from tests.model.worlds.schedulers import schedule
 from toril import Backoff, Deduplication, FlowJob
 from toril.options import Keep, RateLimit
-from toril.protocol import dead_letters, flows, lanes, limiting, moving, pausing, removing
+from toril.protocol import (
+    dead_letters,
+    flows,
+    lanes,
+    limiting,
+    moving,
+    pausing,
+    removing,
+    replaying,
+)
 
 ONE = (Worker("a", "q"),)
 LEAVES = ((LEAVING, 1),)
@@ -107,7 +116,7 @@ def _operator(name: str, slices: int) -> tuple[Client, ...]:
             if step > 0 and record not in view.keys:
                 return None
             walk = dead_letters.Walk(step=step, done=step, not_after=START_MS + 1000)
-            return dead_letters.replay_slice(keys, walk, every, [f"{name}-{step}"], run=run)
+            return replaying.replay_slice(keys, walk, every, [f"{name}-{step}"], run=run)
 
         return make
 

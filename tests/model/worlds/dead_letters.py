@@ -8,7 +8,7 @@ from tests.model.actors import Habits, Worker, keys_of
 from tests.model.view import View
 from tests.model.world import DEATH, EXPIRY, GHOST, LEAVING, LOST, Client, World, failing
 from tests.model.worlds.common import add, first, two
-from toril.protocol import dead_letters, removing
+from toril.protocol import dead_letters, removing, replaying
 
 BURIES = Habits(dead_letters="q-dlq")
 
@@ -17,7 +17,7 @@ def _replay(view: View) -> Any:
     letters = view.queues["q-dlq"].order.get("wait")
     if not letters:
         return None
-    return dead_letters.replay(keys_of("q-dlq"), letters[0], "again", "q")
+    return replaying.replay(keys_of("q-dlq"), letters[0], "again", "q")
 
 
 def _drain(view: View) -> Any:

@@ -22,7 +22,7 @@ from toril.cli.values import counted
 from toril.client.connection import Connection
 from toril.client.queue import Queue
 from toril.errors import TorilError
-from toril.protocol.text import visible
+from toril.protocol.visible_text import visible
 
 SHORTEST_INTERVAL_S = 0.2
 LONGEST_INTERVAL_S = 60.0

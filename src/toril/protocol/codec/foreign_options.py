@@ -13,9 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toril.options import MAX_DELAY_MS, Backoff
-
-MOST = 2**53 - 1
-"""Beyond this a number of JavaScript or Lua is no longer exact; larger ones count as this."""
+from toril.protocol.codec.fields import MOST
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _WITH_BASE = re.compile(r"0(?:[xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")

@@ -1,4 +1,4 @@
-"""The handler of a task: the job's data to arguments, the function, the result checked."""
+"""The handlers of tasks: the job's data to arguments, the function, the result checked."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from toril.options import MAX_DELAY_MS, Backoff
-from toril.protocol import foreign
 from toril.protocol.codec import JobOpts
-from toril.protocol.foreign import MOST
+from toril.protocol.codec import foreign_options as foreign
+from toril.protocol.codec.foreign_options import MOST
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Only one job with the same id at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from toril.checking import shown
+from toril.errors import InvalidOptionError
+from toril.options.checks import Duration, check_text, flag, milliseconds, refuse_unknown
+
+
+class Deduplication(msgspec.Struct, frozen=True):
+    """Let only one job with this ``id`` in at a time.
+
+    Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the
+    time at every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
+    ``keep_last_if_active`` remembers the newest and runs it after the active one, ``reschedule``
+    lets a duplicate move the one still delayed to its own time.
+    """
+
+    id: str
+    ttl: Duration | None = None
+    extend: bool = False
+    replace: bool = False
+    keep_last_if_active: bool = False
+    reschedule: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidOptionError(f"deduplication id={shown(self.id)} must be a text, not empty")
+        check_text(self.id, "deduplication id")
+        for mode in ("extend", "replace", "keep_last_if_active", "reschedule"):
+            flag(getattr(self, mode), f"deduplication {mode}")
+        if self.ttl is not None:
+            ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
+            msgspec.structs.force_setattr(self, "ttl", ttl)
+        if self.extend and self.ttl is None:
+            raise InvalidOptionError(
+                f"deduplication {self.id!r} has extend and no ttl; there is no time to extend"
+            )
+        if self.reschedule and self.replace:
+            raise InvalidOptionError(
+                f"deduplication {self.id!r} has both reschedule and replace; give one"
+            )
+
+    @classmethod
+    def of(cls, value: Any) -> Deduplication:
+        """``value`` in any of the accepted forms: itself, its id alone, or a mapping."""
+        if isinstance(value, Deduplication):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if isinstance(value, Mapping):
+            given = {_DEDUPLICATION.get(str(name), str(name)): each for name, each in value.items()}
+            refuse_unknown(given, frozenset(cls.__struct_fields__), f"deduplication={value!r}")
+            return cls(**{"id": None, **given})
+        raise InvalidOptionError(
+            f"deduplication={shown(value)} is not known; write Deduplication('some-id'), or the id"
+            f" alone"
+        )
+
+
+_DEDUPLICATION = {"keepLastIfActive": "keep_last_if_active"}

@@ -1,0 +1,44 @@
+"""Which finished jobs stay."""
+
+from __future__ import annotations
+
+import msgspec
+
+from toril.checking import shown
+from toril.errors import InvalidOptionError
+from toril.options.checks import Duration, milliseconds, whole
+
+
+class Keep(msgspec.Struct, frozen=True, kw_only=True):
+    """Which finished jobs stay: the newest ``count``, none older than ``age``."""
+
+    count: int | None = None
+    age: Duration | None = None
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is not None:
+            whole(self.count, "count")
+        if self.age is not None:
+            msgspec.structs.force_setattr(self, "age", milliseconds(self.age, "age"))
+        if self.limit is not None:
+            whole(self.limit, "limit", least=1)
+
+    @classmethod
+    def of(cls, value: Keep | bool | int) -> Keep:
+        """``True`` removes at once, ``False`` keeps all, a number keeps that many."""
+        if isinstance(value, Keep):
+            return value
+        if isinstance(value, bool):
+            return cls(count=0) if value else cls()
+        return cls(count=whole(value, "keep"))
+
+    @classmethod
+    def of_option(cls, value: Keep | bool | int, option: str) -> Keep:
+        """The same, with an error that names ``option``."""
+        if not isinstance(value, Keep | int):
+            raise InvalidOptionError(
+                f"{option}={shown(value)} says not which jobs stay; give True, False, a number of"
+                f" jobs, or Keep(count=…, age=…)"
+            )
+        return cls.of(value)

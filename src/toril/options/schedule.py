@@ -1,0 +1,76 @@
+"""When a scheduler runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from toril.checking import shown
+from toril.errors import InvalidOptionError
+from toril.options.checks import Duration, epoch_ms, flag, milliseconds, refuse_unknown, whole
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """When a scheduler runs: ``every`` so often, or at the times of a ``cron`` pattern in ``tz``.
+
+    Nothing runs before ``start``, after ``end`` or more than ``limit`` times.  ``offset`` moves the
+    grid of ``every``; ``immediately`` lets the first run of a pattern happen now.
+    """
+
+    every: Duration | None = None
+    cron: str | None = None
+    tz: str | None = None
+    start: int | datetime | None = None
+    end: int | datetime | None = None
+    limit: int | None = None
+    offset: Duration | None = None
+    immediately: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.every is None) == (self.cron is None):
+            raise InvalidOptionError("a scheduler needs either every= or cron=, and not both")
+        for option in ("cron", "tz"):
+            text = getattr(self, option)
+            if text is not None and not isinstance(text, str):
+                raise InvalidOptionError(f"{option}={shown(text)} must be a text")
+        flag(self.immediately, "immediately")
+        if self.every is not None:
+            self._normalise("every", milliseconds(self.every, "every", least=1))
+        if self.start is not None:
+            self._normalise("start", epoch_ms(self.start, "start"))
+        if self.end is not None:
+            self._normalise("end", epoch_ms(self.end, "end"))
+        if self.limit is not None:
+            whole(self.limit, "limit", least=1)
+        if self.offset is not None:
+            self._normalise("offset", milliseconds(self.offset, "offset"))
+        if self.cron is not None and self.offset is not None:
+            raise InvalidOptionError("offset goes with every=; a cron pattern says when it runs")
+        if self.every is not None and (self.tz is not None or self.immediately):
+            raise InvalidOptionError(
+                "tz and immediately go with cron=; every= has no zone and begins at once"
+            )
+        if self.immediately and self.start is not None:
+            raise InvalidOptionError("immediately and start exclude each other; give one")
+
+    def _normalise(self, option: str, value: object) -> None:
+        msgspec.structs.force_setattr(self, option, value)
+
+
+Repeat = Mapping[str, Any]
+"""A schedule as a mapping: ``every`` or ``cron`` (``pattern`` does as well), ``tz``, ``limit`` …"""
+
+
+def schedule_of(repeat: Repeat) -> Schedule:
+    """The schedule that ``repeat=`` describes."""
+    if not isinstance(repeat, Mapping):
+        raise InvalidOptionError(
+            f"repeat={shown(repeat)} is no schedule; write {{'every': 60_000}} or"
+            f" {{'cron': '0 9 * * *', 'tz': 'Europe/Berlin'}}"
+        )
+    given = {"cron" if name == "pattern" else name: value for name, value in repeat.items()}
+    refuse_unknown(given, frozenset(Schedule.__struct_fields__), "repeat")
+    return Schedule(**given)

@@ -1,0 +1,47 @@
+"""Compensations: what a group keeps of them, and what the job that undoes is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from toril.protocol.codec.payload import to_json
+
+
+def encode_compensation(name: str, data: bytes, options: Mapping[str, Any]) -> msgspec.Raw:
+    """One entry of a group's compensations, as it is stored."""
+    return msgspec.Raw(to_json({"name": name, "data": msgspec.Raw(data), "opts": options}))
+
+
+def encode_compensations(entries: Mapping[str, msgspec.Raw]) -> bytes:
+    """The compensations of a group, by the names of the jobs that they undo."""
+    return to_json(entries)
+
+
+class CompensationPayload(msgspec.Struct, frozen=True):
+    """What a job is told that undoes a member of a group."""
+
+    group_id: str
+    original_job_name: str
+    original_job_id: str
+    original_return_value: Any
+    """None also when nobody knows how the member ended: its process died."""
+    compensation_data: Any
+
+
+def decode_compensation(data: Any) -> CompensationPayload | None:
+    """The data of a compensation job, or None when they are those of another job."""
+    if not isinstance(data, Mapping):
+        return None
+    names = (
+        "groupId",
+        "originalJobName",
+        "originalJobId",
+        "originalReturnValue",
+        "compensationData",
+    )
+    if any(name not in data for name in names):
+        return None
+    return CompensationPayload(*(data[name] for name in names))

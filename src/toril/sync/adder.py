@@ -1,0 +1,36 @@
+# Written by tools/unasync.py from src/toril/client/adder.py: change that file instead.
+"""What adds jobs to one queue, for the queue and for tasks."""
+
+from __future__ import annotations
+
+from toril.client.ids import new_job_id
+from toril.options import NewJob
+from toril.protocol import adding
+from toril.protocol.adding import Prepared
+from toril.protocol.keys import Keys
+from toril.sync.batching import Batcher
+from toril.sync.connection import Connection
+
+
+class Adder:
+    """Checks and encodes jobs, and sends those of one moment together.
+
+    Whoever sends one is told what the server said and makes of it what is needed: a queue a job, a
+    task a handle.
+    """
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+        self._batcher = Batcher(connection, keys)
+        self.send = self._batcher.add
+        self.send_all = self._batcher.add_all
+        self.close = self._batcher.close
+
+    def prepare(self, job: NewJob) -> Prepared:
+        """The job as it is sent; refuses what the server could not take."""
+        if job.parent is None:
+            return adding.prepare(job, new_job_id())
+        keys, parent_id = adding.parent_of(job, self._keys.prefix)
+        self._connection.check_slots(self._keys, keys)
+        return adding.prepare(job, new_job_id(), (parent_id, keys.base))

@@ -1,0 +1,31 @@
+# Written by tools/unasync.py from src/toril/client/explaining.py: change that file instead.
+"""The part of a queue that says why a job is not running."""
+
+from __future__ import annotations
+
+from toril.protocol import codec, explaining, families, reading
+from toril.protocol.keys import Keys
+from toril.sync.connection import Connection
+
+
+class QueueExplaining:
+    """From what the server knows of a job to a sentence for people."""
+
+    keys: Keys
+    _connection: Connection
+
+    def explain(self, job_id: str) -> str:
+        """Why a job, of a lane or not, is not running, in a sentence."""
+        facts = self._connection.run(explaining.facts_about(self.keys, job_id))
+        job = self._connection.run(reading.job(self.keys, job_id))
+        workers = self._connection.run(reading.workers(self.keys))
+        lane = None if job is None else job.lane
+        if facts.get("state") == "waiting_children":
+            failed = self._connection.follow(families.failed_pending(self.keys, job_id))
+            if failed:
+                facts = {**facts, "failed_child": failed[0]}
+        if job is not None and (doom := job.raw(b"defa")) is not None:
+            facts = {**facts, "doom": codec.text(doom)}
+        return explaining.sentence(
+            job_id, self.keys.name, lane, facts, [one.name for one in workers]
+        )

@@ -1,0 +1,69 @@
+# Written by tools/unasync.py from src/toril/client/letter_runs.py: change that file instead.
+"""What accompanies a walk through many dead letters: who is told of it, and how fast it goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from toril.errors import InvalidOptionError
+from toril.protocol.dead_letters import DeadLetterProgress, Slice, Walk
+
+
+class Told:
+    """Tells the ``progress`` callback of a bulk operation how far it is, slice by slice."""
+
+    def __init__(
+        self, progress: Callable[[DeadLetterProgress], Any] | None, run: str, resumed: int
+    ) -> None:
+        self._progress = progress
+        self._run = run
+        self._resumed = resumed
+        self._examined = self._held = self._grouped = 0
+
+    def slice(self, walk: Walk, result: Slice, *, taken_apart: int = 0) -> None:
+        self._examined += result.examined
+        self._held += result.held
+        self._grouped += result.grouped
+        if self._progress is None:
+            return
+        _told = self._progress(
+            DeadLetterProgress(
+                done=walk.done,
+                examined=self._examined,
+                held=self._held,
+                left=result.length - taken_apart,
+                held_by_group=self._grouped,
+                resumed=self._resumed,
+                run=self._run,
+            )
+        )
+
+
+def check_rate(rate: float | None) -> None:
+    """Refuse what is no number of jobs per second."""
+    if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
+        raise InvalidOptionError(f"rate={rate!r} must be a number of jobs per second above 0")
+
+
+class Pace:
+    """Holds a run back to so many jobs a second, counted from where it began."""
+
+    def __init__(self, rate: float | None, done: int) -> None:
+        self._rate = rate
+        self._before = done
+        self._began = time.monotonic()
+
+    def most_at_once(self, most: int) -> int:
+        """How large a slice may be: a tenth of a second's jobs, so that they come evenly."""
+        return most if self._rate is None else min(most, max(1, math.ceil(self._rate / 10)))
+
+    def keep(self, done: int) -> None:
+        """Wait if the run is ahead of its time."""
+        if self._rate is None:
+            return
+        ahead_s = (done - self._before) / self._rate - (time.monotonic() - self._began)
+        if ahead_s > 0:
+            time.sleep(ahead_s)

@@ -1,0 +1,37 @@
+"""Fixtures for the tests of features: a connection, and workers of "q" by call or in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.features.lanes import Hand
+from toril import Queue, Worker
+from toril.client.connection import Connection
+
+
+@pytest.fixture
+async def connection(url: str) -> AsyncIterator[Connection]:
+    connection = Connection(url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def hand(connection: Connection, queue: Queue) -> Callable[..., Hand]:
+    """Makes workers that are moved call by call."""
+    return lambda name="one": Hand(connection, queue.keys, name)
+
+
+@pytest.fixture
+def work(url: str, prefix: str) -> Callable[..., Worker]:
+    """Makes workers of the queue; idle ones ask again only after a minute."""
+
+    def make(handler: Any, **options: Any) -> Worker:
+        return Worker(
+            "q", handler, connection=url, prefix=prefix, **{"drain_delay": 60_000, **options}
+        )
+
+    return make

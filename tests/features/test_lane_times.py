@@ -1,0 +1,71 @@
+"""Jobs of a lane that wait for a time, and the window in which a late one goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+
+import pytest
+
+from tests.helpers import wait_until
+
+
+@pytest.mark.parametrize("how", ["delay", "run_at"])
+async def test_a_delayed_job_never_runs_early_on_any_path(how, queue, hand, connection):
+    """FIFO-27, FIFO-28, C-23: neither a plain take nor a complete-and-take returns it early."""
+    now_ms = round(time.time() * 1000)
+    await queue.add("x", "first", lane="a", order_ms=1)
+    options = {"delay": 800} if how == "delay" else {"run_at": now_ms + 800}
+    late = await queue.add("x", "late", lane="a", order_ms=0, **options)
+    one = hand()
+
+    (first,) = await one.take(5)
+    assert first.data == "first"
+    assert await one.complete(first, then_take=5) == []
+    assert await queue.get_state(late.id) == "delayed"
+    assert (await queue.get_job_counts("delayed", "waiting")) == {"delayed": 1, "waiting": 0}
+
+    job = await wait_until(one.take_one)
+    assert job.data == "late"
+    assert job.processed_on >= now_ms + 800
+
+
+async def test_an_idle_worker_is_woken_when_a_delayed_job_of_a_lane_is_due(queue, work):
+    """FIFO-14, FIFO-28: a worker that asks once a minute still runs it in time."""
+    ran = []
+
+    async def handler(job):
+        ran.append(job)
+
+    async with work(handler):
+        await asyncio.sleep(0.05)
+        await queue.add("x", lane="a", delay=timedelta(milliseconds=200))
+        await wait_until(lambda: ran)
+
+    assert ran[0].processed_on - ran[0].timestamp >= 200
+
+
+async def test_a_late_job_with_an_earlier_order_runs_first_within_the_window(queue, hand):
+    """FIFO-05: what arrives within ordering_delay is sorted in."""
+    now_ms = round(time.time() * 1000)
+    options = {"lane": "a", "ordering_delay": 1000}
+    await queue.add("x", "second", order_ms=now_ms, **options)
+    one = hand()
+    assert await one.take(1) == []
+
+    await queue.add("x", "first", order_ms=now_ms - 100, **options)
+
+    seen = [(await wait_until(one.take_one))]
+    assert time.time() * 1000 >= now_ms + 899
+    await one.complete(seen[0])
+    seen.append(await wait_until(one.take_one))
+    assert [job.data for job in seen] == ["first", "second"]
+    assert time.time() * 1000 >= now_ms + 999
+
+
+async def test_an_order_in_the_past_is_not_held_back(queue, hand):
+    """FIFO-05: an event older than the window runs at once."""
+    await queue.add("x", 1, lane="a", order_ms=5, ordering_delay=60_000)
+
+    assert [job.data for job in await hand().take(1)] == [1]
