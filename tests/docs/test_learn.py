@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -146,5 +147,5 @@ def test_the_tutorial_can_be_followed_by_copying(reader: Reader):
 
 
 def test_the_pages_lead_from_one_to_the_next():
-    for page, following in zip(PAGES, PAGES[1:], strict=False):
+    for page, following in itertools.pairwise(PAGES):
         assert f"({following.name})" in page.read_text().rpartition("**Next:**")[2]
