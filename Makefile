@@ -58,12 +58,14 @@ check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/python tools/check_lua.py
 	$(BIN)/python tools/check_commands.py
 	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/figures.py --check
 
 format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 	$(BIN)/python tools/unasync.py
 	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/figures.py
 
 bench: setup ## Measure against Node BullMQ and other queues (B="--quick" passes arguments on)
 	@$(BIN)/python benchmarks/run.py $(B)
