@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_the_figures_are_those_that_the_tool_draws():
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.stem)
 def test_a_figure_follows_the_theme_and_is_shown(path: Path):
     text = path.read_text()
-    drawing = ElementTree.fromstring(text)
+    drawing = ET.fromstring(text)
     colours = set(re.findall(r'(?:fill|stroke)="([^"]+)"', text))
     pages = (ROOT / "docs").rglob("*.md")
 
