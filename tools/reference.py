@@ -91,24 +91,20 @@ def _options() -> str:
         "The column *also* names other places that take the option.",
         "*Node* is what a BullMQ program sees or writes.",
         "",
-        "| option | type | without it | unit | what it does | also | Node |",
-        "|---|---|---|---|---|---|---|",
+        "| option | without it | what it does | also | Node |",
+        "|---|---|---|---|---|",
     ]
     annotations = options.JobOptions.__annotations__
     _same(annotations, texts.JOB_OPTIONS, "options of a job")
     flags = _flags_of("add")
     for name, row in texts.JOB_OPTIONS.items():
-        also = []
-        if name in options.REPLAY_OPTION_NAMES:
-            also.append("replay")
+        also = ["replay"] if name in options.REPLAY_OPTION_NAMES else []
         if name in flags:
             also.append(f"`toril add {flags[name]}`")
         lines.append(
             _row(
-                f"`{name}`",
-                _type(annotations[name]),
+                _named(f"`{name}`", _type(annotations[name]), row.unit),
                 row.default or "none",
-                row.unit or "–",
                 row.does,
                 ", ".join(also) or "–",
                 row.node or "–",
@@ -163,9 +159,14 @@ def _parameters(
         parameter = parameters[name]
         default = row.default or _default(parameter)
         label = f"`{name}`" if parameter.kind is not parameter.VAR_KEYWORD else "options of a job"
-        kind = "–" if parameter.kind is parameter.VAR_KEYWORD else _type(parameter.annotation)
-        cells = [label, kind, default, row.unit or "–", row.does]
+        kind = "" if parameter.kind is parameter.VAR_KEYWORD else _type(parameter.annotation)
+        cells = [_named(label, kind, row.unit), default, row.does]
         yield _row(*cells, *([row.node or "–"] if has_node else []))
+
+
+def _named(label: str, kind: str, unit: str) -> str:
+    """An option with its type and its unit, one below the other."""
+    return "<br>".join(part for part in (label, kind, unit) if part)
 
 
 def _default(parameter: inspect.Parameter) -> str:

@@ -25,6 +25,9 @@ DOCUMENTS = {
 ELSEWHERE = {"README.md": "README.md", "LICENSE": None}
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".conf": "ini"}
 FENCE = re.compile(r"^( *)```.*?^\1```[^\n]*$", re.MULTILINE | re.DOTALL)
+# GitHub wants a pipe in a table escaped, in code too; Python's Markdown shows the backslash.
+ROW = re.compile(r"^\|.*$", re.MULTILINE)
+CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -57,6 +60,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     prose = FENCE.sub(put_aside, markdown)
     prose = LINK.sub(lambda match: _follow(match, place, source), prose)
+    prose = ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), prose)
     return re.sub("\x00(\\d+)\x00", lambda match: fences[int(match[1])], prose)
 
 

@@ -34,7 +34,7 @@ def test_the_pages_are_those_that_the_code_makes():
 
 
 def test_every_option_of_a_job_has_a_row():
-    rows = set(re.findall(r"^\| `(\w+)` \|", PAGES["options.md"], re.MULTILINE))
+    rows = set(re.findall(r"^\| `(\w+)`<br>", PAGES["options.md"], re.MULTILINE))
 
     assert rows >= options.OPTION_NAMES
 
