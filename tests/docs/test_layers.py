@@ -18,12 +18,14 @@ def test_the_layers_are_those_that_the_linter_knows(page: str):
     known = [re.findall(r"\w+", layer) for layer in contract["layers"]]
     (drawn,) = [
         block
-        for block in re.findall(r"```(?:text)?\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        for block in re.findall(
+            r"^```\w*\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE
+        )
         if block.startswith("cli ")
     ]
     named = [re.findall(r"\w+", line[:40]) for line in drawn.splitlines()]
 
     assert named == known
-    for layer in sum(known, []):
+    for layer in (name for layer in known for name in layer):
         place = ROOT / "src" / "toril" / layer
         assert place.is_dir() or place.with_suffix(".py").exists(), layer
