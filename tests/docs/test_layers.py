@@ -26,6 +26,6 @@ def test_the_layers_are_those_that_the_linter_knows(page: str):
     named = [re.findall(r"\w+", line[:40]) for line in drawn.splitlines()]
 
     assert named == known
-    for layer in (name for layer in known for name in layer):
-        place = ROOT / "src" / "toril" / layer
-        assert place.is_dir() or place.with_suffix(".py").exists(), layer
+    for name in (name for layer in known for name in layer):
+        place = ROOT / "src" / "toril" / name
+        assert place.is_dir() or place.with_suffix(".py").exists(), name
