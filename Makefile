@@ -18,10 +18,10 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 	tests/interop/test_cron.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove wheel chaos check bench docs format clean
+.PHONY: help setup demo test prove wheel chaos check bench docs docs-serve format clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PYTHON_STAMP) $(NODE_STAMP) ## Make .venv with all that the project, its tests and benchmarks import
 	@echo "Set up: $(VENV) is complete"
@@ -57,18 +57,27 @@ check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/python tools/unasync.py --check
 	$(BIN)/python tools/check_lua.py
 	$(BIN)/python tools/check_commands.py
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/figures.py --check
 
 format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 	$(BIN)/python tools/unasync.py
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/figures.py
 
 bench: setup ## Measure against Node BullMQ and other queues (B="--quick" passes arguments on)
 	@$(BIN)/python benchmarks/run.py $(B)
 	@$(BIN)/python tools/readme_numbers.py
 
-docs: $(PYTHON_STAMP) ## Check the links and the code in the documentation
+docs: $(PYTHON_STAMP) ## Check the documentation and build its site into site/, strictly
 	@$(BIN)/python tools/check_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html is the documentation"
+
+docs-serve: $(PYTHON_STAMP) ## Serve the documentation at http://127.0.0.1:8000 and follow changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --livereload
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build site

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_help import commands
 from toril.cli.main import toril
 
-GUIDES = Path(__file__).parent.parent.parent / "docs" / "guides"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 LINE = re.compile(r"^\s*(?:\$ )?(?:echo \S+ \| )?(toril [a-z].*?)$", re.MULTILINE)
 
 
@@ -24,9 +24,9 @@ def in_help() -> list[str]:
 def in_guides() -> list[str]:
     fences = [
         fence
-        for page in sorted(GUIDES.glob("*.md"))
+        for page in sorted(DOCS.rglob("*.md"))
         for fence in re.findall(
-            r"^```(?:console|sh|shell)\n(.*?)^```", page.read_text(), re.M | re.S
+            r"^```(?:console|sh|shell)[^\n`]*\n(.*?)^```", page.read_text(), re.M | re.S
         )
     ]
     return [line for fence in fences for line in LINE.findall(fence)]

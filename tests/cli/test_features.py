@@ -281,8 +281,19 @@ def test_doctor_says_what_is_wrong_and_how_bad_it_is(toril: Toril, payments: Blo
     assert as_json.code == (2 if "error" in worst else 1 if "warning" in worst else 0)
     assert any(finding["subject"].endswith("payments") for finding in findings), findings
     assert "→" in told.out
+    assert f"more: toril doctor --explain {findings[0]['code']}" in told.out
     assert told.err == ""
     assert toril("doctor", "--url", "redis://127.0.0.1:1").code == 3
+
+
+def test_doctor_explains_a_code(toril: Toril):
+    told = toril("doctor", "--explain", "d201", "--url", "redis://127.0.0.1:1")
+    as_json = toril("doctor", "--explain", "D201", "--json")
+
+    assert told.code == 0, "a server is not needed"
+    assert told.out.startswith("D201: Jobs wait and no worker is connected\n")
+    assert json.loads(as_json.out)["code"] == "D201"
+    assert toril("doctor", "--explain", "D999").code == 2
 
 
 CHECKED = """

@@ -77,7 +77,8 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
         (DASHBOARD, "test_it_is_served_as_it_was_told"),
     )
     | {"--host": (DASHBOARD, "test_it_does_not_start_for_other_machines_without_a_password")},
-    "doctor": {"--queue": _DOCTOR, "--no-audit": _DOCTOR, "--most-keys": _LOOKED},
+    "doctor": {"--queue": _DOCTOR, "--no-audit": _DOCTOR, "--most-keys": _LOOKED}
+    | {"--explain": (FEATURES, "test_doctor_explains_a_code")},
     "add": dict.fromkeys(("--delay", "--priority", "--attempts", "--backoff", "--id"), _MADE)
     | {"--lane": _LANES, "--order-ms": _LANES}
     | {"--from": (COMMANDS, "test_many_jobs_come_from_a_file_and_bad_lines_add_nothing")}

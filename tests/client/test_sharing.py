@@ -1,4 +1,4 @@
-"""One pool of sockets for all queues of a process (RULES-09)."""
+"""One pool of sockets for all queues of a process (RULES-09, C-33)."""
 
 from __future__ import annotations
 

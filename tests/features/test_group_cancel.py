@@ -23,7 +23,7 @@ async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
 
 
 async def test_cancelling_undoes_what_is_done_and_removes_what_waits(world: World):
-    """SAGA-35: VAL-10; the event says that nobody failed."""
+    """SAGA-35: the event says that nobody failed."""
     node = await world.order(c={"delay": 60_000})
     await world.complete("a")
 
@@ -45,7 +45,7 @@ async def test_cancelling_undoes_what_is_done_and_removes_what_waits(world: Worl
 
 
 async def test_cancelling_with_nothing_done_fails_the_group(world: World):
-    """SAGA-36: VAL-11."""
+    """SAGA-36."""
     node = await world.order()
 
     await world.queue("a").cancel_group(node.group_id)
@@ -72,7 +72,7 @@ async def test_cancelling_waits_for_what_runs(world: World):
 
 
 async def test_what_is_over_cannot_be_cancelled(world: World):
-    """SAGA-15, SAGA-37: VAL-12, each state with its words, and nothing changes."""
+    """SAGA-15, SAGA-37: each state with its words, and nothing changes."""
     queue = world.queue("a")
     completed = await world.order()
     await world.complete("abc")

@@ -27,7 +27,7 @@ async def undo_jobs(world: World, name: str) -> list[Any]:
 
 
 async def test_completed_siblings_are_undone_when_one_fails(world: World):
-    """SAGA-21, SAGA-24, SAGA-25, SAGA-26: VAL-06, each in the queue of its own queue."""
+    """SAGA-21, SAGA-24, SAGA-25, SAGA-26: each in the queue of its own queue."""
     node = await world.order(c={"attempts": 2})
     await world.complete("ab", {"a": {"transactionId": "tx-456"}, "b": [1]})
 
@@ -77,7 +77,7 @@ async def test_unrecoverable_errors_turn_the_group_at_once(world: World):
 
 
 async def test_with_nothing_done_there_is_nothing_to_undo(world: World):
-    """SAGA-15, SAGA-28, C-05: VAL-07, straight to FAILED; one event, no compensating before it."""
+    """SAGA-15, SAGA-28, C-05: straight to FAILED; one event, no compensating before it."""
     node = await world.order(b={"delay": 60_000}, c={"priority": 3})
 
     await world.fail("a")
@@ -100,7 +100,7 @@ async def test_with_nothing_done_there_is_nothing_to_undo(world: World):
 
 
 async def test_waiting_delayed_and_prioritized_siblings_leave_their_queues(world: World):
-    """SAGA-22: VAL-16, VAL-17; cancelled, counted, gone."""
+    """SAGA-22: cancelled, counted, gone."""
     node = await world.order("abcd", b={"delay": 60_000}, c={"priority": 5}, d={"lifo": True})
 
     await world.fail("a")
@@ -150,7 +150,7 @@ async def test_a_retry_and_a_failure_in_one_call(world: World):
 
 
 async def test_a_running_sibling_goes_on_and_is_undone_when_it_completes(world: World):
-    """SAGA-23, SAGA-44: VAL-20; the state stays, the late result is undone, then it ends."""
+    """SAGA-23, SAGA-44: the state stays, the late result is undone, then it ends."""
     node = await world.order()
     await world.complete("a")
     late = await world.hand("b").take_one()
@@ -313,7 +313,7 @@ async def test_the_options_of_a_compensation_are_those_of_the_map(world: World):
 
 
 async def test_when_all_is_undone_the_group_has_failed(world: World):
-    """SAGA-30, C-04: VAL-08, one compensation needs a second try."""
+    """SAGA-30, C-04: one compensation needs a second try."""
     compensation = {name: Compensation(f"undo-{name}", attempts=2, backoff=None) for name in "ab"}
     node = await world.order(compensation=compensation)
     await world.complete("ab")
@@ -337,7 +337,7 @@ async def test_when_all_is_undone_the_group_has_failed(world: World):
 
 
 async def test_a_compensation_that_fails_for_good_is_told(world: World):
-    """SAGA-31: VAL-09, only when the others are done too."""
+    """SAGA-31: only when the others are done too."""
     node = await world.order()
     await world.complete("ab")
     await world.fail("c")
@@ -426,7 +426,7 @@ async def test_two_members_failing_at_once_turn_the_group_once(world: World):
 
 
 async def test_late_completers_are_undone_once_each(world: World):
-    """SAGA-44, VAL-20: in 1,100 groups a is running while b fails. Every other a ends only when
+    """SAGA-44: in 1,100 groups a is running while b fails. Every other a ends only when
     its group is being undone, the rest race with the failure."""
     count = 1100
     nodes = await asyncio.gather(*(world.order("ab") for _ in range(count)))

@@ -19,7 +19,7 @@ async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
 
 
 async def test_the_state_of_a_group(world: World):
-    """SAGA-33: VAL-13, every field."""
+    """SAGA-33: every field."""
     node = await world.order()
     await world.complete("ab")
     await world.hand("c").take_one()
@@ -38,7 +38,7 @@ async def test_the_state_of_a_group(world: World):
 
 
 async def test_an_unknown_group_is_none(world: World):
-    """SAGA-33: VAL-14; a name that no group can have is refused."""
+    """SAGA-33: a name that no group can have is refused."""
     assert await world.queue("a").get_group_state("nonexistent") is None
     assert await world.queue("a").get_group_jobs("nonexistent") == []
     with pytest.raises(InvalidNameError):
@@ -46,7 +46,7 @@ async def test_an_unknown_group_is_none(world: World):
 
 
 async def test_the_jobs_of_a_group_over_all_queues(world: World):
-    """SAGA-34, C-32: VAL-15; the running one reads active though nobody wrote it."""
+    """SAGA-34, C-32: the running one reads active though nobody wrote it."""
     node = await world.order()
     await world.complete("a")
     await world.hand("b").take_one()

@@ -1,4 +1,4 @@
-"""One scenario, two parties, the same data (wire-format section 0.1 and item 12 of section 10)."""
+"""One scenario, two parties, the same data: with BullMQ 5 and with BullMQ 6 (C-29)."""
 
 from __future__ import annotations
 

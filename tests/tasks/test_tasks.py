@@ -422,6 +422,28 @@ async def test_a_task_with_a_schedule_must_need_no_arguments(app: App):
         async def nightly(order: int) -> None: ...
 
 
+async def test_dead_letters_of_undoing_have_a_queue_that_can_be_named(
+    url: str, prefix: str
+) -> None:
+    options = {"dead_letter_queue": "{queue}-dlq"}
+    app = App(connection=url, prefix=prefix, worker_options=options)
+
+    @app.task(queue="payments")
+    async def charge(order: int) -> None: ...
+
+    @charge.undo
+    async def refund(order: int) -> None: ...
+
+    app.on_worker(lambda worker: letters.add(worker._burial.keys.name))  # type: ignore[union-attr]
+    letters: set[str] = set()
+    running = asyncio.create_task(app.run())
+    await wait_until(lambda: len(letters) == 2 or running.done())
+    await app.close()
+    await running
+
+    assert letters == {"payments-dlq", "payments-compensation-dlq"}
+
+
 async def test_an_undo_is_given_the_arguments_and_the_result(app: App, run: Running, url: str):
     undone: list[Any] = []
 

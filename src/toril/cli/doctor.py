@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from toril.cli.loading import load
-from toril.cli.printing import Styled, echo, print_json
+from toril.cli.printing import Styled, echo, echo_lines, print_json
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import refuse_given
 from toril.client.connection import Connection
-from toril.doctor import Finding, Report, Severity, examine
+from toril.doctor import Finding, Report, Severity, codes, examine
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
@@ -37,6 +37,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
     show_default=True,
     help="Leave the audit out where there are more keys.",
 )
+@click.option("--explain", metavar="CODE", help="Say what a code means, such as D201, and end.")
 @with_server
 def doctor(
     server: Server,
@@ -44,6 +45,7 @@ def doctor(
     queue_names: tuple[str, ...],
     no_audit: bool,
     most_keys: int,
+    explain: str | None,
 ) -> int:
     """Examine a running system and say what will hurt.
 
@@ -55,7 +57,10 @@ def doctor(
     Examples:
       toril doctor
       toril doctor shop.workers:payments --json
+      toril doctor --explain D201
     """
+    if explain is not None:
+        return _explain(explain, server)
     if no_audit:
         refuse_given("most_keys", because="--no-audit leaves the audit out")
     found = [load(target) for target in targets]
@@ -69,6 +74,16 @@ def doctor(
     else:
         _print(report.findings)
     return report.exit_code
+
+
+def _explain(code: str, server: Server) -> int:
+    text = codes.explain(code)
+    if server.as_json:
+        known = codes.CODES[code.strip().upper()]
+        print_json({"code": code.strip().upper(), **known._asdict()})
+    else:
+        echo_lines(text)
+    return 0
 
 
 async def _examine(
@@ -98,6 +113,7 @@ def _print(findings: list[Finding]) -> None:
         echo(mark, f" {one.code}  {one.subject}: {one.problem}")
         echo(f"         {one.harm}")
         echo(f"         → {one.remedy}")
+        echo(f"         more: toril doctor --explain {one.code}")
         echo()
     counts = [
         f"{number} {severity.value}{'s' if number != 1 else ''}"

@@ -424,7 +424,7 @@ class App:
         given = {**self.worker_options, **options, "concurrency": concurrency}
         letters = given.get("dead_letter_queue")
         if isinstance(letters, str):
-            given["dead_letter_queue"] = letters.replace("{queue}", name)
+            given["dead_letter_queue"] = letters.replace("{queue}", name.replace(":", "-"))
         handler: Any = self.router
         if given.get("executor") == "process":
             handler = f"{self._reference()}.router"

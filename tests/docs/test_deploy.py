@@ -1,0 +1,251 @@
+"""The files in deploy/ fit what they are read by, and name only what exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kubernetes_validate
+import promql_parser
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from tests.cli.test_examples import parse
+from tests.helpers import not_run
+from tests.servers import Server
+from toril.cli.main import toril as cli
+from toril.contrib.prometheus import BUCKETS_S, QueueCollector, RelayCollector, _Meters
+from toril.outbox.relay import RelayMetrics
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+MANIFESTS = sorted(set((DEPLOY / "kubernetes").glob("*.yaml")))
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+RULES = yaml.safe_load((DEPLOY / "prometheus" / "toril.rules.yaml").read_text())
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"]]
+BOARD = json.loads((DEPLOY / "grafana" / "toril.json").read_text())
+QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+RUNBOOKS = (ROOT / "docs" / "operations" / "alerts.md").read_text()
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(path.read_text()) if each]
+
+
+def check_command(words: list[str]) -> None:
+    """Toril understands the command line, and a Python file is there."""
+    if words[0] == "toril":
+        parse(words, cli)
+    elif words[0] == "python" and words[1].endswith(".py"):
+        assert (DEPLOY / words[1]).exists()
+
+
+# ---------------------------------------------------------------------- Kubernetes
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_manifest_fits_the_schema_of_kubernetes(path: Path):
+    for document in documents(path):
+        if document["kind"] != "Kustomization":
+            kubernetes_validate.validate(document, "1.30", strict=True)
+
+
+def test_the_manifests_fit_together():
+    every = [document for path in MANIFESTS for document in documents(path)]
+    labels = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for each in every
+        if each["kind"] == "Deployment"
+    ]
+    listed = next(each for each in every if each["kind"] == "Kustomization")["resources"]
+
+    assert sorted(listed) == sorted(
+        path.name for path in MANIFESTS if path.name != "kustomization.yaml"
+    )
+    for each in every:
+        spec = each.get("spec", {})
+        if each["kind"] in ("Deployment", "PodDisruptionBudget"):
+            assert spec["selector"]["matchLabels"] in labels
+        if each["kind"] == "Service":
+            assert spec["selector"] in labels
+        if each["kind"] == "Deployment":
+            (container,) = spec["template"]["spec"]["containers"]
+            check_command(container["command"])
+            names = {port["name"] for port in container["ports"]}
+            for probe in ("livenessProbe", "readinessProbe"):
+                assert (
+                    container.get(probe, {"httpGet": {"port": "http"}})["httpGet"]["port"] in names
+                )
+
+
+def test_kustomize_puts_them_together():
+    if not shutil.which("kubectl"):
+        not_run("kubectl is not there")
+    made = subprocess.run(
+        ["kubectl", "kustomize", DEPLOY / "kubernetes"], capture_output=True, text=True, timeout=60
+    )
+
+    assert made.returncode == 0, made.stderr
+    kinds = [each["kind"] for each in yaml.safe_load_all(made.stdout)]
+    assert kinds.count("Deployment") == 4
+
+
+# ---------------------------------------------------------------------- Compose, Docker, systemd
+
+
+def test_the_compose_file_names_only_what_it_has():
+    services = COMPOSE["services"]
+
+    assert {"valkey", "worker", "relay", "exporter", "dashboard"} <= set(services)
+    for name, service in services.items():
+        assert "image" in service, name
+        for other in service.get("depends_on", {}):
+            assert "healthcheck" in services[other], f"{name} waits for {other} to be healthy"
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in COMPOSE["volumes"] or (DEPLOY / source).exists(), volume
+        if "toril" in service.get("command", ())[:1] or "python" in service.get("command", ())[:1]:
+            check_command(service["command"])
+
+
+def test_the_dockerfile_runs_a_command_that_exists():
+    text = (DEPLOY / "Dockerfile").read_text()
+    (command,) = re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE)
+    extras = re.search(r"\.\[([\w,]+)\]", text)
+
+    check_command(json.loads(command))
+    assert extras is not None
+    offered = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert set(extras[1].split(",")) <= set(offered)
+    for source in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE):
+        assert all((ROOT / each).exists() for each in source.split()), source
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.name
+)
+def test_a_unit_runs_a_command_that_exists(path: Path):
+    (start,) = re.findall(r"^ExecStart=(.*)$", path.read_text(), re.MULTILINE)
+    words = [word.replace("%i", "1").replace("%H", "host") for word in start.split()]
+
+    check_command([Path(words[0]).name, *words[1:]] if "toril" in words[0] else ["other"])
+    if "python" in words[0]:
+        assert (DEPLOY / Path(words[1]).name).exists()
+
+
+def test_systemd_accepts_the_units(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        not_run("systemd-analyze is not there")
+    for path in (DEPLOY / "systemd").glob("*.service"):
+        text = re.sub(r"/srv/shop/.venv/bin/\w+", "/bin/true", path.read_text())
+        (tmp_path / path.name).write_text(text)
+
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, tmp_path.iterdir())],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_there_is_time_to_stop():
+    """Whoever kills waits longer than the worker's own limit."""
+    limit = 25
+    (pod,) = [
+        each["spec"]["template"]["spec"]
+        for each in documents(DEPLOY / "kubernetes" / "worker.yaml")
+        if each["kind"] == "Deployment"
+    ]
+    unit = (DEPLOY / "systemd" / "toril-worker@.service").read_text()
+
+    for text in (str(COMPOSE["services"]["worker"]["command"]), str(pod), unit):
+        assert f"{limit}s" in text
+    assert pod["terminationGracePeriodSeconds"] > limit
+    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > limit
+    assert int(COMPOSE["services"]["worker"]["stop_grace_period"].rstrip("s")) > limit
+
+
+# ---------------------------------------------------------------------- what is watched
+
+
+@pytest.fixture(scope="module")
+def metrics(server: Server) -> set[str]:
+    """The names of all samples that Toril can give."""
+    names: set[str] = set()
+    workers = CollectorRegistry()
+    meters = _Meters(workers, BUCKETS_S)
+    for meter in vars(meters).values():
+        if hasattr(meter, "labels"):
+            meter.labels(*["x"] * len(meter._labelnames))
+    queues = QueueCollector(
+        ["any"], connection=server.url, dead_letter_queues=["any-dlq"], registry=CollectorRegistry()
+    )
+    relay = SimpleNamespace(metrics=RelayMetrics(), table=SimpleNamespace(name="outbox"))
+    relays = RelayCollector(relay, registry=None)  # type: ignore[arg-type]
+    for collector in (workers, queues, relays):
+        names |= {sample.name for family in collector.collect() for sample in family.samples}
+    queues.close()
+    return names
+
+
+def test_queries_are_promql_and_ask_for_metrics_that_exist(metrics: set[str]):
+    for query in [*(rule["expr"] for rule in ALERTS), *QUERIES]:
+        promql_parser.parse(query.replace("$__rate_interval", "5m"))
+
+        asked = set(re.findall(r"\btoril_\w+", query))
+        assert asked, query
+        assert asked <= metrics, query
+
+
+def test_every_metric_is_on_the_dashboard(metrics: set[str]):
+    shown = set(re.findall(r"\btoril_\w+", " ".join(QUERIES)))
+    parts = ("_sum", "_count", "_created")
+
+    assert {name for name in metrics if not name.endswith(parts)} - shown == set()
+
+
+def test_every_alert_has_a_runbook_and_the_other_way_round():
+    headings = re.findall(r"^## (\w+)$", RUNBOOKS, re.MULTILINE)
+
+    assert headings == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
+        assert rule["annotations"]["runbook"].endswith(f"alerts.md#{rule['alert'].lower()}")
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert f"`{rule['expr']}`" in RUNBOOKS.replace("\\|", "|")
+
+
+def test_the_exporter_serves_what_a_queue_holds(url: str, unused_tcp_port: int):
+    settings = {"TORIL_URL": url, "TORIL_QUEUES": "any", "TORIL_EXPORTER_PORT": unused_tcp_port}
+    exporter = subprocess.Popen(
+        [sys.executable, DEPLOY / "exporter.py"],
+        env={**os.environ, **{name: str(value) for name, value in settings.items()}},
+    )
+    try:
+        text = ""
+        deadline = time.monotonic() + 30
+        while "toril_up" not in text and time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{unused_tcp_port}/metrics", timeout=5
+                ) as answer:
+                    text = answer.read().decode()
+            except OSError:
+                time.sleep(0.05)
+        assert "toril_up 1.0" in text
+        assert 'toril_jobs{queue="any",state="waiting"} 0.0' in text
+    finally:
+        exporter.terminate()
+
+    assert exporter.wait(10) == 0
