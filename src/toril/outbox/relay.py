@@ -43,8 +43,8 @@ from toril.outbox.listening import listen
 from toril.outbox.outbox import Outbox
 from toril.outbox.packing import Packing, Parcel
 from toril.outbox.rows import OutboxRow, prepare
+from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING
 from toril.outbox.storing import Claim, OutboxStats
-from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING
 from toril.protocol import adding
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.command import plain

@@ -19,7 +19,7 @@ from toril.options import (
     NewJob,
     new_job,
 )
-from toril.outbox.table import LONGEST_KEY, LONGEST_NAME
+from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
 from toril.protocol.keys import check_queue_name
