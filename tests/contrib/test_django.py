@@ -37,7 +37,7 @@ from django.utils import timezone  # noqa: E402
 
 from tests.contrib.django_site import tasks  # noqa: E402
 from tests.sql.conftest import postgres  # noqa: E402, F401
-from toril import NewJob  # noqa: E402
+from toril import GroupJob, NewJob  # noqa: E402
 from toril.contrib.django import TorilBackend  # noqa: E402
 from toril.contrib.django.names import (  # noqa: E402
     TaskResultDoesNotExist,
@@ -521,8 +521,11 @@ def test_a_job_of_ones_own_goes_with_djangos_transaction(url, prefix, site):
         first = outbox.add(connections[site.database], "mail", "send", {"to": "ann"})
         with connections[site.database].cursor() as cursor:
             second = outbox.add(cursor, "mail", "send", {"to": "bob"})
+        third = outbox.add_group(
+            connections[site.database], "order", [GroupJob("send", queue_name="mail")]
+        )
     with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=site.database):
         outbox.add_bulk(connections[site.database], "mail", [NewJob("send")])
         _ = 1 / 0
 
-    assert site.query("SELECT id FROM toril_outbox ORDER BY seq") == [(first,), (second,)]
+    assert site.query("SELECT id FROM toril_outbox ORDER BY seq") == [(first,), (second,), (third,)]

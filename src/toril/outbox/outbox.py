@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
@@ -12,7 +13,9 @@ from toril.options import OPTION_NAMES, FlowJob, JobOptions, NewJob
 from toril.outbox.lines import Line, open_line
 from toril.outbox.rows import values_of
 from toril.outbox.schema import DEFAULT_NAME
+from toril.outbox.starts import GroupOptions, values_of_flow, values_of_group
 from toril.outbox.statements import WRITTEN, LaneOrder, Place, explained, statements_for
+from toril.protocol.new_group import Compensation, GroupJob
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, MetaData, Table
@@ -144,6 +147,62 @@ class Outbox:
         rows = [_values_of_job(queue, job) for job in jobs]
         return self._write(target, rows, [str(row["id"]) for row in rows])
 
+    @overload
+    def add_group(
+        self,
+        target: Async,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> Awaitable[str]: ...
+
+    @overload
+    def add_group(
+        self,
+        target: Blocking,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> str: ...
+
+    @by_hand_for("target", "jobs", "compensation")
+    def add_group(
+        self,
+        target: Blocking | Async,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> str | Awaitable[str]:
+        """Start a group in the caller's transaction, and return the id that it will have.
+
+        Takes what ``FlowProducer.add_group`` takes.  A row that is relayed twice starts one group,
+        and so do two rows with the same ``group_id``.
+        """
+        chosen = str(uuid.uuid4()) if group_id is None else group_id
+        values = values_of_group(name, jobs, compensation, options, chosen)
+        return self._write(target, [values], chosen)
+
+    @overload
+    def add_flow(self, target: Async, flow: FlowJob) -> Awaitable[str]: ...
+
+    @overload
+    def add_flow(self, target: Blocking, flow: FlowJob) -> str: ...
+
+    @by_hand_for("target")
+    def add_flow(self, target: Blocking | Async, flow: FlowJob) -> str | Awaitable[str]:
+        """Start a flow in the caller's transaction, and return the id that its root will have."""
+        values = values_of_flow(flow, new_job_id())
+        return self._write(target, [values], str(values["id"]))
+
     def _write(self, target: Any, rows: Sequence[dict[str, Any]], answer: T) -> T | Awaitable[T]:
         """Write ``rows``, and give ``answer``; from an async connection, when awaited."""
         line = open_line(target, lambda: self.table)
@@ -192,7 +251,7 @@ def _values(
                 f"{queue.name!r} brings its name, its data and its options along; give no others"
             )
         if queue.children:
-            raise InvalidOptionError(f"{queue.name!r} has children; the outbox takes single jobs")
+            raise InvalidOptionError(f"{queue.name!r} has children; use outbox.add_flow(…)")
         return _values_of_job(queue.queue_name, queue)
     if name is None:
         raise InvalidOptionError(f"a job for queue {queue!r} needs a name")
