@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
+import secrets
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -28,13 +29,15 @@ SETTINGS = "tests.contrib.django_site.settings"
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", SETTINGS)
 django.setup()
 
+from django.conf import settings  # noqa: E402
 from django.core.management import CommandError, call_command  # noqa: E402
-from django.db import transaction  # noqa: E402
+from django.db import connections, transaction  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from tests.contrib.django_site import tasks  # noqa: E402
 from tests.sql.conftest import postgres  # noqa: E402, F401
+from toril import GroupJob, NewJob  # noqa: E402
 from toril.contrib.django import TorilBackend  # noqa: E402
 from toril.contrib.django.names import (  # noqa: E402
     TaskResultDoesNotExist,
@@ -44,6 +47,7 @@ from toril.contrib.django.names import (  # noqa: E402
     task_finished,
     task_started,
 )
+from toril.outbox import Outbox, table_sql  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -308,6 +312,7 @@ def test_now_does_not_wait_for_the_transaction(url, prefix, database, how):
         ({"JOB_OPTIONS": {"atempts": 2}}, "toril.E006", "attempts"),
         ({"JOB_OPTIONS": {"priority": 2}}, "toril.E006", "priority"),
         ({"WORKER_OPTIONS": {"size": 2}}, "toril.E007", "size"),
+        ({"RELAY_OPTIONS": {"size": 2}}, "toril.E010", "size"),
     ],
 )
 def test_settings_are_checked(url, prefix, options, number, words):
@@ -334,55 +339,193 @@ def test_the_command_refuses_a_queue_that_is_not_there(backend):
         call_command("toril_worker", queues=["other"])
 
 
+def test_the_outbox_needs_its_app_and_a_database_that_can(url, prefix, monkeypatch):
+    with override_settings(TASKS=configured(url, prefix, ENQUEUE="outbox")):
+        assert list(task_backends["default"].check()) == []
+        monkeypatch.setattr(type(connections["default"]), "vendor", "oracle")
+        assert [one.id for one in task_backends["default"].check()] == ["toril.E009"]
+    monkeypatch.undo()
+    names = [app for app in settings.INSTALLED_APPS if app != "toril.contrib.django"]
+    with (
+        override_settings(TASKS=configured(url, prefix, ENQUEUE="outbox"), INSTALLED_APPS=names),
+    ):
+        assert [one.id for one in task_backends["default"].check()] == ["toril.E008"]
+
+
+class Site:
+    """A site with a database of its own, which is the default one of its processes."""
+
+    def __init__(self, environment: dict[str, str], database: dict[str, Any]) -> None:
+        self.environment = environment
+        self.database = f"site-{secrets.token_hex(4)}"  # threads of others keep their connections
+        connections.databases[self.database] = {**connections.databases["default"], **database}
+        with connections[self.database].cursor() as cursor:
+            cursor.execute("CREATE TABLE done (what TEXT)")
+
+    def close(self) -> None:
+        call_command("migrate", "toril", "zero", database=self.database, verbosity=0)
+        with connections[self.database].cursor() as cursor:
+            cursor.execute("DROP TABLE done")
+            cursor.execute("DROP TABLE django_migrations")
+        connections[self.database].close()
+        del connections[self.database], connections.databases[self.database]
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with connections[self.database].cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def start(
+        self, command: str, url: str, prefix: str, *arguments: str
+    ) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": SETTINGS,
+            "PYTHONPATH": str(ROOT),
+            "SITE_PREFIX": prefix,
+            "SITE_URL": url,
+            **self.environment,
+        }
+        line = [sys.executable, "-m", "django", command, *arguments]
+        return subprocess.Popen(line, env=environment, cwd=ROOT)
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[dict[str, str], Any]]:
-    """The environment of a site whose database has the table done, and a connection to it."""
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     if request.param == "sqlite":
         path = str(tmp_path / "site.db")
-        environment, connection = {"SITE_DATABASE": path}, sqlite3.connect(path)
+        site = Site({"SITE_DATABASE": path}, {"NAME": path})
     else:
-        import psycopg
-
         host = request.getfixturevalue("postgres").partition("host=")[2]
-        connection = psycopg.connect(host=host, user="postgres", dbname="postgres")
-        environment = {"SITE_POSTGRES": host}
-    connection.execute("DROP TABLE IF EXISTS done")
-    connection.execute("CREATE TABLE done (what TEXT)")
-    connection.commit()
-    yield environment, connection
-    connection.close()
+        engine = "django.db.backends.postgresql"
+        where = {"ENGINE": engine, "HOST": host, "NAME": "postgres", "USER": "postgres"}
+        site = Site({"SITE_POSTGRES": host}, {**where, "OPTIONS": {}})
+    call_command("migrate", database=site.database, verbosity=0)
+    yield site
+    site.close()
 
 
+@contextlib.contextmanager
+def killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    assert code == 0
+
+
+@pytest.mark.parametrize("site", ["sqlite"], indirect=True)
 def test_a_killed_worker_loses_nothing(url, prefix, tmp_path, site):
     flag = tmp_path / "flag"
-    environment = {
-        **os.environ,
-        "DJANGO_SETTINGS_MODULE": SETTINGS,
-        "PYTHONPATH": str(ROOT),
-        **site[0],
-        "SITE_PREFIX": prefix,
-        "SITE_URL": url,
-    }
-    command = [sys.executable, "-m", "django", "toril_worker", "--concurrency", "2"]
-
     with override_settings(TASKS=configured(url, prefix, JOB_OPTIONS={"attempts": 2})):
         result = tasks.slow.enqueue(str(flag))
-        first = subprocess.Popen(command, env=environment, cwd=ROOT)
-        try:
+        with killed(site.start("toril_worker", url, prefix, "--concurrency", "2")):
             wait_for(flag.exists)
             result.refresh()
             assert (result.status, result.attempts) == (TaskResultStatus.RUNNING, 1)
-        finally:
-            first.kill()
-            first.wait(30)
-        second = subprocess.Popen(command, env=environment, cwd=ROOT)
-        try:
+        second = site.start("toril_worker", url, prefix, "--concurrency", "2")
+        with ended(second):
             finished(result)
-        finally:
-            second.send_signal(signal.SIGTERM)
-            ended = second.wait(60)
 
-    assert ended == 0
     assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, second.pid)
     assert len(set(result.worker_ids)) == 2
-    assert site[1].execute("SELECT count(*) FROM done").fetchone() == (1,)
+    assert site.query("SELECT count(*) FROM done") == [(1,)]
+
+
+def test_a_task_is_written_with_the_order_and_survives_every_kill(url, prefix, tmp_path, site):
+    """``ENQUEUE = "outbox"``: Redis is not asked, and a relay and a worker die in the middle."""
+    flag = tmp_path / "flag"
+    enqueued: list[str] = []
+
+    def note(sender: Any, task_result: Any, **kwargs: Any) -> None:
+        enqueued.append(task_result.id)
+
+    options = {"ENQUEUE": "outbox", "DATABASE": site.database, "JOB_OPTIONS": {"attempts": 2}}
+    task_enqueued.connect(note)
+    try:
+        with override_settings(TASKS=configured("redis://127.0.0.1:1", prefix, **options)):
+            with transaction.atomic(using=site.database):
+                result = tasks.slow.enqueue(str(flag))
+                assert enqueued == []
+            with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=site.database):
+                lost = tasks.add.enqueue(1)
+                _ = 1 / 0
+        assert enqueued == [result.id]
+    finally:
+        task_enqueued.disconnect(note)
+
+    with override_settings(TASKS=configured(url, prefix, **options)):
+        result.refresh()
+        assert (result.status, result.args) == (TaskResultStatus.READY, [str(flag)])
+        assert asyncio.run(tasks.slow.aget_result(result.id)).enqueued_at is not None
+        with (
+            killed(site.start("toril_relay", url, prefix)),
+            killed(site.start("toril_worker", url, prefix)),
+        ):
+            wait_for(flag.exists)
+        # As if the relay had died before it wrote down that it sent the row.
+        with connections[site.database].cursor() as cursor:
+            cursor.execute("UPDATE toril_outbox SET status = 'pending', due_at = 0")
+        second = site.start("toril_worker", url, prefix)
+        with ended(site.start("toril_relay", url, prefix)), ended(second):
+            finished(result)
+            wait_for(lambda: site.query("SELECT status FROM toril_outbox") == [("dispatched",)])
+
+        assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, second.pid)
+        assert site.query("SELECT what FROM done") == [("slow",)]
+        with pytest.raises(TaskResultDoesNotExist):
+            tasks.add.get_result(lost.id)
+
+
+def test_async_code_writes_to_the_outbox_too(url, prefix, site):
+    options = {"ENQUEUE": "outbox", "DATABASE": site.database}
+    with override_settings(TASKS=configured(url, prefix, **options)):
+        result = asyncio.run(tasks.send.aenqueue("ann"))
+
+        assert tasks.send.get_result(result.id).status == TaskResultStatus.READY
+        rows = site.query("SELECT id, queue, status FROM toril_outbox")
+        assert rows == [(result.id, "mail", "pending")]
+
+
+def test_the_table_is_a_migration_that_can_be_shown_and_taken_back(site):
+    """And it is that of the outbox everywhere, which other migrations may have made already."""
+    shown = io.StringIO()
+    call_command("migrate", "toril", "zero", database=site.database, verbosity=0)
+    call_command("sqlmigrate", "toril", "0001", database=site.database, stdout=shown)
+    assert "CREATE TABLE" in shown.getvalue()
+    assert "ix_toril_outbox_lane" in shown.getvalue()
+    for statement in table_sql(connections[site.database].vendor):
+        with connections[site.database].cursor() as cursor:
+            cursor.execute(statement)
+
+    call_command("migrate", database=site.database, verbosity=0)
+    call_command("makemigrations", "--check", verbosity=0)
+
+    assert site.query("SELECT count(*) FROM toril_outbox") == [(0,)]
+
+
+def test_a_job_of_ones_own_goes_with_djangos_transaction(url, prefix, site):
+    """The outbox takes Django's connection and its cursors, whatever writes tasks."""
+    outbox = Outbox()
+    with transaction.atomic(using=site.database):
+        first = outbox.add(connections[site.database], "mail", "send", {"to": "ann"})
+        with connections[site.database].cursor() as cursor:
+            second = outbox.add(cursor, "mail", "send", {"to": "bob"})
+        third = outbox.add_group(
+            connections[site.database], "order", [GroupJob("send", queue_name="mail")]
+        )
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=site.database):
+        outbox.add_bulk(connections[site.database], "mail", [NewJob("send")])
+        _ = 1 / 0
+
+    assert site.query("SELECT id FROM toril_outbox ORDER BY seq") == [(first,), (second,), (third,)]

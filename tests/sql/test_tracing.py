@@ -10,7 +10,7 @@ from sqlalchemy import MetaData, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.helpers import wait_until
-from toril import FlowJob, NewJob, Worker
+from toril import FlowJob, GroupJob, NewJob, Worker
 from toril.contrib.opentelemetry import TracedOutbox, trace_jobs
 from toril.outbox import Outbox, Relay
 
@@ -28,17 +28,24 @@ async def test_the_trace_of_the_request_reaches_the_job(is_async, tmp_path, url,
     metadata.create_all(plain)
     jobs = [NewJob("charge", {"n": 2})]
     call = FlowJob("charge", {"n": 3}, queue_name="payments")
+    child = FlowJob("charge", {"n": 4}, queue_name="payments")
+    flow = FlowJob("charge", {"n": 5}, queue_name="payments", children=[child])
+    members = [GroupJob("charge", {"n": 6}, queue_name="payments")]
     with provider.get_tracer("shop").start_as_current_span("request") as request:
         if is_async:
             async with engine.begin() as connection:
                 await traced.add(connection, "payments", "charge", {"n": 1})
                 await traced.add_bulk(connection, "payments", jobs)
                 await traced.add(connection, call)
+                await traced.add_flow(connection, flow)
+                await traced.add_group(connection, "g", members)
         else:
             with engine.begin() as connection:
                 traced.add(connection, "payments", "charge", {"n": 1})
                 traced.add_bulk(connection, "payments", jobs)
                 traced.add(connection, call)
+                traced.add_flow(connection, flow)
+                traced.add_group(connection, "g", members)
     ran = []
 
     async def handler(job):
@@ -53,11 +60,11 @@ async def test_the_trace_of_the_request_reaches_the_job(is_async, tmp_path, url,
         prefix=prefix,
         middleware=[trace_jobs(tracer_provider=provider)],
     ):
-        await wait_until(lambda: len(ran) == 3)
+        await wait_until(lambda: len(ran) == 6)
 
     runs = [span for span in spans.get_finished_spans() if span.name == "process payments"]
     trace_id = request.get_span_context().trace_id
-    assert [span.context.trace_id for span in runs] == [trace_id] * 3
+    assert [span.context.trace_id for span in runs] == [trace_id] * 6
     if is_async:
         await engine.dispose()
     plain.dispose()

@@ -146,6 +146,23 @@ class TracedOutbox:
             span.set_attribute("messaging.batch.message_count", len(carrying))
             return self.outbox.add_bulk(target, queue, carrying)
 
+    def add_flow(self, target: Any, flow: FlowJob) -> Any:
+        """Start a flow whose jobs all carry the context."""
+        with _producing(self._tracer, "add_flow", flow.queue_name):
+            return self.outbox.add_flow(target, _flow_carrying(flow))
+
+    def add_group(self, target: Any, name: str, jobs: Iterable[Any], *args: Any, **kw: Any) -> Any:
+        """Start a group whose members carry the context, where they are ``GroupJob``."""
+        with _producing(self._tracer, "add_group", name):
+            context = carrier()
+            carrying: list[Any] = [
+                msgspec.structs.replace(job, telemetry=context)
+                if isinstance(job, NewJob) and job.telemetry is None
+                else job
+                for job in jobs
+            ]
+            return self.outbox.add_group(target, name, carrying, *args, **kw)
+
 
 def trace_jobs(*, tracer_provider: TracerProvider | None = None) -> Middleware:
     """Middleware for a worker: every attempt is a span, below the one that added the job.

@@ -1,20 +1,50 @@
 """The transactional outbox: jobs that exist if, and only if, the transaction that wanted them did.
 
-``Outbox.add`` writes a row inside the caller's transaction; a ``Relay`` turns rows into jobs.
-Needs SQLAlchemy 2: ``pip install 'toril[outbox]'``.
+``Outbox.add`` writes a row inside the caller's transaction, on a session of SQLAlchemy, on Django's
+connection or on that of a driver; a ``Relay`` turns rows into jobs.
+The relay needs SQLAlchemy 2: ``pip install 'toril[outbox]'``.
 """
 
-try:
-    import sqlalchemy  # noqa: F401 (only to say what is missing)
-except ImportError as error:
-    raise ImportError(
-        "toril.outbox needs SQLAlchemy; install it with: pip install 'toril[outbox]'"
-    ) from error
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from toril.outbox.outbox import Outbox
-from toril.outbox.relay import Relay, RelayMetrics
 from toril.outbox.rows import OutboxRow
-from toril.outbox.storing import OutboxStats
-from toril.outbox.table import outbox_table
+from toril.outbox.schema import table_sql
 
-__all__ = ["Outbox", "OutboxRow", "OutboxStats", "Relay", "RelayMetrics", "outbox_table"]
+if TYPE_CHECKING:
+    from toril.outbox.relay import Relay, RelayMetrics
+    from toril.outbox.storing import OutboxStats
+    from toril.outbox.table import outbox_table
+
+__all__ = [
+    "Outbox",
+    "OutboxRow",
+    "OutboxStats",
+    "Relay",
+    "RelayMetrics",
+    "outbox_table",
+    "table_sql",
+]
+
+_WITH_SQLALCHEMY = {
+    "OutboxStats": "storing",
+    "Relay": "relay",
+    "RelayMetrics": "relay",
+    "outbox_table": "table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A service that only writes rows, through a driver of its own, has no SQLAlchemy.
+    if name not in _WITH_SQLALCHEMY:
+        raise AttributeError(f"module 'toril.outbox' has no attribute {name!r}")
+    try:
+        import sqlalchemy  # noqa: F401 (only to say what is missing)
+    except ImportError as error:
+        raise ImportError(
+            f"toril.outbox.{name} needs SQLAlchemy; install it with: pip install 'toril[outbox]'"
+        ) from error
+    return getattr(import_module(f"toril.outbox.{_WITH_SQLALCHEMY[name]}"), name)

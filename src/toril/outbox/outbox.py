@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any, Unpack, overload
+import uuid
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from sqlalchemy import Connection, MetaData, Table
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import Session
-
-from toril.checking import by_hand, checked
+from toril.checking import by_hand, by_hand_for, checked, shown
 from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError
 from toril.options import OPTION_NAMES, FlowJob, JobOptions, NewJob
+from toril.outbox.lines import Line, open_line
 from toril.outbox.rows import values_of
-from toril.outbox.table import DEFAULT_NAME, check_table, outbox_table
-from toril.outbox.writing import Blocking, LaneOrder, Writing
+from toril.outbox.schema import DEFAULT_NAME
+from toril.outbox.starts import GroupOptions, values_of_flow, values_of_group
+from toril.outbox.statements import WRITTEN, LaneOrder, Place, explained, statements_for
+from toril.protocol.new_group import Compensation, GroupJob
 
-Async = AsyncSession | AsyncConnection
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, MetaData, Table
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import Session
+
+    from toril.outbox import lines
+
+    Async = (
+        AsyncSession
+        | AsyncConnection
+        | lines.AsyncConnection
+        | lines.AsyncCursor
+        | lines.AsyncpgConnection
+    )
+    Blocking = Session | Connection | lines.BlockingConnection | lines.BlockingCursor
+
+T = TypeVar("T")
 
 
 @checked
@@ -25,7 +41,8 @@ class Outbox:
     """Writes jobs into a table, inside the transaction that they belong to.
 
     ``Outbox(metadata)`` defines the table there, for ``create_all`` or your migrations;
-    ``Outbox(table)`` takes one of yours with the same columns.
+    ``Outbox(table)`` takes one of yours with the same columns.  ``Outbox()`` is for programs
+    without SQLAlchemy: the table is there by that name, created with ``table_sql`` or by Django.
 
     ``lane_order`` says which of two transactions that write to one lane at the same time comes
     first: the one that wrote first, or with ``"commit"`` the one that committed first.  For that
@@ -34,7 +51,7 @@ class Outbox:
 
     def __init__(
         self,
-        target: MetaData | Table,
+        target: MetaData | Table | None = None,
         *,
         name: str = DEFAULT_NAME,
         schema: str | None = None,
@@ -42,28 +59,30 @@ class Outbox:
     ) -> None:
         if lane_order not in ("write", "commit"):
             raise InvalidOptionError(f"lane_order={lane_order!r} must be 'write' or 'commit'")
-        if isinstance(target, Table):
-            self.table = check_table(target)
-        else:
-            self.table = outbox_table(target, name, schema=schema)
-        self.channel = f"{self.table.name}_wakes"
-        self._writing = Writing(self.table, self.channel, lane_order)
+        columns: tuple[str, ...] = (*WRITTEN, "created_at")
+        self._table: Table | None = None
+        if target is not None:
+            self._table = _table_of(target, name, schema)
+            name, schema = self._table.name, self._table.schema
+            columns = tuple(self._table.c[column].name for column in columns)
+        self._place = Place(name, schema, columns, lane_order)
 
     def __repr__(self) -> str:
-        return f"<Outbox {self.table.fullname!r}>"
+        return f"<Outbox {self._place.full_name!r}>"
 
-    @overload
-    def add(
-        self,
-        target: Blocking,
-        queue: str,
-        name: str,
-        data: Any = None,
-        **options: Unpack[JobOptions],
-    ) -> str: ...
+    @property
+    def table(self) -> Table:
+        """The table as one of SQLAlchemy."""
+        if self._table is None:
+            from sqlalchemy import MetaData
 
-    @overload
-    def add(self, target: Blocking, queue: FlowJob) -> str: ...
+            self._table = _table_of(MetaData(), self._place.name, self._place.schema)
+        return self._table
+
+    @property
+    def channel(self) -> str:
+        """What PostgreSQL notifies when rows are committed."""
+        return self._place.channel
 
     @overload
     def add(
@@ -78,6 +97,19 @@ class Outbox:
     @overload
     def add(self, target: Async, queue: FlowJob) -> Awaitable[str]: ...
 
+    @overload
+    def add(
+        self,
+        target: Blocking,
+        queue: str,
+        name: str,
+        data: Any = None,
+        **options: Unpack[JobOptions],
+    ) -> str: ...
+
+    @overload
+    def add(self, target: Blocking, queue: FlowJob) -> str: ...
+
     @by_hand
     def add(
         self,
@@ -89,43 +121,125 @@ class Outbox:
     ) -> str | Awaitable[str]:
         """Write a job into the caller's transaction, and return the id that it will have.
 
-        Rolled back, the job never exists; committed, it is enqueued by a relay.  With an async
-        session or connection the call is to be awaited.  Rows of one ``lane`` are enqueued in
-        the order in which they were written.
+        ``target`` is a session or connection of SQLAlchemy, Django's connection, or a connection
+        or cursor of a driver; if that is async, the call is to be awaited.
+        Rolled back, the job never exists; committed, it is enqueued by a relay.  Rows of one
+        ``lane`` are enqueued in the order in which they were written.
 
         In place of a queue and a name a call of a task will do: ``add(session, charge.call(1))``.
         """
         values = _values(queue, name, data, options)
-        if isinstance(target, AsyncSession | AsyncConnection):
-            return self._add_async(target, values)
-        self._writing.write(_blocking(target), [values])
-        return str(values["id"])
-
-    async def _add_async(self, target: Async, values: dict[str, Any]) -> str:
-        await target.run_sync(lambda blocking: self._writing.write(blocking, [values]))
-        return str(values["id"])
-
-    @overload
-    def add_bulk(self, target: Blocking, queue: str, jobs: Iterable[NewJob]) -> list[str]: ...
+        return self._write(target, [values], str(values["id"]))
 
     @overload
     def add_bulk(
         self, target: Async, queue: str, jobs: Iterable[NewJob]
     ) -> Awaitable[list[str]]: ...
 
+    @overload
+    def add_bulk(self, target: Blocking, queue: str, jobs: Iterable[NewJob]) -> list[str]: ...
+
+    @by_hand_for("target")
     def add_bulk(
         self, target: Blocking | Async, queue: str, jobs: Iterable[NewJob]
     ) -> list[str] | Awaitable[list[str]]:
         """Write many jobs in a few statements, in their order."""
         rows = [_values_of_job(queue, job) for job in jobs]
-        if isinstance(target, AsyncSession | AsyncConnection):
-            return self._add_bulk_async(target, rows)
-        self._writing.write(_blocking(target), rows)
-        return [str(row["id"]) for row in rows]
+        return self._write(target, rows, [str(row["id"]) for row in rows])
 
-    async def _add_bulk_async(self, target: Async, rows: list[dict[str, Any]]) -> list[str]:
-        await target.run_sync(lambda blocking: self._writing.write(blocking, rows))
-        return [str(row["id"]) for row in rows]
+    @overload
+    def add_group(
+        self,
+        target: Async,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> Awaitable[str]: ...
+
+    @overload
+    def add_group(
+        self,
+        target: Blocking,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> str: ...
+
+    @by_hand_for("target", "jobs", "compensation")
+    def add_group(
+        self,
+        target: Blocking | Async,
+        name: str,
+        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
+        *,
+        group_id: str | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> str | Awaitable[str]:
+        """Start a group in the caller's transaction, and return the id that it will have.
+
+        Takes what ``FlowProducer.add_group`` takes.  A row that is relayed twice starts one group,
+        and so do two rows with the same ``group_id``.
+        """
+        chosen = str(uuid.uuid4()) if group_id is None else group_id
+        values = values_of_group(name, jobs, compensation, options, chosen)
+        return self._write(target, [values], chosen)
+
+    @overload
+    def add_flow(self, target: Async, flow: FlowJob) -> Awaitable[str]: ...
+
+    @overload
+    def add_flow(self, target: Blocking, flow: FlowJob) -> str: ...
+
+    @by_hand_for("target")
+    def add_flow(self, target: Blocking | Async, flow: FlowJob) -> str | Awaitable[str]:
+        """Start a flow in the caller's transaction, and return the id that its root will have."""
+        values = values_of_flow(flow, new_job_id())
+        return self._write(target, [values], str(values["id"]))
+
+    def _write(self, target: Any, rows: Sequence[dict[str, Any]], answer: T) -> T | Awaitable[T]:
+        """Write ``rows``, and give ``answer``; from an async connection, when awaited."""
+        line = open_line(target, lambda: self.table)
+        if not isinstance(line, Line):
+            return self._write_async(line, rows, answer)
+        place = self._place_on(line)
+        for statement in statements_for(place, line.dialect, rows):
+            with explained(place, rows):
+                line.run(statement)
+        return answer
+
+    async def _write_async(
+        self, opening: Awaitable[Line], rows: Sequence[dict[str, Any]], answer: T
+    ) -> T:
+        line = await opening
+        place = self._place_on(line)
+        for statement in statements_for(place, line.dialect, rows):
+            with explained(place, rows):
+                await line.run(statement)
+        return answer
+
+    def _place_on(self, line: Line) -> Place:
+        place = self._place
+        schema = line.schema_of(place.schema)
+        if schema == place.schema:
+            return place
+        return Place(place.name, schema, place.columns, place.lane_order)
+
+
+def _table_of(target: MetaData | Table, name: str, schema: str | None) -> Table:
+    from sqlalchemy import Table
+
+    from toril.outbox.table import check_table, outbox_table
+
+    if isinstance(target, Table):
+        return check_table(target)
+    return outbox_table(target, name, schema=schema)
 
 
 def _values(
@@ -137,7 +251,7 @@ def _values(
                 f"{queue.name!r} brings its name, its data and its options along; give no others"
             )
         if queue.children:
-            raise InvalidOptionError(f"{queue.name!r} has children; the outbox takes single jobs")
+            raise InvalidOptionError(f"{queue.name!r} has children; use outbox.add_flow(…)")
         return _values_of_job(queue.queue_name, queue)
     if name is None:
         raise InvalidOptionError(f"a job for queue {queue!r} needs a name")
@@ -145,16 +259,9 @@ def _values(
 
 
 def _values_of_job(queue: str, job: NewJob) -> dict[str, Any]:
+    if not isinstance(job, NewJob):
+        raise InvalidOptionError(f"{shown(job)} is no NewJob; write NewJob(name, data, …)")
     options: Mapping[str, Any] = {
         name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None
     }
     return values_of(queue, job.name, job.data, options, generated_id=new_job_id())
-
-
-def _blocking(target: object) -> Blocking:
-    if not isinstance(target, Session | Connection):
-        raise InvalidOptionError(
-            f"{target!r} is no session or connection of SQLAlchemy; pass the one whose transaction"
-            f" the job belongs to"
-        )
-    return target

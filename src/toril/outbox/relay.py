@@ -43,11 +43,12 @@ from toril.outbox.listening import listen
 from toril.outbox.outbox import Outbox
 from toril.outbox.packing import Packing, Parcel
 from toril.outbox.rows import OutboxRow, prepare
+from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING
+from toril.outbox.starts import GROUP, Start, fates_of_groups, kind_of, open_start
 from toril.outbox.storing import Claim, OutboxStats
-from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING
 from toril.protocol import adding
 from toril.protocol.adding import Added, Prepared
-from toril.protocol.command import plain
+from toril.protocol.command import Command, plain
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
 from toril.sql import MOST_TRIES, is_passing
@@ -363,11 +364,15 @@ class Relay:
         known: set[str] = set()
         held: set[tuple[str, str | None]] = set()
         waiting: list[tuple[OutboxRow, Prepared]] = []
+        starting: list[tuple[OutboxRow, Start]] = []
         for row in rows:
             if (row.queue, row.lane) in held:
                 results[row.seq] = Sent(row, is_held=True)
                 continue
             try:
+                if kind_of(row) is not None:
+                    starting.append((row, self._open_start(row)))
+                    continue
                 if row.queue not in known:
                     self._connection.check_slots(Keys(self.prefix, row.queue))
                     known.add(row.queue)
@@ -376,27 +381,40 @@ class Relay:
                 results[row.seq] = Sent(row, error)
                 if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
                     held.add((row.queue, row.lane))
-        while waiting:
+        while waiting or starting:
             packing, later = Packing(), []
             for row, job in waiting:
                 if (row.queue, row.lane) in held:
                     results[row.seq] = Sent(row, is_held=True)
                 elif not packing.put(row, job):
                     later.append((row, job))
-            async for sent in self._send_parcels(packing.parcels):
+            async for sent in self._send_parcels(packing.parcels, starting):
                 results[sent.row.seq] = sent
                 if not sent.is_in and sent.row.lane is not None:
                     held.add((sent.row.queue, sent.row.lane))
-            waiting = later
+            waiting, starting = later, []
         return [results[row.seq] for row in rows]
 
-    async def _send_parcels(self, parcels: Sequence[Parcel]) -> AsyncIterator[Sent]:
-        commands = [
+    def _open_start(self, row: OutboxRow) -> Start:
+        start = open_start(row, self.prefix)
+        self._connection.check_slots(*start.queues)
+        return start
+
+    async def _send_parcels(
+        self, parcels: Sequence[Parcel], starting: Sequence[tuple[OutboxRow, Start]] = ()
+    ) -> AsyncIterator[Sent]:
+        commands: list[Command[Any]] = [
             adding.add(Keys(self.prefix, parcel.queue), parcel.jobs, keeps_order=True)
             for parcel in parcels
         ]
+        commands += [start.command for _, start in starting]
         answers = await self._connection.run_each(commands) if commands else []
-        for parcel, answer in zip(parcels, answers, strict=True):
+        for (row, _), answer in zip(starting, answers[len(parcels) :], strict=True):
+            if isinstance(answer, Exception):
+                yield Sent(row, answer)
+            else:
+                yield Sent(row, is_duplicate=answer)
+        for parcel, answer in zip(parcels, answers, strict=False):
             if not isinstance(answer, Exception):
                 for sent in _answered(parcel, answer):
                     yield sent
@@ -519,10 +537,8 @@ class Relay:
         fates: dict[Fate, list[int]] = defaultdict(list)
         trouble: ServerError | None = None
         for queue, part in by_queue.items():
-            jobs = [(row.id, row.key) for row in part]
-            command = confirm(Keys(self.prefix, queue), jobs, remember_ms=self._remember_ms)
             try:
-                answers = await self._connection.run(command)
+                answers = await self._ask_fates(Keys(self.prefix, queue), part)
             except ServerError as error:
                 if self._is_all_away(error):
                     raise
@@ -531,6 +547,21 @@ class Relay:
             for row, fate in zip(part, answers, strict=True):
                 fates[fate].append(row.seq)
         return fates, trouble
+
+    async def _ask_fates(self, keys: Keys, rows: Sequence[OutboxRow]) -> list[Fate]:
+        """Of jobs and the roots of flows by one call, of groups by their records."""
+        of_groups = [row for row in rows if kind_of(row) == GROUP]
+        of_jobs = [row for row in rows if kind_of(row) != GROUP]
+        fates: dict[int, Fate] = {}
+        if of_jobs:
+            jobs = [(row.id, row.key) for row in of_jobs]
+            answers = await self._connection.run(confirm(keys, jobs, remember_ms=self._remember_ms))
+            fates.update(zip((row.seq for row in of_jobs), answers, strict=True))
+        if of_groups:
+            plan = fates_of_groups(keys, [row.id for row in of_groups])
+            answers = await self._connection.follow(plan)
+            fates.update(zip((row.seq for row in of_groups), answers, strict=True))
+        return [fates[row.seq] for row in rows]
 
     def _is_all_away(self, error: Exception | None) -> bool:
         """Is there no point in asking for another queue, as there is on a cluster?"""

@@ -19,7 +19,7 @@ from toril.options import (
     NewJob,
     new_job,
 )
-from toril.outbox.table import LONGEST_KEY, LONGEST_NAME
+from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
 from toril.protocol.keys import check_queue_name
@@ -57,9 +57,9 @@ def values_of(
             f"job {name!r} cannot go through the outbox: it has a parent, which may be gone when"
             f" the row is relayed; let the parent's handler add it"
         )
-    _check_length("queue", queue, LONGEST_KEY)
-    _check_length("name", name, LONGEST_NAME)
-    _check_length("lane", job.lane or "", LONGEST_KEY)
+    check_length("queue", queue, LONGEST_KEY)
+    check_length("name", name, LONGEST_NAME)
+    check_length("lane", job.lane or "", LONGEST_KEY)
     # A row whose id was made up is its own key. An id that was given may be used again for other
     # work once the job is gone, so it alone does not make two rows the same.
     job_id = job.job_id or generated_id
@@ -80,7 +80,7 @@ def values_of(
     }
 
 
-def _check_length(what: str, text: str, longest: int) -> None:
+def check_length(what: str, text: str, longest: int) -> None:
     """Some databases would cut it off without a word."""
     if len(text) > longest:
         raise InvalidOptionError(

@@ -31,7 +31,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
 from toril.outbox.rows import OutboxRow
-from toril.outbox.table import DISPATCHED, DONE, PARKED, PENDING, STATUSES, now_ms
+from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING, STATUSES
+from toril.outbox.table import now_ms
 from toril.sql import MYSQL
 
 LONGEST_ERROR = 4000

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import sync_to_async
+from django.apps import apps
 from django.core import checks
 from django.db import connections, transaction
 from django.utils import timezone
@@ -20,6 +22,7 @@ from toril.contrib.django.names import (
     TaskResultStatus,
     task_enqueued,
 )
+from toril.contrib.django.outbox import VENDORS, find_unsent, open_engine, outbox
 from toril.contrib.django.results import STATUSES, job_of, new_result, result_of
 from toril.errors import InvalidInputError
 from toril.options import OPTION_NAMES, Keep, new_job, refuse_unknown
@@ -30,10 +33,16 @@ from toril.sync.connection import Connection as BlockingConnection
 from toril.sync.queue import Queue as BlockingQueue
 from toril.worker.worker import Worker
 
-SETTINGS = frozenset({"URL", "PREFIX", "ENQUEUE", "DATABASE", "JOB_OPTIONS", "WORKER_OPTIONS"})
-MOMENTS = ("commit", "now")
+if TYPE_CHECKING:
+    from toril.outbox import Relay
+
+SETTINGS = frozenset(
+    {"URL", "PREFIX", "ENQUEUE", "DATABASE", "JOB_OPTIONS", "WORKER_OPTIONS", "RELAY_OPTIONS"}
+)
+MOMENTS = ("commit", "outbox", "now")
 WEEK_MS = 7 * 24 * 3600 * 1000
 _OWN_OPTIONS = frozenset({"job_id", "priority", "delay", "run_at"})
+_OWN_RELAY_OPTIONS = frozenset({"engine", "outbox", "connection", "prefix"})
 _OWN_WORKER_OPTIONS = frozenset({"name", "handler", "connection", "prefix", "worker_name"})
 
 
@@ -41,8 +50,9 @@ class TorilBackend(BaseTaskBackend):
     """Enqueues tasks as jobs, with ``OPTIONS`` in upper case.
 
     ``URL`` and ``PREFIX`` say where the queues are.  ``ENQUEUE`` is ``"commit"``, after the
-    transaction of ``DATABASE``, or ``"now"``.  ``JOB_OPTIONS`` are those of every job
-    (``attempts``, ``backoff``, ``timeout``, …), ``WORKER_OPTIONS`` those of the workers.  Results
+    transaction of ``DATABASE``; ``"outbox"``, in that transaction, for ``manage.py toril_relay`` to
+    send; or ``"now"``.  ``JOB_OPTIONS`` are those of every job (``attempts``, ``backoff``,
+    ``timeout``, …), ``WORKER_OPTIONS`` and ``RELAY_OPTIONS`` those of workers and relays.  Results
     are kept for a week unless ``JOB_OPTIONS`` say otherwise.
     """
 
@@ -56,8 +66,9 @@ class TorilBackend(BaseTaskBackend):
         self.url = self.options.get("URL")
         self.prefix = self.options.get("PREFIX", "bull")
         self._enqueue_at = self.options.get("ENQUEUE", "commit")
-        self._database = self.options.get("DATABASE", "default")
+        self.database = self.options.get("DATABASE", "default")
         self.worker_options = dict(self.options.get("WORKER_OPTIONS", {}))
+        self.relay_options = dict(self.options.get("RELAY_OPTIONS", {}))
         self.job_options = {
             "remove_on_complete": Keep(age=WEEK_MS),
             "remove_on_fail": Keep(age=WEEK_MS),
@@ -71,19 +82,26 @@ class TorilBackend(BaseTaskBackend):
         result = self._prepare(task, args, kwargs)
         job = job_of(result, self.job_options)
 
-        def send() -> None:
-            self._blocking_queue(task.queue_name).add_bulk([job])
+        def tell() -> None:
             task_enqueued.send(type(self), task_result=result)
 
-        if self._enqueue_at == "commit":
-            transaction.on_commit(send, using=self._database)
-        else:
-            send()
+        def send() -> None:
+            self._blocking_queue(task.queue_name).add_bulk([job])
+            tell()
+
+        match self._enqueue_at:
+            case "outbox":
+                outbox.add_bulk(connections[self.database], task.queue_name, [job])
+                transaction.on_commit(tell, using=self.database)
+            case "commit":
+                transaction.on_commit(send, using=self.database)
+            case _:
+                send()
         return result
 
     async def aenqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """The same from a coroutine; transactions belong to the thread of blocking code."""
-        if self._enqueue_at == "commit":
+        if self._enqueue_at != "now":
             return await super().aenqueue(task, args, kwargs)
         result = self._prepare(task, args, kwargs)
         await self._queue(task.queue_name).add_bulk([job_of(result, self.job_options)])
@@ -100,23 +118,48 @@ class TorilBackend(BaseTaskBackend):
 
     def get_result(self, result_id: str) -> Any:
         """The task's result; raises ``TaskResultDoesNotExist`` once it is removed."""
+        if (found := self._find(result_id)) is not None:
+            return found
+        if self._enqueue_at == "outbox":
+            if (unsent := self._find_unsent(result_id)) is not None:
+                return unsent
+            # A relay may have sent it in between.
+            if (found := self._find(result_id)) is not None:
+                return found
+        raise TaskResultDoesNotExist(result_id)
+
+    async def aget_result(self, result_id: str) -> Any:
+        """The same from a coroutine."""
+        if (found := await self._afind(result_id)) is not None:
+            return found
+        if self._enqueue_at == "outbox":
+            if (unsent := await sync_to_async(self._find_unsent)(result_id)) is not None:
+                return unsent
+            if (found := await self._afind(result_id)) is not None:
+                return found
+        raise TaskResultDoesNotExist(result_id)
+
+    def _find(self, result_id: str) -> Any:
         for name in sorted(self.queues):
             queue = self._blocking_queue(name)
             state = queue.get_state(result_id)
             job = None if state is None else queue.get_job(result_id)
             if job is not None:
                 return self._result(job, state)
-        raise TaskResultDoesNotExist(result_id)
+        return None
 
-    async def aget_result(self, result_id: str) -> Any:
-        """The same from a coroutine."""
+    async def _afind(self, result_id: str) -> Any:
         for name in sorted(self.queues):
             queue = self._queue(name)
             state = await queue.get_state(result_id)
             job = None if state is None else await queue.get_job(result_id)
             if job is not None:
                 return self._result(job, state)
-        raise TaskResultDoesNotExist(result_id)
+        return None
+
+    def _find_unsent(self, result_id: str) -> Any:
+        job = find_unsent(self.database, result_id, self.prefix)
+        return None if job is None else self._result(job, None)
 
     def _result(self, job: Job, state: str | None) -> Any:
         if job.finished_on is not None and state not in ("completed", "failed"):
@@ -146,6 +189,18 @@ class TorilBackend(BaseTaskBackend):
             **{**self.worker_options, **options},
         )
 
+    def make_relay(self, **options: Any) -> Relay:
+        """A relay of the outbox in ``DATABASE``, not yet started."""
+        from toril.outbox import Relay
+
+        return Relay(
+            open_engine(self.database),
+            outbox,
+            connection=self.url,
+            prefix=self.prefix,
+            **{**self.relay_options, **options},
+        )
+
     def _blocking_queue(self, name: str) -> BlockingQueue:
         return BlockingQueue(name, connection=_blocking_connection(self.url), prefix=self.prefix)
 
@@ -160,12 +215,16 @@ class TorilBackend(BaseTaskBackend):
         yield from self._check_names()
         if self._enqueue_at not in MOMENTS:
             yield self._error(
-                f"ENQUEUE is {self._enqueue_at!r}.", "Use 'commit' or 'now'.", "toril.E002"
+                f"ENQUEUE is {self._enqueue_at!r}.",
+                "Use 'commit', 'outbox' or 'now'.",
+                "toril.E002",
             )
-        if self._database not in connections:
+        if self.database not in connections:
             yield self._error(
-                f"DATABASE is {self._database!r}, which is not in DATABASES.", None, "toril.E003"
+                f"DATABASE is {self.database!r}, which is not in DATABASES.", None, "toril.E003"
             )
+        elif self._enqueue_at == "outbox":
+            yield from self._check_outbox()
         if not self.queues:
             yield self._error(
                 "QUEUES is empty.",
@@ -176,11 +235,12 @@ class TorilBackend(BaseTaskBackend):
             "toril.E005": self._try_queues,
             "toril.E006": self._try_job_options,
             "toril.E007": self._try_worker_options,
+            "toril.E010": self._try_relay_options,
         }
         for number, attempt in tries.items():
             try:
                 attempt()
-            except (InvalidInputError, TypeError) as error:
+            except (InvalidInputError, TypeError, ImportError) as error:
                 yield self._error(str(error), None, number)
 
     def _check_names(self) -> Iterator[checks.CheckMessage]:
@@ -189,6 +249,21 @@ class TorilBackend(BaseTaskBackend):
                 f"OPTIONS has {name!r}, which is not known.",
                 f"It may have {', '.join(sorted(SETTINGS))}.",
                 "toril.E001",
+            )
+
+    def _check_outbox(self) -> Iterator[checks.CheckMessage]:
+        if not apps.is_installed("toril.contrib.django"):
+            yield self._error(
+                "ENQUEUE is 'outbox', and the app that creates its table is not installed.",
+                "Add 'toril.contrib.django' to INSTALLED_APPS and run manage.py migrate.",
+                "toril.E008",
+            )
+        vendor = connections[self.database].vendor
+        if vendor not in VENDORS:
+            yield self._error(
+                f"ENQUEUE is 'outbox', and DATABASES[{self.database!r}] is of {vendor}.",
+                "Use a database of PostgreSQL, MySQL, MariaDB or SQLite, or 'commit'.",
+                "toril.E009",
             )
 
     def _try_queues(self) -> None:
@@ -206,6 +281,13 @@ class TorilBackend(BaseTaskBackend):
     def _try_worker_options(self) -> None:
         known = frozenset(signature(Worker).parameters) - _OWN_WORKER_OPTIONS
         refuse_unknown(self.worker_options, known, "WORKER_OPTIONS")
+
+    def _try_relay_options(self) -> None:
+        if self.relay_options:
+            from toril.outbox import Relay
+
+            known = frozenset(signature(Relay).parameters) - _OWN_RELAY_OPTIONS
+            refuse_unknown(self.relay_options, known, "RELAY_OPTIONS")
 
     def _error(self, what: str, hint: str | None, number: str) -> Any:
         return checks.Error(f"TASKS[{self.alias!r}]: {what}", hint=hint, id=number)

@@ -1,0 +1,66 @@
+"""The outbox in a database of Django: rows that no relay has sent yet, and the relay's engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections
+
+from toril.outbox import Outbox, OutboxRow
+from toril.outbox.rows import prepare
+from toril.outbox.schema import DEFAULT_NAME, PARKED, PENDING
+from toril.protocol import adding
+from toril.protocol.adding import Added
+from toril.protocol.job import Job
+
+VENDORS = ("postgresql", "mysql", "sqlite")
+outbox = Outbox()
+
+_READ = f"""
+SELECT {{columns}}, created_at FROM {DEFAULT_NAME}
+WHERE status IN ('{PENDING}', '{PARKED}') AND id = %s
+"""  # noqa: S608 (our own words)
+
+
+def find_unsent(database: str, job_id: str, prefix: str) -> Job | None:
+    """The job that a row of the outbox will be, unless a relay has sent it."""
+    connection = connections[database]
+    columns = ", ".join(map(connection.ops.quote_name, OutboxRow.__struct_fields__))
+    with connection.cursor() as cursor:
+        cursor.execute(_READ.format(columns=columns), [job_id])
+        found = cursor.fetchone()
+    if found is None:
+        return None
+    row = OutboxRow(*found[:-1])
+    prepared = prepare(row, once_ms=1)
+    return Job(prefix, row.queue, row.id, adding.fields_of(prepared, Added(row.id, found[-1])))
+
+
+def open_engine(database: str) -> Any:
+    """An engine of SQLAlchemy whose connections are made by Django, with all of its settings."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.pool import QueuePool
+
+    drivers = {"postgresql": _postgres_driver(database), "mysql": "mysql+mysqldb"}
+    vendor = connections[database].vendor
+    return create_engine(
+        f"{drivers.get(vendor, vendor)}://",
+        creator=lambda: _connect(database),
+        poolclass=QueuePool,
+    )
+
+
+def _postgres_driver(database: str) -> str:
+    package = getattr(connections[database], "Database", None)
+    return f"postgresql+{getattr(package, '__name__', 'psycopg')}"
+
+
+def _connect(database: str) -> Any:
+    """A connection of its own, which no thread of Django's and no pool of its shares."""
+    wrapper = connections.create_connection(database)
+    options = dict(wrapper.settings_dict["OPTIONS"])
+    options.pop("pool", None)
+    wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": options}
+    wrapper.connect()
+    wrapper.set_autocommit(False)
+    return wrapper.connection

@@ -1,0 +1,300 @@
+"""Rows that start a group or a flow: what was asked for, as JSON, and the call that does it.
+
+The row's data are the arguments of ``FlowProducer.add_group``, or the jobs of a flow, by the names
+that Python has for them, and its options say which: ``{"start": "group"}``.  Its id is the group's,
+or that of the flow's root, so a row that is sent twice starts nothing a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from inspect import signature
+from typing import Any, TypedDict
+
+import msgspec
+
+from toril.client.groups import GroupProducer
+from toril.client.ids import new_job_id
+from toril.errors import InvalidInputError, InvalidOptionError, PayloadError
+from toril.options import (
+    Backoff,
+    Deduplication,
+    Duration,
+    FlowJob,
+    Keep,
+    NewJob,
+    Parent,
+    epoch_ms,
+    milliseconds,
+    refuse_unknown,
+)
+from toril.outbox.rows import OutboxRow, check_length
+from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
+from toril.protocol import codec, flows, groups
+from toril.protocol.command import Command, Plan
+from toril.protocol.confirming import Fate
+from toril.protocol.groups import GroupInfo
+from toril.protocol.keys import Keys, check_job_id
+from toril.protocol.new_group import Compensation, GroupJob, NewGroup, new_group, queues_of
+
+GROUP = "group"
+FLOW = "flow"
+
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    kind.__name__: kind
+    for kind in (Backoff, Compensation, Deduplication, FlowJob, GroupJob, Keep, NewJob, Parent)
+}
+_TAG = "is"
+_OF_USERS = frozenset({"data", "default"})
+"""Fields that hold what users put there, in which nothing is ours to read."""
+_SHORT = {"compensation_order": "order", "compensate_late": "late", "group_retention": "keep"}
+_NOT_STORED = frozenset({"self", "group_id"})
+
+
+class GroupOptions(TypedDict, total=False):
+    """The options of ``FlowProducer.add_group``."""
+
+    queue_name: str | None
+    compensation_queue: str
+    compensation_order: str
+    compensate_late: bool
+    group_retention: bool | int | Keep | None
+    timeout: Duration | None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What a row starts: the queues that it touches, and the call, which tells if it was there."""
+
+    queues: list[Keys]
+    command: Command[bool]
+
+
+def kind_of(row: OutboxRow) -> str | None:
+    """What a row starts; None for that of a single job."""
+    if '"start"' not in row.options:
+        return None
+    try:
+        options = msgspec.json.decode(row.options)
+    except msgspec.DecodeError:
+        return None
+    return options.get("start") if isinstance(options, dict) else None
+
+
+def open_start(row: OutboxRow, prefix: str) -> Start:
+    """The start of a row; raises what one that was written by hand has wrong."""
+    match kind_of(row):
+        case "group":
+            return _start_group(_read_group(row), row.id, prefix)
+        case "flow":
+            return _start_flow(_read_flow(row), row.id, prefix)
+    raise InvalidOptionError(
+        f"outbox row {row.seq} starts {kind_of(row)!r}, which this version does not know;"
+        f" run a newer relay, and unpark it"
+    )
+
+
+# ---------------------------------------------------------------------------- groups
+
+
+def values_of_group(
+    name: str, jobs: Any, compensation: Any, options: Mapping[str, Any], group_id: str
+) -> dict[str, Any]:
+    """The columns of a row that starts a group; what could not start later is refused now."""
+    check_job_id(group_id, "group id")
+    if isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping):
+        jobs = list(jobs)
+    arguments = {"name": name, "jobs": jobs, "compensation": compensation, **options}
+    group = _group_of(arguments)
+    _start_group(group, group_id, "any")
+    stored: dict[str, Any] = {"name": name, "jobs": [_write(job) for job in jobs]}
+    if compensation:
+        stored["compensation"] = {key: _write(value) for key, value in compensation.items()}
+    stored.update({option: _write(value) for option, value in options.items()})
+    return _values(group_id, group.owner, name, stored, GROUP, group_id)
+
+
+def _group_of(arguments: Mapping[str, Any]) -> NewGroup:
+    """The group of these arguments of ``add_group``."""
+    known = signature(GroupProducer.add_group).parameters
+    refuse_unknown(arguments, frozenset(known) - _NOT_STORED, "a group")
+    given = {
+        _SHORT.get(name, name): arguments.get(name, parameter.default)
+        for name, parameter in known.items()
+        if name not in _NOT_STORED
+    }
+    return new_group(**given)
+
+
+def _start_group(group: NewGroup, group_id: str, prefix: str) -> Start:
+    ids = [new_job_id() for _ in group.jobs]
+    command = groups.create(prefix, group, group_id, ids)
+    return Start(queues_of(group, prefix), _told(command, lambda _: False))
+
+
+def fates_of_groups(keys: Keys, group_ids: Sequence[str]) -> Plan[list[Fate]]:
+    """What became of groups that were started."""
+    infos = yield [groups.read(keys, group_id) for group_id in group_ids]
+    gone = yield [groups.read_gone(keys, group_id) for group_id in group_ids]
+    return [_fate(info, end) for info, end in zip(infos, gone, strict=True)]
+
+
+def _fate(info: GroupInfo | None, end: GroupInfo | None) -> Fate:
+    if info is None:
+        return Fate.LOST if end is None else Fate.GONE
+    return Fate.FINISHED if info.is_finished else Fate.TO_RUN
+
+
+def _read_group(row: OutboxRow) -> NewGroup:
+    stored = _decode(row)
+    try:
+        compensation = stored.pop("compensation", None) or {}
+        arguments = {option: _read(value) for option, value in stored.items()}
+        arguments["compensation"] = {key: _read(value) for key, value in compensation.items()}
+        return _group_of(arguments)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _unreadable(row, error) from error
+
+
+# ---------------------------------------------------------------------------- flows
+
+
+def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
+    """The columns of a row that starts a flow; what could not start later is refused now."""
+    if not isinstance(flow, FlowJob):
+        raise InvalidOptionError(f"{flow!r} is no FlowJob; a flow is made of FlowJob(name, …)")
+    if flow.parent is not None or flow.prefix is not None:
+        option = "prefix" if flow.parent is None else "parent"
+        raise InvalidOptionError(
+            f"flow {flow.name!r} cannot go through the outbox with a {option}: a parent may be gone"
+            f" when the row is relayed, and the prefix of its root is that of the relay"
+        )
+    root_id = flow.job_id or generated_id
+    _start_flow(flow, root_id, "any")
+    # Not as a tree: it may be deeper than what JSON's readers take.
+    nodes: list[dict[str, Any]] = []
+    stack: list[tuple[FlowJob, int | None]] = [(flow, None)]
+    while stack:
+        job, above = stack.pop()
+        node = _write(msgspec.structs.replace(job, children=()))
+        stack.extend((child, len(nodes)) for child in reversed(job.children))
+        nodes.append(node if above is None else {**node, "above": above})
+    # As with a job: an id that was given may be used again.
+    made_up = f"{root_id}-{generated_id}" if flow.job_id else root_id
+    key = flow.idempotency_key or made_up
+    return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key)
+
+
+def _start_flow(flow: FlowJob, root_id: str, prefix: str) -> Start:
+    ids = iter([root_id])
+    nodes = flows.prepare([flow], prefix, lambda: next(ids, None) or new_job_id())
+    command = flows.add(nodes)
+    return Start(flows.queues_of([flow], nodes), _told(command, _is_there))
+
+
+def _is_there(added: list[Any]) -> bool:
+    return bool(added[0].is_duplicate)
+
+
+def _read_flow(row: OutboxRow) -> FlowJob:
+    try:
+        nodes: list[dict[str, Any]] = list(_decode(row)["nodes"])
+        children: list[list[FlowJob]] = [[] for _ in nodes]
+        for index in range(len(nodes) - 1, 0, -1):
+            node = dict(nodes[index])
+            above = node.pop("above")
+            job = _read({**node, "children": ()})
+            children[above].append(_with_children(job, children[index]))
+        root = _with_children(_read(nodes[0]), children[0])
+        return msgspec.structs.replace(root, idempotency_key=row.key)
+    except InvalidInputError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise _unreadable(row, error) from error
+
+
+def _with_children(job: FlowJob, children: list[FlowJob]) -> FlowJob:
+    return msgspec.structs.replace(job, children=tuple(reversed(children)))
+
+
+# ---------------------------------------------------------------------------- the row
+
+
+def _values(
+    row_id: str, queue: str, name: str, stored: dict[str, Any], kind: str, key: str
+) -> dict[str, Any]:
+    check_length("queue", queue, LONGEST_KEY)
+    check_length("name", name, LONGEST_NAME)
+    check_length("idempotency_key", key, LONGEST_KEY)
+    return {
+        "id": row_id,
+        "queue": queue,
+        "name": name,
+        "data": codec.encode(stored, f"{kind} {name!r}").decode(),
+        "options": f'{{"start":"{kind}"}}',
+        "lane": None,
+        "key": key,
+    }
+
+
+def _decode(row: OutboxRow) -> dict[str, Any]:
+    try:
+        stored = codec.decode(row.data.encode())
+    except ValueError as error:
+        raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
+    if not isinstance(stored, dict):
+        raise _unreadable(row, "its data is no object")
+    return stored
+
+
+def _unreadable(row: OutboxRow, why: object) -> InvalidOptionError:
+    return InvalidOptionError(f"what outbox row {row.seq} starts cannot be read: {why}")
+
+
+def _told(command: Command[Any], tell: Any) -> Command[bool]:
+    parse = command.parse
+    return msgspec.structs.replace(command, parse=lambda reply: tell(parse(reply)))
+
+
+def _write(value: Any) -> Any:
+    """A value of an argument, so that JSON takes it; Structs of ours say what they are."""
+    match value:
+        case timedelta():
+            return milliseconds(value, "duration")
+        case datetime():
+            return epoch_ms(value, "time")
+        case msgspec.Struct():
+            kind = next(kind for kind in type(value).__mro__ if kind.__name__ in _STRUCTS)
+            fields = msgspec.structs.fields(kind)
+            given = {one.name: getattr(value, one.name) for one in fields if _is_given(one, value)}
+            return {_TAG: kind.__name__, **_write(given)}
+        case Mapping():
+            return {key: one if key in _OF_USERS else _write(one) for key, one in value.items()}
+        case list() | tuple():
+            return [_write(one) for one in value]
+    return value
+
+
+def _is_given(field: msgspec.structs.FieldInfo, value: Any) -> bool:
+    default = field.default
+    if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+        default = field.default_factory()
+    given = getattr(value, field.name)
+    return type(given) is not type(default) or bool(given != default)
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {key: one if key in _OF_USERS else _read(one) for key, one in value.items()}
+    tag = value.get(_TAG)
+    if not isinstance(tag, str):
+        return fields
+    del fields[_TAG]
+    if tag not in _STRUCTS:
+        raise InvalidOptionError(f"{tag!r} is not known to this version; run a newer relay")
+    return _STRUCTS[tag](**fields)
