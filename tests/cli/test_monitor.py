@@ -30,9 +30,10 @@ from toril import (
 )
 from toril.cli.monitor.app import MonitorApp
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
-from toril.cli.monitor.watcher import SEARCH_EVERY, SLICES_AT_FIRST, View, Watcher
+from toril.cli.monitor.watcher import View, Watcher
 from toril.client.connection import Connection
 from toril.protocol.command import plain
+from toril.protocol.discovering import KEYS_PER_SCAN
 
 
 @asynccontextmanager
@@ -44,6 +45,7 @@ async def monitor(
     app = MonitorApp(watcher, connection, label=url, interval_s=0.1)
     async with app.run_test(size=size) as pilot:
         yield app, pilot
+    await watcher.close()
     await connection.close()
 
 
@@ -190,27 +192,61 @@ async def test_large_numbers_and_long_names_fit_into_80_columns(client: Any, url
     )
 
 
-async def test_queues_among_very_many_keys_are_found_soon(start_server: Callable[..., Server]):
-    """A fixed number of slices at every tick until the whole key space was seen, and it says so."""
+async def test_queues_are_found_at_the_first_look_among_very_many_keys(
+    start_server: Callable[..., Server],
+):
+    """Those with a worker by one command; the others by a search that waits for no tick."""
     server = start_server()
     with server.client() as client:
-        keys = 3 * SLICES_AT_FIRST * 1000
+        keys = 40 * KEYS_PER_SCAN
         client.mset({f"other:{n}": "" for n in range(keys)})
     connection = Connection(server.unix_url, patience_s=0.0)
-    async with Queue("q", connection=server.unix_url) as queue:
-        await queue.add("n")
-    watcher = Watcher(connection, "bull", (), time.monotonic)
-    await watcher.start()
-    ticks = 0
-    while watcher.is_searching:
-        before = await _calls(connection)
-        await watcher.tick()
-        ticks += 1
-        assert (await _calls(connection) - before)["scan"] <= SLICES_AT_FIRST
-        assert ticks < 10
+    options: dict[str, Any] = {"connection": server.unix_url}
 
-    assert list(watcher.queues) == ["q"]
-    assert ticks >= 2
+    async def handler(job: Any) -> None:
+        pass
+
+    async with (
+        Queue("alone", **options) as alone,
+        Queue("served", **options) as served,
+        Worker("served", handler, **options) as worker,
+    ):
+        gone = Connection(server.unix_url, client_name="bull:Z29uZQ==")
+        await gone.run(plain("PING", parse=str, near="bull:"))
+        await alone.add("n")
+        await served.add("n")
+        await wait_until(lambda: worker.is_running)
+        watcher = Watcher(connection, "bull", (), time.monotonic)
+        finder = watcher._finder
+        assert finder is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finder, "_walk", lambda near: asyncio.Event().wait())
+            await watcher.tick()
+            assert list(watcher.queues) == ["served"], "before anything was walked through"
+            assert watcher.is_searching
+            await watcher.close()
+        names = await finder.names(patience_s=30.0)
+
+        assert names == ["alone", "served"]
+        await watcher.tick()
+        assert list(watcher.queues) == names
+        await gone.close()
+    await watcher.close()
+    await connection.close()
+
+
+async def test_a_search_takes_a_small_part_of_the_time(start_server: Callable[..., Server]):
+    server = start_server()
+    connection = Connection(server.unix_url, patience_s=0.0)
+    watcher = Watcher(connection, "bull", (), time.monotonic)
+    while watcher.is_searching:
+        await watcher.tick()
+    before = await _calls(connection)
+    for _ in range(50):
+        await watcher.tick()
+
+    assert (await _calls(connection) - before)["scan"] <= 2, "not again before a second has passed"
+    await watcher.close()
     await connection.close()
 
 
@@ -329,6 +365,7 @@ async def test_a_server_slower_than_the_interval_is_waited_for(url: str, prefix:
         assert most == 1
 
 
+TICKS = 10
 COSTS = {View.ACTIVE: 1, View.LANES: 1, View.GROUPS: 2, View.LETTERS: 1, View.EVENTS: 0}
 
 
@@ -345,21 +382,20 @@ async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
         for jobs in (10, 5000):
             plain_ones = [NewJob("n", {"n": n}) for n in range(jobs)]
             await queue.add_bulk(plain_ones + [NewJob("l", lane="one") for _ in range(jobs)])
-            watcher = Watcher(connection, "bull", (), time.monotonic)
-            await watcher.start()
+            watcher = Watcher(connection, "bull", ("a", "b"), time.monotonic)
             for view in View:
                 await watcher.tick("a", view, node.group_id)
             costs.append({})
             for view in View:
                 await _settle_events(watcher, view, node.group_id)
                 before = await _calls(connection)
-                for _ in range(2 * SEARCH_EVERY):
+                for _ in range(TICKS):
                     await watcher.tick("a", view, node.group_id)
                 costs[-1][view] = await _calls(connection) - before
         for view, expected in COSTS.items():
             few, many = costs[0][view], costs[1][view]
-            assert many["evalsha"] == 2 * SEARCH_EVERY * (2 + expected), view
-            assert many["scan"] == 2, view
+            assert many["evalsha"] == TICKS * (2 + expected), view
+            assert many["scan"] == 0, view
             assert many["eval"] + many["keys"] == 0, view
             if view is not View.LETTERS:
                 assert few == many, (view, "what scripts do inside is the same, too")
@@ -449,8 +485,10 @@ async def test_the_queues_of_a_cluster_are_found_on_all_of_its_nodes(
             await queue.add("n")
     connection = Connection(url, patience_s=1.0)
     watcher = Watcher(connection, "bull", (), time.monotonic)
-    await watcher.start()
+    while watcher.is_searching:
+        await watcher.tick()
     await watcher.tick()
+    await watcher.close()
     await connection.close()
 
     listed = await asyncio.to_thread(
@@ -470,7 +508,7 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
     async with Queue("q", connection=url, prefix="{shop}") as queue:
         await queue.add("n", lane="one")
         watcher = Watcher(connection, "{shop}", (), time.monotonic)
-        await watcher.start()
+        await wait_until(lambda: _found(watcher))
         for view in View:
             await watcher.tick("q", view)
 
@@ -479,4 +517,10 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
         assert (glance.waiting, glance.lanes) == (1, 1)
         assert [lane.name for lane in watcher.details.lanes] == ["one"]
         await queue.obliterate(force=True)
+    await watcher.close()
     await connection.close()
+
+
+async def _found(watcher: Watcher) -> bool:
+    await watcher.tick()
+    return bool(watcher.queues)

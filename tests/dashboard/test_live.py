@@ -18,8 +18,9 @@ from tests.dashboard.conftest import Visitor
 from tests.dashboard.world import World
 from tests.helpers import wait_until
 from toril import Connection, NewJob, Queue
+from toril.client.finder import Finder
 from toril.dashboard.audit import KEPT_S, MOST_ENTRIES, AuditLog
-from toril.dashboard.live import Finder, Pulse
+from toril.dashboard.live import Pulse
 from toril.dashboard.sharing import Shared
 
 ROOT = Path(__file__).parent.parent.parent

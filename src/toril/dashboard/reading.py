@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from toril.client.connection import Connection
+from toril.client.finder import Finder
 from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
-from toril.dashboard.live import Finder, Pulse
+from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
 from toril.doctor import Finding, Severity, examine
-from toril.errors import InvalidNameError, NotDeadLettersError, ServerUnavailableError, TorilError
+from toril.errors import (
+    InvalidNameError,
+    NotDeadLettersError,
+    ServerRefusalError,
+    ServerUnavailableError,
+    TorilError,
+)
 from toril.options import RateLimit
 from toril.protocol import glancing, reading
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
@@ -272,11 +279,9 @@ class Desk:
             if look.waiting + look.prioritized
         ]
         waiting_since = dict(zip(crowded, await self._each(crowded, oldest), strict=True))
-        workers = await self.shared.get(
-            ("workers of", tuple(names)), lambda: self._each(names, _workers_of), fresh_s=5.0
-        )
+        workers = await self._workers()
         rows: list[QueueRow] = []
-        for name, glance, staff in zip(names, glances, workers, strict=True):
+        for name, glance in zip(names, glances, strict=True):
             watched = self.pulse.queues.get(name)
             rate = None if watched is None else watched.rate
             done, failed = metrics[name]
@@ -285,7 +290,7 @@ class Desk:
                     name,
                     glance,
                     waiting_since.get(name),
-                    len(staff),
+                    len(workers.get(name, ())),
                     None if rate is None else rate.added,
                     _per_second(done, failed) if rate is None else rate.completed + rate.failed,
                     sum(_aligned(failed)),
@@ -366,7 +371,7 @@ class Desk:
             await self.connection.run(glancing.look(queue.keys, most=1)),
             await queue.get_global_concurrency(),
             await queue.get_global_rate_limit(),
-            await queue.get_workers(),
+            (await self._workers()).get(name, []),
             await queue.get_job_scheduler_count(),
             len(await queue.get_lanes(0, MOST_ROWS - 1, state="stopped")),
             await self._is_letters(queue),
@@ -601,13 +606,23 @@ class Desk:
     async def workers(self, name: str) -> list[tuple[str, list[WorkerInfo], list[ActiveJob]]]:
         """For each queue who works on it, and what runs for how long."""
 
-        async def ask(queue: Queue) -> tuple[str, list[WorkerInfo], list[ActiveJob]]:
-            running = await self.connection.run(glancing.active(queue.keys, most=MOST_ROWS))
-            return queue.name, await queue.get_workers(), running
-
         names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        found = await self.shared.get(("workers", name), lambda: self._each(names, ask))
-        return [one for one in found if one[1] or one[2] or name]
+        looks = [glancing.active(self.queue(one).keys, most=MOST_ROWS) for one in names]
+        running = await self.shared.get(("running", name), lambda: self.connection.run_all(looks))
+        workers = await self._workers()
+        rows = [(one, workers.get(one, []), jobs) for one, jobs in zip(names, running, strict=True)]
+        return [row for row in rows if row[1] or row[2] or name]
+
+    async def _workers(self) -> dict[str, list[WorkerInfo]]:
+        """Who is connected, by queue; nobody where the server does not say."""
+
+        async def ask() -> dict[str, list[WorkerInfo]]:
+            try:
+                return await self.finder.workers()
+            except ServerRefusalError:
+                return {}
+
+        return await self.shared.get("workers", ask, fresh_s=2.0)
 
     async def flow(self, name: str, job_id: str) -> tuple[Tree, Relative]:
         """The whole flow that a job is part of, and the job that was asked for."""
@@ -630,10 +645,6 @@ class Desk:
         state = await self.queue(node.job.queue_name).get_state(node.job.id)
         children = [await self._tree(child) for child in node.children]
         return Tree(node.job, state or "unknown", children)
-
-
-async def _workers_of(queue: Queue) -> list[WorkerInfo]:
-    return await queue.get_workers()
 
 
 def _aligned(metrics: Metrics) -> list[int]:

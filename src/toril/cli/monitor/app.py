@@ -147,8 +147,6 @@ class MonitorApp(App[None]):
         if self._is_frozen:
             return
         try:
-            if self.ticks == 0:
-                await self.watcher.start()
             self._looked_at = self._chosen_name
             await self.watcher.tick(self._looked_at, self.view, self._chosen_group)
         except TorilError as error:
