@@ -28,9 +28,10 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
-from toril.cli.monitor.app import MonitorApp
+from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.watcher import View, Watcher
+from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
 from toril.protocol.discovering import KEYS_PER_SCAN
@@ -152,6 +153,140 @@ async def test_a_group_that_is_undone_shows_what_is(url: str, prefix: str):
         await shows(pilot, lambda: line in text(app, "note"))
 
 
+def whole(app: MonitorApp) -> str:
+    """What stands on the screen that Enter opened; nothing before it is there."""
+    if not isinstance(app.screen, WholeScreen) or not app.screen.query("#text"):
+        return ""
+    return str(app.screen.query_one("#text", Static).render())
+
+
+async def test_a_failed_job_is_seen_with_its_reason_and_whole_and_retried(url: str, prefix: str):
+    async def handle(job: Any) -> None:
+        await job.log("asking the bank")
+        raise ValueError("no such card")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("pay", **options) as queue:
+        await queue.add("charge", {"amount": 99}, job_id="order-7", attempts=2)
+        await queue.add("charge", {"amount": 98}, job_id="order-8")
+        async with Worker("pay", handle, worker_name="anna", **options):
+            await wait_until(lambda: _has_failed(queue, 2))
+
+        async with monitor(url, prefix, "pay") as (app, pilot):
+            await pilot.press("6")
+            await shows(pilot, lambda: len(cells(app, "view")) == 2)
+            rows = {row[0]: row for row in cells(app, "view")}
+            assert rows["order-7"][3] == "2"
+            assert "no such card" in rows["order-7"][4]
+            table = app.query_one("#view", DataTable)
+            assert table.virtual_size.width <= 80, "no column is cut off"
+
+            await pilot.press("enter")
+            assert app.focused is table, "Enter on a queue goes down to its jobs"
+            while chosen_key(table) != "order-7":
+                await pilot.press("down")
+                await pilot.pause()
+            await pilot.press("enter")
+            await shows(pilot, lambda: "order-7" in whole(app))
+            text = whole(app)
+            assert re.search(r"why\s+.*failed", text)
+            assert re.search(r"attempts\s+2 of 2 made", text)
+            assert re.search(r"worker\s+anna", text)
+            assert "Failed attempt 2" in text
+            assert "Traceback" in text
+            assert "test_monitor.py" in text
+            assert '"amount": 99' in text
+            assert "asking the bank" in text
+
+            await queue.add_log("order-7", "somebody looks")
+            await shows(pilot, lambda: "somebody looks" in whole(app))
+            await pilot.press("escape")
+            await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
+            await pilot.press("r")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("y")
+            await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["order-8"])
+            assert await queue.get_state("order-7") == "waiting"
+
+
+async def _has_failed(queue: Queue, count: int) -> bool:
+    return await queue.get_failed_count() == count
+
+
+async def test_enter_shows_the_job_of_every_view(url: str, prefix: str):
+    """One that runs, a lane's holder, that of an event, the example of a kind of dead letters."""
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def handle(job: Any) -> None:
+        if job.name == "dies":
+            raise UnrecoverableError("no")
+        started.set()
+        await go.wait()
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("pay", **options) as queue, Queue("dead", **options) as dead:
+        await queue.add("dies", job_id="dies")
+        async with Worker("pay", handle, dead_letter_queue="dead", **options):
+            await wait_until(dead.get_dead_letter_count)
+            await queue.add("runs", job_id="runs", lane="one")
+            await started.wait()
+            [letter] = await dead.get_dead_letter_jobs()
+            try:
+                await _press_enter(url, prefix, "pay", {"1": "runs", "2": "runs", "5": "runs"})
+                await _press_enter(url, prefix, "dead", {"4": letter.id})
+            finally:
+                go.set()
+
+
+async def _press_enter(url: str, prefix: str, name: str, expected: dict[str, str]) -> None:
+    async with monitor(url, prefix, name) as (app, pilot):
+        for key, words in expected.items():
+            await pilot.press(key)
+            app.query_one("#view").focus()
+            await shows(pilot, lambda: cells(app, "view"))
+            await pilot.press("enter")
+            await shows(pilot, lambda: "attempts" in whole(app))
+            assert words in whole(app), key
+            await pilot.press("escape")
+            await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
+
+
+async def test_groups_that_need_a_person_are_seen_first_and_whole(url: str, prefix: str):
+    async def handle(job: Any) -> None:
+        if job.name in ("reserve", "refund"):
+            raise UnrecoverableError("the warehouse is on fire")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        node = await flow.add_group(
+            "broken",
+            [GroupJob(name, queue_name="pay") for name in ("charge", "reserve")],
+            {"charge": Compensation("refund")},
+        )
+        async with Worker("pay", handle, **options), Worker("pay:compensation", handle, **options):
+            await queue.wait_for_group(node.group_id, timeout=30_000)
+        for number in range(3):
+            await flow.add_group(f"newer-{number}", [GroupJob("charge", queue_name="pay")])
+
+        async with monitor(url, prefix) as (app, pilot):
+            await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay !")
+            await shows(pilot, lambda: "1 NEED A PERSON" in text(app, "summary"))
+            await pilot.press("3", "tab")
+            await shows(pilot, lambda: cells(app, "view")[0][1:3] == ["broken", FAILED_UNDOING])
+            assert len(cells(app, "view")) == 4
+            await pilot.press("enter")
+            await shows(pilot, lambda: "needs a person" in whole(app))
+            assert "the warehouse is on fire" in whole(app)
+            assert "NOT UNDONE" in whole(app)
+            await pilot.press("escape")
+
+            await queue.resolve_group(node.group_id, "paid back by hand")
+            await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay")
+
+
+FAILED_UNDOING = "FAILED_COMPENSATION"
+
+
 async def test_nothing_is_said_as_nothing(url: str, prefix: str):
     """An empty table alone might be one that has not been filled yet."""
     async with Queue("q", connection=url, prefix=prefix) as queue:
@@ -162,6 +297,7 @@ async def test_nothing_is_said_as_nothing(url: str, prefix: str):
             ("2", "No lane"),
             ("3", "no groups"),
             ("4", "No dead letters here"),
+            ("6", "No failed job"),
         ):
             await pilot.press(key)
             await shows(pilot, lambda words=words: words in text(app, "note"))
@@ -366,7 +502,14 @@ async def test_a_server_slower_than_the_interval_is_waited_for(url: str, prefix:
 
 
 TICKS = 10
-COSTS = {View.ACTIVE: 1, View.LANES: 1, View.GROUPS: 2, View.LETTERS: 1, View.EVENTS: 0}
+COSTS = {
+    View.ACTIVE: 1,
+    View.LANES: 1,
+    View.GROUPS: 2,
+    View.LETTERS: 1,
+    View.EVENTS: 0,
+    View.FAILED: 0,
+}
 
 
 async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
@@ -441,6 +584,12 @@ def hears(terminal: Terminal) -> bool:
     return False
 
 
+def opens(terminal: Terminal) -> bool:
+    """Is the whole job shown? The first Enter goes from the queues to the jobs."""
+    terminal.press("Enter")
+    return bool(re.search(r"why +\S", terminal.screen()))
+
+
 def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: str):
     if not Terminal.is_available():
         not_run("tmux is missing, so no real terminal was driven")
@@ -450,6 +599,8 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
     env = {name: cli_env[name] for name in names} | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
     with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
         queue.add_bulk([NewJob("charge") for _ in range(1234)])
+        queue.add("refund", {"amount": 5}, job_id="doomed")
+        queue.cancel("doomed", reason="\x1b[41mby hand")
         command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
         # In some whole runs one terminal hears no key at all; why was not found. Another one does.
         for _ in range(3):
@@ -468,6 +619,12 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
                 wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
                 terminal.press("Escape")
                 wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=20)
+                terminal.press("6")
+                wait_until_sync(lambda: "\\x1b[41mby hand" in terminal.screen(), timeout=20)
+                wait_until_sync(lambda: opens(terminal), timeout=20, every=0.3)
+                assert '"amount": 5' in terminal.screen()
+                terminal.press("Escape")
+                wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=20)
                 terminal.press("q")
                 wait_until_sync(lambda: not terminal.is_running, timeout=20)
                 return

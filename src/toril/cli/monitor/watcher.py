@@ -20,7 +20,7 @@ from toril.client.finder import PATIENCE_S, Finder
 from toril.protocol import glancing, groups
 from toril.protocol.command import Command
 from toril.protocol.events import Event
-from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
+from toril.protocol.glancing import ActiveJob, FailedJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 from toril.protocol.keys import Keys
 
@@ -37,6 +37,7 @@ class View(StrEnum):
     GROUPS = "groups"
     LETTERS = "letters"
     EVENTS = "events"
+    FAILED = "failed"
 
 
 class QueueWatch:
@@ -45,6 +46,8 @@ class QueueWatch:
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.glance: Glance | None = None
+        self.needing_a_person = 0
+        """How many of its groups go no further by themselves."""
         self.pace = Pace()
         self.events: deque[Event] = deque(maxlen=EVENTS_PER_LOOK)
         self._last_event = glancing.BEGINNING
@@ -69,6 +72,7 @@ class Details(msgspec.Struct):
     """What the open view shows of the chosen queue."""
 
     active: list[ActiveJob] = []
+    failed: list[FailedJob] = []
     lanes: list[LaneGlance] = []
     groups: list[GroupInfo] = []
     members: list[GroupMember] = []
@@ -113,14 +117,33 @@ class Watcher:
         watches = list(self.queues.values())
         watch = self.queues.get(chosen or "")
         commands: list[Command[Any]] = [each.look() for each in watches]
+        owners = [each for each in watches if each.glance is not None and each.glance.groups]
+        commands += [groups.count_needing_a_person(each.keys) for each in owners]
         if watch is not None:
             commands += self._detail_commands(watch.keys, view, group_id)
         answers = await self._connection.run_all(commands) if commands else []
         now_s = self._clock()
-        for each, glance in zip(watches, answers, strict=False):
-            each.note(glance, now_s)
+        for each in watches:
+            each.note(answers.pop(0), now_s)
+        for each in owners:
+            each.needing_a_person = answers.pop(0)
         if watch is not None:
-            self._note_details(view, answers[len(watches) :])
+            self._note_details(view, answers)
+            await self._read_details(watch, view)
+
+    async def _read_details(self, watch: QueueWatch, view: View) -> None:
+        """What takes more than one round trip; as much of it as the screen shows."""
+        if view is View.FAILED:
+            is_any = watch.glance is not None and watch.glance.failed
+            plan = glancing.failed(watch.keys, most=MOST_ROWS)
+            self.details.failed = await self._connection.follow(plan) if is_any else []
+        if view is View.GROUPS and watch.needing_a_person:
+            plan_of_groups = groups.needing_a_person(watch.keys, most=MOST_ROWS)
+            first = await self._connection.follow(plan_of_groups)
+            known = {group.id for group in first}
+            self.details.groups = first + [
+                group for group in self.details.groups if group.id not in known
+            ]
 
     def _detail_commands(self, keys: Keys, view: View, group_id: str | None) -> list[Command[Any]]:
         match view:
@@ -135,7 +158,7 @@ class Watcher:
                 if self.letters is None or self.letters.keys.base != keys.base:
                     self.letters = LetterSurvey(keys)
                 return [self.letters.next_command()]
-            case View.EVENTS:
+            case View.EVENTS | View.FAILED:
                 return []
 
     def _note_details(self, view: View, answers: list[Any]) -> None:
