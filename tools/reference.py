@@ -24,6 +24,7 @@ from toril import errors, options
 from toril.cli.catalogue import CATALOGUE
 from toril.cli.main import toril as cli
 from toril.client.queue import Queue
+from toril.doctor import ailments
 from toril.doctor.codes import CODES
 from toril.outbox.relay import Relay
 from toril.tasks.app import App
@@ -369,12 +370,7 @@ def _prose(text: str) -> Iterator[str]:
 
 
 def codes_in_use() -> set[str]:
-    return {
-        code
-        for path in (ROOT / "src" / "toril" / "doctor").glob("*.py")
-        if path.name != "codes.py"
-        for code in re.findall(r'code="(D\d{3})"', path.read_text())
-    }
+    return {one.code for one in vars(ailments).values() if isinstance(one, ailments.Ailment)}
 
 
 _AREAS = {

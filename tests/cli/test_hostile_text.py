@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from tests.cli.test_help import LEAVES
-from tests.cli.test_monitor import cells, monitor, shows, text
+from tests.cli.test_monitor import cells, monitor, shows, text, whole
 from tests.helpers import wait_until
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, UnrecoverableError, Worker
 from toril.cli.main import run
+from toril.cli.monitor.whole import WholeScreen
 from toril.logs import get_logger
 from toril.protocol.visible_text import visible, visible_json, visible_lines
 
@@ -182,7 +183,7 @@ async def test_the_monitor_shows_it_and_does_not_obey(url: str, prefix: str, cli
         while app.watcher.queues[QUEUE] is not app._chosen:
             await pilot.press("down")
             await pilot.pause()
-        for key in "12345":
+        for key in "123456":
             await pilot.press(key)
             await pilot.pause()
             if key == "3":
@@ -192,6 +193,17 @@ async def test_the_monitor_shows_it_and_does_not_obey(url: str, prefix: str, cli
             drawn = [strip.text for strip in app.screen._compositor.render_strips()]
             told = [text(app, widget) for widget in ("status", "summary", "note")]
             assert all(map(is_inert, drawn + told)), (key, drawn)
+        for key in "356":
+            await pilot.press(key)
+            app.query_one("#view").focus()
+            await shows(pilot, lambda: cells(app, "view"))
+            await pilot.press("enter")
+            await shows(pilot, lambda: isinstance(app.screen, WholeScreen))
+            await shows(pilot, lambda: "\\u202e" in whole(app))
+            assert is_inert(whole(app)), key
+            assert all(is_inert(strip.text) for strip in app.screen._compositor.render_strips())
+            await pilot.press("escape")
+            await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
         app.tell(HOSTILE)
         await pilot.press("p")
         await shows(pilot, lambda: len(app.screen_stack) == 2)

@@ -28,11 +28,13 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
-from toril.cli.monitor.app import MonitorApp
+from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
-from toril.cli.monitor.watcher import SEARCH_EVERY, SLICES_AT_FIRST, View, Watcher
+from toril.cli.monitor.watcher import View, Watcher
+from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
+from toril.protocol.discovering import KEYS_PER_SCAN
 
 
 @asynccontextmanager
@@ -44,6 +46,7 @@ async def monitor(
     app = MonitorApp(watcher, connection, label=url, interval_s=0.1)
     async with app.run_test(size=size) as pilot:
         yield app, pilot
+    await watcher.close()
     await connection.close()
 
 
@@ -150,6 +153,140 @@ async def test_a_group_that_is_undone_shows_what_is(url: str, prefix: str):
         await shows(pilot, lambda: line in text(app, "note"))
 
 
+def whole(app: MonitorApp) -> str:
+    """What stands on the screen that Enter opened; nothing before it is there."""
+    if not isinstance(app.screen, WholeScreen) or not app.screen.query("#text"):
+        return ""
+    return str(app.screen.query_one("#text", Static).render())
+
+
+async def test_a_failed_job_is_seen_with_its_reason_and_whole_and_retried(url: str, prefix: str):
+    async def handle(job: Any) -> None:
+        await job.log("asking the bank")
+        raise ValueError("no such card")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("pay", **options) as queue:
+        await queue.add("charge", {"amount": 99}, job_id="order-7", attempts=2)
+        await queue.add("charge", {"amount": 98}, job_id="order-8")
+        async with Worker("pay", handle, worker_name="anna", **options):
+            await wait_until(lambda: _has_failed(queue, 2))
+
+        async with monitor(url, prefix, "pay") as (app, pilot):
+            await pilot.press("6")
+            await shows(pilot, lambda: len(cells(app, "view")) == 2)
+            rows = {row[0]: row for row in cells(app, "view")}
+            assert rows["order-7"][3] == "2"
+            assert "no such card" in rows["order-7"][4]
+            table = app.query_one("#view", DataTable)
+            assert table.virtual_size.width <= 80, "no column is cut off"
+
+            await pilot.press("enter")
+            assert app.focused is table, "Enter on a queue goes down to its jobs"
+            while chosen_key(table) != "order-7":
+                await pilot.press("down")
+                await pilot.pause()
+            await pilot.press("enter")
+            await shows(pilot, lambda: "order-7" in whole(app))
+            text = whole(app)
+            assert re.search(r"why\s+.*failed", text)
+            assert re.search(r"attempts\s+2 of 2 made", text)
+            assert re.search(r"worker\s+anna", text)
+            assert "Failed attempt 2" in text
+            assert "Traceback" in text
+            assert "test_monitor.py" in text
+            assert '"amount": 99' in text
+            assert "asking the bank" in text
+
+            await queue.add_log("order-7", "somebody looks")
+            await shows(pilot, lambda: "somebody looks" in whole(app))
+            await pilot.press("escape")
+            await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
+            await pilot.press("r")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await pilot.press("y")
+            await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["order-8"])
+            assert await queue.get_state("order-7") == "waiting"
+
+
+async def _has_failed(queue: Queue, count: int) -> bool:
+    return await queue.get_failed_count() == count
+
+
+async def test_enter_shows_the_job_of_every_view(url: str, prefix: str):
+    """One that runs, a lane's holder, that of an event, the example of a kind of dead letters."""
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def handle(job: Any) -> None:
+        if job.name == "dies":
+            raise UnrecoverableError("no")
+        started.set()
+        await go.wait()
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with Queue("pay", **options) as queue, Queue("dead", **options) as dead:
+        await queue.add("dies", job_id="dies")
+        async with Worker("pay", handle, dead_letter_queue="dead", **options):
+            await wait_until(dead.get_dead_letter_count)
+            await queue.add("runs", job_id="runs", lane="one")
+            await started.wait()
+            [letter] = await dead.get_dead_letter_jobs()
+            try:
+                await _press_enter(url, prefix, "pay", {"1": "runs", "2": "runs", "5": "runs"})
+                await _press_enter(url, prefix, "dead", {"4": letter.id})
+            finally:
+                go.set()
+
+
+async def _press_enter(url: str, prefix: str, name: str, expected: dict[str, str]) -> None:
+    async with monitor(url, prefix, name) as (app, pilot):
+        for key, words in expected.items():
+            await pilot.press(key)
+            app.query_one("#view").focus()
+            await shows(pilot, lambda: cells(app, "view"))
+            await pilot.press("enter")
+            await shows(pilot, lambda: "attempts" in whole(app))
+            assert words in whole(app), key
+            await pilot.press("escape")
+            await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
+
+
+async def test_groups_that_need_a_person_are_seen_first_and_whole(url: str, prefix: str):
+    async def handle(job: Any) -> None:
+        if job.name in ("reserve", "refund"):
+            raise UnrecoverableError("the warehouse is on fire")
+
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        node = await flow.add_group(
+            "broken",
+            [GroupJob(name, queue_name="pay") for name in ("charge", "reserve")],
+            {"charge": Compensation("refund")},
+        )
+        async with Worker("pay", handle, **options), Worker("pay:compensation", handle, **options):
+            await queue.wait_for_group(node.group_id, timeout=30_000)
+        for number in range(3):
+            await flow.add_group(f"newer-{number}", [GroupJob("charge", queue_name="pay")])
+
+        async with monitor(url, prefix) as (app, pilot):
+            await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay !")
+            await shows(pilot, lambda: "1 NEED A PERSON" in text(app, "summary"))
+            await pilot.press("3", "tab")
+            await shows(pilot, lambda: cells(app, "view")[0][1:3] == ["broken", FAILED_UNDOING])
+            assert len(cells(app, "view")) == 4
+            await pilot.press("enter")
+            await shows(pilot, lambda: "needs a person" in whole(app))
+            assert "the warehouse is on fire" in whole(app)
+            assert "NOT UNDONE" in whole(app)
+            await pilot.press("escape")
+
+            await queue.resolve_group(node.group_id, "paid back by hand")
+            await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay")
+
+
+FAILED_UNDOING = "FAILED_COMPENSATION"
+
+
 async def test_nothing_is_said_as_nothing(url: str, prefix: str):
     """An empty table alone might be one that has not been filled yet."""
     async with Queue("q", connection=url, prefix=prefix) as queue:
@@ -160,6 +297,7 @@ async def test_nothing_is_said_as_nothing(url: str, prefix: str):
             ("2", "No lane"),
             ("3", "no groups"),
             ("4", "No dead letters here"),
+            ("6", "No failed job"),
         ):
             await pilot.press(key)
             await shows(pilot, lambda words=words: words in text(app, "note"))
@@ -190,27 +328,61 @@ async def test_large_numbers_and_long_names_fit_into_80_columns(client: Any, url
     )
 
 
-async def test_queues_among_very_many_keys_are_found_soon(start_server: Callable[..., Server]):
-    """A fixed number of slices at every tick until the whole key space was seen, and it says so."""
+async def test_queues_are_found_at_the_first_look_among_very_many_keys(
+    start_server: Callable[..., Server],
+):
+    """Those with a worker by one command; the others by a search that waits for no tick."""
     server = start_server()
     with server.client() as client:
-        keys = 3 * SLICES_AT_FIRST * 1000
+        keys = 40 * KEYS_PER_SCAN
         client.mset({f"other:{n}": "" for n in range(keys)})
     connection = Connection(server.unix_url, patience_s=0.0)
-    async with Queue("q", connection=server.unix_url) as queue:
-        await queue.add("n")
-    watcher = Watcher(connection, "bull", (), time.monotonic)
-    await watcher.start()
-    ticks = 0
-    while watcher.is_searching:
-        before = await _calls(connection)
-        await watcher.tick()
-        ticks += 1
-        assert (await _calls(connection) - before)["scan"] <= SLICES_AT_FIRST
-        assert ticks < 10
+    options: dict[str, Any] = {"connection": server.unix_url}
 
-    assert list(watcher.queues) == ["q"]
-    assert ticks >= 2
+    async def handler(job: Any) -> None:
+        pass
+
+    async with (
+        Queue("alone", **options) as alone,
+        Queue("served", **options) as served,
+        Worker("served", handler, **options) as worker,
+    ):
+        gone = Connection(server.unix_url, client_name="bull:Z29uZQ==")
+        await gone.run(plain("PING", parse=str, near="bull:"))
+        await alone.add("n")
+        await served.add("n")
+        await wait_until(lambda: worker.is_running)
+        watcher = Watcher(connection, "bull", (), time.monotonic)
+        finder = watcher._finder
+        assert finder is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(finder, "_walk", lambda near: asyncio.Event().wait())
+            await watcher.tick()
+            assert list(watcher.queues) == ["served"], "before anything was walked through"
+            assert watcher.is_searching
+            await watcher.close()
+        names = await finder.names(patience_s=30.0)
+
+        assert names == ["alone", "served"]
+        await watcher.tick()
+        assert list(watcher.queues) == names
+        await gone.close()
+    await watcher.close()
+    await connection.close()
+
+
+async def test_a_search_takes_a_small_part_of_the_time(start_server: Callable[..., Server]):
+    server = start_server()
+    connection = Connection(server.unix_url, patience_s=0.0)
+    watcher = Watcher(connection, "bull", (), time.monotonic)
+    while watcher.is_searching:
+        await watcher.tick()
+    before = await _calls(connection)
+    for _ in range(50):
+        await watcher.tick()
+
+    assert (await _calls(connection) - before)["scan"] <= 2, "not again before a second has passed"
+    await watcher.close()
     await connection.close()
 
 
@@ -329,7 +501,15 @@ async def test_a_server_slower_than_the_interval_is_waited_for(url: str, prefix:
         assert most == 1
 
 
-COSTS = {View.ACTIVE: 1, View.LANES: 1, View.GROUPS: 2, View.LETTERS: 1, View.EVENTS: 0}
+TICKS = 10
+COSTS = {
+    View.ACTIVE: 1,
+    View.LANES: 1,
+    View.GROUPS: 2,
+    View.LETTERS: 1,
+    View.EVENTS: 0,
+    View.FAILED: 0,
+}
 
 
 async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
@@ -345,21 +525,20 @@ async def test_a_tick_costs_the_same_commands_however_many_jobs_there_are(
         for jobs in (10, 5000):
             plain_ones = [NewJob("n", {"n": n}) for n in range(jobs)]
             await queue.add_bulk(plain_ones + [NewJob("l", lane="one") for _ in range(jobs)])
-            watcher = Watcher(connection, "bull", (), time.monotonic)
-            await watcher.start()
+            watcher = Watcher(connection, "bull", ("a", "b"), time.monotonic)
             for view in View:
                 await watcher.tick("a", view, node.group_id)
             costs.append({})
             for view in View:
                 await _settle_events(watcher, view, node.group_id)
                 before = await _calls(connection)
-                for _ in range(2 * SEARCH_EVERY):
+                for _ in range(TICKS):
                     await watcher.tick("a", view, node.group_id)
                 costs[-1][view] = await _calls(connection) - before
         for view, expected in COSTS.items():
             few, many = costs[0][view], costs[1][view]
-            assert many["fcall_ro"] == 2 * SEARCH_EVERY * (2 + expected), view
-            assert many["scan"] == 2, view
+            assert many["fcall_ro"] == TICKS * (2 + expected), view
+            assert many["scan"] == 0, view
             assert many["eval"] + many["keys"] == 0, view
             if view is not View.LETTERS:
                 assert few == many, (view, "what scripts do inside is the same, too")
@@ -405,6 +584,12 @@ def hears(terminal: Terminal) -> bool:
     return False
 
 
+def opens(terminal: Terminal) -> bool:
+    """Is the whole job shown? The first Enter goes from the queues to the jobs."""
+    terminal.press("Enter")
+    return bool(re.search(r"why +\S", terminal.screen()))
+
+
 def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: str):
     if not Terminal.is_available():
         not_run("tmux is missing, so no real terminal was driven")
@@ -414,6 +599,8 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
     env = {name: cli_env[name] for name in names} | {"TERM": "xterm-256color", "LANG": "C.UTF-8"}
     with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
         queue.add_bulk([NewJob("charge") for _ in range(1234)])
+        queue.add("refund", {"amount": 5}, job_id="doomed")
+        queue.cancel("doomed", reason="\x1b[41mby hand")
         command = [sys.executable, "-m", "toril", "monitor", "--interval", "200ms"]
         # In some whole runs one terminal hears no key at all; why was not found. Another one does.
         for _ in range(3):
@@ -432,6 +619,12 @@ def test_it_runs_in_a_real_terminal(cli_env: dict[str, str], url: str, prefix: s
                 wait_until_sync(lambda: "pause the chosen queue" in terminal.screen(), timeout=20)
                 terminal.press("Escape")
                 wait_until_sync(lambda: "pause the chosen" not in terminal.screen(), timeout=20)
+                terminal.press("6")
+                wait_until_sync(lambda: "\\x1b[41mby hand" in terminal.screen(), timeout=20)
+                wait_until_sync(lambda: opens(terminal), timeout=20, every=0.3)
+                assert '"amount": 5' in terminal.screen()
+                terminal.press("Escape")
+                wait_until_sync(lambda: "1,234" in terminal.screen(), timeout=20)
                 terminal.press("q")
                 wait_until_sync(lambda: not terminal.is_running, timeout=20)
                 return
@@ -449,8 +642,10 @@ async def test_the_queues_of_a_cluster_are_found_on_all_of_its_nodes(
             await queue.add("n")
     connection = Connection(url, patience_s=1.0)
     watcher = Watcher(connection, "bull", (), time.monotonic)
-    await watcher.start()
+    while watcher.is_searching:
+        await watcher.tick()
     await watcher.tick()
+    await watcher.close()
     await connection.close()
 
     listed = await asyncio.to_thread(
@@ -470,7 +665,7 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
     async with Queue("q", connection=url, prefix="{shop}") as queue:
         await queue.add("n", lane="one")
         watcher = Watcher(connection, "{shop}", (), time.monotonic)
-        await watcher.start()
+        await wait_until(lambda: _found(watcher))
         for view in View:
             await watcher.tick("q", view)
 
@@ -479,4 +674,10 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
         assert (glance.waiting, glance.lanes) == (1, 1)
         assert [lane.name for lane in watcher.details.lanes] == ["one"]
         await queue.obliterate(force=True)
+    await watcher.close()
     await connection.close()
+
+
+async def _found(watcher: Watcher) -> bool:
+    await watcher.tick()
+    return bool(watcher.queues)

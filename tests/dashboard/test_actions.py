@@ -154,6 +154,52 @@ async def test_all_jobs_of_a_state_are_changed_after_their_number_was_said(
     assert await queue.get_waiting_count() == 0
 
 
+async def test_all_jobs_of_a_state_are_cancelled_wherever_they_wait(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toril.dashboard.actions.CANCELLED_AT_ONCE", 7)
+    visitor = visit()
+    await queue.add_bulk([NewJob("later", delay=3_600_000) for _ in range(20)])
+    await queue.add_bulk([NewJob("now") for _ in range(20)])
+    await queue.add_bulk([NewJob("in turn", lane="one") for _ in range(5)])
+
+    await asked(visitor, "cancel-all", "Cancel all delayed jobs (20 jobs)", queue="pay",
+                state="delayed")  # fmt: skip
+    assert await queue.get_delayed_count() == 20
+    for state, count in (("delayed", 20), ("waiting", 26)):
+        page = await done(visitor, "cancel-all", queue="pay", state=state)
+        assert f"{count} jobs cancelled" in page
+        assert await queue.get_job_counts(state) == {state: 0}
+    assert await queue.get_failed_count() == 46
+    wrong = await visitor.do("cancel-all", queue="pay", state="nonsense")
+    assert wrong.status_code == 400
+
+
+async def test_cancelling_all_ends_although_jobs_stay_where_they_are(
+    visit: Visit, queue: Queue, url: str, prefix: str
+):
+    """Running jobs are told to stop and stay active meanwhile."""
+    stopped = asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    await queue.add_bulk([NewJob("long") for _ in range(2)])
+    async with Worker("pay", handler, connection=url, prefix=prefix, concurrency=3):
+        await wait_until(lambda: _active(queue, 3))
+        page = await done(visit(), "cancel-all", queue="pay", state="active")
+        await asyncio.wait_for(stopped.wait(), 20)
+
+    assert "3 jobs cancelled" in page
+
+
+async def _active(queue: Queue, count: int) -> bool:
+    return await queue.get_active_count() == count
+
+
 async def test_dead_letters_are_replayed_repaired_and_purged(
     visit: Visit, queue: Queue, url: str, prefix: str, client: Any
 ):
@@ -244,6 +290,44 @@ async def test_a_compensation_is_retried(visit: Visit, shop: World):
     info = await shop.queue.get_group_state(shop.stuck_group)
     assert info is not None
     assert info.state == "COMPENSATING"
+
+
+async def make_it_ask(client: Any, queue: Queue, group_id: str, job_id: str) -> None:
+    """A member is gone as BullMQ removes it, and the log of events does not reach back so far."""
+    await client.lrem(queue.keys.wait, 1, job_id)
+    await client.delete(queue.keys.job(job_id))
+    pipeline = client.pipeline(transaction=False)
+    for _ in range(1200):
+        told = {"event": "progress", "jobId": "x"}
+        pipeline.xadd(queue.keys.events, told, maxlen=1000, approximate=False)
+    await pipeline.execute()
+    await queue.reconcile_groups()
+    info = await queue.get_group_state(group_id)
+    assert info is not None
+    assert info.needs_a_person
+
+
+@pytest.mark.parametrize("verb", ["complete-member", "fail-member"])
+async def test_a_group_that_asks_is_told_how_a_member_ended(
+    visit: Visit, shop: World, client: Any, verb: str
+):
+    visitor, queue, name = visit(), shop.queue, shop.queue.name
+    [member] = await queue.get_group_jobs(shop.group)
+    await make_it_ask(client, queue, shop.group, member.job_id)
+
+    page = html.unescape((await visitor.get(f"/group?queue={name}&id={shop.group}")).text)
+    assert "Nobody knows how a member ended" in page
+    listed = (await visitor.get("/groups")).text
+    assert listed.count("needs a person") == 2
+    fields = {"queue": name, "id": shop.group, "member": member.job_id, "note": "it was not"}
+    await asked(visitor, verb, repr(member.job_id), repr(name), **fields)
+    await done(visitor, verb, **fields)
+
+    info = await queue.get_group_state(shop.group)
+    assert info is not None
+    assert info.state == ("COMPLETED" if verb == "complete-member" else "FAILED")
+    if verb == "fail-member":
+        assert "it was not (local)" in (info.reason or "")
 
 
 async def test_lanes_are_paused_changed_and_drained(visit: Visit, shop: World):

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
 from tests.dashboard.conftest import served
 from tests.dashboard.world import World, world
 from tests.helpers import wait_until
 from tests.servers import Server
 from toril import Queue
-from toril.dashboard import dashboard
+from toril.dashboard import dashboard, showing
+from toril.dashboard.security import HEADERS
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 
@@ -60,6 +62,12 @@ class Watch:
     def _hear(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.seen.append(f"console: {message.text}")
+
+
+GREY = (
+    "(({opacity, filter}) => `${opacity} ${filter}`)"
+    "(getComputedStyle(document.querySelector('main')))"
+)
 
 
 def too_wide(page: Any) -> int:
@@ -110,6 +118,21 @@ async def test_every_page_is_fit_for_everybody(
         assert await chromium(look) == []
 
 
+def visit_all(page: Any, base: str, paths: list[str], watch: Watch) -> list[str]:
+    """Open every page; returns their texts, and notes in ``watch`` what looks like an injection."""
+    shown: list[str] = []
+    for path in paths:
+        answer = page.goto(base + path)
+        if not answer.ok:
+            watch.seen.append(f"{path}: {answer.status}")
+        shown.append(page.inner_text("body"))
+        if (wide := too_wide(page)) > 0:
+            watch.seen.append(f"{path} is {wide} px too wide")
+        if page.evaluate("document.querySelectorAll('main img, main svg, iframe').length"):
+            watch.seen.append(f"{path}: markup became elements")
+    return shown
+
+
 async def test_no_text_of_a_job_is_obeyed(chromium: Any, url: str, prefix: str):
     async with (
         world(url, prefix, SHORT, long=LONG) as hostile,
@@ -123,16 +146,7 @@ async def test_no_text_of_a_job_is_obeyed(chromium: Any, url: str, prefix: str):
             page = context.new_page()
             page.set_default_timeout(10_000)
             watch = Watch(page, base)
-            shown: list[str] = []
-            for path in hostile.paths:
-                answer = page.goto(base + path)
-                if not answer.ok:
-                    watch.seen.append(f"{path}: {answer.status}")
-                shown.append(page.inner_text("body"))
-                if (wide := too_wide(page)) > 0:
-                    watch.seen.append(f"{path} is {wide} px too wide")
-                if page.evaluate("document.querySelectorAll('main img, main svg, iframe').length"):
-                    watch.seen.append(f"{path}: markup became elements")
+            shown = visit_all(page, base, hostile.paths, watch)
             page.goto(base + hostile.paths[6])
             page.check("#all")
             page.click("text=Remove selected")
@@ -154,6 +168,45 @@ async def test_no_text_of_a_job_is_obeyed(chromium: Any, url: str, prefix: str):
     assert any("\\u202e" in text for text in shown)
     assert any("<script>pwned(3)</script>" in text for text in shown), "it is shown, not dropped"
     assert any("${7*7}{{7*7}}&lt;" in text for text in shown), "nor evaluated"
+
+
+@pytest.mark.parametrize("has_policy", [True, False], ids=["policy", "no policy"])
+async def test_an_injection_that_is_planted_is_caught(
+    chromium: Any, url: str, prefix: str, monkeypatch: pytest.MonkeyPatch, has_policy: bool
+):
+    """The check above would fail: a filter that forgets to escape, with and without the policy."""
+    real = showing.make_environment
+
+    def careless() -> Any:
+        environment = real()
+        environment.filters["short"] = lambda value, most=80: Markup(str(value))
+        return environment
+
+    monkeypatch.setattr(showing, "make_environment", careless)
+    if not has_policy:
+        monkeypatch.delitem(HEADERS, "Content-Security-Policy")
+
+    async with Queue("pay", connection=url, prefix=prefix) as queue:
+        await queue.add(f"x{LONG}{SHORT}", job_id="one")
+        async with served(dashboard(connection=url, prefix=prefix)) as base:
+
+            def attack(browser: Any) -> list[str]:
+                context = browser.new_context()
+                page = context.new_page()
+                watch = Watch(page, base)
+                page.goto(f"{base}/queue?queue=pay&state=waiting", wait_until="commit")
+                deadline = time.monotonic() + 20
+                while time.monotonic() < deadline and not is_caught(watch.seen):
+                    page.wait_for_timeout(50)
+                context.close()
+                return watch.seen
+
+            def is_caught(seen: list[str]) -> bool:
+                if has_policy:
+                    return any("policy: script-src" in one for one in seen)
+                return "script 3 ran" in seen and any("asked" in one for one in seen)
+
+            assert is_caught(await chromium(attack))
 
 
 async def test_an_operator_puts_things_right(chromium: Any, url: str, prefix: str, shop: World):
@@ -238,11 +291,12 @@ async def test_a_page_follows_what_happens_and_outlives_its_server(
         page.wait_for_selector("table.jobs >> text=second", timeout=20_000)
         reached("grey")
         page.wait_for_selector("body.gone", timeout=20_000)
-        seen.append(page.inner_text("#gone"))
-        seen.append(page.inner_text("table.jobs"))
+        page.wait_for_timeout(300)  # the colours fade
+        seen += [page.inner_text("#gone"), page.inner_text("table.jobs"), page.evaluate(GREY)]
         reached("back")
-        page.wait_for_selector("body:not(.gone)", timeout=30_000)
-        seen.append(page.inner_text("h1"))
+        page.wait_for_selector("table.jobs >> text=third", timeout=30_000)
+        page.wait_for_timeout(300)
+        seen += [page.evaluate(GREY), str(page.is_visible("#gone"))]
         context.close()
         return seen
 
@@ -258,11 +312,14 @@ async def test_a_page_follows_what_happens_and_outlives_its_server(
         server.stop()
         await asyncio.wait_for(steps["back"].wait(), 30)
         server.start()
-        told, kept, title = await running
+        # The server keeps nothing on disk: what it has now is another queue of the same name.
+        await queue.add("third")
+        told, kept, grey, coloured, is_told = await running
 
     assert "does not answer" in told
     assert "second" in kept, "the last figures stay"
-    assert title
+    assert grey != coloured, "in grey"
+    assert is_told == "False"
 
 
 async def test_login_in_a_browser(chromium: Any, url: str, prefix: str, shop: World):

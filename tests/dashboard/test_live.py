@@ -14,13 +14,17 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.conftest import Visitor
+from tests.dashboard.conftest import Visitor, served
 from tests.dashboard.world import World
 from tests.helpers import wait_until
 from toril import Connection, NewJob, Queue
+from toril.client.finder import Finder
+from toril.dashboard import dashboard
 from toril.dashboard.audit import KEPT_S, MOST_ENTRIES, AuditLog
-from toril.dashboard.live import Finder, Pulse
-from toril.dashboard.sharing import Shared
+from toril.dashboard.beside import SHARE, Beside
+from toril.dashboard.live import Pulse
+from toril.dashboard.reading import Desk
+from toril.dashboard.sharing import FRESH_S, Shared
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -84,6 +88,62 @@ async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: 
     await connection.close()
 
 
+async def test_a_hundred_open_pages_of_a_busy_queue_are_read_for_once(
+    url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
+    """What the server is asked and what a page hears follow the clock, not the pages or events."""
+    app: Any = dashboard(connection=url, prefix=prefix)
+    reads: list[float] = []
+    heard: list[list[float]] = [[] for _ in range(100)]
+    read = Desk._queue_page
+
+    async def noting(desk: Desk, name: str) -> Any:
+        reads.append(time.monotonic())
+        return await read(desk, name)
+
+    monkeypatch.setattr(Desk, "_queue_page", noting)
+
+    async def open_page(port: int, times: list[float]) -> None:
+        live, _ = await _ask(port, "/live")
+        reader, writer = await _ask(port, "/queue?queue=pay")
+        while True:
+            if (await live.readline()).startswith(b"data: "):
+                times.append(time.monotonic())
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200")
+                await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+                writer.write(b"GET /queue?queue=pay HTTP/1.1\r\nHost: localhost\r\n\r\n")
+
+    async with Queue("pay", connection=url, prefix=prefix) as queue, served(app) as base:
+        await queue.add("first")
+        began = time.monotonic()
+        port = int(base.rpartition(":")[2])
+        pages = [asyncio.create_task(open_page(port, times)) for times in heard]
+        added = 0
+        while time.monotonic() - began < 2.5 or not all(times for times in heard):
+            assert time.monotonic() - began < 60
+            assert not any(page.done() for page in pages)
+            await queue.add_bulk([NewJob("more") for _ in range(25)])
+            added += 25
+            await asyncio.sleep(0.05)
+        passed = time.monotonic() - began
+        looks = app._pages._desk.pulse.looks
+        for page in pages:
+            page.cancel()
+        await asyncio.gather(*pages, return_exceptions=True)
+
+    assert added >= 100
+    assert looks <= passed + 2, "one reader for all pages"
+    assert len(reads) <= passed / FRESH_S + 2
+    assert all(len(times) <= passed + 1 for times in heard)
+
+
+async def _ask(port: int, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    return reader, writer
+
+
 async def test_what_fails_is_asked_again_and_what_many_ask_is_asked_once():
     shared, asked = Shared(), 0
 
@@ -104,6 +164,45 @@ async def test_what_fails_is_asked_again_and_what_many_ask_is_asked_once():
     await asyncio.sleep(0)
     waiting.cancel()
     assert await shared.get("other", answer) == 3, "who leaves takes nobody's answer away"
+
+
+async def test_what_takes_long_is_looked_for_beside_the_pages():
+    now = [0.0]
+    beside, go, found = Beside(lambda: now[0]), asyncio.Event(), 0
+
+    async def find(note: Callable[[int], None]) -> int:
+        nonlocal found
+        note(7)
+        await go.wait()
+        now[0] += 1.0
+        found += 1
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toril.dashboard.beside.WAIT_S", 0.0)
+        for _ in range(3):
+            known = await beside.known("key", 0, find)
+            await asyncio.sleep(0)
+            assert (known.value, known.is_whole) == (0, False)
+    assert known.done == 7
+    go.set()
+    for _ in range(3):
+        known = await beside.known("key", 0, find)
+        assert (known.value, known.is_whole) == (1, True), "one search for all"
+    now[0] += SHARE - 1.5
+    assert (await beside.known("key", 0, find)).value == 1, "it took a second, so not so soon"
+    now[0] += 2.0
+    assert (await beside.known("key", 0, find)).value == 2
+    beside.forget()
+    assert (await beside.known("key", 0, find)).value == 3
+
+    async def fails(note: Callable[[int], None]) -> int:
+        raise ValueError("no")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            await beside.known("other", 0, fails)
+    await beside.close()
 
 
 async def test_what_is_noted_is_bounded_in_number_and_time(url: str, prefix: str, client: Any):

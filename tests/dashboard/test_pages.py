@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +13,11 @@ import pytest
 
 from tests.dashboard.conftest import Visitor
 from tests.dashboard.world import World
-from toril import Queue
+from tests.features.dead_letters.forging import forge
+from tests.helpers import wait_until
+from toril import NewJob, Queue, Worker
 from toril.dashboard import dashboard
+from toril.dashboard.exporting import file_name
 
 
 async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: World):
@@ -118,3 +125,174 @@ async def test_a_page_says_when_the_server_is_gone(start_server: Any):
     assert (await visitor.get("/")).status_code == 200
     await visitor.http.aclose()
     await app.close()
+
+
+# ---------------------------------------------------------------------------- dead letters
+
+
+def rows_of(page: str) -> list[str]:
+    """The ids of the jobs that a page lists."""
+    return re.findall(r'name="id" value="([^"]+)" aria-label="Select', page)
+
+
+async def test_dead_letters_are_paged_and_searched(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    visitor = visit()
+    await forge(client, prefix, "dead", 130, source="pay", names=("charge", "mail"))
+    await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+    seen: list[str] = []
+    address: str | None = "/dead-letters?queue=dead"
+    pages = 0
+    while address is not None:
+        page = html.unescape((await visitor.get(address)).text)
+        seen += rows_of(page)
+        pages += 1
+        following = re.search(r'href="([^"]+)" rel="next"', page)
+        address = following[1] if following else None
+    assert (pages, len(seen), len(set(seen))) == (3, 130, 130)
+    assert seen[0] == "130", "the newest first"
+    assert 'rel="prev"' in page
+
+    page = (await visitor.get("/dead-letters?queue=dead&name=mail")).text
+    assert len(rows_of(page)) == 50
+    assert all(int(one) % 2 == 0 for one in rows_of(page))
+    assert "searched" in page
+    page = (await visitor.get("/dead-letters?queue=dead&failed_reason=REFUSED&since=1h")).text
+    assert rows_of(page) == [], "all of them died long ago"
+    page = (await visitor.get("/dead-letters?queue=dead&failed_reason=REFUSED&until=1h")).text
+    assert len(rows_of(page)) == 50
+
+
+async def test_very_many_dead_letters_are_counted_beside_the_page(
+    visit: Callable[..., Visitor], prefix: str, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The page is there at once; how far the count is, and then the groups, come by themselves."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 30, source="pay")
+    await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+    monkeypatch.setattr("toril.dashboard.beside.WAIT_S", 0.0)
+
+    page = (await visitor.get("/dead-letters?queue=dead")).text
+
+    assert "Counting:" in page
+    assert "of 30 looked at" in page
+    assert "load delay:1s" in page, "it looks again"
+    assert len(rows_of(page)) == 30
+
+    async def is_counted() -> bool:
+        page = (await visitor.get("/dead-letters?queue=dead")).text
+        return "Counting:" not in page and "ConnectionError@bank.py:call" in page
+
+    await wait_until(is_counted)
+
+
+# ---------------------------------------------------------------------------- exports
+
+
+async def test_a_list_is_exported_as_it_may_be_shown(visit: Callable[..., Visitor], queue: Queue):
+    visitor = visit(redact=["card"])
+    await queue.add_bulk([NewJob("more", {"n": n, "card": "4111"}) for n in range(1200)])
+    await queue.add("=cmd|' /C calc'!A0", {"n": -1}, job_id="-evil", lane="@lane")
+
+    answer = await visitor.get("/export?queue=pay&state=waiting&as=json")
+    rows = answer.json()
+    assert len(rows) == 1202
+    assert answer.headers["content-disposition"] == 'attachment; filename="pay-waiting.json"'
+    assert answer.headers["content-type"].startswith("application/json")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "4111" not in answer.text
+    assert rows[1]["data"] == {"n": 0, "card": "••••••"}
+
+    answer = await visitor.get("/export?queue=pay&state=waiting&as=csv&id=evil")
+    [row] = csv.DictReader(io.StringIO(answer.text))
+    assert row["name"] == "'=cmd|' /C calc'!A0", "no spreadsheet runs it"
+    assert (row["id"], row["lane"]) == ("'-evil", "'@lane")
+    assert row["data"] == '{"n": -1}'
+    for path, status in (
+        ("/export?queue=pay&state=waiting", 404),
+        ("/export?queue=pay&state=nonsense&as=csv", 404),
+        ("/export?queue=none&state=waiting&as=csv", 404),
+        ("/export?queue=pay&state=failed&as=json", 200),
+    ):
+        assert (await visitor.get(path)).status_code == status, path
+
+
+async def test_dead_letters_are_exported_with_their_reasons(
+    visit: Callable[..., Visitor], prefix: str, client: Any
+):
+    await forge(client, prefix, "dead", 30, source="pay", names=("charge", "mail"))
+    await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
+
+    answer = await visit().get("/export?queue=dead&state=dead-letters&as=json&name=mail")
+
+    rows = answer.json()
+    assert len(rows) == 15
+    assert rows[0]["failed_reason"] == "Connection refused"
+    assert rows[0]["data"] == {"n": 29}
+
+
+async def test_an_export_is_bounded(
+    visit: Callable[..., Visitor], queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    await queue.add_bulk([NewJob("more", "x" * 500) for _ in range(700)])
+    visitor, path = visit(), "/export?queue=pay&state=waiting&as=json"
+    monkeypatch.setattr("toril.dashboard.exporting.MOST_JOBS", 600)
+    assert len((await visitor.get(path)).json()) == 600
+    monkeypatch.setattr("toril.dashboard.exporting.MOST_BYTES", 50_000)
+    assert 10 < len((await visitor.get(path)).json()) < 100
+    assert file_name('../é"\r\n;x', "waiting", "csv") == "x-waiting.csv"
+
+
+@pytest.fixture
+async def queue(url: str, prefix: str):
+    async with Queue("pay", connection=url, prefix=prefix) as queue:
+        await queue.add("charge", {"n": 1}, job_id="one")
+        yield queue
+
+
+# ---------------------------------------------------------------------------- the rest
+
+
+async def test_a_schedule_shows_its_last_run(
+    visit: Callable[..., Visitor], queue: Queue, url: str, prefix: str
+):
+    await queue.upsert_job_scheduler("often", every=1000, template=NewJob("tick"))
+    await queue.upsert_job_scheduler("fresh", cron="0 3 * * *")
+
+    async def handler(job: Any) -> None:
+        pass
+
+    async with Worker("pay", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: _has_run_twice(queue))
+    page = html.unescape((await visit().get("/schedules")).text)
+
+    often, fresh = (
+        re.search(rf"<tr><th scope=\"row\">{name}.*?</tr>", page, re.DOTALL)
+        for name in ("often", "fresh")
+    )
+    assert often is not None
+    assert fresh is not None
+    assert re.search(r"id=repeat%3Aoften%3A\d+.*s-(completed|running|waiting)", often[0], re.DOTALL)
+    assert "s-completed" not in fresh[0]
+
+
+async def _has_run_twice(queue: Queue) -> bool:
+    found = await queue.get_job_scheduler("often")
+    return found is not None and found.iterations >= 3
+
+
+async def test_of_very_many_lanes_a_page_shows_a_hundred(
+    visit: Callable[..., Visitor], queue: Queue, client: Any, prefix: str
+):
+    visitor = visit()
+    settings = {f"lane-{n}": '{"paused":true,"since":5}' for n in range(300)}
+    settings |= {f"calm-{n}": '{"weight":2}' for n in range(2000)}
+    await client.hset(f"{prefix}:pay:lanes:settings", mapping=settings)
+    await queue.add_bulk([NewJob("x", lane=f"lane-{n}") for n in range(150)])
+
+    page = (await visitor.get("/lanes?queue=pay")).text
+
+    assert page.count("s-paused") == 200, "a hundred of both tables"
+    assert "200 more are stopped" in page
+    assert "150 lanes" in page

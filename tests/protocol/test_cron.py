@@ -134,3 +134,27 @@ def test_a_day_in_every_zone_has_one_noon():
         days = following("0 12 * * *", "2026-01-01T13:00:00", 400, tz)
         assert len({day[:5] for day in days}) >= 365
         assert all(day[6:14] == "12:00:00" for day in days)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["* * * * *", "*/5 * * * * *", "*/7 * * * *", "30 2 * * *", "0 9 * * 1-5", "0 0 L * *",
+     "0 0 29 2 *", "@yearly"],
+)  # fmt: skip
+@pytest.mark.parametrize("before", ["2026-06-13T10:31", "2026-03-29T12:00", "2026-10-25T12:00"])
+def test_the_time_before_is_the_one_whose_next_is_this(pattern, before):
+    zone, parsed = cron.zone_of("Europe/Berlin"), cron.parse(pattern)
+    asked = round(datetime.fromisoformat(before).replace(tzinfo=zone).timestamp() * 1000)
+    due = cron.next_after(parsed, asked, zone)
+
+    last = cron.last_before(parsed, due, zone)
+
+    assert last is not None
+    assert last < due
+    assert cron.next_after(parsed, last, zone) == due
+
+
+def test_a_pattern_that_has_no_time_before_is_given_up():
+    leap_day = round(datetime.fromisoformat("1904-02-29T00:00+00:00").timestamp() * 1000)
+
+    assert cron.last_before(cron.parse("0 0 29 2 *"), leap_day, cron.zone_of("UTC")) is None

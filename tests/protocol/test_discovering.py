@@ -13,7 +13,8 @@ def test_the_whole_key_space_is_walked_in_slices_and_names_come_in_order():
     plan = discovering.queue_names("bull")
 
     first = next(plan)
-    assert first.words == ("SCAN", "0", "MATCH", "bull:*:meta", "COUNT", 1000)
+    words = ("SCAN", "0", "MATCH", "bull:*:meta", "COUNT", discovering.KEYS_PER_SCAN)
+    assert first.words == (*words, "TYPE", "hash")
     second = plan.send(first.parse([b"17", [b"bull:payments:meta", b"bull:mail:meta"]]))
     assert second.words[1] == "17"
     with pytest.raises(StopIteration) as end:

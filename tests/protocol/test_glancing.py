@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from toril.protocol import glancing
+import pytest
+
+from toril.protocol import glancing, groups
 from toril.protocol.keys import Keys
 
 KEYS = Keys("bull", "q")
@@ -60,3 +62,59 @@ def test_groups_that_vanish_meanwhile_are_left_out():
 
     assert len(command.args["fields"]) == 12
     assert [(group.id, group.name, group.total_jobs) for group in found] == [("g1", "order", 3)]
+
+
+def test_failed_jobs_are_read_without_their_data():
+    plan = glancing.failed(KEYS, most=3)
+    first = next(plan)
+    assert first.words == ("ZREVRANGE", "bull:q:failed", 0, 2)
+
+    reads = plan.send(first.parse([b"a", b"b"]))
+    assert [read.words[1] for read in reads] == ["bull:q:a", "bull:q:b"]
+    assert "data" not in reads[0].words
+    full = reads[0].parse([b"charge", b"ValueError: no", b"2", b"1000", b"w1"])
+    bare = reads[1].parse([None] * 5)
+    with pytest.raises(StopIteration) as end:
+        plan.send([full, bare])
+
+    assert end.value.value == [
+        glancing.FailedJob("a", "charge", "ValueError: no", 2, 1000, "w1"),
+        glancing.FailedJob("b", "", "", 0, 0, ""),
+    ]
+
+
+def test_where_nothing_failed_nothing_is_read():
+    plan = glancing.failed(KEYS, most=3)
+    first = next(plan)
+    with pytest.raises(StopIteration) as end:
+        plan.send(first.parse([]))
+    assert end.value.value == []
+
+
+def test_groups_need_a_person_when_they_cannot_go_on_by_themselves():
+    plan = groups.needing_a_person(KEYS, most=2)
+    first = next(plan)
+    assert first.words == ("ZREVRANGE", "bull:q:toril:groups-asking", 0, 1)
+    reads = plan.send(first.parse([b"g1", b"g2", b"g3", b"g4"]))
+
+    def read(index: int, state: bytes, asks: bytes | None) -> object:
+        fields = [b"order", state, b"1", b"2", b"3", b"1", b"0", b"0", None, None, None, asks]
+        return reads[index].parse(fields)
+
+    with pytest.raises(StopIteration) as end:
+        plan.send(
+            [
+                read(0, b"FAILED_COMPENSATION", None),
+                read(1, b"ACTIVE", b"charge"),
+                read(2, b"FAILED", b"charge"),
+                None,
+            ]
+        )
+
+    assert [group.id for group in end.value.value] == ["g1", "g2"]
+    assert groups.count_needing_a_person(KEYS).words == ("ZCARD", "bull:q:toril:groups-asking")
+    plan = groups.needing_a_person(KEYS, most=2)
+    first = next(plan)
+    with pytest.raises(StopIteration) as end:
+        plan.send(first.parse([]))
+    assert end.value.value == []

@@ -150,6 +150,22 @@ def test_workers_are_found_by_the_names_of_their_connections():
     assert (found[0].address, found[0].age_s, found[0].idle_s) == ("h:1", 3, 2)
 
 
+@pytest.mark.parametrize("prefix", ["bull", "a:w:b", "ü"])
+def test_the_workers_of_all_queues_are_found_by_one_command(prefix: str):
+    queues = [Keys(prefix, name) for name in ("q", "größe", "q:compensation")]
+    names = [reading.worker_name(keys, own) for keys in queues for own in (None, "w:w 1")]
+    strange = reading.fit(f"{prefix}:")
+    names += [f"{names[0]}:qe", f"{strange}!!", f"{strange}YTpi", f"{strange}/w==", strange]
+    names += ["", "other:cQ==", f"x{names[0]}"]
+    reply = "\n".join(f"id=1 addr=h:1 name={name} age=3 idle=2" for name in names)
+
+    found = reading.workers_by_queue(prefix).parse(reply.encode())
+
+    assert list(found) == [keys.name for keys in queues]
+    assert [[one.name for one in some] for some in found.values()] == [["", "w:w 1"]] * 3
+    assert reading.workers(queues[0]).parse(reply.encode()) == found["q"]
+
+
 def test_a_key_of_the_queue_is_never_read_as_a_job():
     for ask in (reading.job, reading.locate, reading.log_count):
         with pytest.raises(InvalidNameError):

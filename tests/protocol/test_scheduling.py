@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -134,3 +136,18 @@ def test_a_template_in_a_lane_waits_for_late_ones_and_so_do_its_later_jobs():
 
     assert first.args["ordering_delay"] == 500
     assert (again.args["ordering_delay"], opts["orderingDelay"]) == (500, 500)
+
+
+def a_scheduler(**values: Any) -> scheduling.JobScheduler:
+    known: dict[str, Any] = dict.fromkeys(scheduling.JobScheduler.__struct_fields__)
+    known |= {"id": "s", "name": "n", "next_at": 1_700_000_100_000, "iterations": 2}
+    return scheduling.JobScheduler(**(known | values))
+
+
+def test_when_a_scheduler_was_due_last():
+    assert scheduling.due_before(a_scheduler(every=60_000)) == 1_700_000_040_000
+    assert scheduling.due_before(a_scheduler(every=60_000, iterations=1)) is None
+    assert scheduling.due_before(a_scheduler(cron="*/5 * * * *")) == 1_699_999_800_000
+    assert scheduling.due_before(a_scheduler(cron="every now and then")) is None
+    assert scheduling.due_before(a_scheduler(cron="* * * * *", tz="Mars/Olympus")) is None
+    assert scheduling.iteration_id("s", 5) == "repeat:s:5"

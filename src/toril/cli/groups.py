@@ -99,23 +99,7 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
         ]
         print_json({**_facts(group), "members": listed})
         return
-    print_facts(
-        [
-            ("id", group.id),
-            ("name", group.name),
-            ("state", group.state.value),
-            ("created", when(group.created_at)),
-            ("changed", when(group.updated_at)),
-            ("jobs", group.total_jobs),
-            ("completed", group.completed_count),
-            ("failed", group.failed_count),
-            ("cancelled", group.cancelled_count),
-            ("failed job", group.failed_job_id),
-            ("reason", group.reason),
-            ("note", group.note),
-            ("asks", group.asks),
-        ]
-    )
+    print_facts(facts_of(group))
     heading("Members")
     print_table(
         ["job", "name", "queue", "status", "undone", "why not"],
@@ -131,6 +115,25 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
         echo("Repair the cause and try again, or put it right by hand and say so:")
         echo(f"  toril groups retry-compensation {where}")
         echo(f"  toril groups resolve {where} --note 'what was done'")
+
+
+def facts_of(group: GroupInfo) -> list[tuple[str, Any]]:
+    """What can be said of a group in a line each; None where there is nothing to say."""
+    return [
+        ("id", group.id),
+        ("name", group.name),
+        ("state", group.state.value),
+        ("created", when(group.created_at)),
+        ("changed", when(group.updated_at)),
+        ("jobs", group.total_jobs),
+        ("completed", group.completed_count),
+        ("failed", group.failed_count),
+        ("cancelled", group.cancelled_count),
+        ("failed job", group.failed_job_id),
+        ("reason", group.reason),
+        ("note", group.note),
+        ("asks", group.asks),
+    ]
 
 
 def _undone(member: GroupMember) -> str | None:

@@ -70,45 +70,52 @@ def _everything(found: Job, state: str, explained: str, logs: list[str]) -> dict
 
 
 def _print(found: Job, state: str, explained: str, logs: list[str]) -> None:
-    attempts = f"{found.attempts_made} of {max(found.opts.attempts, 1)} made"
-    print_facts(
-        [
-            ("id", found.id),
-            ("name", found.name),
-            ("queue", found.queue_name),
-            ("state", state.replace("_", "-")),
-            ("why", explained),
-            ("added", when(found.timestamp)),
-            ("taken", when(found.processed_on)),
-            ("finished", when(found.finished_on)),
-            ("ran for", _ran_for(found)),
-            ("attempts", f"{attempts}, {found.attempts_started} started"),
-            ("stalled", found.stalled_count or None),
-            ("worker", found.processed_by),
-            ("priority", found.priority or None),
-            ("delay", span(found.delay) if found.delay else None),
-            ("progress", found.progress or None),
-            ("lane", found.lane),
-            ("group", group_of(found)),
-            ("parent", found.parent_key),
-            ("scheduler", found.scheduler_id),
-            ("deduplication", found.deduplication_id),
-            ("idempotency key", found.idempotency_key),
-            ("failed", found.failed_reason),
-            ("returned", found.return_value),
-        ]
-    )
-    _print_part("Data", json.dumps(data_of(found), indent=2, ensure_ascii=False, default=str))
-    _print_part("Options", json.dumps(found.opts.raw, ensure_ascii=False))
-    _print_part("Log", "\n".join(logs))
-    for number, trace in enumerate(found.stacktrace, 1):
-        _print_part(f"Failed attempt {number}", trace)
-
-
-def _print_part(title: str, text: str) -> None:
-    if text:
+    print_facts(facts_of(found, state, explained))
+    for title, text in parts_of(found, logs):
         heading(title)
         echo_lines(text)
+
+
+def facts_of(found: Job, state: str, explained: str) -> list[tuple[str, Any]]:
+    """What can be said of a job in a line each; None where there is nothing to say."""
+    attempts = f"{found.attempts_made} of {max(found.opts.attempts, 1)} made"
+    return [
+        ("id", found.id),
+        ("name", found.name),
+        ("queue", found.queue_name),
+        ("state", state.replace("_", "-")),
+        ("why", explained),
+        ("added", when(found.timestamp)),
+        ("taken", when(found.processed_on)),
+        ("finished", when(found.finished_on)),
+        ("ran for", _ran_for(found)),
+        ("attempts", f"{attempts}, {found.attempts_started} started"),
+        ("stalled", found.stalled_count or None),
+        ("worker", found.processed_by),
+        ("priority", found.priority or None),
+        ("delay", span(found.delay) if found.delay else None),
+        ("progress", found.progress or None),
+        ("lane", found.lane),
+        ("group", group_of(found)),
+        ("parent", found.parent_key),
+        ("scheduler", found.scheduler_id),
+        ("deduplication", found.deduplication_id),
+        ("idempotency key", found.idempotency_key),
+        ("failed", found.failed_reason),
+        ("returned", found.return_value),
+    ]
+
+
+def parts_of(found: Job, logs: list[str]) -> list[tuple[str, str]]:
+    """What takes several lines: a title and a text each, without those that are empty."""
+    data = json.dumps(data_of(found), indent=2, ensure_ascii=False, default=str)
+    parts = [
+        ("Data", data),
+        ("Options", json.dumps(found.opts.raw, ensure_ascii=False)),
+        ("Log", "\n".join(logs)),
+        *((f"Failed attempt {number}", trace) for number, trace in enumerate(found.stacktrace, 1)),
+    ]
+    return [(title, text) for title, text in parts if text]
 
 
 def _ran_for(found: Job) -> str | None:

@@ -162,7 +162,7 @@ def fitted(
 
 def print_facts(facts: Iterable[tuple[str, Any]]) -> None:
     """Names and values, one pair a line; values that are None are left out."""
-    known = [(name, _text(value)) for name, value in facts if value is not None]
+    known = [(name, text_of(value)) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in known), default=0)
     for name, text in known:
         head, *rest = text.split("\n")
@@ -258,10 +258,11 @@ def _drawn(part: str | Styled, is_plain: bool) -> str:
 
 
 def _cell(value: Any) -> str:
-    return visible(_text(value))
+    return visible(text_of(value))
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A value as people read it."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text  # noqa: TID251 (here it is made safe)
 
-from toril.protocol.visible_text import visible
+from toril.protocol.visible_text import visible, visible_lines
 
 
 class Shown(Text):
@@ -17,4 +17,9 @@ class Shown(Text):
 
     def append(self, text: Any, style: Any = None) -> Shown:
         super().append(visible(text) if isinstance(text, str) else text, style)
+        return self
+
+    def append_lines(self, text: str, style: Any = None) -> Shown:
+        """The same for a text of several lines, such as a stack trace."""
+        super().append(visible_lines(text), style)
         return self

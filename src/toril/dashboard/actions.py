@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,15 @@ from toril.dashboard.operations import Operation, Operations, Work
 from toril.dashboard.reading import Desk
 from toril.dashboard.security import User
 from toril.dashboard.showing import counted
-from toril.errors import InvalidInputError, InvalidOptionError, TorilError
+from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, TorilError
 from toril.options import RateLimit
+from toril.protocol.cancelling import Cancelled
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
 
 SHORT_S = 1.0
 """For so long a page waits for an operation, and shows its end."""
 MOST_SELECTED = 500
+CANCELLED_AT_ONCE = 50
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -133,7 +136,7 @@ async def make(context: Context, change: Change) -> str:
         started = await context.audit.write(name, who=user.name, what=change.what, outcome="began")
 
         async def ended(over: Operation) -> None:
-            desk.shared.forget()
+            desk.forget()
             await context.audit.write(name, who=over.who, what=over.what, outcome=over.outcome)
 
         context.operations.start(operation, change.work, ended)
@@ -148,7 +151,7 @@ async def make(context: Context, change: Change) -> str:
         )
         raise
     finally:
-        desk.shared.forget()
+        desk.forget()
     return await context.audit.write(name, who=user.name, what=change.what, outcome=outcome)
 
 
@@ -307,6 +310,45 @@ async def _remove_all(on: Context) -> Change:
     )  # fmt: skip
 
 
+@action("cancel-all")
+async def _cancel_all(on: Context) -> Change:
+    state = on.form.needed("state")
+    total = (await on.queue.get_job_counts(state)).get(state, 0)
+    reason = f"by {on.user.name} on the dashboard"
+
+    async def work(operation: Operation) -> str:
+        staying: set[str] = set()
+        before = -1
+        # Once more when some were cancelled: jobs that move on meanwhile hide others from a page.
+        while operation.done > before:
+            before, start = operation.done, 0
+            while ids := await _ids(on.queue, state, start, CANCELLED_AT_ONCE):
+                fresh = [job_id for job_id in ids if job_id not in staying]
+                ends = await asyncio.gather(*(_cancel_one(on.queue, one, reason) for one in fresh))
+                operation.done += sum(end is not None for end in ends)
+                gone = {one for one, end in zip(fresh, ends, strict=True) if end == "ended"}
+                staying.update(one for one in fresh if one not in gone)
+                start += len(ids) - len(gone)
+        return f"{operation.done:,} jobs cancelled"
+
+    return Change(
+        f"cancel all {state} jobs", work=work, total=total,
+        question=_ask(on, "cancel", total, f"all {state} jobs"),
+    )  # fmt: skip
+
+
+async def _ids(queue: Queue, state: str, start: int, count: int) -> list[str]:
+    found = await queue.get_job_ids(state, start=start, end=start + count - 1)
+    return next(iter(found.values()))
+
+
+async def _cancel_one(queue: Queue, job_id: str, reason: str) -> Cancelled | None:
+    try:
+        return await queue.cancel(job_id, reason=reason)
+    except RefusedError:
+        return None  # it has run meanwhile, or is not to be cancelled
+
+
 @action("edit-retry")
 async def _edit_retry(on: Context) -> Change:
     job_id, data = on.form.needed("id"), on.form.json("data")
@@ -452,6 +494,45 @@ async def _resolve_group(on: Context) -> Change:
             f" by hand? 1 group is closed with the note {note!r}.",
             "Resolve the group",
         ),
+    )
+
+
+@action("complete-member")
+async def _complete_member(on: Context) -> Change:
+    group_id, member, result = (
+        on.form.needed("id"),
+        on.form.needed("member"),
+        on.form.json("result"),
+    )
+    return Change(
+        f"say that member {member} of group {group_id} completed",
+        _said(lambda: on.queue.complete_member(group_id, member, result), "the group goes on"),
+        question=_ask_of_member(on, group_id, member, "completed"),
+    )
+
+
+@action("fail-member")
+async def _fail_member(on: Context) -> Change:
+    group_id, member, reason = (
+        on.form.needed("id"),
+        on.form.needed("member"),
+        on.form.needed("note"),
+    )
+    return Change(
+        f"say that member {member} of group {group_id} failed: {reason}",
+        _said(
+            lambda: on.queue.fail_member(group_id, member, f"{reason} ({on.user.name})"),
+            "the group is undone",
+        ),
+        question=_ask_of_member(on, group_id, member, "failed, and left nothing to undo"),
+    )
+
+
+def _ask_of_member(on: Context, group_id: str, member: str, what: str) -> Question:
+    return Question(
+        f"Say that the member {member!r} of the group {group_id!r} of the queue"
+        f" {on.queue.name!r} {what}? 1 group goes on by it.",
+        "Say so",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
@@ -20,6 +21,7 @@ from toril.client.connection import Connection, Target
 from toril.dashboard import actions, showing
 from toril.dashboard.actions import ACTIONS, Context, Form
 from toril.dashboard.audit import AuditLog
+from toril.dashboard.exporting import FORMATS, file_name, written
 from toril.dashboard.operations import Operations
 from toril.dashboard.reading import MINUTES, Desk, NotFound, Wanted
 from toril.dashboard.redacting import Redact, Redactor
@@ -155,6 +157,7 @@ class Pages:
             "workers": self._workers,
             "flow": self._flow,
             "log": self._log,
+            "export": self._export,
             "live": self._events,
         }
 
@@ -284,14 +287,7 @@ class Pages:
             (one for one in ("failed", "active", "waiting", "delayed") if page.counts.get(one)),
             "waiting",
         )
-        wanted = Wanted(
-            query.get("name", ""),
-            query.get("id", ""),
-            query.get("lane", ""),
-            query.get("group", ""),
-            query.get("text", ""),
-            _number(query.get("minutes")),
-        )
+        wanted = _wanted(query)
         return self._show(
             request,
             "queue.html",
@@ -302,6 +298,22 @@ class Pages:
             wanted=wanted,
             found=await self._desk.jobs(name, state, _number(query.get("start")), wanted),
             operations=self._operations.of(name),
+        )
+
+    async def _export(self, request: Request) -> Response:
+        query = request.query_params
+        name, state, form = query.get("queue", ""), query.get("state", ""), query.get("as", "")
+        if form not in FORMATS:
+            raise NotFound("A list is exported as json or as csv.")
+        letters = None
+        if state == "dead-letters":
+            letters = actions.letter_filter(Form({key: [one] for key, one in query.items()}))
+        found = await self._desk.export(name, state, _wanted(query), letters)
+        title = file_name(name, state, form)
+        return StreamingResponse(
+            written(form, found),
+            media_type=FORMATS[form],
+            headers={"Content-Disposition": f'attachment; filename="{title}"'},
         )
 
     async def _job(self, request: Request) -> Response:
@@ -335,7 +347,9 @@ class Pages:
             request,
             "letters.html",
             queue=name,
-            page=await self._desk.letters(name, actions.letter_filter(form)),
+            page=await self._desk.letters(
+                name, actions.letter_filter(form), _number(form.text("start"))
+            ),
             wanted={key: form.text(key) for key in actions.LETTER_FILTERS},
             operations=self._operations.of(name),
         )
@@ -367,10 +381,7 @@ class Pages:
         if not name:
             rows = [row for row in (await self._desk.overview()).rows if row.glance.lanes]
             return self._show(request, "lane_queues.html", rows=rows)
-        at_work, stopped, count = await self._desk.lanes(name)
-        return self._show(
-            request, "lanes.html", queue=name, at_work=at_work, stopped=stopped, count=count
-        )
+        return self._show(request, "lanes.html", queue=name, page=await self._desk.lanes(name))
 
     async def _lane(self, request: Request) -> Response:
         name, lane = request.query_params.get("queue", ""), request.query_params.get("lane", "")
@@ -471,6 +482,17 @@ def _inside(path: str) -> str:
     """A path of this dashboard; whatever leads elsewhere becomes its front page."""
     is_ours = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if is_ours and path.isprintable() and path.isascii() and " " not in path else "/"
+
+
+def _wanted(query: QueryParams) -> Wanted:
+    return Wanted(
+        query.get("name", ""),
+        query.get("id", ""),
+        query.get("lane", ""),
+        query.get("group", ""),
+        query.get("text", ""),
+        _number(query.get("minutes")),
+    )
 
 
 def _number(text: str | None) -> int:

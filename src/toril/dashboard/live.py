@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toril.client.connection import Connection
+from toril.client.finder import Finder
 from toril.errors import TorilError
-from toril.protocol import discovering, glancing
+from toril.protocol import glancing
 from toril.protocol.glancing import Glance
 from toril.protocol.keys import Keys
 
@@ -25,73 +26,6 @@ EVENTS_PER_LOOK = 200
 SAMPLE_S = 5.0
 MOST_SAMPLES = 720
 MOST_WATCHED = 500
-FIRST_WALK_S = 0.25
-WALK_AGAIN_S = 5.0
-WALK_SHARE = 20
-"""A walk through the key space that took a second is not begun again before this many."""
-
-
-class Finder:
-    """Finds the queues under a prefix, by walking through the key space beside the pages."""
-
-    def __init__(self, connection: Connection, prefix: str) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._names: frozenset[str] = frozenset()
-        self._walk: asyncio.Task[None] | None = None
-        self._not_before = 0.0
-        self.is_searching = True
-        """Has a part of the key space never been looked at?"""
-
-    async def names(self) -> list[str]:
-        """The queues known by now, in order; the first to ask waits a moment for them."""
-        if self._walk is None and time.monotonic() >= self._not_before:
-            self._walk = asyncio.create_task(self._go())
-            self._walk.add_done_callback(_heard)
-        if self.is_searching and self._walk is not None:
-            done, _ = await asyncio.wait([self._walk], timeout=FIRST_WALK_S)
-            for walk in done:
-                walk.result()
-        return sorted(self._names)
-
-    def forget(self) -> None:
-        """Look again soon: somebody made a queue."""
-        self._not_before = 0.0
-
-    async def _go(self) -> None:
-        began = time.monotonic()
-        try:
-            found: set[str] = set()
-            nodes = [f"{self._prefix}:"]
-            if self._connection.is_cluster:
-                nodes = await self._connection.run(discovering.nodes_of_cluster())
-            for near in nodes:
-                cursor = discovering.BEGINNING
-                while True:
-                    look = discovering.look(self._prefix, cursor, near=near)
-                    part = await self._connection.run(look)
-                    found.update(part.names)
-                    self._names |= frozenset(part.names)
-                    cursor = part.cursor
-                    if part.is_last:
-                        break
-            self._names = frozenset(found)
-            self.is_searching = False
-            now = time.monotonic()
-            self._not_before = now + max(WALK_AGAIN_S, WALK_SHARE * (now - began))
-        finally:
-            self._walk = None
-
-    async def close(self) -> None:
-        if self._walk is not None:
-            self._walk.cancel()
-            await asyncio.gather(self._walk, return_exceptions=True)
-
-
-def _heard(walk: asyncio.Task[None]) -> None:
-    """Whoever waited was told of its error; a walk beside the pages is begun again."""
-    if not walk.cancelled():
-        walk.exception()
 
 
 @dataclass(frozen=True)

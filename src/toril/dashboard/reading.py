@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from toril.client.connection import Connection
+from toril.client.finder import Finder
 from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
-from toril.dashboard.live import Finder, Pulse
+from toril.dashboard import exporting
+from toril.dashboard.beside import Beside, Known
+from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
 from toril.doctor import Finding, Severity, examine
-from toril.errors import InvalidNameError, NotDeadLettersError, ServerUnavailableError, TorilError
+from toril.errors import (
+    InvalidNameError,
+    NotDeadLettersError,
+    ServerRefusalError,
+    ServerUnavailableError,
+    TorilError,
+)
 from toril.options import RateLimit
-from toril.protocol import glancing, reading
+from toril.protocol import glancing, groups, lanes, reading, scheduling
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
-from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup
+from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
 from toril.protocol.flows import FlowNode
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
-from toril.protocol.groups import GroupInfo, GroupMember, GroupState
+from toril.protocol.groups import GroupInfo, GroupMember
 from toril.protocol.job import Job
 from toril.protocol.keys import split_job_key
 from toril.protocol.lanes import Lane
@@ -48,7 +57,6 @@ DOCTOR_S = 30.0
 DOCTOR_WAIT_S = 0.1
 
 NEWEST_FIRST = frozenset(("completed", "failed"))
-NEEDS_A_PERSON = (GroupState.FAILED_COMPENSATION.value,)
 
 
 class NotFound(Exception):
@@ -189,7 +197,21 @@ class LettersPage:
     total: int
     groups: list[DeadLetterGroup]
     left_out: int
-    letters: list[Job]
+    is_counted: bool
+    """Are the groups those of all letters?"""
+    examined: int
+    """So many letters have been looked at for them."""
+    found: JobList
+
+
+@dataclass(frozen=True)
+class LanesPage:
+    count: int
+    at_work: list[LaneGlance]
+    stopped: list[Lane]
+    left_out: int
+    is_searched: bool
+    """Were the settings of all lanes looked through for those that are stopped?"""
 
 
 @dataclass(frozen=True)
@@ -197,6 +219,24 @@ class GroupPage:
     info: GroupInfo
     members: list[GroupMember]
     events: list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class ScheduleRow:
+    queue: str
+    schedule: JobScheduler
+    last_due: int | None
+    """When it was due last, if it has run."""
+    last: Job | None
+    """The job of that time, if it is kept."""
+
+    @property
+    def last_state(self) -> str:
+        if self.last is None:
+            return ""
+        if self.last.finished_on is None:
+            return "running" if self.last.processed_on else "waiting"
+        return "failed" if self.last.failed_reason else "completed"
 
 
 @dataclass(frozen=True)
@@ -216,14 +256,21 @@ class Desk:
         self.prefix = prefix
         self.redacted = redactor
         self.shared = Shared()
+        self.beside = Beside()
         self.finder = Finder(connection, prefix)
         self.pulse = Pulse(connection, prefix, self.finder)
         self._health = Health([], is_known=False)
 
     async def close(self) -> None:
+        await self.beside.close()
         await self.pulse.close()
         await self.finder.close()
         await self.shared.close()
+
+    def forget(self) -> None:
+        """Something was changed: the next who ask are told what is there now."""
+        self.shared.forget()
+        self.beside.forget()
 
     def queue(self, name: str) -> Queue:
         """The queue by its name, which is checked and not looked for."""
@@ -272,11 +319,9 @@ class Desk:
             if look.waiting + look.prioritized
         ]
         waiting_since = dict(zip(crowded, await self._each(crowded, oldest), strict=True))
-        workers = await self.shared.get(
-            ("workers of", tuple(names)), lambda: self._each(names, _workers_of), fresh_s=5.0
-        )
+        workers = await self._workers()
         rows: list[QueueRow] = []
-        for name, glance, staff in zip(names, glances, workers, strict=True):
+        for name, glance in zip(names, glances, strict=True):
             watched = self.pulse.queues.get(name)
             rate = None if watched is None else watched.rate
             done, failed = metrics[name]
@@ -285,7 +330,7 @@ class Desk:
                     name,
                     glance,
                     waiting_since.get(name),
-                    len(staff),
+                    len(workers.get(name, ())),
                     None if rate is None else rate.added,
                     _per_second(done, failed) if rate is None else rate.completed + rate.failed,
                     sum(_aligned(failed)),
@@ -366,9 +411,9 @@ class Desk:
             await self.connection.run(glancing.look(queue.keys, most=1)),
             await queue.get_global_concurrency(),
             await queue.get_global_rate_limit(),
-            await queue.get_workers(),
+            (await self._workers()).get(name, []),
             await queue.get_job_scheduler_count(),
-            len(await queue.get_lanes(0, MOST_ROWS - 1, state="stopped")),
+            len((await self._stopped_lanes(queue)).value),
             await self._is_letters(queue),
             self._chart([metrics[name]], [name]),
         )
@@ -393,18 +438,29 @@ class Desk:
         )
         now_ms = int(time.time() * 1000)
         found = jobs if wanted.is_any else [job for job in jobs if wanted.admits(job, now_ms)]
-        step = size
-        if len(found) > PER_PAGE:
-            step = jobs.index(found[PER_PAGE])
-            found = found[:PER_PAGE]
-        count = (await queue.get_job_counts(state))[state]
-        return JobList(
-            found,
-            start,
-            start + step if start + step < count else None,
-            max(start - size, 0) if start else None,
-            min(step, len(jobs)),
-        )
+        return _page(jobs, found, start, size, (await queue.get_job_counts(state))[state])
+
+    async def export(
+        self, name: str, state: str, wanted: Wanted, letters: DeadLetterFilter | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The jobs of a list, or dead letters, one by one, as they may be shown."""
+        queue = await self.known(name)
+        if letters is None and state not in STATES:
+            raise NotFound(f"There is no state {state!r}; the states are {', '.join(STATES)}.")
+        now_ms = int(time.time() * 1000)
+        conditions = Filter.of(**(letters or {})).at(now_ms)
+
+        async def read(start: int, end: int) -> list[Job]:
+            if letters is not None:
+                return await queue.get_dead_letter_jobs(start, end)
+            return await queue.get_jobs(state, start, end, newest_first=state in NEWEST_FIRST)
+
+        def admits(job: Job) -> bool:
+            if letters is not None:
+                return not letters or _passes(job, conditions)
+            return wanted.is_any or wanted.admits(job, now_ms)
+
+        return exporting.rows(read, admits, self.redacted)
 
     async def find_job(self, job_id: str) -> list[str]:
         """The queues that have a job of this id."""
@@ -499,24 +555,41 @@ class Desk:
         counts = await self._each(names, count)
         return [(name, number) for name, number in zip(names, counts, strict=True) if number]
 
-    async def letters(self, name: str, wanted: DeadLetterFilter) -> LettersPage:
-        key = ("letters", name, tuple(sorted((k, str(v)) for k, v in wanted.items())))
-        return await self.shared.get(key, lambda: self._letters(name, wanted), fresh_s=2.0)
-
-    async def _letters(self, name: str, wanted: DeadLetterFilter) -> LettersPage:
+    async def letters(self, name: str, wanted: DeadLetterFilter, start: int) -> LettersPage:
+        """A page of letters, and all of them by what went wrong, as far as they are counted."""
         queue = await self.known(name)
         try:
-            groups = await queue.get_dead_letter_summary(**wanted)
-            letters = await queue.get_dead_letter_jobs(0, PER_PAGE - 1)
+            which = repr(sorted(wanted.items()))
+            survey = await self._summary(queue, wanted, which)
+            key = ("letters", name, start, which)
+            found = await self.shared.get(key, lambda: self._letters(queue, wanted, start))
         except NotDeadLettersError as error:
             raise NotFound(str(error)) from error
         return LettersPage(
             name,
             await queue.get_dead_letter_count(),
-            groups[:MOST_FINGERPRINTS],
-            max(len(groups) - MOST_FINGERPRINTS, 0),
-            letters,
+            survey.value[:MOST_FINGERPRINTS],
+            max(len(survey.value) - MOST_FINGERPRINTS, 0),
+            survey.is_whole,
+            survey.done,
+            found,
         )
+
+    async def _summary(
+        self, queue: Queue, wanted: DeadLetterFilter, which: str
+    ) -> Known[list[DeadLetterGroup]]:
+        async def find(note: Callable[[int], None]) -> list[DeadLetterGroup]:
+            return await queue.get_dead_letter_summary(on_progress=note, **wanted)
+
+        return await self.beside.known(("letters", queue.name, which), [], find)
+
+    async def _letters(self, queue: Queue, wanted: DeadLetterFilter, start: int) -> JobList:
+        now_ms = int(time.time() * 1000)
+        conditions = Filter.of(**wanted).at(now_ms) if wanted else None
+        size = PER_PAGE if conditions is None else SEARCHED_AT_ONCE
+        letters = await queue.get_dead_letter_jobs(start, start + size - 1)
+        found = [one for one in letters if conditions is None or _passes(one, conditions)]
+        return _page(letters, found, start, size, await queue.get_dead_letter_count())
 
     # ------------------------------------------------------------------------ groups
 
@@ -535,14 +608,15 @@ class Desk:
                 look = await self.connection.run(glancing.look(queue.keys, most=1))
                 if not look.groups:
                     return []
-                found = await queue.get_groups(NEEDS_A_PERSON, 0, most, newest_first=True)
+                plan = groups.needing_a_person(queue.keys, most=MOST_ROWS)
+                found = await self.connection.follow(plan)
                 newest = await queue.get_groups((), 0, most, newest_first=True)
                 ids = {one.id for one in found}
                 found += [one for one in newest if one.id not in ids]
             return [(queue.name, one) for one in found]
 
         rows = [row for found in await self._each(names, ask) for row in found]
-        rows.sort(key=lambda row: (row[1].state not in NEEDS_A_PERSON, -row[1].updated_at))
+        rows.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
         return rows[:MOST_ROWS]
 
     async def group(self, name: str, group_id: str) -> GroupPage:
@@ -565,17 +639,32 @@ class Desk:
 
     # ------------------------------------------------------------------------ lanes
 
-    async def lanes(self, name: str) -> tuple[list[LaneGlance], list[Lane], int]:
-        """Some lanes at work, all that are stopped, and how many there are."""
+    async def lanes(self, name: str) -> LanesPage:
+        """Some lanes at work, those that are stopped, and how many there are."""
         return await self.shared.get(("lanes", name), lambda: self._lanes(name))
 
-    async def _lanes(self, name: str) -> tuple[list[LaneGlance], list[Lane], int]:
+    async def _lanes(self, name: str) -> LanesPage:
         queue = await self.known(name)
         at_work = await self.connection.run(glancing.lanes_at_work(queue.keys, most=MOST_ROWS))
-        stopped = await queue.get_lanes(0, MOST_ROWS - 1, state="stopped")
-        read = [await queue.get_lane(lane) for lane in stopped]
         at_work.sort(key=lambda one: -one.depth)
-        return at_work, [one for one in read if one is not None], await queue.get_lane_count()
+        stopped = await self._stopped_lanes(queue)
+        reads = [lanes.read(queue.keys, lane) for lane in stopped.value[:MOST_ROWS]]
+        read = await self.connection.run_all(reads) if reads else []
+        return LanesPage(
+            await queue.get_lane_count(),
+            at_work,
+            [one for one in read if one is not None],
+            max(len(stopped.value) - MOST_ROWS, 0),
+            stopped.is_whole,
+        )
+
+    async def _stopped_lanes(self, queue: Queue) -> Known[list[str]]:
+        """Those that are paused or halted; for them the settings of all lanes are read."""
+
+        async def find(note: Callable[[int], None]) -> list[str]:
+            return await queue.get_lanes(state="stopped")
+
+        return await self.beside.known(("stopped lanes", queue.name), [], find)
 
     async def lane(self, name: str, lane: str) -> tuple[Lane, list[Job]]:
         queue = await self.known(name)
@@ -586,28 +675,48 @@ class Desk:
 
     # ------------------------------------------------------------------------ the rest
 
-    async def schedules(self, name: str) -> list[tuple[str, JobScheduler]]:
+    async def schedules(self, name: str) -> list[ScheduleRow]:
         """The schedules of one queue or of all, those due first."""
+        return await self.shared.get(("schedules", name), lambda: self._schedules(name))
 
-        async def ask(queue: Queue) -> list[tuple[str, JobScheduler]]:
-            found = await queue.get_job_schedulers(0, MOST_ROWS - 1)
-            return [(queue.name, one) for one in found]
+    async def _schedules(self, name: str) -> list[ScheduleRow]:
+        async def ask(queue: Queue) -> list[tuple[Queue, JobScheduler]]:
+            return [(queue, one) for one in await queue.get_job_schedulers(0, MOST_ROWS - 1)]
 
         names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        found = await self.shared.get(("schedules", name), lambda: self._each(names, ask))
-        rows = [row for part in found for row in part]
-        return sorted(rows, key=lambda row: row[1].next_at)[:MOST_ROWS]
+        found = [row for part in await self._each(names, ask) for row in part]
+        found.sort(key=lambda row: row[1].next_at)
+        due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
+        reads = [
+            reading.job(queue.keys, scheduling.iteration_id(one.id, at or 0))
+            for queue, one, at in due
+        ]
+        jobs = await self.connection.run_all(reads) if reads else []
+        return [
+            ScheduleRow(queue.name, one, at, job)
+            for (queue, one, at), job in zip(due, jobs, strict=True)
+        ]
 
     async def workers(self, name: str) -> list[tuple[str, list[WorkerInfo], list[ActiveJob]]]:
         """For each queue who works on it, and what runs for how long."""
 
-        async def ask(queue: Queue) -> tuple[str, list[WorkerInfo], list[ActiveJob]]:
-            running = await self.connection.run(glancing.active(queue.keys, most=MOST_ROWS))
-            return queue.name, await queue.get_workers(), running
-
         names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        found = await self.shared.get(("workers", name), lambda: self._each(names, ask))
-        return [one for one in found if one[1] or one[2] or name]
+        looks = [glancing.active(self.queue(one).keys, most=MOST_ROWS) for one in names]
+        running = await self.shared.get(("running", name), lambda: self.connection.run_all(looks))
+        workers = await self._workers()
+        rows = [(one, workers.get(one, []), jobs) for one, jobs in zip(names, running, strict=True)]
+        return [row for row in rows if row[1] or row[2] or name]
+
+    async def _workers(self) -> dict[str, list[WorkerInfo]]:
+        """Who is connected, by queue; nobody where the server does not say."""
+
+        async def ask() -> dict[str, list[WorkerInfo]]:
+            try:
+                return await self.finder.workers()
+            except ServerRefusalError:
+                return {}
+
+        return await self.shared.get("workers", ask, fresh_s=2.0)
 
     async def flow(self, name: str, job_id: str) -> tuple[Tree, Relative]:
         """The whole flow that a job is part of, and the job that was asked for."""
@@ -632,8 +741,31 @@ class Desk:
         return Tree(node.job, state or "unknown", children)
 
 
-async def _workers_of(queue: Queue) -> list[WorkerInfo]:
-    return await queue.get_workers()
+def _page(looked_at: list[Job], found: list[Job], start: int, size: int, count: int) -> JobList:
+    """As many of the jobs found as a page has, and where the next one begins."""
+    step = size
+    if len(found) > PER_PAGE:
+        step = looked_at.index(found[PER_PAGE])
+        found = found[:PER_PAGE]
+    return JobList(
+        found,
+        start,
+        start + step if start + step < count else None,
+        max(start - size, 0) if start else None,
+        min(step, len(looked_at)),
+    )
+
+
+def _passes(letter: Job, wanted: Filter) -> bool:
+    """Does a letter pass the filter? Those of the bulk operations are judged by the server."""
+    meta: DeadLetterMetadata | None = _quietly(lambda: letter.dead_letter)
+    if meta is None or (wanted.name is not None and letter.name != wanted.name):
+        return False
+    if isinstance(wanted.since, int) and letter.timestamp < wanted.since:
+        return False
+    if isinstance(wanted.until, int) and letter.timestamp >= wanted.until:
+        return False
+    return wanted.admits(meta)
 
 
 def _aligned(metrics: Metrics) -> list[int]:

@@ -33,6 +33,7 @@ _MACROS = {
 
 # A range of one value, with or without a step, is that value.
 _SINGLE_RANGE = re.compile(r"^(\d+)-\1(/\d+)?$")
+_EIGHT_YEARS_MS = 2_922 * 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # No clock is ever turned by more than this.
 _LARGEST_CHANGE = timedelta(hours=3)
@@ -88,6 +89,19 @@ def next_after(cron: Cron, after_ms: int, zone: tzinfo) -> int | None:
         if end is None and found is not None:
             end = wall + _LARGEST_CHANGE
     return None if found is None else round((found - _EPOCH).total_seconds() * 1000)
+
+
+def last_before(cron: Cron, before_ms: int, zone: tzinfo) -> int | None:
+    """The last time of the pattern before ``before_ms``; None when there is none in eight years."""
+    back_ms = 60_000
+    while back_ms < _EIGHT_YEARS_MS:
+        moment = next_after(cron, before_ms - back_ms - 1, zone)
+        if moment is not None and moment < before_ms:
+            while (later := next_after(cron, moment, zone)) is not None and later < before_ms:
+                moment = later
+            return moment
+        back_ms *= 4
+    return None
 
 
 def zone_of(name: str) -> ZoneInfo:

@@ -1,7 +1,8 @@
 """Finding the queues of a server, without ever asking it for all of its keys at once.
 
 A queue has a ``meta`` hash from its first job on.  ``SCAN`` walks through the whole key space to
-find those, a slice at a time; whoever knows the names should not search.
+find those, a slice at a time; whoever knows the names should not search.  Queues with a worker are
+known before that: the connection of every worker, BullMQ's too, is called after its queue.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import msgspec
 from toril.errors import InvalidNameError
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, plain
-from toril.protocol.keys import check_prefix, check_queue_name, slot
+from toril.protocol.keys import Keys, check_prefix, check_queue_name, slot
 
-KEYS_PER_SCAN = 1000
+KEYS_PER_SCAN = 4000
+"""A million keys are 250 slices, of about a millisecond of the server's time each."""
 BEGINNING = "0"
 
 _META = ":meta"
@@ -51,9 +53,14 @@ def look(
 
     literal = _GLOB.sub(r"\\\1", prefix)
     pattern = f"{literal}:*{_META}"
-    return plain(
-        "SCAN", cursor, "MATCH", pattern, "COUNT", keys, parse=parse, near=near or f"{prefix}:"
-    )
+    # Where most keys are no hashes, as in a cache, the type is cheaper to look at than the name.
+    words = ("SCAN", cursor, "MATCH", pattern, "COUNT", keys, "TYPE", "hash")
+    return plain(*words, parse=parse, near=near or f"{prefix}:")
+
+
+def is_there(keys: Keys) -> Command[bool]:
+    """Would a search find this queue?"""
+    return plain("EXISTS", keys.meta, parse=bool)
 
 
 def queue_names(prefix: str, *, is_cluster: bool = False) -> Plan[list[str]]:

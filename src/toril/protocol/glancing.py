@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 
 from toril.protocol import codec, events, groups, lanes
-from toril.protocol.command import Command, Resend, script
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo
 from toril.protocol.keys import Keys
+from toril.protocol.reading import readable
 
 BEGINNING = "0-0"
+
+_OF_FAILED = ("name", "failedReason", "atm", "finishedOn", "pb")
 
 _PLACE_LENGTH = 32
 """A job's field for its lane begins with its place in it, in digits."""
@@ -57,6 +60,17 @@ class ActiveJob(msgspec.Struct, frozen=True):
     progress: Any
     worker: str
     lane: str
+
+
+class FailedJob(msgspec.Struct, frozen=True):
+    """A job that failed for good, in a few words."""
+
+    id: str
+    name: str
+    reason: str
+    attempts_made: int
+    finished_on: int
+    worker: str
 
 
 class LaneGlance(msgspec.Struct, frozen=True):
@@ -129,6 +143,33 @@ def _active_job(*row: bytes) -> ActiveJob:
         codec.text(worker),
         lanes.lane_name(lane[_PLACE_LENGTH:]) if lane else "",
     )
+
+
+def failed(keys: Keys, *, most: int) -> Plan[list[FailedJob]]:
+    """The jobs that failed last; of each only what a line shows, however large its data are."""
+    ids: list[str] = yield plain(
+        "ZREVRANGE",
+        keys.failed,
+        0,
+        most - 1,
+        parse=lambda reply: [codec.name(one) for one in reply],
+    )
+
+    def read(job_id: str) -> Command[FailedJob]:
+        def parse(reply: list[bytes | None]) -> FailedJob:
+            name, reason, attempts, finished, worker = reply
+            return FailedJob(
+                job_id,
+                codec.text(name or b""),
+                codec.text(reason or b""),
+                codec.number(attempts) or 0,
+                codec.number(finished) or 0,
+                codec.text(worker or b""),
+            )
+
+        return plain("HMGET", keys.job(job_id), *_OF_FAILED, parse=parse)
+
+    return (yield from readable([read(job_id) for job_id in ids])) if ids else []
 
 
 def lanes_at_work(keys: Keys, *, most: int) -> Command[list[LaneGlance]]:

@@ -97,6 +97,13 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.is_final
 
     @property
+    def needs_a_person(self) -> bool:
+        """Does it go no further until somebody undoes by hand, or says how a member ended?"""
+        if self.state is GroupState.FAILED_COMPENSATION:
+            return True
+        return bool(self.asks) and not self.is_finished
+
+    @property
     def unfinished_count(self) -> int:
         """How many members have neither completed, failed nor been cancelled."""
         ended = self.completed_count + self.failed_count + self.cancelled_count
@@ -460,6 +467,23 @@ def asking(keys: Keys) -> Plan[list[GroupInfo]]:
         return []
     page: list[GroupInfo | None] = yield from _read_each(keys, ids)
     return [info for info in page if info and info.asks and not info.is_finished]
+
+
+def needing_a_person(keys: Keys, *, most: int) -> Plan[list[GroupInfo]]:
+    """The groups that go no further by themselves, those that have been so for longest last.
+
+    They could not be undone, or ask how a member ended.
+    """
+    ids: list[bytes] = yield plain("ZREVRANGE", _asking_key(keys), 0, most - 1, parse=list)
+    if not ids:
+        return []
+    page: list[GroupInfo | None] = yield from _read_each(keys, ids)
+    return [info for info in page if info and info.needs_a_person]
+
+
+def count_needing_a_person(keys: Keys) -> Command[int]:
+    """About how many those are."""
+    return plain("ZCARD", _asking_key(keys), parse=int)
 
 
 def listening_key(group_id: str) -> str:

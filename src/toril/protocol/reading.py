@@ -9,12 +9,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from toril.errors import InvalidOptionError, ServerRefusalError
+from toril.errors import InvalidNameError, InvalidOptionError, ServerRefusalError
 from toril.options import MAX_PRIORITY
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import Job, fields_of
-from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.keys import Keys, check_known_id, check_prefix, check_queue_name
 
 T = TypeVar("T")
 
@@ -263,23 +263,62 @@ def workers(keys: Keys) -> Command[list[WorkerInfo]]:
     whole = worker_names(keys)
 
     def parse(reply: bytes) -> list[WorkerInfo]:
-        found = []
-        for line in codec.text(reply).splitlines():
-            fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)
-            name = fields.get("name", "")
-            if name == whole or name.startswith(f"{whole}:w:"):
-                found.append(
-                    WorkerInfo(
-                        name=unquote(name[len(whole) + 3 :]),
-                        address=fields.get("addr", ""),
-                        age_s=int(fields.get("age", 0)),
-                        idle_s=int(fields.get("idle", 0)),
-                        raw=fields,
-                    )
-                )
-        return found
+        return [
+            _worker(fields, rest.removeprefix(":w:"))
+            for rest, fields in _connections(reply, whole)
+            if not rest or rest.startswith(":w:")
+        ]
 
     return plain("CLIENT", "LIST", "TYPE", "normal", parse=parse, near=keys.marker)
+
+
+def workers_by_queue(
+    prefix: str, *, near: str | None = None
+) -> Command[dict[str, list[WorkerInfo]]]:
+    """The workers of all queues under ``prefix`` that are connected now.
+
+    A cluster answers with those that are connected to the node that has the key ``near``.
+    """
+    check_prefix(prefix)
+
+    def parse(reply: bytes) -> dict[str, list[WorkerInfo]]:
+        found: dict[str, list[WorkerInfo]] = {}
+        for name, fields in _connections(reply, fit(f"{prefix}:")):
+            encoded, _, own = name.partition(":w:")
+            if (queue := _queue_in(encoded)) is not None:
+                found.setdefault(queue, []).append(_worker(fields, own))
+        return found
+
+    return plain("CLIENT", "LIST", "TYPE", "normal", parse=parse, near=near or f"{prefix}:")
+
+
+def _connections(reply: bytes, start: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The connections whose names begin with ``start``: the rest of the name, and all facts."""
+    for line in codec.text(reply).splitlines():
+        fields = dict(pair.split("=", 1) for pair in line.split(" ") if "=" in pair)
+        name = fields.get("name", "")
+        if name.startswith(start):
+            yield name[len(start) :], fields
+
+
+def _worker(fields: dict[str, str], name: str) -> WorkerInfo:
+    return WorkerInfo(
+        name=unquote(name),
+        address=fields.get("addr", ""),
+        age_s=int(fields.get("age", 0)),
+        idle_s=int(fields.get("idle", 0)),
+        raw=fields,
+    )
+
+
+def _queue_in(encoded: str) -> str | None:
+    """The queue that a worker named its connection after; None when it is no worker's name."""
+    try:
+        name = base64.b64decode(encoded, validate=True).decode()
+        check_queue_name(name)
+    except (ValueError, InvalidNameError):
+        return None
+    return name
 
 
 def _in_order(state: str, newest_first: bool) -> tuple[str, ...]:

@@ -46,6 +46,24 @@ class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
     opts: JobOpts
 
 
+def iteration_id(scheduler_id: str, due_ms: int) -> str:
+    """The id of the job that a scheduler makes for one time."""
+    return f"repeat:{scheduler_id}:{due_ms}"
+
+
+def due_before(scheduler: JobScheduler) -> int | None:
+    """When a scheduler was due before its next time; None when it has not run, or nobody knows."""
+    if scheduler.iterations < 2:
+        return None
+    if scheduler.every:
+        return scheduler.next_at - scheduler.every
+    try:
+        pattern = cron.parse(scheduler.cron or "")
+        return cron.last_before(pattern, scheduler.next_at, cron.zone_of(scheduler.tz or "UTC"))
+    except InvalidOptionError:
+        return None  # another program may know patterns and zones that we do not
+
+
 def repeating_id(owner: str, schedule: Schedule) -> str:
     """The id of the scheduler that ``repeat=`` makes: one for each lane (or name) and schedule."""
     told = codec.encode([owner, schedule.every, schedule.cron, schedule.tz], "repeat")

@@ -33,6 +33,7 @@ from toril.protocol.dead_letters import (
 )
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.removing import OnProgress
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
 from toril.protocol.replaying import Contents, ReplayFilter
 from toril.sync.connection import Connection
@@ -41,6 +42,7 @@ from toril.sync.letter_runs import Pace, Told, check_rate
 UNCHANGED: Any = codec.UNSET
 Transform = Callable[[Any, DeadLetterMetadata], Any]
 """Repairs a letter: from its data and metadata to the new data."""
+MOST_EXAMPLES = 1000
 LOOKED_AT = 4
 """How many more than one job at each end tell what waits in a queue without a mark."""
 
@@ -94,26 +96,34 @@ class QueueDeadLetters:
         return self._connection.run(dead_letters.total(self.keys, "deadLettered"))
 
     def get_dead_letter_summary(
-        self, *, force: bool = False, **filters: Unpack[DeadLetterFilter]
+        self,
+        *,
+        force: bool = False,
+        on_progress: OnProgress | None = None,
+        **filters: Unpack[DeadLetterFilter],
     ) -> list[DeadLetterGroup]:
-        """The dead letters grouped by fingerprint, the largest group first."""
+        """The dead letters grouped by fingerprint, the largest group first.
+
+        All letters are looked at, in short slices; ``on_progress`` is told how many that were.
+        Only the largest 1,000 groups have an ``example``.
+        """
         wanted = Filter.of(**filters)
         self._are_letters(force=force)
-        survey = self._survey(self._at_times(wanted))
-        commands = [reading.job(self.keys, group.example) for group in survey.values()]
-        examples = self._connection.run_all(commands)
-        groups = [
+        survey = self._survey(self._at_times(wanted), on_progress=on_progress)
+        largest = sorted(survey.items(), key=lambda item: -item[1].count)
+        commands = [reading.job(self.keys, group.example) for _, group in largest[:MOST_EXAMPLES]]
+        examples = self._connection.run_all(commands) if commands else []
+        return [
             DeadLetterGroup(
                 fingerprint=fingerprint,
                 count=group.count,
                 first_seen=group.first,
                 last_seen=group.last,
                 example_id=group.example,
-                example=example,
+                example=examples[place] if place < len(examples) else None,
             )
-            for (fingerprint, group), example in zip(survey.items(), examples, strict=True)
+            for place, (fingerprint, group) in enumerate(largest)
         ]
-        return sorted(groups, key=lambda group: -group.count)
 
     def replay_dead_letter(
         self,
@@ -301,16 +311,24 @@ class QueueDeadLetters:
             return wanted
         return wanted.at(self._connection.run(dead_letters.server_time(self.keys)))
 
-    def _survey(self, wanted: Filter, replay: ReplayOptions | None = None) -> dict[str, Group]:
+    def _survey(
+        self,
+        wanted: Filter,
+        replay: ReplayOptions | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Group]:
         """Walk through all letters and count those that pass, by fingerprint.
 
         Those are left out that ``replay`` would leave alone.
         """
         found: dict[str, Group] = {}
         walk = Walk()
+        examined = 0
         while True:
             command = dead_letters.survey_slice(self.keys, walk, wanted, replay)
             result = self._connection.run(command)
+            examined += result.examined
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))
             for letter_id in result.asked:
@@ -320,6 +338,8 @@ class QueueDeadLetters:
                     meta = job.dead_letter
                     fingerprint = meta.fingerprint if meta is not None else ""
                     found[fingerprint] = letter.merged(found.get(fingerprint))
+            if on_progress is not None:
+                on_progress(examined)
             if result.is_last:
                 return found
             walk = after(walk, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import ClassVar, Literal
 
 from textual import work
@@ -17,6 +18,7 @@ from toril.cli.monitor import rows
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.rows import Rows
 from toril.cli.monitor.watcher import QueueWatch, View, Watcher
+from toril.cli.monitor.whole import WholeScreen, whole_group, whole_job
 from toril.cli.shown import Shown
 from toril.cli.values import counted
 from toril.client.connection import Connection
@@ -33,6 +35,7 @@ _TITLES = {
     View.GROUPS: ("Groups", rows.GROUP_COLUMNS),
     View.LETTERS: ("Dead letters", rows.LETTER_COLUMNS),
     View.EVENTS: ("Events", rows.EVENT_COLUMNS),
+    View.FAILED: ("Failed", rows.FAILED_COLUMNS),
 }
 
 
@@ -42,6 +45,7 @@ _NOTHING = {
     View.GROUPS: "This queue owns no groups.",
     View.LETTERS: "No dead letters here; choose a dead letter queue above.",
     View.EVENTS: "No event of this queue is remembered.",
+    View.FAILED: "No failed job is kept in this queue.",
 }
 
 
@@ -63,6 +67,7 @@ class MonitorApp(App[None]):
         padding: 1 2; border: round $primary; background: $surface;
     }
     #dialog Static { width: auto; }
+    #whole { height: 1fr; padding: 0 1; background: $surface; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
@@ -72,7 +77,7 @@ class MonitorApp(App[None]):
             for number, view in enumerate(View, 1)
         ),
         Binding("p", "pause", "Pause"),
-        Binding("r", "replay", "Replay"),
+        Binding("r", "again", "Again"),
         Binding("x", "purge", "Purge"),
         Binding("space", "freeze", "Freeze"),
         Binding("plus,equals_sign", "faster", "Faster", show=False),
@@ -147,8 +152,6 @@ class MonitorApp(App[None]):
         if self._is_frozen:
             return
         try:
-            if self.ticks == 0:
-                await self.watcher.start()
             self._looked_at = self._chosen_name
             await self.watcher.tick(self._looked_at, self.view, self._chosen_group)
         except TorilError as error:
@@ -196,6 +199,8 @@ class MonitorApp(App[None]):
                 return rows.letter_rows(self.watcher.letters)
             case View.EVENTS:
                 return rows.event_rows(watch)
+            case View.FAILED:
+                return rows.failed_rows(details.failed, self.size.width)
 
     def _note(self) -> Shown:
         if not self.watcher.queues:
@@ -244,6 +249,37 @@ class MonitorApp(App[None]):
         # Filling the table moves the cursor too: only another queue is news.
         if event.data_table.id == "queues" and self._chosen_name != self._looked_at:
             self._look_now()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter on a queue goes to what is below; on a row there, it shows the whole of it."""
+        if event.data_table.id == "queues":
+            self._view_table.focus()
+            return
+        watch, key = self._chosen, event.row_key.value
+        if watch is None or key is None:
+            return
+        queue = Queue(watch.name, connection=self._connection, prefix=self.watcher.prefix)
+        if self.view is View.GROUPS:
+            read = partial(whole_group, queue, key)
+        elif job_id := self._job_of_row(watch, key):
+            read = partial(whole_job, queue, job_id)
+        else:
+            return
+        self.push_screen(WholeScreen(read, self._interval_s))
+
+    def _job_of_row(self, watch: QueueWatch, key: str) -> str | None:
+        """The job that a row of the view is about."""
+        match self.view:
+            case View.LANES:
+                lane = next((one for one in self.watcher.details.lanes if one.name == key), None)
+                return None if lane is None else next(iter(lane.holders), lane.head)
+            case View.LETTERS:
+                groups = self.watcher.letters.groups if self.watcher.letters else {}
+                return groups[key].example if key in groups else None
+            case View.EVENTS:
+                return next((one.job_id for one in watch.events if one.id == key), None)
+            case _:
+                return key
 
     def on_tabs_tab_activated(self, event: Tabs.TabActivated) -> None:
         if event.tab.id and event.tab.id != self.view.value:
@@ -301,8 +337,20 @@ class MonitorApp(App[None]):
 
         self._ask(question.format(watch.name), watch.name, change)
 
-    def action_replay(self) -> None:
-        self._act_on_letters("Replay", _replay)
+    def action_again(self) -> None:
+        """Replay a kind of dead letters, or retry a job that failed."""
+        if self.view is not View.FAILED:
+            self._act_on_letters("Replay", _replay)
+            return
+        watch, job_id = self._chosen, chosen_key(self._view_table)
+        if watch is None or job_id is None:
+            return
+
+        async def change(queue: Queue) -> str:
+            await queue.retry(job_id, reset_attempts=True)
+            return f"job {job_id} runs again"
+
+        self._ask(f"Retry 1 job of {watch.name!r}?", watch.name, change, job_id)
 
     def action_purge(self) -> None:
         self._act_on_letters("Purge", _purge)

@@ -62,6 +62,7 @@ async def _open(server: Server, queue_names: tuple[str, ...], interval_s: float)
         watcher = Watcher(connection, server.prefix, queue_names, time.monotonic)
         app = MonitorApp(watcher, connection, label=server.label, interval_s=interval_s)
         await app.run_async()
+        await watcher.close()
     finally:
         await connection.close()
 
@@ -72,10 +73,11 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
     connection = Connection(server.url, patience_s=1.0)
     try:
         watcher = Watcher(connection, server.prefix, queue_names, time.monotonic)
-        await watcher.start()
-        await watcher.tick()
-        while watcher.is_searching:
+        is_searched = False
+        while not is_searched:
+            is_searched = not watcher.is_searching
             await watcher.tick()
+        await watcher.close()
     finally:
         await connection.close()
     looks: list[dict[str, Any]] = []

@@ -16,14 +16,16 @@ HELP = """\
 [b]Toril monitor[/]
 
 [b]↑ ↓[/]      choose a row     [b]Tab[/]  between queues and what is below
-[b]1[/] Active  [b]2[/] Lanes  [b]3[/] Groups  [b]4[/] Dead letters  [b]5[/] Events
+[b]1[/] Active [b]2[/] Lanes [b]3[/] Groups [b]4[/] Dead letters [b]5[/] Events [b]6[/] Failed
+[b]Enter[/]    the whole job or group: why, attempts, stack trace, data, log
 [b]p[/]        pause the chosen queue, or let it go on
-[b]r[/]        replay the chosen kind of dead letters
+[b]r[/]        replay the chosen kind of dead letters, or retry the failed job
 [b]x[/]        purge the chosen kind of dead letters
 [b]space[/]    freeze the screen, to read
 [b]+ -[/]      look more or less often
 [b]?[/]        this help      [b]q[/]  quit
 
+⏸: paused   !: groups that need a person, see 3
 wait: ready to run   run: running   later: delayed, or with children
 jobs/s: finished per second   waited, ran: medians of the last look
 Dead letters are in the dead letter queue: choose that one, then 4.

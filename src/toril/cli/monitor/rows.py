@@ -12,7 +12,7 @@ from toril.cli.monitor.pace import sparkline, time_of
 from toril.cli.monitor.watcher import QueueWatch
 from toril.cli.printing import age, shortened, span
 from toril.cli.shown import Shown
-from toril.protocol.glancing import ActiveJob, LaneGlance
+from toril.protocol.glancing import ActiveJob, FailedJob, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 
 Rows = dict[str, list[Shown]]
@@ -22,12 +22,17 @@ QUEUE_COLUMNS = (
     *("queue", "wait", "run", "later", "done", "fail", "jobs/s", "lately", "waited", "ran"),
 )
 ACTIVE_COLUMNS = ("job", "name", "running", "try", "progress", "lane", "worker")
+FAILED_COLUMNS = ("job", "name", "failed", "tries", "reason")
 LANE_COLUMNS = ("lane", "state", "waiting", "held by", "next")
 GROUP_COLUMNS = ("group", "name", "state", "done", "failed", "cancelled", "of", "changed")
 LETTER_COLUMNS = ("count", "fingerprint", "first", "last", "example")
 EVENT_COLUMNS = ("time", "event", "job", "what")
 
+ASKS = "ASKS YOU"
+"""A group that cannot go on before somebody says how a member ended."""
+
 _STYLES = {
+    ASKS: "bold red",
     "completed": "green",
     "failed": "red",
     "deadLettered": "red",
@@ -83,11 +88,14 @@ def queue_rows(watches: list[QueueWatch], width: int) -> Rows:
 
 def _queue_row(watch: QueueWatch, room: Room) -> list[Shown]:
     glance, pace = watch.glance, watch.pace
-    name = Shown(shortened(watch.name, room.queue_name - (2 if glance and glance.is_paused else 0)))
+    marks = [("⏸", "yellow")] if glance and glance.is_paused else []
+    if watch.needing_a_person:
+        marks.append(("!", "bold red"))
+    name = Shown(shortened(watch.name, room.queue_name - 2 * len(marks)))
+    for mark, style in marks:
+        name.append(f" {mark}", style)
     if glance is None:
         return [name, *(Shown("") for _ in QUEUE_COLUMNS[1:])]
-    if glance.is_paused:
-        name.append(" ⏸", "yellow")
     rate = pace.per_second[-1] if pace.per_second else 0.0
 
     def number(value: int, style: str = "") -> Shown:
@@ -127,6 +135,23 @@ def active_rows(jobs: list[ActiveJob], now_ms: int, width: int) -> Rows:
     }
 
 
+def failed_rows(jobs: list[FailedJob], width: int) -> Rows:
+    """The jobs that failed, the last one first; as much of the reason as there is room for."""
+    room = Room.on(width)
+    rows = {
+        job.id: _texts(
+            job.id, shortened(job.name, room.job_name), age(job.finished_on), job.attempts_made
+        )
+        for job in jobs
+    }
+    columns = zip(*rows.values(), strict=True)
+    used = [max(cell.cell_len for cell in column) for column in columns]
+    left = max(width - sum(used) - 2 * len(FAILED_COLUMNS) - 2, 24)
+    for job in jobs:
+        rows[job.id].append(Shown(shortened(job.reason, left), "red"))
+    return rows
+
+
 def lane_rows(lanes: list[LaneGlance]) -> Rows:
     """The lanes, those that are held first."""
     return {
@@ -136,12 +161,12 @@ def lane_rows(lanes: list[LaneGlance]) -> Rows:
 
 
 def group_rows(groups: list[GroupInfo]) -> Rows:
-    """The newest groups."""
+    """Those that need a person, then the newest."""
     return {
         group.id: _texts(
             group.id[:8],
             group.name,
-            group.state.value,
+            ASKS if group.asks and group.needs_a_person else group.state.value,
             group.completed_count,
             group.failed_count,
             group.cancelled_count,
@@ -203,8 +228,9 @@ def summary_line(watch: QueueWatch | None, width: int) -> Shown:
         f"  active {glance.active:,}  waiting {glance.waiting:,}  delayed {glance.delayed:,}"
         f"  total {glance.total:,}  unique lanes {glance.lanes:,}  groups {glance.groups:,}"
     )
-    line = Shown(shortened(watch.name, max(width - len(counts) - 2, 8)), "bold")
-    return line.append(counts, "not bold")
+    person = f"  {watch.needing_a_person:,} NEED A PERSON (3)" if watch.needing_a_person else ""
+    line = Shown(shortened(watch.name, max(width - len(counts + person) - 2, 8)), "bold")
+    return line.append(counts, "not bold").append(person, "bold red")
 
 
 def _texts(*values: Any) -> list[Shown]:

@@ -1,8 +1,7 @@
 """What the monitor asks the server: the same number of commands at every tick.
 
-One look at each queue, one or two commands for the open view of the chosen queue, and every few
-ticks one slice of the search for queues.  How many jobs there are makes no difference.
-Only the first search through the key space is faster: a fixed number of slices at every tick.
+One look at each queue, and one or two commands for the open view of the chosen queue.  How many
+jobs there are makes no difference.  The search for queues goes on beside the ticks (``Finder``).
 """
 
 from __future__ import annotations
@@ -17,20 +16,17 @@ import msgspec
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import Pace
 from toril.client.connection import Connection
-from toril.protocol import discovering, glancing, groups
+from toril.client.finder import PATIENCE_S, Finder
+from toril.protocol import glancing, groups
 from toril.protocol.command import Command
 from toril.protocol.events import Event
-from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
+from toril.protocol.glancing import ActiveJob, FailedJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 from toril.protocol.keys import Keys
 
 MOST_QUEUES = 50
 MOST_ROWS = 100
 EVENTS_PER_LOOK = 200
-SEARCH_EVERY = 5
-"""A slice of the key space is searched at every so manieth tick."""
-SLICES_AT_FIRST = 20
-"""So many slices a tick until the whole key space has been searched once."""
 
 
 class View(StrEnum):
@@ -41,6 +37,7 @@ class View(StrEnum):
     GROUPS = "groups"
     LETTERS = "letters"
     EVENTS = "events"
+    FAILED = "failed"
 
 
 class QueueWatch:
@@ -49,6 +46,8 @@ class QueueWatch:
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.glance: Glance | None = None
+        self.needing_a_person = 0
+        """How many of its groups go no further by themselves."""
         self.pace = Pace()
         self.events: deque[Event] = deque(maxlen=EVENTS_PER_LOOK)
         self._last_event = glancing.BEGINNING
@@ -73,6 +72,7 @@ class Details(msgspec.Struct):
     """What the open view shows of the chosen queue."""
 
     active: list[ActiveJob] = []
+    failed: list[FailedJob] = []
     lanes: list[LaneGlance] = []
     groups: list[GroupInfo] = []
     members: list[GroupMember] = []
@@ -91,58 +91,59 @@ class Watcher:
         self._connection = connection
         self.prefix = prefix
         self._clock = clock
-        self._is_given = bool(names)
-        self._nodes = [f"{prefix}:"]
-        self._node = 0
-        self._cursor = discovering.BEGINNING
-        self._found: set[str] = set()
-        self._ticks = 0
+        self._finder = None if names else Finder(connection, prefix)
         self.left_out = 0
-        self.is_searching = not names
-        """Has a part of the key space never been looked at?"""
         self.queues: dict[str, QueueWatch] = {}
         self.details = Details()
         self.letters: LetterSurvey | None = None
         self._adopt(names)
 
-    async def start(self) -> None:
-        """Search for queues, but not for long: the ticks go on with it."""
-        if self._is_given:
-            return
-        if self._connection.is_cluster:
-            self._nodes = await self._connection.run(discovering.nodes_of_cluster())
-        await self._search_on()
+    @property
+    def is_searching(self) -> bool:
+        """Has a part of the key space never been looked at?"""
+        return self._finder is not None and self._finder.is_searching
 
-    async def _search_on(self) -> None:
-        for _ in range(SLICES_AT_FIRST):
-            if self._search(await self._connection.run(self._next_slice())):
-                self.is_searching = False
-                break
+    async def close(self) -> None:
+        """Stop searching."""
+        if self._finder is not None:
+            await self._finder.close()
 
     async def tick(
         self, chosen: str | None = None, view: View = View.EVENTS, group_id: str | None = None
     ) -> None:
         """Look at everything once."""
-        self._ticks += 1
-        if self.is_searching:
-            await self._search_on()
+        if self._finder is not None:
+            self._adopt(await self._finder.names(patience_s=0.0 if self.queues else PATIENCE_S))
         watches = list(self.queues.values())
         watch = self.queues.get(chosen or "")
         commands: list[Command[Any]] = [each.look() for each in watches]
+        owners = [each for each in watches if each.glance is not None and each.glance.groups]
+        commands += [groups.count_needing_a_person(each.keys) for each in owners]
         if watch is not None:
             commands += self._detail_commands(watch.keys, view, group_id)
-        searches = not (self._is_given or self.is_searching) and self._ticks % SEARCH_EVERY == 0
-        if searches:
-            commands.append(self._next_slice())
         answers = await self._connection.run_all(commands) if commands else []
         now_s = self._clock()
-        for each, glance in zip(watches, answers, strict=False):
-            each.note(glance, now_s)
-        rest = answers[len(watches) :]
-        if searches:
-            self._search(rest.pop())
+        for each in watches:
+            each.note(answers.pop(0), now_s)
+        for each in owners:
+            each.needing_a_person = answers.pop(0)
         if watch is not None:
-            self._note_details(view, rest)
+            self._note_details(view, answers)
+            await self._read_details(watch, view)
+
+    async def _read_details(self, watch: QueueWatch, view: View) -> None:
+        """What takes more than one round trip; as much of it as the screen shows."""
+        if view is View.FAILED:
+            is_any = watch.glance is not None and watch.glance.failed
+            plan = glancing.failed(watch.keys, most=MOST_ROWS)
+            self.details.failed = await self._connection.follow(plan) if is_any else []
+        if view is View.GROUPS and watch.needing_a_person:
+            plan_of_groups = groups.needing_a_person(watch.keys, most=MOST_ROWS)
+            first = await self._connection.follow(plan_of_groups)
+            known = {group.id for group in first}
+            self.details.groups = first + [
+                group for group in self.details.groups if group.id not in known
+            ]
 
     def _detail_commands(self, keys: Keys, view: View, group_id: str | None) -> list[Command[Any]]:
         match view:
@@ -157,7 +158,7 @@ class Watcher:
                 if self.letters is None or self.letters.keys.base != keys.base:
                     self.letters = LetterSurvey(keys)
                 return [self.letters.next_command()]
-            case View.EVENTS:
+            case View.EVENTS | View.FAILED:
                 return []
 
     def _note_details(self, view: View, answers: list[Any]) -> None:
@@ -174,27 +175,13 @@ class Watcher:
             case _:
                 pass
 
-    def _next_slice(self) -> Command[discovering.Found]:
-        return discovering.look(self.prefix, self._cursor, near=self._nodes[self._node])
-
-    def _search(self, found: discovering.Found) -> bool:
-        """Take in a slice; True when the whole key space has been searched."""
-        self._cursor = found.cursor
-        self._found.update(found.names)
-        self._adopt(sorted(self._found))
-        if found.is_last:
-            self._node = (self._node + 1) % len(self._nodes)
-        is_whole = found.is_last and self._node == 0
-        if is_whole:
-            for name in set(self.queues) - self._found:
-                del self.queues[name]
-            self._found = set()
-        return is_whole
-
     def _adopt(self, names: Sequence[str]) -> None:
+        if not self.is_searching:
+            for name in set(self.queues) - set(names):
+                del self.queues[name]
         for name in names:
             if name not in self.queues and len(self.queues) < MOST_QUEUES:
                 self.queues[name] = QueueWatch(Keys(self.prefix, name))
-        if not self._is_given:
+        if self._finder is not None:
             self.queues = dict(sorted(self.queues.items()))
-        self.left_out = max(self.left_out, len(names) - len(self.queues))
+        self.left_out = len(names) - len(self.queues)
