@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    # The tests themselves stay to the end: no collection need look through them again.
+    gc.freeze()
     gc.enable()
 
 
