@@ -195,12 +195,14 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    sys.dont_write_bytecode = bool(request["env"].get("PYTHONDONTWRITEBYTECODE"))
     random.seed()
     first, *rest = request["words"]
     if first == "-m":
         name, *rest = rest
         sys.path[0] = request["cwd"]
-        sys.modules.pop(name, None)
+        if not hasattr(sys.modules[name], "__path__"):
+            del sys.modules[name]  # what was imported is to be __main__ now
         sys.argv = [name, *rest]
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
