@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 ROOT = Path(__file__).parent.parent
-LARGEST = 1 << 20
+HEAD = 8
+"""How many digits tell the length of a request."""
 PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
 
 
@@ -107,8 +108,7 @@ class _Template:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
+        self._socket, theirs = socket.socketpair()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=ROOT,
@@ -119,9 +119,11 @@ class _Template:
         atexit.register(self.close)
 
     def fork(self, request: dict[str, Any], files: list[int]) -> int:
+        text = json.dumps(request).encode()
         with self._lock:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], files)
-            answer = self._socket.recv(LARGEST)
+            socket.send_fds(self._socket, [f"{len(text):0{HEAD}}".encode()], files)
+            self._socket.sendall(text)
+            answer = self._socket.recv(16)
         assert answer, "the process that forks programs is gone"
         return int(answer)
 
@@ -146,7 +148,8 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
     Whatever a program imports is imported here before, once.
     """
     ends: dict[int, int] = {}
-    ear, mouth = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(mouth)
     while True:
@@ -156,10 +159,10 @@ def serve(line: socket.socket) -> dict[str, Any] | None:
             _tell(ends)
         if line not in ready:
             continue
-        message, files, _, _ = socket.recv_fds(line, LARGEST, 4)
-        if not message:
+        head, files, _, _ = socket.recv_fds(line, HEAD, 4, socket.MSG_WAITALL)
+        if not head:
             return None
-        request = json.loads(message)
+        request = json.loads(line.recv(int(head), socket.MSG_WAITALL))
         for name in request["needs"]:
             importlib.import_module(name)
         child = os.fork()
