@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import re
 import secrets
 import signal
@@ -26,12 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell without job control starts what runs in the background deaf to Ctrl-C, and the
         # programs that the tests start would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # redis-py reads its own version from the disk for every connection.
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
     # A collection in the middle of a rewritten module confuses CPython 3.11 now and then ("AST
     # constructor recursion depth mismatch"), and finds next to nothing while tests are read.
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    # The tests themselves stay to the end: no collection need look through them again.
+    gc.freeze()
     gc.enable()
 
 

@@ -16,6 +16,7 @@ T = TypeVar("T")
 NOT_RUN = "NOT RUN: "
 PATIENCE_S = 60.0
 """A wait that ends well costs nothing, however long it might have been."""
+LESS_OFTEN = 6
 
 
 def not_run(reason: str) -> NoReturn:
@@ -32,9 +33,10 @@ async def wait_until(
 ) -> T:
     """Ask ``predicate`` (plain or async) until its answer is true; return that answer.
 
-    Fails the test after ``timeout`` seconds, with the last answer.
+    Fails the test after ``timeout`` seconds, with the last answer. Who waits long asks less often.
     """
     deadline = time.monotonic() + timeout
+    slowest = LESS_OFTEN * every
     while True:
         answer = predicate()
         value: T = await answer if inspect.isawaitable(answer) else answer  # type: ignore[assignment]
@@ -44,6 +46,7 @@ async def wait_until(
             what = message or getattr(predicate, "__name__", repr(predicate))
             pytest.fail(f"not true within {timeout} s: {what} (last answer: {value!r})")
         await asyncio.sleep(every)
+        every = min(1.2 * every, slowest)
 
 
 async def until_renewed(client: Any, lock: str, timeout: float = PATIENCE_S) -> None:
@@ -66,6 +69,7 @@ def wait_until_sync(
 ) -> T:
     """`wait_until` for tests without an event loop."""
     deadline = time.monotonic() + timeout
+    slowest = LESS_OFTEN * every
     while True:
         value = predicate()
         if value:
@@ -74,6 +78,7 @@ def wait_until_sync(
             what = message or getattr(predicate, "__name__", repr(predicate))
             pytest.fail(f"not true within {timeout} s: {what} (last answer: {value!r})")
         time.sleep(every)
+        every = min(1.2 * every, slowest)
 
 
 def name_of(value: object) -> str:

@@ -7,12 +7,14 @@ same tests run on a Redis.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +25,7 @@ from toril.client.embedded import server_binary
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 SLOTS = 16384
+PORTS = range(16_000, 32_000)
 
 NOTHING_ON_DISK = {"save": "", "appendonly": "no"}
 SAFE_ON_DISK = {"save": "", "appendonly": "yes", "appendfsync": "always"}
@@ -234,6 +237,13 @@ class Cluster:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that stays free until it is used, also while its server is away for a moment.
+
+    The system gives those above `PORTS` to whoever connects, so that one of them may be taken by
+    then, or a client that looks for its server may even find itself.
+    """
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -13,7 +13,6 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ import redis.asyncio
 
 from tests.chaos.history import follow, missed
 from tests.chaos.program import LOCK_MS, QUEUE, UNDOING
+from tests.forked import DEVNULL, Forked
 from tests.proxy import Proxy, Rule, runs
 from tests.servers import SAFE_ON_DISK, Server
 from toril import Compensation, FlowJob, FlowProducer, GroupJob, NewJob, Queue
@@ -95,13 +95,13 @@ class _Crew:
     def __init__(self, storm: Storm, urls: list[str]) -> None:
         self._storm = storm
         self._urls = urls
-        self.members: list[subprocess.Popen[bytes]] = []
+        self.members: list[Forked] = []
 
     def start_all(self) -> None:
         for index in range(self._storm.processes):
             self.members.append(self._start(index))
 
-    def _start(self, index: int) -> subprocess.Popen[bytes]:
+    def _start(self, index: int) -> Forked:
         config = {
             "url": self._urls[index % len(self._urls)],
             "prefix": PREFIX,
@@ -109,11 +109,8 @@ class _Crew:
             "concurrency": self._storm.concurrency,
             "work_s": self._storm.work_s,
         }
-        return subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.program", json.dumps(config)],
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        words = ("-m", "tests.chaos.program", json.dumps(config))
+        return Forked(*words, stdin=DEVNULL, stderr=DEVNULL)
 
     async def kill(self, index: int) -> None:
         victim = self.members[index]

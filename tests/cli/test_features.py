@@ -322,7 +322,7 @@ both = [bare, Relay(engine, outbox)]
 
 
 def test_doctor_checks_objects_of_a_module_and_ends_with_a_code_for_ci(
-    cli_env: dict[str, str], tmp_path: Path, start_server: Callable[..., Server]
+    toril: Toril, tmp_path: Path, start_server: Callable[..., Server]
 ):
     """RULES-17: 0 when nothing is wrong, 1 with warnings, 2 with errors, 3 without a server."""
     server = start_server({"appendonly": "yes"}, tcp=True)
@@ -332,15 +332,8 @@ def test_doctor_checks_objects_of_a_module_and_ends_with_a_code_for_ci(
     (tmp_path / "shop_checked.py").write_text(CHECKED)
 
     def doctor(*targets: str) -> tuple[int, list[dict[str, str]]]:
-        done = subprocess.run(
-            [sys.executable, "-m", "toril", "doctor", *targets, "--url", url, "--json"],
-            cwd=tmp_path,
-            env=cli_env | {"TORIL_URL": url},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        return done.returncode, json.loads(done.stdout)["findings"]
+        done = toril("doctor", *targets, "--url", url, "--json", env={"TORIL_URL": url})
+        return done.code, json.loads(done.out)["findings"]
 
     assert doctor("shop_checked:good") == (0, [])
     code, findings = doctor("shop_checked:bare")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from tests.helpers import wait_until_sync
 from toril.sync import Queue
 
@@ -31,7 +32,8 @@ def make(queue):
 """
 WORKERS = "workers = [make('one'), make('two')]\nsingle = workers[0]\n"
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Forked]
+COMMANDS = ("toril.cli.main", "toril.cli.worker")
 
 
 @pytest.fixture
@@ -49,18 +51,14 @@ def write(tmp_path: Path, prefix: str) -> Callable[[str], None]:
 @pytest.fixture
 def start(cli_env: dict[str, str], tmp_path: Path, write: object) -> Iterator[Start]:
     """Starts ``toril worker`` with these arguments; stopped after the test."""
-    running: list[subprocess.Popen[str]] = []
+    running: list[Forked] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str) -> Forked:
         with (tmp_path / "log").open("a") as log:
+            words = ("-m", "toril", "worker", *arguments)
+            env = cli_env | {"PYTHONDONTWRITEBYTECODE": "1"}
             running.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "toril", "worker", *arguments],
-                    cwd=tmp_path,
-                    env=cli_env | {"PYTHONDONTWRITEBYTECODE": "1"},
-                    stderr=log,
-                    text=True,
-                )
+                Forked(*words, cwd=tmp_path, env=env, stderr=log.fileno(), needs=COMMANDS)
             )
         return running[-1]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Toril
+from tests.forked import Forked
 from tests.helpers import wait_until_sync
 from tests.servers import Server
 from toril.sync import Queue
@@ -53,25 +52,22 @@ if os.environ.get("BREAK"):
     os._exit(7)
 """
 
-Start = Callable[..., subprocess.Popen[str]]
+Start = Callable[..., Forked]
+COMMANDS = ("toril.cli.main", "toril.cli.worker")
 
 
 @pytest.fixture
 def start(cli_env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
     """Starts ``toril worker`` with these arguments; its output goes to the file ``log``."""
     (tmp_path / "shop.py").write_text(MODULE)
-    running: list[subprocess.Popen[str]] = []
+    running: list[Forked] = []
 
-    def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **env: str) -> Forked:
         with (tmp_path / "log").open("a") as log:
+            words = ("-m", "toril", "worker", *arguments)
+            env = cli_env | {"PYTHONDONTWRITEBYTECODE": "1"} | env
             running.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "toril", "worker", *arguments],
-                    cwd=tmp_path,
-                    env=cli_env | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
-                    stderr=log,
-                    text=True,
-                )
+                Forked(*words, cwd=tmp_path, env=env, stderr=log.fileno(), needs=COMMANDS)
             )
         return running[-1]
 

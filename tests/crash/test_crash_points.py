@@ -1,7 +1,7 @@
 """Whatever operation breaks, and however, the outcome is that of the undisturbed run.
 
 Every operation of every scenario meets every fault in ``make prove``; a run of the tests takes a
-tenth of them, sixteen of a scenario at most, always the same.
+tenth of them, eight of a scenario at most, always the same.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def part_of(points: list[Point]) -> list[Point]:
     if SHARE == 1:
         return points
     random.Random(points[0].scenario).shuffle(points)
-    return points[: min(16, max(4, len(points) // SHARE))]
+    return points[: min(8, max(4, len(points) // SHARE))]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
+from tests.forked import Forked
 from tests.helpers import wait_until
 from tests.servers import free_port
 from tests.sql.conftest import (  # noqa: F401 (fixtures)
@@ -38,16 +38,15 @@ async def start(url, prefix, database_url):  # noqa: F811
     }
     children = []
 
-    async def start(*command):
-        child = await asyncio.create_subprocess_exec(sys.executable, *command, env=environment)
+    def start(*command):
+        child = Forked(*command, env=environment, needs=("uvicorn", "fastapi", "sqlalchemy"))
         children.append(child)
         return child
 
     yield start
     for child in children:
-        if child.returncode is None:
-            child.send_signal(signal.SIGTERM)
-    codes = [await asyncio.wait_for(child.wait(), 20) for child in children]
+        child.terminate()
+    codes = [await child.ended() for child in children]
     engine = create_engine(database_url)
     with engine.begin() as connection:
         for table in ("orders", "charges", "toril_outbox", "toril_idempotency"):
@@ -73,23 +72,23 @@ async def test_orders_are_charged_once_although_the_worker_is_killed(
 ):
     """RULES-02, RULES-13, RULES-15, RULES-16 in one service."""
     port = free_port()
-    await start(
+    start(
         *("-m", "uvicorn", "--app-dir", str(SERVICE), "app:app"),
         *("--port", str(port), "--log-level", "warning"),
     )
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as api:
-        await wait_until(lambda: _answers(api), 20)
+        await wait_until(lambda: _answers(api), every=0.05)
         too_much = await api.post("/orders", json={"amount": 2_000_000})
         orders = [(await api.post("/orders", json={"amount": n})).json()["id"] for n in range(5)]
-        first = await start(str(SERVICE / "worker.py"))
+        first = start(str(SERVICE / "worker.py"))
         for order in orders:
-            await wait_until(lambda order=order: _is_paid(api, order), 20)
+            await wait_until(lambda order=order: _is_paid(api, order), every=0.05)
         first.kill()
-        await first.wait()
+        await first.ended()
         orders += [(await api.post("/orders", json={"amount": n})).json()["id"] for n in range(5)]
-        await start(str(SERVICE / "worker.py"))
+        start(str(SERVICE / "worker.py"))
         for order in orders[5:]:
-            await wait_until(lambda order=order: _is_paid(api, order), 20)
+            await wait_until(lambda order=order: _is_paid(api, order), every=0.05)
 
         assert too_much.status_code == 422
         assert (await api.get("/orders/999")).status_code == 404

@@ -10,8 +10,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +20,7 @@ import pytest
 
 from tests.features.lane_ledger import Fault, Inquest, Ledgers, ServerLog, job_id
 from tests.features.lanes import Hand
+from tests.forked import Forked
 from tests.helpers import wait_until
 from tests.proving import amount
 from toril import NewJob, Queue
@@ -173,15 +172,14 @@ async def server_log(client: Any, stream: str) -> AsyncIterator[ServerLog]:
 async def run_and_disturb(queue: Queue, url: str, prefix: str, ledgers: Path) -> list[Fault]:
     """Keep the processes running, kill or stop one now and then, until the queue is empty."""
     dice = random.Random(SEED)
-    processes: list[subprocess.Popen[bytes]] = []
-    stopped: dict[subprocess.Popen[bytes], float] = {}
+    processes: list[Forked] = []
+    stopped: dict[Forked, float] = {}
     faults: list[Fault] = []
 
     def start() -> None:
-        command = [sys.executable, str(PROGRAM), url, prefix, str(ledgers), str(LOCK_MS)]
-        processes.append(subprocess.Popen(command, env=os.environ | {"PYTHONPATH": "src"}))
+        processes.append(Forked(str(PROGRAM), url, prefix, str(ledgers), str(LOCK_MS)))
 
-    def kill(victim: subprocess.Popen[bytes]) -> None:
+    def kill(victim: Forked) -> None:
         processes.remove(victim)
         at_s = time.time()
         victim.send_signal(signal.SIGKILL)
@@ -197,7 +195,7 @@ async def run_and_disturb(queue: Queue, url: str, prefix: str, ledgers: Path) ->
                 victim.send_signal(signal.SIGCONT)
                 faults.append(Fault("stop", victim.pid, since_s, time.time()))
 
-    def has_worked(process: subprocess.Popen[bytes]) -> bool:
+    def has_worked(process: Forked) -> bool:
         ledger = ledgers / str(process.pid)
         return ledger.exists() and "start" in ledger.read_text()
 

@@ -18,7 +18,7 @@ from tests.keyspace import audit
 from tests.proving import amount
 from toril.errors import RefusedError
 
-OPERATIONS = int(os.environ.get("TORIL_FUZZ_OPERATIONS") or amount(3000, 100_000))
+OPERATIONS = int(os.environ.get("TORIL_FUZZ_OPERATIONS") or amount(1500, 100_000))
 STREAMS = 4
 BEHAVIOURS = {
     "fails": [["fail", "on purpose"]],

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any, Self
 
+from tests.forked import PIPE, Forked
 from tests.helpers import wait_until
 from tests.interop.scripted import Behaviours, ScriptedHandler
 from toril import (
@@ -83,23 +82,22 @@ class RunningWorker:
 class WorkerProcess:
     """A worker in a process of its own."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: Forked) -> None:
         self._child = child
 
     async def line(self, wanted: str, timeout: float = 30.0) -> str:
         """The next line of its output that starts with ``wanted``."""
         assert self._child.stdout is not None
         async with asyncio.timeout(timeout):
-            while raw := await self._child.stdout.readline():
-                if (text := raw.decode().strip()).startswith(wanted):
-                    return text
+            while line := await asyncio.to_thread(self._child.stdout.readline):
+                if line.startswith(wanted):
+                    return line.strip()
         raise RuntimeError(f"the worker process ended before it said {wanted!r}")
 
     async def kill(self) -> None:
         """End it as a crash does."""
-        if self._child.returncode is None:
-            self._child.send_signal(signal.SIGKILL)
-        await self._child.wait()
+        self._child.kill()
+        await self._child.ended()
 
 
 class TorilSide:
@@ -148,15 +146,8 @@ class TorilSide:
             "behaviours": behaviours,
             "options": options,
         }
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.interop.toril_worker",
-            json.dumps(config),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        process = WorkerProcess(child)
+        words = ("-m", "tests.interop.toril_worker", json.dumps(config))
+        process = WorkerProcess(Forked(*words, stdout=PIPE))
         self._processes.append(process)
         return process
 

@@ -7,6 +7,7 @@ few times: a reply is lost, a request arrives twice, a worker dies, a lock expir
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -59,7 +60,11 @@ def explore(
     ``is_deep`` goes on from the moments found last, and now and then from a random one, for worlds
     that are too large to be exhausted. What is expanded depends on nothing but the arguments.
     """
-    return _Exploration(world, machine, seed, drain_share, is_deep).run(most)
+    gc.disable()  # what is found is kept, and nothing here refers to itself
+    try:
+        return _Exploration(world, machine, seed, drain_share, is_deep).run(most)
+    finally:
+        gc.enable()
 
 
 class _Exploration:
@@ -189,7 +194,10 @@ class _Exploration:
         view = view_of(result.state, self._world.queues)
         step.may_remove = step.may_remove or self._world.may_remove
         try:
-            problems = list(step_problems(before, view, result, step, node.clock_ms))
+            problems = []
+            if (act := step.act) not in result.checked:
+                result.checked.add(act)
+                problems += step_problems(before, view, result, step, node.clock_ms)
             if is_new:
                 is_calm = all(after.left[index] == self._full[index] for index in self._calm)
                 problems += state_problems(view, after, is_calm=is_calm)

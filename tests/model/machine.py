@@ -9,9 +9,10 @@ moves it, and nothing expires unless a step says so.
 from __future__ import annotations
 
 import socket
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,13 @@ class Request(NamedTuple):
 
 
 NOTHING = Request("nothing", (), ())
+MOST_KNOWN = 20_000
+"""Of how many states it is remembered what came of them."""
 EVERYTHING = Request("everything", (), ())
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Result:
     """The state after a request, the events that it wrote, its reply, and which keys were given a
     time to live, in ms."""
 
@@ -51,6 +55,8 @@ class Result(NamedTuple):
     events: list[list[bytes]]
     reply: Any
     renewed: dict[str, int]
+    checked: set[Hashable] = field(default_factory=set)
+    """As whose acts it was looked at: the same act comes to the same, whoever else is there."""
 
 
 Timed = tuple[int, Request]
@@ -63,6 +69,19 @@ class ScriptError(Exception):
 
 class EndlessScriptError(ScriptError):
     """The script does not end; the server has to be started anew."""
+
+
+Known = dict[Timed, Result | ScriptError]
+"""What came of requests to one state."""
+
+
+class _Asked(NamedTuple):
+    """What is asked of one state; only what is new went to the server."""
+
+    state: State
+    requests: Sequence[Timed]
+    known: Known
+    new: list[Timed]
 
 
 def request_of(command: Command[Any], *, resent: bool = False, flight: str = "") -> Request:
@@ -79,7 +98,9 @@ def request_of(command: Command[Any], *, resent: bool = False, flight: str = "")
 class Machine:
     """A server that runs requests from given states, by our library or one with a planted bug.
 
-    ``ask`` sends, ``answer`` reads what was asked first: several may be under way.
+    ``ask`` sends, ``answer`` reads what was asked first: several may be under way. What comes of a
+    request depends on the state and the time alone, so that it is run once, however many moments
+    have that state.
     """
 
     def __init__(self, server: Server, library: Library | None = None) -> None:
@@ -89,7 +110,8 @@ class Machine:
         self._reader = hiredis.Reader()
         self._cells = Cells()
         self._there: dict[str, Cell] = {}
-        self._asked: deque[tuple[State, list[int]]] = deque()
+        self._known: OrderedDict[State, Known] = OrderedDict()
+        self._asked: deque[_Asked] = deque()
         self._early: deque[Any] = deque()
         self.covered: set[int] = set()
         self.runs = 0
@@ -120,21 +142,31 @@ class Machine:
         """Let the server expand each of these states by the requests; equal ones are run once."""
         packed = []
         for state, requests in wanted:
-            numbers: dict[Timed, int] = {}
-            order = [numbers.setdefault(request, len(numbers)) for request in requests]
-            self._asked.append((state, order))
-            packed.append(hiredis.pack_command(tuple(self._words(state, list(numbers)))))
-            self.runs += len(numbers)
+            known = self._known_of(state)
+            new = [request for request in dict.fromkeys(requests) if request not in known]
+            self._asked.append(_Asked(state, requests, known, new))
+            if new:
+                packed.append(hiredis.pack_command(tuple(self._words(state, new))))
+                self.runs += len(new)
         self._socket.sendall(b"".join(packed))
 
     def answer(self) -> list[Result | ScriptError]:
         """The results for the state that was asked about first, one for each of its requests."""
-        state, order = self._asked.popleft()
-        told, covered = self._early.popleft() if self._early else self._read()
-        self.covered.update(covered)
-        there = {cell.key: cell for cell in state}
-        results = [self._result(state, there, one) for one in told]
-        return [results[number] for number in order]
+        asked = self._asked.popleft()
+        if asked.new:
+            told, covered = self._early.popleft() if self._early else self._read()
+            self.covered.update(covered)
+            there = {cell.key: cell for cell in asked.state}
+            for request, one in zip(asked.new, told, strict=True):
+                asked.known[request] = self._result(asked.state, there, one)
+        return [asked.known[request] for request in asked.requests]
+
+    def _known_of(self, state: State) -> Known:
+        known = self._known.setdefault(state, {})
+        self._known.move_to_end(state)
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return known
 
     def _result(self, state: State, there: dict[str, Cell], told: Any) -> Result | ScriptError:
         if isinstance(told, bytes):
@@ -175,7 +207,7 @@ class Machine:
         return self._read()
 
     def _receive_early(self) -> None:
-        while len(self._early) < len(self._asked):
+        while len(self._early) < sum(bool(asked.new) for asked in self._asked):
             self._early.append(self._read())
 
     def _read(self) -> Any:

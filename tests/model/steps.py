@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,13 @@ class Step:
     """What the reply said that was lost."""
     is_front: bool = False
     """Does what comes back stand before the others?"""
+
+    @property
+    def act(self) -> Hashable:
+        """All that a check reads of it but the request; what else its worker knows is not there."""
+        worker = self.worker and (self.worker.name, self.worker.life, self.worker.queue)
+        says = (self.is_repeated, self.is_front, self.is_silent, self.may_remove)
+        return (self.name, self.call, worker, says, self.held, self.confirmed, self.first_answer)
 
     @property
     def is_deed(self) -> bool:

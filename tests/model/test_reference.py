@@ -37,7 +37,7 @@ from toril.sync.connection import Connection
 from toril.worker.burial import Burial
 
 STEPS = 50
-EXAMPLES = amount(200, 4000)
+EXAMPLES = amount(100, 4000)
 MAX_STALLED = 1
 HOUR_MS = 3_600_000
 

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ RUN_BY_USERS = {"uvicorn"}
 """What users run the code with, without an import of ours."""
 
 
+@cache
 def imported() -> set[str]:
     """Every package that a module of ours imports, or looks for by its name."""
     found: set[str] = set()

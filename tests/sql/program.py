@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 
 import toril
+from tests.forked import Forked
 from toril.idempotency import SqlStore, idempotency_table, idempotent
 from toril.outbox import Outbox, Relay
 from toril.worker.active_job import ActiveJob
@@ -139,11 +140,9 @@ def main() -> None:
     toril.run(make(engine, tables, redis, prefix, *steps), timeout=2000)
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+def start(*arguments: str) -> Forked:
     """Start this program as a child of a test."""
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.sql.program", *arguments
-    )
+    return Forked("-m", "tests.sql.program", *arguments)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def effects(engine, tables):
 
 
 async def until_killed(child):
-    assert await asyncio.wait_for(child.wait(), 30) == -signal.SIGKILL
+    assert await child.ended() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("step", RELAY_STEPS)
@@ -61,7 +61,7 @@ async def test_a_relay_that_dies_leaves_one_job_per_row(
 ):
     """RULES-15: also when the jobs have run and were removed before the next relay comes."""
     ids = write(engine, tables, 3, remove_on_complete=True)
-    await until_killed(await program.start("relay", *arguments, step))
+    await until_killed(program.start("relay", *arguments, step))
 
     async with make_worker(engine, tables, url, prefix):
         if step in ("sent", "marked", "committed"):
@@ -95,7 +95,7 @@ async def test_a_worker_that_dies_leaves_one_effect_per_job(
     ids = write(engine, tables, 2)
     async with make_relay(engine, tables, url, prefix) as relay:
         await relay.drain()
-    await until_killed(await program.start("worker", *arguments, step))
+    await until_killed(program.start("worker", *arguments, step))
     done_before = len(effects(engine, tables))
     assert (done_before > 0) is (step == "committed")
 
@@ -121,7 +121,7 @@ async def test_random_kills_of_relays_and_workers_leave_one_effect_per_row(
     tables.metadata.create_all(engine)
     arguments = (server_url, url, prefix, table_name)
     kinds = ["relay"] * 2 + ["worker"] * 3
-    children = [await program.start(kind, *arguments, "slow") for kind in kinds]
+    children = [program.start(kind, *arguments, "slow") for kind in kinds]
     options = {"attempts": 50, "backoff": 50, "remove_on_complete": True}
     taken_over = TakenOver(client, queue.keys.events)
     written = kills = 0
@@ -139,14 +139,14 @@ async def test_random_kills_of_relays_and_workers_leave_one_effect_per_row(
                 if kinds[victim] == "worker":
                     await _until_running(queue)
                 children[victim].kill()
-                await children[victim].wait()
+                await children[victim].ended()
                 kills += 1
-                children[victim] = await program.start(kinds[victim], *arguments, "slow")
+                children[victim] = program.start(kinds[victim], *arguments, "slow")
             assert time.monotonic() - begin < 1500, f"not done, TORIL_CHAOS_SEED={SEED}"
     finally:
         for child in children:
             child.terminate()
-        codes = await asyncio.gather(*(asyncio.wait_for(child.wait(), 30) for child in children))
+        codes = await asyncio.gather(*(child.ended() for child in children))
     keys = effects(engine, tables)
     table = tables.outbox.table
     with engine.connect() as connection:

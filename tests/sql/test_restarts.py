@@ -71,7 +71,7 @@ async def test_one_job_per_row_whoever_dies_or_is_restarted(
     tables = Tables(table_name)
     tables.metadata.create_all(engine)
     relay = make_relay(engine, tables, server.url, prefix)
-    mortal = await program.start("relay", database, server.url, prefix, table_name, "slow")
+    mortal = program.start("relay", database, server.url, prefix, table_name, "slow")
     writer = Writer(engine, tables)
     writing = asyncio.create_task(writer.run())
     await wait_until(lambda: _has_sent(engine, tables), 60)
@@ -91,7 +91,7 @@ async def test_one_job_per_row_whoever_dies_or_is_restarted(
     await wait_until(lambda: _is_all_sent(engine, tables), 60)
     await relay.close(timeout=20_000)
     await running
-    await mortal.wait()
+    await mortal.ended()
 
     rows = await asyncio.to_thread(_rows, engine, tables)
     async with Queue(QUEUE, connection=server.url, prefix=prefix) as queue:

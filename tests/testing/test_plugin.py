@@ -41,7 +41,7 @@ def runs(pytester: pytest.Pytester, url: str, monkeypatch: pytest.MonkeyPatch):
     pytester.makeini(
         "[pytest]\nfilterwarnings =\n  error\n"
         "  ignore::pytest.PytestDeprecationWarning\npythonpath = .\n"
-        "addopts = -p no:valkey"
+        "addopts = -p no:valkey -p no:hypothesispytest -p no:xdist -p no:timeout"
     )
 
     def run(source: str, *arguments: str) -> pytest.RunResult:

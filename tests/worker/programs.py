@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 import toril
+from tests.forked import PIPE, Forked
 from toril.errors import TorilError
 
 
@@ -132,12 +132,8 @@ class Program:
     """One such process, seen by a test."""
 
     def __init__(self, **config: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.worker.programs", json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        words = ("-m", "tests.worker.programs", json.dumps(config))
+        self.process = Forked(*words, stdin=PIPE, stdout=PIPE)
         self._lines: Queue[str | None] = Queue()
         self.said: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()

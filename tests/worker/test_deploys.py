@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections import deque
 
 import pytest
 
+from tests.forked import Forked
 from tests.helpers import wait_until
 from tests.proving import amount
 from toril import NewJob, Queue
@@ -20,10 +20,8 @@ DEPLOYS = amount(6, 20)
 async def test_deploys_under_load_lose_no_job_and_run_none_twice(url, prefix, client):
     """SIGTERM: jobs that run are finished or handed back; nothing stalls, nothing is lost."""
 
-    async def start():
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.worker.deployed", url, prefix)
-        )
+    def start():
+        return Forked("-m", "tests.worker.deployed", url, prefix)
 
     async with Queue("q", connection=url, prefix=prefix) as queue:
         ids = []
@@ -34,21 +32,21 @@ async def test_deploys_under_load_lose_no_job_and_run_none_twice(url, prefix, cl
                 ids.extend(job.id for job in await queue.add_bulk([NewJob("n") for _ in range(5)]))
                 await asyncio.sleep(0.05)
 
-        running = deque([await start(), await start()])
+        running = deque([start(), start()])
         await wait_until(lambda: _are_at_work(queue, 2), 20)
         producing = asyncio.create_task(produce())
         for _ in range(DEPLOYS):
-            running.append(await start())
+            running.append(start())
             await wait_until(lambda: _are_at_work(queue, 3), 20)
             old = running.popleft()
             old.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(old.wait(), 30) == 0
+            assert await old.ended() == 0
         is_over.set()
         await producing
         await wait_until(lambda: _has_completed(queue, len(ids)), 30)
         for worker in running:
             worker.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(worker.wait(), 30) == 0
+            assert await worker.ended() == 0
 
         ran = await client.lrange(f"{prefix}:q:toril:ledger", 0, -1)
         stalled = [job for job in await queue.get_completed() if job.stalled_count]

@@ -17,6 +17,7 @@ from textual.widgets import DataTable, Footer, Static, Tab, Tabs
 from toril.cli.monitor import rows
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.rows import Rows
+from toril.cli.monitor.table import Table
 from toril.cli.monitor.watcher import QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen, whole_group, whole_job
 from toril.cli.shown import Shown
@@ -103,7 +104,7 @@ class MonitorApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="status")
-        yield DataTable(id="queues", cursor_type="row", zebra_stripes=True)
+        yield Table(id="queues", cursor_type="row", zebra_stripes=True)
         yield Static(id="summary")
         yield Tabs(
             *(
@@ -112,7 +113,7 @@ class MonitorApp(App[None]):
             ),
             active=View.ACTIVE.value,
         )
-        yield DataTable(id="view", cursor_type="row")
+        yield Table(id="view", cursor_type="row")
         yield Static(id="note")
         yield Footer()
 
