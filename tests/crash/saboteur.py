@@ -141,9 +141,8 @@ class SabotagedTransport:
         task = asyncio.ensure_future(exchange)
         for _ in range(3):
             await asyncio.sleep(0)
-        for socket in list(self._inner.sockets.here().deadlines):
-            if socket._writer is not None:
-                socket._writer.transport.abort()
+        for line in list(self._inner.sockets.here().in_use):
+            line.cut()
         return await task
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 from hiredis import pack_command
 
 from toril.client import embedded
+from toril.client.line import Line
 from toril.client.places import PerPlace
 from toril.client.sockets import (
     REPLY_TIMEOUT_S,
@@ -51,55 +52,66 @@ class Sockets:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.free: list[Any] = []
-        self.deadlines: dict[Any, float] = {}
+        self.free: list[Line] = []
+        self.in_use: set[Line] = set()
         self.room = asyncio.Semaphore(MOST_SOCKETS)
         self.watch: asyncio.TimerHandle | None = None
         self.listeners: list[asyncio.Task[None]] = []
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    def give_back(self, socket: Any) -> None:
-        del self.deadlines[socket]
-        self.free.append(socket)
-
-    async def drop(self, socket: Any) -> None:
-        """A socket that was left in the middle is never used again."""
-        self.deadlines.pop(socket, None)
-        if self._loop.is_closed():  # what waited here is swept up after its loop
-            _forsake(socket)
+    def borrow(self, make_socket: MakeSocket) -> Line:
+        """One that is free, or one that is to be opened."""
+        while self.free:
+            line = self.free.pop()
+            if line.is_open:
+                break
+            line.close()  # the server has closed it meanwhile
         else:
-            await socket.disconnect(nowait=True)
+            line = Line(make_socket())
+        self.in_use.add(line)
+        return line
 
-    def expect_reply(self, socket: Any, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.deadlines[socket] = loop.time() + timeout_s
+    def give_back(self, line: Line) -> None:
+        line.deadline = math.inf
+        self.in_use.discard(line)
+        self.free.append(line)
+
+    def drop(self, line: Line) -> None:
+        """A socket that was left in the middle is never used again."""
+        self.in_use.discard(line)
+        if self._loop.is_closed():  # what waited here is swept up after its loop
+            line.forsake()
+        else:
+            line.close()
+
+    def expect_reply(self, line: Line, timeout_s: float) -> None:
+        line.deadline = self._loop.time() + timeout_s
         if self.watch is None:
-            self.watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
     def _cut_overdue(self) -> None:
-        loop = asyncio.get_running_loop()
-        for socket, deadline in self.deadlines.items():
-            if deadline < loop.time():
-                _abort(socket)
+        now = self._loop.time()
+        for line in list(self.in_use):
+            line.cut_if_late(now)
         self.watch = None
-        if self.deadlines:
-            self.watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+        if self.in_use:
+            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
-    async def leave_all_but(self, primary: Node) -> None:
+    def leave_all_but(self, primary: Node) -> None:
         """Whatever another server still takes would be lost."""
-        for socket in [*self.free]:
-            if socket.is_connected and (socket.host, int(socket.port)) != primary:
-                self.free.remove(socket)
-                await socket.disconnect(nowait=True)
-        for socket in self.deadlines:
-            if socket.is_connected and (socket.host, int(socket.port)) != primary:
-                _abort(socket)
+        for line in [*self.free]:
+            if not line.leads_to(*primary):
+                self.free.remove(line)
+                line.close()
+        for line in list(self.in_use):
+            if not line.leads_to(*primary):
+                line.cut()
 
     def interrupt(self) -> None:
         """End the waits."""
-        for socket in list(self.deadlines):
-            _abort(socket)
+        for line in list(self.in_use):
+            line.cut()
 
     def cut(self) -> None:
         """Close everything at once, without waiting for anything."""
@@ -108,27 +120,22 @@ class Sockets:
         for listener in self.listeners:
             listener.cancel()
         self.interrupt()
-        for socket in self.free:
-            _abort(socket)
+        for line in self.free:
+            line.close()
         self.free.clear()
 
     async def close(self) -> None:
         for listener in self.listeners:
             listener.cancel()
         await asyncio.gather(*self.listeners, return_exceptions=True)
-        if self.watch is not None:
-            self.watch.cancel()
-        sockets = [*self.free, *self.deadlines]
-        self.free.clear()
-        for socket in sockets:
-            await socket.disconnect(nowait=True)
+        self.cut()
 
     def forget(self) -> None:
         """Let go of the sockets of a loop that is closed."""
-        for socket in [*self.free, *self.deadlines]:
-            _forsake(socket)
+        for line in [*self.free, *self.in_use]:
+            line.forsake()
         self.free.clear()
-        self.deadlines.clear()
+        self.in_use.clear()
 
 
 class ServerTransport:
@@ -164,32 +171,32 @@ class ServerTransport:
         sockets = self.sockets.here()
         if self._news:
             await self._follow_primary(sockets)
-        async with sockets.room:
-            socket = self._borrow(sockets)
+        await sockets.room.acquire()
+        try:
+            line = self._borrow(sockets)
             try:
-                if not socket.is_connected:
-                    await _connect(socket)
+                if not line.is_open:
+                    await line.open(REPLY_TIMEOUT_S)
                 packed = _pack(sending.request(time.monotonic()))
-                sockets.expect_reply(socket, timeout_s)
+                sockets.expect_reply(line, timeout_s)
                 sending.was_sent = True
                 if is_asking:
-                    packed = ASKING + packed
-                await socket.send_packed_command(packed, check_health=False)
-                if is_asking:
-                    await socket.read_response(disconnect_on_error=False)
-                reply = await socket.read_response(disconnect_on_error=False)
-            except ReadOnlyError:
-                # A master no more: whoever looks again may find another one.
-                await sockets.drop(socket)
-                raise
-            except ResponseError:
-                sockets.give_back(socket)
-                raise
+                    line.send(ASKING)
+                    await line.arrival()
+                    line.replies.popleft()
+                line.send(packed)
+                await line.arrival()
+                reply = line.replies.popleft()
             except BaseException:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 raise
-            sockets.give_back(socket)
-            return reply
+            if not isinstance(reply, Exception):
+                sockets.give_back(line)
+                return reply
+            _end(sockets, line, reply)
+            raise reply
+        finally:
+            sockets.room.release()
 
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -200,35 +207,34 @@ class ServerTransport:
         if self._news:
             await self._follow_primary(sockets)
         async with sockets.room:
-            socket = self._borrow(sockets)
+            line = self._borrow(sockets)
             try:
-                await self._pipeline(sockets, socket, sendings, timeout_s, at_once, answers)
+                await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
             except TROUBLES as error:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 return answers + [error] * (len(sendings) - len(answers))
             except BaseException:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 raise
             if any(isinstance(answer, ReadOnlyError) for answer in answers):
-                await sockets.drop(socket)
+                sockets.drop(line)
             else:
-                sockets.give_back(socket)
+                sockets.give_back(line)
             return answers
 
     async def _pipeline(
         self,
         sockets: Sockets,
-        socket: Any,
+        line: Line,
         sendings: Sequence[Sending],
         timeout_s: float,
         at_once: int,
         answers: list[Any],
     ) -> None:
-        if not socket.is_connected:
-            await _connect(socket)
+        if not line.is_open:
+            await line.open(REPLY_TIMEOUT_S)
         sent = 0
         while len(answers) < len(sendings):
-            sockets.expect_reply(socket, timeout_s)
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
                 now = time.monotonic()
@@ -236,13 +242,17 @@ class ServerTransport:
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                await socket.send_packed_command(packed, check_health=False)
-            try:
-                reply = await socket.read_response(disconnect_on_error=False)
-            except ResponseError as error:
-                answers.append(error)
-                continue
-            answers.append(sendings[len(answers)].answer(reply))
+                line.send(packed, len(part))
+            if not line.replies:
+                sockets.expect_reply(line, timeout_s)
+                await line.arrival()
+            reply = line.replies.popleft()
+            if isinstance(reply, ResponseError):
+                answers.append(reply)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                answers.append(sendings[len(answers)].answer(reply))
 
     async def _follow_primary(self, sockets: Sockets) -> None:
         """Listen for a failover, and send nothing while one is about to happen."""
@@ -255,12 +265,10 @@ class ServerTransport:
                     await sockets.is_open.wait()
             sockets.is_open.set()
 
-    def _borrow(self, sockets: Sockets) -> Any:
+    def _borrow(self, sockets: Sockets) -> Line:
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        socket = sockets.free.pop() if sockets.free else self._make_socket()
-        sockets.deadlines[socket] = math.inf
-        return socket
+        return sockets.borrow(self._make_socket)
 
     def interrupt(self) -> None:
         """Send nothing any more, and end the waits."""
@@ -285,7 +293,7 @@ async def _listen(news: News, sockets: Sockets) -> None:
         if told is Told.ABOUT_TO_SWITCH:
             sockets.is_open.clear()
         elif isinstance(told, tuple):
-            await sockets.leave_all_but(told)
+            sockets.leave_all_but(told)
             sockets.is_open.set()
 
 
@@ -300,25 +308,12 @@ def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], None], sockets: So
         sockets.forget()
 
 
-async def _connect(socket: Any) -> None:
-    """Connecting ends with a question and an answer, which a server that hangs never gives."""
-    async with asyncio.timeout(REPLY_TIMEOUT_S):
-        await socket.connect()
+def _end(sockets: Sockets, line: Line, error: Exception) -> None:
+    """After an error that the server told: most say nothing of the line.
 
-
-def _forsake(socket: Any) -> None:
-    """Close a socket whose loop is closed, without a call to that loop: it would raise."""
-    writer, socket._writer, socket._reader = socket._writer, None, None
-    if writer is None:
-        return
-    line = writer.get_extra_info("socket")
-    with contextlib.suppress(RuntimeError):
-        writer.transport.abort()
-    with contextlib.suppress(AttributeError, OSError):
-        line._sock.close()
-        writer.transport._sock = None  # or it would warn that nobody closed it
-
-
-def _abort(socket: Any) -> None:
-    if socket._writer is not None:
-        socket._writer.transport.abort()
+    A master no more is left, since whoever looks again may find another one.
+    """
+    if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
+        sockets.give_back(line)
+    else:
+        sockets.drop(line)
