@@ -36,6 +36,7 @@ _SENDING = (
 TESTS: dict[str, tuple[str, ...]] = {
     "worker/pump": _WORKER,
     "worker/flight": _WORKER,
+    "worker/outbox": (*_WORKER, "tests/worker/test_crashes.py"),
     "worker/lease": _WORKER,
     "worker/crew": _WORKER,
     "client/line": (*_SENDING, "tests/client/test_loops.py"),

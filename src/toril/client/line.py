@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 import math
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from toril.client.sockets import NOT_YET, LateError, LineError, Reader, make_reader
@@ -28,8 +30,8 @@ class Line(asyncio.Protocol):
     """
 
     __slots__ = (
-        *("_arrival", "_due", "_loop", "_reader", "_socket", "_transport", "_trouble"),
-        *("deadline", "is_open", "replies"),
+        *("_due", "_loop", "_reader", "_socket", "_tell", "_transport"),
+        *("deadline", "is_open", "replies", "trouble"),
     )
 
     _reader: Reader
@@ -38,9 +40,10 @@ class Line(asyncio.Protocol):
     def __init__(self, socket: Any) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = socket
-        self._arrival: asyncio.Future[None] | None = None
+        self._tell: Callable[[], None] | None = None
         self._due = 0
-        self._trouble: Exception | None = None
+        self.trouble: Exception | None = None
+        """Why nothing more will come."""
         self.is_open = False
         self.deadline = math.inf
         """When whoever waits has waited for too long, by the loop's clock."""
@@ -51,8 +54,8 @@ class Line(asyncio.Protocol):
         """Connect and greet; a server that hangs never ends its greeting."""
         async with asyncio.timeout(timeout_s):
             await self._socket.connect()
-        if self._trouble is not None:
-            raise self._trouble
+        if self.trouble is not None:
+            raise self.trouble
         stream = self._socket._reader
         self._transport = self._socket._writer.transport
         if stream.at_eof() or self._transport.is_closing():
@@ -68,16 +71,30 @@ class Line(asyncio.Protocol):
     def send(self, packed: bytes, replies: int = 1) -> None:
         """Send requests that have so many replies in all."""
         if not self.is_open:
-            raise self._trouble or LineError("the connection is closed")
+            raise self.trouble or LineError("the connection is closed")
         self._due += replies
         self._transport.write(packed)
 
+    def tell(self, waiter: Callable[[], None]) -> None:
+        """Call ``waiter`` once, in the turn that reads the next reply or meets the trouble."""
+        self._tell = waiter
+
     def arrival(self) -> asyncio.Future[None]:
         """Done when the next reply is there; raises why none will come."""
-        arrival = self._arrival = self._loop.create_future()
-        if self._trouble is not None:
-            arrival.set_exception(self._trouble)
+        arrival: asyncio.Future[None] = self._loop.create_future()
+        if self.trouble is not None:
+            arrival.set_exception(self.trouble)
+        else:
+            self._tell = partial(self._end, arrival)
         return arrival
+
+    def _end(self, arrival: asyncio.Future[None]) -> None:
+        if arrival.done():
+            return
+        if self.trouble is not None:
+            arrival.set_exception(self.trouble)
+        else:
+            arrival.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         if not self.is_open:
@@ -95,11 +112,10 @@ class Line(asyncio.Protocol):
             self.cut(error)
         if self._due < 0:
             self.cut(LineError("the server sent a reply that nobody had asked for"))
-        arrival = self._arrival
-        if arrival is not None and replies:
-            self._arrival = None
-            if not arrival.done():
-                arrival.set_result(None)
+        tell = self._tell
+        if tell is not None and replies:
+            self._tell = None
+            tell()
 
     def eof_received(self) -> None:
         """The other side sends no more, so no reply will come: asyncio closes the socket."""
@@ -145,11 +161,11 @@ class Line(asyncio.Protocol):
 
     def _lose(self, trouble: Exception) -> None:
         self.is_open = False
-        if self._trouble is None:
-            self._trouble = trouble
-        arrival, self._arrival = self._arrival, None
-        if arrival is not None and not arrival.done():
-            arrival.set_exception(self._trouble)
+        if self.trouble is None:
+            self.trouble = trouble
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
 
     def _give_up_transport(self) -> Any:
         """Take it from redis-py, which would warn of a connection that it finds open."""

@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from hiredis import pack_command
@@ -60,22 +61,44 @@ class Sockets:
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    def borrow(self, make_socket: MakeSocket) -> Line:
-        """One that is free, or one that is to be opened."""
+    def borrow_open(self) -> Line | None:
+        """One that is free and open."""
         while self.free:
             line = self.free.pop()
             if line.is_open:
-                break
+                self.in_use.add(line)
+                return line
             line.close()  # the server has closed it meanwhile
-        else:
+        return None
+
+    def borrow(self, make_socket: MakeSocket) -> Line:
+        """One that is free, or one that is to be opened."""
+        line = self.borrow_open()
+        if line is None:
             line = Line(make_socket())
-        self.in_use.add(line)
+            self.in_use.add(line)
         return line
+
+    @property
+    def knows_primary(self) -> bool:
+        """Does somebody listen for a failover, and is none about to happen?"""
+        return bool(self.listeners) and self.is_open.is_set()
 
     def give_back(self, line: Line) -> None:
         line.deadline = math.inf
         self.in_use.discard(line)
         self.free.append(line)
+
+    def end(self, line: Line, reply: Any) -> None:
+        """Its caller has its answer. Most errors that a server tells say nothing of the line.
+
+        A master no more is left: whoever looks again may find another one.
+        """
+        is_told = isinstance(reply, ResponseError) and not isinstance(reply, ReadOnlyError)
+        if isinstance(reply, Exception) and not is_told:
+            self.drop(line)
+        else:
+            self.give_back(line)
 
     def drop(self, line: Line) -> None:
         """A socket that was left in the middle is never used again."""
@@ -190,13 +213,29 @@ class ServerTransport:
             except BaseException:
                 sockets.drop(line)
                 raise
-            if not isinstance(reply, Exception):
-                sockets.give_back(line)
-                return reply
-            _end(sockets, line, reply)
-            raise reply
+            sockets.end(line, reply)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
         finally:
             sockets.room.release()
+
+    def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
+        """Send now, if a socket is free and open; False when nothing was sent.
+
+        ``answered`` gets the reply, or the error, in the turn of the loop that reads it.
+        """
+        sockets = self.sockets.here()
+        if self.is_closed or (self._news and not sockets.knows_primary):
+            return False
+        packed = _pack(sending.request(time.monotonic()))
+        line = sockets.borrow_open()
+        if line is None:
+            return False
+        line.send(packed)
+        sockets.expect_reply(line, timeout_s)
+        line.tell(partial(_hand_over, sockets, line, answered))
+        return True
 
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -308,12 +347,7 @@ def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], None], sockets: So
         sockets.forget()
 
 
-def _end(sockets: Sockets, line: Line, error: Exception) -> None:
-    """After an error that the server told: most say nothing of the line.
-
-    A master no more is left, since whoever looks again may find another one.
-    """
-    if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
-        sockets.give_back(line)
-    else:
-        sockets.drop(line)
+def _hand_over(sockets: Sockets, line: Line, answered: Callable[[Any], None]) -> None:
+    reply = line.replies.popleft() if line.replies and line.is_open else line.trouble
+    sockets.end(line, reply)
+    answered(reply)
