@@ -113,7 +113,8 @@ class Connection:
         """
         if not self._has_written:
             return False
-        return self._transport.post(Sending(command), self._reply_timeout_s, answered)
+        sending = Sending(command, dialect=self._dialect)
+        return self._transport.post(sending, self._reply_timeout_s, answered)
 
     # unasync: on
     async def run_all(

@@ -12,9 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
-
-from hiredis import pack_command
+from typing import Any
 
 from toril.client import embedded
 from toril.client.line import Line
@@ -29,7 +27,6 @@ from toril.client.sockets import (
 )
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
-from toril.protocol.command import Word, as_bytes
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
@@ -38,14 +35,6 @@ MOST_SOCKETS = 16
 SOCKET_TIMEOUT_S: float | None = None
 """Nothing that redis-py should mind: a watch cuts the sockets whose replies are overdue."""
 _WATCH_EVERY_S = 0.5
-_pack_plain = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
-
-
-def _pack(words: tuple[Word, ...]) -> bytes:
-    try:
-        return _pack_plain(words)
-    except UnicodeEncodeError:
-        return _pack_plain(as_bytes(words))
 
 
 class Sockets:
@@ -200,7 +189,7 @@ class ServerTransport:
             try:
                 if not line.is_open:
                     await line.open(REPLY_TIMEOUT_S)
-                packed = _pack(sending.request(time.monotonic()))
+                packed = sending.packed(time.monotonic())
                 sockets.expect_reply(line, timeout_s)
                 sending.was_sent = True
                 if is_asking:
@@ -228,7 +217,7 @@ class ServerTransport:
         sockets = self.sockets.here()
         if self.is_closed or (self._news and not sockets.knows_primary):
             return False
-        packed = _pack(sending.request(time.monotonic()))
+        packed = sending.packed(time.monotonic())
         line = sockets.borrow_open()
         if line is None:
             return False
@@ -277,7 +266,7 @@ class ServerTransport:
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
                 now = time.monotonic()
-                packed = b"".join([_pack(sending.request(now)) for sending in part])
+                packed = b"".join([sending.packed(now) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
