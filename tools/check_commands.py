@@ -1,8 +1,9 @@
 """Check every Python command that runs a script against the header of that script.
 
 Reads the calls ``script("name", keys, {"argument": …}, …, extra={"key": …})`` in
-`src/toril/protocol` without running them. Arguments and extra keys are known as far as they are
-written down as dictionaries in the same function; what is computed is taken on trust.
+`src/toril/protocol` without running them; ``beside=`` gives the keys of a second queue. Arguments
+and extra keys are known as far as they are written down as dictionaries in the same function; what
+is computed is taken on trust.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from check_lua import HEADER, KEY_LINE, LUA, item_names, items, read_fields
-from toril.protocol.keys import LANE_KEYS, OWN_KEYS, QUEUE_KEYS
+from toril.protocol.keys import FOREIGN, LANE_KEYS, OWN_KEYS, QUEUE_KEYS
 
 PROTOCOL = LUA.parent / "protocol"
 COMMON_KEYS = {"base"} | {name.replace("-", "_") for name in QUEUE_KEYS}
@@ -42,6 +43,7 @@ class Use:
     args: Names
     extra: Names
     is_marked: bool
+    has_beside: bool = False
 
 
 def main() -> int:
@@ -85,8 +87,9 @@ def check_use(use: Use, lua: str) -> Iterator[str]:
     extra = {name.removesuffix("_") for name in use.extra.always | use.extra.sometimes}
     for name in sorted(extra - names):
         yield f"{use.where}: gives the key {name!r}, which {use.script}.lua does not name"
+    common = COMMON_KEYS | ({FOREIGN + name for name in COMMON_KEYS} if use.has_beside else set())
     if use.extra.is_all:
-        for name in sorted(names - COMMON_KEYS - extra):
+        for name in sorted(names - common - extra):
             yield f"{use.where}: {use.script}.lua needs the key {name!r}"
 
 
@@ -104,6 +107,7 @@ def find_uses(path: Path) -> Iterator[Use]:
                     args=names_in(call.args[2], function),
                     extra=names_in(options.get("extra"), function),
                     is_marked="MARKED" in ast.dump(options.get("resend", ast.Constant(None))),
+                    has_beside="beside" in options,
                 )
 
 

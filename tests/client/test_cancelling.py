@@ -219,13 +219,13 @@ async def test_a_message_that_overtakes_its_job_stops_it_before_it_runs(queue, u
         ran.append(job.id)
 
     worker = Worker("q", handle, connection=url, prefix=queue.keys.prefix)
-    start_job = worker._crew.start_job
+    start_job = worker._parts.crew.start_job
 
     def start(job, received):
-        worker._crew.cancel(job.id, job.token, "cancelled: early")
+        worker._parts.crew.cancel(job.id, job.token, "cancelled: early")
         start_job(job, received)
 
-    worker._crew.start_job = start
+    worker._parts.crew.start_job = start
     async with worker:
         await wait_until(lambda: is_failed(client, queue, job.id))
 

@@ -30,6 +30,7 @@ import redis
 
 import toril.client.connection as connecting
 import toril.sync.connection as connecting_blocking
+from toril.errors import TorilError
 from toril.protocol.command import Command, Resend, plain
 from toril.protocol.sending import Sending
 
@@ -80,6 +81,7 @@ class SabotagedTransport:
     def __init__(self, inner: Any, saboteur: Saboteur) -> None:
         self._inner = inner
         self._saboteur = saboteur
+        self._posted: set[asyncio.Task[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -115,6 +117,21 @@ class SabotagedTransport:
                 await self._inner.exchange(ghost, timeout_s)
         return reply
 
+    def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
+        """What is posted meets the same faults."""
+
+        async def exchange() -> None:
+            try:
+                reply = await self.exchange(sending, timeout_s)
+            except (redis.RedisError, OSError, TorilError) as error:
+                reply = error
+            answered(reply)
+
+        task = asyncio.ensure_future(exchange())
+        self._posted.add(task)
+        task.add_done_callback(self._posted.discard)
+        return True
+
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
@@ -141,9 +158,8 @@ class SabotagedTransport:
         task = asyncio.ensure_future(exchange)
         for _ in range(3):
             await asyncio.sleep(0)
-        for socket in list(self._inner.sockets.here().deadlines):
-            if socket._writer is not None:
-                socket._writer.transport.abort()
+        for line in list(self._inner.sockets.here().in_use):
+            line.cut()
         return await task
 
 

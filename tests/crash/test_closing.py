@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.helpers import wait_until
 from toril.errors import ServerError
+from toril.worker.pulse import Pulse
 from toril.worker.watch import Watch
 
 
@@ -33,7 +34,8 @@ async def test_what_broke_once_when_a_worker_closed():
     unseen: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     line = BreakingLine()
-    watch = Watch(line, drain_delay_ms=5000, introduce=line.until_idle)  # type: ignore[arg-type]
+    pump: Any = line
+    watch = Watch(pump, Pulse(), drain_delay_ms=5000, introduce=line.until_idle)
     watching = asyncio.create_task(watch.run())
     await wait_until(lambda: line.is_waiting)
 

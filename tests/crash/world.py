@@ -80,7 +80,7 @@ class World:
             defaults["dead_letter_queue"] = f"{name}-dlq" if f"{name}-dlq" in self.queues else None
         handler = options.pop("handler", self.handle)
         worker = Worker(name, handler, **{**defaults, **options})
-        worker._lease._interval_s = RENEWAL_S
+        worker._parts.lease._interval_s = RENEWAL_S
         return worker
 
     def taker(self) -> ManualWorker:

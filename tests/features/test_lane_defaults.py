@@ -14,7 +14,7 @@ async def test_the_defaults_of_workers(url, prefix):
 
     assert (options.lock_duration, options.stalled_interval) == (30_000, 30_000)
     assert options.drain_delay == 5_000
-    assert worker._lease._interval_s == 10.0
+    assert worker._parts.lease._interval_s == 10.0
 
 
 async def test_a_job_of_a_lane_says_nothing_that_it_was_not_told(url, prefix):

@@ -104,11 +104,11 @@ class Siege:
                 raise
             last = await self.queue.add("good")
             await wait_until(lambda: last.id in self.ran, message="the worker takes on")
-            await wait_until(lambda: worker._pump.running == 0, message="no slot is leaked")
-            assert not worker._lease._held
-            assert worker._lease._thread.is_alive()
-            assert worker._death is None
-            assert all(not service.done() for service in worker._services)
+            await wait_until(lambda: worker._parts.pump.running == 0, message="no slot is leaked")
+            assert not worker._parts.locks.all()
+            assert worker._parts.lease._thread.is_alive()
+            assert worker._parts.fate.cause is None
+            assert all(not service.done() for service in worker._life.services)
             assert worker.is_running
         assert await self.raw.llen(self.base + b":active") == 0
         await self.find_the_lost()

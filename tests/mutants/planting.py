@@ -31,12 +31,15 @@ _SENDING = (
     "tests/client/test_read_only.py",
     "tests/client/test_pipelining.py",
     "tests/client/test_failovers.py",
+    "tests/client/test_lines.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
     "worker/pump": _WORKER,
     "worker/flight": _WORKER,
+    "worker/outbox": (*_WORKER, "tests/worker/test_crashes.py"),
     "worker/lease": _WORKER,
     "worker/crew": _WORKER,
+    "client/line": (*_SENDING, "tests/client/test_loops.py"),
     "client/transport": _SENDING,
     "client/connection": (*_SENDING, "tests/client/test_sharing.py"),
     "client/waiting": ("tests/client/test_wait_for.py",),

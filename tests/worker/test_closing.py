@@ -278,7 +278,7 @@ async def test_a_loop_ends_although_nobody_closed_its_worker(work, start_server)
 
 async def test_with_a_job_a_silent_server_is_waited_for(start_server, monkeypatch):
     """It has a result to write, so it uses its time."""
-    monkeypatch.setattr("toril.worker.worker.SILENCE_S", 0.2)
+    monkeypatch.setattr("toril.worker.life.SILENCE_S", 0.2)
     server = start_server()
     go_on = asyncio.Event()
 

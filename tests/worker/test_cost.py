@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,33 @@ async def test_a_busy_drain_makes_one_call_per_batch(concurrency, most, start_se
         return None
 
     assert await calls_of_a_drain(start_server(), 200, handler, concurrency) <= most
+
+
+async def test_a_job_costs_two_turns_of_the_event_loop(start_server):
+    """One reads the reply and begins the job, one runs it and sends what became of it.
+
+    A turn costs about as much as all that is done for a job. A busy machine makes a few more.
+    """
+
+    async def handler(job):
+        return None
+
+    loop = asyncio.get_running_loop()
+    selector: Any = loop._selector  # type: ignore[attr-defined]
+    turns, select = 0, selector.select
+
+    def counted(timeout: float | None = None) -> Any:
+        nonlocal turns
+        turns += 1
+        return select(timeout)
+
+    selector.select = counted
+    try:
+        await calls_of_a_drain(start_server(), 400, handler, 1)
+    finally:
+        selector.select = select
+
+    assert turns < 400 * 3
 
 
 async def test_a_call_settles_one_batch_and_takes_the_next(start_server):

@@ -118,13 +118,13 @@ async def test_a_suspect_is_confirmed_before_it_runs(queue, start_worker, inside
 
     async with redis.asyncio.Redis.from_url(url) as raw:
         worker = await start_worker(handler, concurrency=2)
-        confirm = worker._pump.confirm
+        confirm = worker._parts.outbox.confirm
 
         async def listening(received):
             told.append(received)
             await confirm(received)
 
-        worker._pump.confirm = listening
+        worker._parts.outbox.confirm = listening
         await inside.until_finished(1)
         await queue.add("plain")
         await inside.until_finished(2)
@@ -136,7 +136,7 @@ async def test_a_suspect_is_handed_back_when_its_worker_closes(queue, start_work
     job = await queue.add("suspect")
     await inside.client.hset(f"{inside.base}:{job.id}", "x.unheard", 1)
     worker = await start_worker(asyncio.sleep)
-    worker._pump.confirm = lambda received: asyncio.sleep(0.3)
+    worker._parts.outbox.confirm = lambda received: asyncio.sleep(0.3)
     await wait_until(lambda: worker.is_processing)
 
     await worker.close(timeout=0)

@@ -122,7 +122,7 @@ async def test_options_beyond_all_bounds_are_bounded(kind, letters, queue, start
         return await inside.client.zcard(f"{inside.base}:completed") == 3
 
     await wait_until(have_ended)
-    await wait_until(lambda: worker._pump.running == 0, message="the slots are free again")
+    await wait_until(lambda: worker._parts.pump.running == 0, message="the slots are free again")
     assert set(await inside.ids("completed")) == {jobs[1].id, jobs[2].id, good.id}
     assert await inside.ids("active") == []
 
@@ -148,7 +148,7 @@ async def test_a_job_whose_options_cannot_be_read_fails_for_good(
         ran.append(job.id)
 
     worker = await start_worker(handler, dead_letter_queue=letters)
-    await wait_until(lambda: good.id in ran and worker._pump.running == 0)
+    await wait_until(lambda: good.id in ran and worker._parts.pump.running == 0)
 
     assert ran == [good.id]
     if letters is None:
@@ -170,13 +170,13 @@ async def test_an_outcome_that_cannot_be_written_fails_one_job_and_no_other(
     await inside.client.set(f"{inside.base}:{bad.id}:dependencies", "no set")
 
     worker = await start_worker(lambda job: "done", concurrency=10, dead_letter_queue=letters)
-    await wait_until(lambda: worker._pump.running == 0)
+    await wait_until(lambda: worker._parts.pump.running == 0)
 
     async def are_done():
         return await inside.client.zcard(f"{inside.base}:completed") == 9
 
     await wait_until(are_done)
-    await wait_until(lambda: worker._pump.running == 0)
+    await wait_until(lambda: worker._parts.pump.running == 0)
     assert set(await inside.ids("completed")) == {job.id for job in jobs if job is not bad}
     assert await inside.ids("active") == []
     failed = await inside.ids("failed")
@@ -199,7 +199,7 @@ async def test_a_damaged_queue_fails_no_job(queue, start_worker, inside):
     worker.on("error", errors.append)
     await wait_until(lambda: errors)
     await inside.client.delete(f"{inside.base}:completed")
-    await wait_until(lambda: worker._pump.running == 0)
+    await wait_until(lambda: worker._parts.pump.running == 0)
 
     assert await inside.ids("failed") == []
     assert set(await inside.ids("completed")) <= {job.id for job in jobs}
@@ -290,7 +290,8 @@ async def test_an_idle_worker_looks_behind_ids_without_a_job(queue, start_worker
         ran.append(job.id)
 
     worker = await start_worker(handler)
-    await wait_until(lambda: worker._watch._wait is not None, message="it waits for the marker")
+    watch = worker._parts.watch
+    await wait_until(lambda: watch._wait is not None, message="it waits for the marker")
     await queue.pause()
     for n in range(5):
         await inside.client.lpush(f"{inside.base}:wait", f"gone-{n}")

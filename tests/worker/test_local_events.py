@@ -13,6 +13,8 @@ from toril.protocol.settling import Policy, Raised
 from toril.worker.active_job import ActiveJob
 from toril.worker.crew import Crew
 from toril.worker.events import Emitter
+from toril.worker.locks import Locks
+from toril.worker.outbox import Outbox
 
 
 async def test_every_event_in_its_order(queue, start_worker, inside, url, prefix):
@@ -254,8 +256,19 @@ async def refuse(job):
 def test_an_error_is_kept_only_for_somebody(listens):
     """It holds the frames of its handler, and all that is in them."""
     emitter = Emitter()
-    crew = Crew(Keys("bull", "orders"), None, Policy(), None, emitter, None)
-    crew.pump = Finished()
+    outbox = Outbox()
+    crew = Crew(
+        Keys("bull", "orders"),
+        None,
+        Policy(),
+        outbox=outbox,
+        locks=Locks(),
+        sweeper=None,
+        keeper=None,
+        writer=None,
+        emitter=emitter,
+        burial=None,
+    )
     if listens:
         emitter.on("failed", lambda job, error: None)
     job = ActiveJob("bull", "orders", "1", {b"name": b"x"}, "token", None)
@@ -263,16 +276,6 @@ def test_an_error_is_kept_only_for_somebody(listens):
 
     crew._settle(job, Raised(error))
 
-    (item,) = crew.pump.items
+    (item,) = outbox.finished
     assert item.outcome.kind == "failed"
     assert item.outcome.error is (error if listens else None)
-
-
-class Finished:
-    """A pump that only collects."""
-
-    def __init__(self) -> None:
-        self.items = []
-
-    def finish(self, item) -> None:
-        self.items.append(item)

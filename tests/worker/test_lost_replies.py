@@ -230,7 +230,7 @@ async def test_renewals_and_waits_survive_broken_lines(fault, proxy, queue, pref
         concurrency=4,
         stalled_interval=100,
     )
-    worker._lease._interval_s = 0.3
+    worker._parts.lease._interval_s = 0.3
     await worker.start()
     await inside.until_finished(31, 60)
     proxy.rule = lambda words: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 
 import pytest
 
@@ -15,7 +16,7 @@ async def nothing(job):
     return None
 
 
-@pytest.mark.parametrize("part", ["_pump", "_watch"])
+@pytest.mark.parametrize("part", ["pump", "watch"])
 async def test_a_worker_that_lost_a_vital_part_ends_and_says_why(part, url, prefix, caplog):
     """It would look healthy and take nothing: the loudest failure is the best."""
     worker = Worker("q", nothing, connection=url, prefix=prefix)
@@ -25,7 +26,7 @@ async def test_a_worker_that_lost_a_vital_part_ends_and_says_why(part, url, pref
     async def break_down() -> None:
         raise KeyError("a bug")
 
-    getattr(worker, part).run = break_down
+    getattr(worker._parts, part).run = break_down
 
     with pytest.raises(KeyError, match="a bug"):
         await asyncio.wait_for(worker.run(), 20)
@@ -33,6 +34,42 @@ async def test_a_worker_that_lost_a_vital_part_ends_and_says_why(part, url, pref
     assert [str(error) for error in errors] == ["'a bug'"]
     assert "stopped" in caplog.text
     await worker.close(timeout=0)
+
+
+async def test_a_reply_that_cannot_be_taken_in_ends_the_worker(url, prefix, caplog):
+    """It is read in the middle of the event loop, where nobody waits for an exception."""
+    worker = Worker("q", nothing, connection=url, prefix=prefix)
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: worker.last_reply_age is not None)
+
+    def break_down(number: int) -> None:
+        raise KeyError("a bug")
+
+    worker._parts.pulse.hear = break_down
+    worker._parts.pump.look_again()
+
+    with pytest.raises((KeyError, ExceptionGroup)):
+        await asyncio.wait_for(running, 20)
+    assert "KeyError: 'a bug'" in caplog.text
+    assert "stopped" in caplog.text
+
+
+async def test_a_job_inherits_nothing_of_one_that_opened_a_line(queue, start_worker, inside):
+    """Replies are read in the context of whoever opened the socket, and new jobs begin there."""
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+    seen = []
+
+    async def handler(job):
+        seen.append(tenant.get())
+        tenant.set(job.id)
+        await asyncio.gather(*(job.log("a line of its own") for _ in range(4)))
+
+    await start_worker(handler, concurrency=2)
+    for _ in range(4):
+        await queue.add_bulk([NewJob("job") for _ in range(5)])
+    await inside.until_finished(20)
+
+    assert seen == ["nobody"] * 20
 
 
 async def test_a_sweep_that_meets_a_bug_is_followed_by_the_next(url, prefix, caplog):
@@ -44,7 +81,7 @@ async def test_a_sweep_that_meets_a_bug_is_followed_by_the_next(url, prefix, cap
         sweeps += 1
         raise KeyError("a bug")
 
-    worker._sweeper.sweep = trip
+    worker._parts.sweeper.sweep = trip
     async with worker:
         await wait_until(lambda: sweeps >= 3)
 
@@ -60,7 +97,7 @@ async def test_a_job_that_cannot_be_begun_fails_instead_of_staying(queue, start_
     async def trip(job):
         raise KeyError("a bug")
 
-    worker._crew._perform = trip
+    worker._parts.crew._perform = trip
     second = await queue.add("second")
     await inside.until_finished(2)
 

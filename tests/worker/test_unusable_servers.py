@@ -23,7 +23,7 @@ from toril.client.connection import Connection
 from toril.errors import ServerUnusableError
 from toril.protocol.replies import Trouble, classify
 from toril.sync.connection import Connection as BlockingConnection
-from toril.worker import worker as worker_module
+from toril.worker import outage
 
 MAY_NOT_EVAL = ("on", ">x", "~*", "&*", "+@all", "-@scripting")
 MAY_NOT_EMIT = ("on", ">x", "~*", "&*", "+@all", "-xadd")
@@ -174,11 +174,11 @@ async def test_a_worker_that_was_served_before_waits_for_the_mending(start_serve
         second = await queue.add("job")
         await wait_until(lambda: done == [first.id, second.id])
 
-    assert not isinstance(worker._death, Exception)
+    assert not isinstance(worker._parts.fate.cause, Exception)
 
 
 async def test_but_not_for_ever(start_server, monkeypatch):
-    monkeypatch.setattr(worker_module, "REFUSED_FOR_S", 0.2)
+    monkeypatch.setattr(outage, "REFUSED_FOR_S", 0.2)
     server = start_server(tcp=True)
     done: list[str] = []
 

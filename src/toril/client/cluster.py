@@ -61,6 +61,14 @@ class ClusterTransport:
             sending.was_sent = False
         raise LineError(f"{self._label} sends slot {slot} in circles")
 
+    # unasync: off
+    def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
+        """To the node that is known to serve it, if one is; MOVED is an answer as well."""
+        owner = self._slots.owner(slot_of(sending.command))
+        node = None if owner is None or self.is_closed else self._nodes.get(owner)
+        return node is not None and node.post(sending, timeout_s, answered)
+
+    # unasync: on
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:

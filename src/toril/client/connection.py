@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -103,6 +103,20 @@ class Connection:
         """
         return command.parse(await self._exchange(command))
 
+    # unasync: off
+    def post(self, command: Command[Any], answered: Callable[[Any], None]) -> bool:
+        """Send ``command`` in this turn of the loop, once; False when nothing was sent.
+
+        ``answered`` gets the reply or the error in the turn that reads it, unparsed. For commands
+        that may be sent again, by whoever can do without a task and a turn of the loop: ``run`` is
+        for what is not sent, and for what is answered by an error.
+        """
+        if not self._has_written:
+            return False
+        sending = Sending(command, dialect=self._dialect)
+        return self._transport.post(sending, self._reply_timeout_s, answered)
+
+    # unasync: on
     async def run_all(
         self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE
     ) -> list[T]:
@@ -284,6 +298,11 @@ class Transport(Protocol):
     async def exchange(self, sending: Sending, timeout_s: float) -> Any:
         """The reply, or the error raised."""
 
+    # unasync: off
+    def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
+        """Send at once if that is possible, and call ``answered`` with the reply or the error."""
+
+    # unasync: on
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:

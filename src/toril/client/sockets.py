@@ -15,6 +15,7 @@ from inspect import signature
 from ssl import CERT_NONE
 from typing import Any, cast
 
+from hiredis import Reader
 from redis import __version__ as redis_version
 from redis.asyncio import Redis
 from redis.asyncio.connection import (
@@ -29,6 +30,7 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnec
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AskError,
+    InvalidResponse,
     MovedError,
     ReadOnlyError,
     RedisError,
@@ -77,6 +79,8 @@ _CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].d
 """Does this version of redis-py check that a certificate is for the host?"""
 
 MakeSocket = Callable[[], Any]
+NOT_YET = object()
+"""What a reader gives while a reply is not complete."""
 News = Callable[[], AsyncIterator[Node | Told]]
 """Tells where the primary is, at first and whenever it changes, and when it is about to."""
 
@@ -110,6 +114,13 @@ def _make(pool: Any, where: Address) -> Any:
     except TypeError:
         pass
     raise _unknown_option(where)
+
+
+def make_reader(socket: Any) -> Reader:
+    """A parser for the replies of an open socket; it reads errors as redis-py does."""
+    return Reader(
+        protocolError=InvalidResponse, replyError=socket._parser.parse_error, notEnoughData=NOT_YET
+    )
 
 
 def _unknown_option(where: Address) -> InvalidOptionError:
@@ -252,15 +263,19 @@ async def _news(where: Address, host: str, port: int) -> AsyncIterator[Node | To
 
 __all__ = [
     "LINE_TROUBLES",
+    "NOT_YET",
     "REPLY_TIMEOUT_S",
     "TROUBLES",
     "AskError",
+    "LateError",
     "LineError",
     "MakeSocket",
     "MovedError",
     "News",
     "ReadOnlyError",
+    "Reader",
     "ResponseError",
+    "make_reader",
     "maker",
     "news_of_primary",
 ]

@@ -11,11 +11,11 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-from hiredis import pack_command
+from functools import partial
+from typing import Any
 
 from toril.client import embedded
+from toril.client.line import Line
 from toril.client.places import PerPlace
 from toril.client.sockets import (
     REPLY_TIMEOUT_S,
@@ -27,7 +27,6 @@ from toril.client.sockets import (
 )
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
-from toril.protocol.command import Word, as_bytes
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
@@ -36,14 +35,6 @@ MOST_SOCKETS = 16
 SOCKET_TIMEOUT_S: float | None = None
 """Nothing that redis-py should mind: a watch cuts the sockets whose replies are overdue."""
 _WATCH_EVERY_S = 0.5
-_pack_plain = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
-
-
-def _pack(words: tuple[Word, ...]) -> bytes:
-    try:
-        return _pack_plain(words)
-    except UnicodeEncodeError:
-        return _pack_plain(as_bytes(words))
 
 
 class Sockets:
@@ -51,55 +42,88 @@ class Sockets:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.free: list[Any] = []
-        self.deadlines: dict[Any, float] = {}
+        self.free: list[Line] = []
+        self.in_use: set[Line] = set()
         self.room = asyncio.Semaphore(MOST_SOCKETS)
         self.watch: asyncio.TimerHandle | None = None
         self.listeners: list[asyncio.Task[None]] = []
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    def give_back(self, socket: Any) -> None:
-        del self.deadlines[socket]
-        self.free.append(socket)
+    def borrow_open(self) -> Line | None:
+        """One that is free and open."""
+        while self.free:
+            line = self.free.pop()
+            if line.is_open:
+                self.in_use.add(line)
+                return line
+            line.close()  # the server has closed it meanwhile
+        return None
 
-    async def drop(self, socket: Any) -> None:
-        """A socket that was left in the middle is never used again."""
-        self.deadlines.pop(socket, None)
-        if self._loop.is_closed():  # what waited here is swept up after its loop
-            _forsake(socket)
+    def borrow(self, make_socket: MakeSocket) -> Line:
+        """One that is free, or one that is to be opened."""
+        line = self.borrow_open()
+        if line is None:
+            line = Line(make_socket())
+            self.in_use.add(line)
+        return line
+
+    @property
+    def knows_primary(self) -> bool:
+        """Does somebody listen for a failover, and is none about to happen?"""
+        return bool(self.listeners) and self.is_open.is_set()
+
+    def give_back(self, line: Line) -> None:
+        line.deadline = math.inf
+        self.in_use.discard(line)
+        self.free.append(line)
+
+    def end(self, line: Line, reply: Any) -> None:
+        """Its caller has its answer. Most errors that a server tells say nothing of the line.
+
+        A master no more is left: whoever looks again may find another one.
+        """
+        is_told = isinstance(reply, ResponseError) and not isinstance(reply, ReadOnlyError)
+        if isinstance(reply, Exception) and not is_told:
+            self.drop(line)
         else:
-            await socket.disconnect(nowait=True)
+            self.give_back(line)
 
-    def expect_reply(self, socket: Any, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.deadlines[socket] = loop.time() + timeout_s
+    def drop(self, line: Line) -> None:
+        """A socket that was left in the middle is never used again."""
+        self.in_use.discard(line)
+        if self._loop.is_closed():  # what waited here is swept up after its loop
+            line.forsake()
+        else:
+            line.close()
+
+    def expect_reply(self, line: Line, timeout_s: float) -> None:
+        line.deadline = self._loop.time() + timeout_s
         if self.watch is None:
-            self.watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
     def _cut_overdue(self) -> None:
-        loop = asyncio.get_running_loop()
-        for socket, deadline in self.deadlines.items():
-            if deadline < loop.time():
-                _abort(socket)
+        now = self._loop.time()
+        for line in list(self.in_use):
+            line.cut_if_late(now)
         self.watch = None
-        if self.deadlines:
-            self.watch = loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+        if self.in_use:
+            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
-    async def leave_all_but(self, primary: Node) -> None:
+    def leave_all_but(self, primary: Node) -> None:
         """Whatever another server still takes would be lost."""
-        for socket in [*self.free]:
-            if socket.is_connected and (socket.host, int(socket.port)) != primary:
-                self.free.remove(socket)
-                await socket.disconnect(nowait=True)
-        for socket in self.deadlines:
-            if socket.is_connected and (socket.host, int(socket.port)) != primary:
-                _abort(socket)
+        for line in [*self.free]:
+            if not line.leads_to(*primary):
+                self.free.remove(line)
+                line.close()
+        for line in list(self.in_use):
+            if not line.leads_to(*primary):
+                line.cut()
 
     def interrupt(self) -> None:
         """End the waits."""
-        for socket in list(self.deadlines):
-            _abort(socket)
+        for line in list(self.in_use):
+            line.cut()
 
     def cut(self) -> None:
         """Close everything at once, without waiting for anything."""
@@ -108,27 +132,22 @@ class Sockets:
         for listener in self.listeners:
             listener.cancel()
         self.interrupt()
-        for socket in self.free:
-            _abort(socket)
+        for line in self.free:
+            line.close()
         self.free.clear()
 
     async def close(self) -> None:
         for listener in self.listeners:
             listener.cancel()
         await asyncio.gather(*self.listeners, return_exceptions=True)
-        if self.watch is not None:
-            self.watch.cancel()
-        sockets = [*self.free, *self.deadlines]
-        self.free.clear()
-        for socket in sockets:
-            await socket.disconnect(nowait=True)
+        self.cut()
 
     def forget(self) -> None:
         """Let go of the sockets of a loop that is closed."""
-        for socket in [*self.free, *self.deadlines]:
-            _forsake(socket)
+        for line in [*self.free, *self.in_use]:
+            line.forsake()
         self.free.clear()
-        self.deadlines.clear()
+        self.in_use.clear()
 
 
 class ServerTransport:
@@ -164,32 +183,48 @@ class ServerTransport:
         sockets = self.sockets.here()
         if self._news:
             await self._follow_primary(sockets)
-        async with sockets.room:
-            socket = self._borrow(sockets)
+        await sockets.room.acquire()
+        try:
+            line = self._borrow(sockets)
             try:
-                if not socket.is_connected:
-                    await _connect(socket)
-                packed = _pack(sending.request(time.monotonic()))
-                sockets.expect_reply(socket, timeout_s)
+                if not line.is_open:
+                    await line.open(REPLY_TIMEOUT_S)
+                packed = sending.packed(time.monotonic())
+                sockets.expect_reply(line, timeout_s)
                 sending.was_sent = True
                 if is_asking:
-                    packed = ASKING + packed
-                await socket.send_packed_command(packed, check_health=False)
-                if is_asking:
-                    await socket.read_response(disconnect_on_error=False)
-                reply = await socket.read_response(disconnect_on_error=False)
-            except ReadOnlyError:
-                # A master no more: whoever looks again may find another one.
-                await sockets.drop(socket)
-                raise
-            except ResponseError:
-                sockets.give_back(socket)
-                raise
+                    line.send(ASKING)
+                    await line.arrival()
+                    line.replies.popleft()
+                line.send(packed)
+                await line.arrival()
+                reply = line.replies.popleft()
             except BaseException:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 raise
-            sockets.give_back(socket)
+            sockets.end(line, reply)
+            if isinstance(reply, Exception):
+                raise reply
             return reply
+        finally:
+            sockets.room.release()
+
+    def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
+        """Send now, if a socket is free and open; False when nothing was sent.
+
+        ``answered`` gets the reply, or the error, in the turn of the loop that reads it.
+        """
+        sockets = self.sockets.here()
+        if self.is_closed or (self._news and not sockets.knows_primary):
+            return False
+        packed = sending.packed(time.monotonic())
+        line = sockets.borrow_open()
+        if line is None:
+            return False
+        line.send(packed)
+        sockets.expect_reply(line, timeout_s)
+        line.tell(partial(_hand_over, sockets, line, answered))
+        return True
 
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -200,49 +235,52 @@ class ServerTransport:
         if self._news:
             await self._follow_primary(sockets)
         async with sockets.room:
-            socket = self._borrow(sockets)
+            line = self._borrow(sockets)
             try:
-                await self._pipeline(sockets, socket, sendings, timeout_s, at_once, answers)
+                await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
             except TROUBLES as error:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 return answers + [error] * (len(sendings) - len(answers))
             except BaseException:
-                await sockets.drop(socket)
+                sockets.drop(line)
                 raise
             if any(isinstance(answer, ReadOnlyError) for answer in answers):
-                await sockets.drop(socket)
+                sockets.drop(line)
             else:
-                sockets.give_back(socket)
+                sockets.give_back(line)
             return answers
 
     async def _pipeline(
         self,
         sockets: Sockets,
-        socket: Any,
+        line: Line,
         sendings: Sequence[Sending],
         timeout_s: float,
         at_once: int,
         answers: list[Any],
     ) -> None:
-        if not socket.is_connected:
-            await _connect(socket)
+        if not line.is_open:
+            await line.open(REPLY_TIMEOUT_S)
         sent = 0
         while len(answers) < len(sendings):
-            sockets.expect_reply(socket, timeout_s)
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
                 now = time.monotonic()
-                packed = b"".join([_pack(sending.request(now)) for sending in part])
+                packed = b"".join([sending.packed(now) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                await socket.send_packed_command(packed, check_health=False)
-            try:
-                reply = await socket.read_response(disconnect_on_error=False)
-            except ResponseError as error:
-                answers.append(error)
-                continue
-            answers.append(sendings[len(answers)].answer(reply))
+                line.send(packed, len(part))
+            if not line.replies:
+                sockets.expect_reply(line, timeout_s)
+                await line.arrival()
+            reply = line.replies.popleft()
+            if isinstance(reply, ResponseError):
+                answers.append(reply)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                answers.append(sendings[len(answers)].answer(reply))
 
     async def _follow_primary(self, sockets: Sockets) -> None:
         """Listen for a failover, and send nothing while one is about to happen."""
@@ -255,12 +293,10 @@ class ServerTransport:
                     await sockets.is_open.wait()
             sockets.is_open.set()
 
-    def _borrow(self, sockets: Sockets) -> Any:
+    def _borrow(self, sockets: Sockets) -> Line:
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        socket = sockets.free.pop() if sockets.free else self._make_socket()
-        sockets.deadlines[socket] = math.inf
-        return socket
+        return sockets.borrow(self._make_socket)
 
     def interrupt(self) -> None:
         """Send nothing any more, and end the waits."""
@@ -285,7 +321,7 @@ async def _listen(news: News, sockets: Sockets) -> None:
         if told is Told.ABOUT_TO_SWITCH:
             sockets.is_open.clear()
         elif isinstance(told, tuple):
-            await sockets.leave_all_but(told)
+            sockets.leave_all_but(told)
             sockets.is_open.set()
 
 
@@ -300,25 +336,7 @@ def _tell(loop: asyncio.AbstractEventLoop, what: Callable[[], None], sockets: So
         sockets.forget()
 
 
-async def _connect(socket: Any) -> None:
-    """Connecting ends with a question and an answer, which a server that hangs never gives."""
-    async with asyncio.timeout(REPLY_TIMEOUT_S):
-        await socket.connect()
-
-
-def _forsake(socket: Any) -> None:
-    """Close a socket whose loop is closed, without a call to that loop: it would raise."""
-    writer, socket._writer, socket._reader = socket._writer, None, None
-    if writer is None:
-        return
-    line = writer.get_extra_info("socket")
-    with contextlib.suppress(RuntimeError):
-        writer.transport.abort()
-    with contextlib.suppress(AttributeError, OSError):
-        line._sock.close()
-        writer.transport._sock = None  # or it would warn that nobody closed it
-
-
-def _abort(socket: Any) -> None:
-    if socket._writer is not None:
-        socket._writer.transport.abort()
+def _hand_over(sockets: Sockets, line: Line, answered: Callable[[Any], None]) -> None:
+    reply = line.replies.popleft() if line.replies and line.is_open else line.trouble
+    sockets.end(line, reply)
+    answered(reply)

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from toril.errors import InvalidInputError
 from toril.protocol import scripts
 from toril.protocol.keys import Keys
+from toril.protocol.packing import PackedKeys, Word, pack_call, pack_words, raw
 
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
@@ -28,9 +28,6 @@ class Skew:
 
 
 skew = Skew()
-
-Word = str | bytes | int | float
-"""One word of a server command."""
 
 
 class Way(Enum):
@@ -55,7 +52,8 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
 
     Either a script with its ``args`` (one MessagePack map) and ``payloads`` (raw, after it), or the
     plain ``words`` of a server command.  ``near`` is a key on whose node a cluster answers a
-    command that names no key itself.
+    command that names no key itself.  ``packed_keys`` are ``keys`` as bytes, where they are the
+    same at every call.
     """
 
     parse: Callable[[Any], T]
@@ -67,6 +65,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     resend: Resend = Resend.NEVER
     block_ms: int = 0
     near: str | None = None
+    packed_keys: PackedKeys | None = None
 
     @property
     def writes(self) -> bool:
@@ -83,23 +82,42 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         number: dict[str, Any] | None = None,
     ) -> tuple[Word, ...]:
         """The words to send."""
-        script = self.script
-        if script is None:
+        if self.script is None:
             return self.words
+        begin = _begin(self.script, way)
+        args = self._packed_args(resent, number)
+        return (*begin, len(self.keys), *self.keys, args, *self.payloads)
+
+    def packed(
+        self,
+        *,
+        resent: bool = False,
+        way: Way = Way.FUNCTION,
+        number: dict[str, Any] | None = None,
+    ) -> bytes:
+        """The same request as bytes."""
+        if self.script is None or way is Way.SOURCE or self.packed_keys is None:
+            return pack_words(self.request(resent=resent, way=way, number=number))
+        args = self._packed_args(resent, number)
+        return pack_call(_begin(self.script, way), self.packed_keys, (args, *self.payloads))
+
+    def _packed_args(self, resent: bool, number: dict[str, Any] | None) -> bytes:
         args = self.args
-        if resent and self.resend is Resend.MARKED:
+        if number is not None:
+            args = args | number
+        elif resent and self.resend is Resend.MARKED:
             args = {**args, "resend": True}
-        elif number is not None:
-            args = {**args, **number}
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
-        if way is Way.FUNCTION:
-            verb, code = "FCALL_RO" if script.is_reading else "FCALL", script.function
-        elif way is Way.SCRIPT:
-            verb, code = "EVALSHA", script.sha
-        else:
-            verb, code = "EVAL", script.source
-        return (verb, code, len(self.keys), *self.keys, pack(args), *self.payloads)
+        return pack(args)
+
+
+def _begin(script: scripts.Script, way: Way) -> tuple[str, str]:
+    if way is Way.FUNCTION:
+        return "FCALL_RO" if script.is_reading else "FCALL", script.function
+    if way is Way.SCRIPT:
+        return "EVALSHA", script.sha
+    return "EVAL", script.source
 
 
 def pack(args: Any) -> bytes:
@@ -113,26 +131,13 @@ def pack(args: Any) -> bytes:
 def _escaped(value: Any, argument: str = "") -> Any:
     """``value`` with the names in it that are no UTF-8 as the bytes they are (``codec.name``)."""
     if isinstance(value, str):
-        raw = _raw(value, argument)
-        return msgspec.Raw(b"\xdb" + len(raw).to_bytes(4, "big") + raw)
+        text = raw(value, argument)
+        return msgspec.Raw(b"\xdb" + len(text).to_bytes(4, "big") + text)
     if isinstance(value, dict):
         return {key: _escaped(item, key) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_escaped(item, argument) for item in value]
     return value
-
-
-def as_bytes(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Words of a command with the names in them that are no UTF-8 as the bytes they are."""
-    return tuple(_raw(word) if isinstance(word, str) else word for word in words)
-
-
-def _raw(text: str, argument: str = "") -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        what = f"{argument}={text!r}" if argument else f"{text!r}"
-        raise InvalidInputError(f"{what} is no valid Unicode text: {error}") from error
 
 
 Plan = Generator[Command[Any] | list[Command[Any]], Any, T]
@@ -149,21 +154,28 @@ def script(
     parse: Callable[[Any], T],
     *,
     extra: dict[str, str] | None = None,
+    beside: Keys | None = None,
     payloads: Sequence[bytes | str] = (),
     resend: Resend = Resend.NEVER,
 ) -> Command[T]:
     """A command that runs the script ``name``, its keys ordered as its first line names them.
 
-    ``extra`` holds the keys that are not fixed keys of the queue.
+    ``extra`` holds the keys that are not fixed keys of the queue, and ``beside`` those of the queue
+    that takes its dead letters.
     """
     loaded = scripts.load(name)
+    if extra:
+        ordered, packed_keys = keys.in_order_with(loaded.key_names, extra), None
+    else:
+        ordered, packed_keys = keys.in_order(loaded.key_names, beside)
     return Command(
         parse,
         script=loaded,
-        keys=keys.in_order(loaded.key_names, extra),
+        keys=ordered,
         args=args,
         payloads=payloads,
         resend=resend,
+        packed_keys=packed_keys,
     )
 
 

@@ -6,6 +6,7 @@ import re
 from binascii import crc_hqx
 
 from toril.errors import CrossSlotError, InvalidNameError
+from toril.protocol.packing import PackedKeys
 
 COMPENSATION_SUFFIX = ":compensation"
 
@@ -86,7 +87,7 @@ class Keys:
         self.prefix = prefix
         self.name = name
         self.base = f"{prefix}:{name}"
-        self._ordered: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._ordered: dict[tuple[tuple[str, ...], str], tuple[tuple[str, ...], PackedKeys]] = {}
 
     def __getattr__(self, name: str) -> str:
         if name.startswith("lanes_") and name[6:] in LANE_KEYS:
@@ -102,26 +103,30 @@ class Keys:
         return f"Keys({self.prefix!r}, {self.name!r})"
 
     def in_order(
-        self, names: tuple[str, ...], extra: dict[str, str] | None = None
-    ) -> tuple[str, ...]:
-        """The keys that a script's first line names, in its order.
+        self, names: tuple[str, ...], beside: Keys | None = None
+    ) -> tuple[tuple[str, ...], PackedKeys]:
+        """The keys that a script's first line names, in its order, and the same as bytes.
 
-        Those of another queue, ``dead_wait`` and its like, come last and may be left out.
+        Those of another queue, ``dead_wait`` and its like, come last; they are those of ``beside``,
+        or left out. Put together once: this is asked for at every call.
         """
-        if extra:
-            named = self._present(names, extra)
-            return tuple(extra[name] if name in extra else self._named(name) for name in named)
-        ordered = self._ordered.get(names)
+        which = (names, "" if beside is None else beside.base)
+        ordered = self._ordered.get(which)
         if ordered is None:
-            named = self._present(names, {})
-            ordered = self._ordered[names] = tuple(self._named(name) for name in named)
+            extra = {} if beside is None else {name: beside.foreign(name) for name in names}
+            keys = self.in_order_with(names, {name: key for name, key in extra.items() if key})
+            ordered = self._ordered[which] = (keys, PackedKeys(keys))
         return ordered
 
-    def _present(self, names: tuple[str, ...], extra: dict[str, str]) -> tuple[str, ...]:
-        """The names without those of another queue, unless that one is given."""
-        if names[-1] in extra:
-            return names
-        return tuple(name for name in names if not name.startswith(FOREIGN))
+    def in_order_with(self, names: tuple[str, ...], extra: dict[str, str]) -> tuple[str, ...]:
+        """The same where some of them are not fixed keys of the queue."""
+        if names[-1] not in extra:
+            names = tuple(name for name in names if not name.startswith(FOREIGN))
+        return tuple(extra[name] if name in extra else self._named(name) for name in names)
+
+    def foreign(self, name: str) -> str:
+        """The key that a script of another queue calls ``dead_wait`` or the like, or ""."""
+        return self._named(name.removeprefix(FOREIGN)) if name.startswith(FOREIGN) else ""
 
     def _named(self, name: str) -> str:
         key: str = self.base if name == "base" else getattr(self, name)

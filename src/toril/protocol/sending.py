@@ -23,8 +23,9 @@ from toril.errors import (
     ServerUnusableError,
     TorilError,
 )
-from toril.protocol.command import Command, Resend, Way, Word, plain
+from toril.protocol.command import Command, Resend, Way, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
+from toril.protocol.packing import Word
 from toril.protocol.replies import Trouble, classify, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -80,6 +81,12 @@ class Sending:
         if self._flights is not None:
             self._take_number(self._flights, now_s)
         return self.command.request(resent=self._resent, way=self._way, number=self._number)
+
+    def packed(self, now_s: float) -> bytes:
+        """The next try as bytes, which leave now."""
+        if self._flights is not None:
+            self._take_number(self._flights, now_s)
+        return self.command.packed(resent=self._resent, way=self._way, number=self._number)
 
     def _take_number(self, flights: Flights, now_s: float) -> None:
         if self._flight is None:

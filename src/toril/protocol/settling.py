@@ -92,6 +92,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     letter: Letter | None = None
 
 
+_RETURNED_NOTHING = Outcome(kind="completed", payloads=(b"null",))
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
 _STOPPED_HALF_WAY = Outcome(kind="returned", details={"begun": True})
 _PATIENCE = 3
@@ -133,16 +134,16 @@ def refusal_to_run(job: StoredJob, max_started_attempts: int | None) -> Raised |
 
 
 def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
+    keep = job.opts.keep_completed
+    if keep is UNSET:
+        keep = codec.keep_args(policy.keep_completed)
+    if value is None and keep is None:
+        return _RETURNED_NOTHING
     try:
         text = codec.encode(value, f"the return value of job {job.id!r}")
     except Exception as error:  # noqa: BLE001 (a value that cannot be looked at is the user's code)
         return _failed(job, error, policy)
-    details = {}
-    keep = job.opts.keep_completed
-    if keep is UNSET:
-        keep = codec.keep_args(policy.keep_completed)
-    if keep is not None:
-        details["keep"] = keep
+    details = {} if keep is None else {"keep": keep}
     return Outcome(kind="completed", details=details, payloads=(text,), return_value=value)
 
 
@@ -363,20 +364,9 @@ def settle(
     ``dead_letters`` the queue that takes the jobs which failed for good; ``keep_letters`` is how
     many stay there, and for how long.
     """
-    outcomes: list[dict[str, Any]] = []
-    payloads: list[bytes | str] = []
-    troubles = _Troubles()
-    for item in settled:
-        outcome = item.outcome
-        told: dict[str, Any] = {"id": item.job_id, "token": item.token, "kind": outcome.kind}
-        if outcome.letter is None:
-            outcomes.append(told | outcome.details)
-            payloads.extend(outcome.payloads)
-        else:
-            told["trouble"] = troubles.number_of(outcome.letter.trouble, outcome.details)
-            outcomes.append(told | outcome.letter.own)
+    load = _Load(settled)
     args: dict[str, Any] = {
-        "outcomes": outcomes,
+        "outcomes": load.outcomes,
         "take": take.count,
         "token": take.token,
         "lock_ms": take.lock_ms,
@@ -391,46 +381,51 @@ def settle(
         args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration}
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
-    extra: dict[str, str] = {}
-    if dead_letters is not None and troubles.details:
-        args["troubles"] = troubles.details
-        args["dead_letters"] = dead_letters.name
+    beside = dead_letters if load.troubles else None
+    if beside is not None:
+        args["troubles"] = load.troubles
+        args["dead_letters"] = beside.name
         args["queue"] = keys.name
         if keep_letters is not None:
             args["keep_letters"] = {"count": keep_letters.count, "age": keep_letters.age}
-        extra["dead_base"] = dead_letters.base
-        extra["dead_wait"] = dead_letters.wait
-        extra["dead_paused"] = dead_letters.paused
-        extra["dead_active"] = dead_letters.active
-        extra["dead_marker"] = dead_letters.marker
-        extra["dead_meta"] = dead_letters.meta
-        extra["dead_id"] = dead_letters.id
-        extra["dead_events"] = dead_letters.events
     return script(
         "settle",
         keys,
         args,
         _parse_reply,
-        extra=extra,
-        payloads=troubles.texts + payloads,
+        beside=beside,
+        payloads=load.texts + load.payloads,
         resend=Resend.SAME,
     )
 
 
-class _Troubles:
-    """The troubles of one call, each told once."""
+class _Load:
+    """What a call carries: the outcomes, their payloads, and each trouble of theirs once."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[SharedTrouble, int] = {}
-        self.details: list[dict[str, Any]] = []
+    def __init__(self, settled: Sequence[Settled]) -> None:
+        self.outcomes: list[dict[str, Any]] = []
+        self.payloads: list[bytes | str] = []
+        self.troubles: list[dict[str, Any]] = []
         self.texts: list[bytes | str] = []
+        self._numbers: dict[SharedTrouble, int] = {}
+        for item in settled:
+            outcome = item.outcome
+            told: dict[str, Any] = {"id": item.job_id, "token": item.token, "kind": outcome.kind}
+            letter = outcome.letter
+            if letter is None:
+                told |= outcome.details
+                self.payloads += outcome.payloads
+            else:
+                told["trouble"] = self._number_of(letter.trouble, outcome.details)
+                told |= letter.own
+            self.outcomes.append(told)
 
-    def number_of(self, trouble: SharedTrouble, details: dict[str, Any]) -> int:
+    def _number_of(self, trouble: SharedTrouble, details: dict[str, Any]) -> int:
         """Its place among them, from 1. With one worker, equal troubles have equal ``details``."""
         number = self._numbers.get(trouble)
         if number is None:
             number = self._numbers[trouble] = len(self._numbers) + 1
-            self.details.append({"name": trouble.name, "made": trouble.attempts_made, **details})
+            self.troubles.append({"name": trouble.name, "made": trouble.attempts_made, **details})
             self.texts += (trouble.reason, trouble.metadata, trouble.note)
         return number
 

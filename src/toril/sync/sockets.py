@@ -16,6 +16,7 @@ from inspect import signature
 from ssl import CERT_NONE
 from typing import Any, cast
 
+from hiredis import Reader
 from redis import Redis
 from redis import __version__ as redis_version
 from redis.backoff import NoBackoff
@@ -29,6 +30,7 @@ from redis.connection import (
 )
 from redis.exceptions import (
     AskError,
+    InvalidResponse,
     MovedError,
     ReadOnlyError,
     RedisError,
@@ -78,6 +80,8 @@ _CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].d
 """Does this version of redis-py check that a certificate is for the host?"""
 
 MakeSocket = Callable[[], Any]
+NOT_YET = object()
+"""What a reader gives while a reply is not complete."""
 News = Callable[[], Iterator[Node | Told]]
 """Tells where the primary is, at first and whenever it changes, and when it is about to."""
 
@@ -111,6 +115,13 @@ def _make(pool: Any, where: Address) -> Any:
     except TypeError:
         pass
     raise _unknown_option(where)
+
+
+def make_reader(socket: Any) -> Reader:
+    """A parser for the replies of an open socket; it reads errors as redis-py does."""
+    return Reader(
+        protocolError=InvalidResponse, replyError=socket._parser.parse_error, notEnoughData=NOT_YET
+    )
 
 
 def _unknown_option(where: Address) -> InvalidOptionError:
@@ -251,15 +262,19 @@ def _news(where: Address, host: str, port: int) -> Iterator[Node | Told]:
 
 __all__ = [
     "LINE_TROUBLES",
+    "NOT_YET",
     "REPLY_TIMEOUT_S",
     "TROUBLES",
     "AskError",
+    "LateError",
     "LineError",
     "MakeSocket",
     "MovedError",
     "News",
     "ReadOnlyError",
+    "Reader",
     "ResponseError",
+    "make_reader",
     "maker",
     "news_of_primary",
 ]

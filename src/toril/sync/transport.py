@@ -11,15 +11,12 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, cast
-
-from hiredis import pack_command
+from collections.abc import Sequence
+from typing import Any
 
 from toril.client import embedded
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
-from toril.protocol.command import Word, as_bytes
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
@@ -34,14 +31,6 @@ from toril.sync.sockets import (
 
 SOCKET_TIMEOUT_S: float | None = REPLY_TIMEOUT_S
 """For the greeting; each request sets its own."""
-_pack_plain = cast(Callable[[tuple[Word, ...]], bytes], pack_command)
-
-
-def _pack(words: tuple[Word, ...]) -> bytes:
-    try:
-        return _pack_plain(words)
-    except UnicodeEncodeError:
-        return _pack_plain(as_bytes(words))
 
 
 class ServerTransport:
@@ -81,7 +70,7 @@ class ServerTransport:
         connection = self._borrow()
         try:
             self._connect(connection, timeout_s)
-            packed = _pack(sending.request(time.monotonic()))
+            packed = sending.packed(time.monotonic())
             sending.was_sent = True
             if is_asking:
                 packed = ASKING + packed
@@ -138,7 +127,7 @@ class ServerTransport:
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
                 now = time.monotonic()
-                packed = b"".join([_pack(sending.request(now)) for sending in part])
+                packed = b"".join([sending.packed(now) for sending in part])
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)

@@ -9,8 +9,27 @@ from typing import Any
 from toril.errors import HandlerTimeoutError, JobCancelledError, Signal
 from toril.protocol.settling import Attempt, Raised, Released, Returned, refusal_to_run
 from toril.worker.active_job import ActiveJob
+from toril.worker.advancer import Advancer
 
 AsyncHandler = Callable[[ActiveJob], Awaitable[Any]]
+
+
+class Performer:
+    """Runs jobs with ``handler``; one of a scheduler not before the job after it is there."""
+
+    def __init__(
+        self, handler: AsyncHandler, advancer: Advancer, max_started_attempts: int | None
+    ) -> None:
+        self._handler = handler
+        self._advancer = advancer
+        self._max_started_attempts = max_started_attempts
+
+    async def __call__(self, job: ActiveJob) -> Attempt:
+        if job.scheduler_id is not None:
+            failure = await self._advancer.advance(job)
+            if failure is not None:
+                return failure
+        return await perform(self._handler, job, max_started_attempts=self._max_started_attempts)
 
 
 async def perform(

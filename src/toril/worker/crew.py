@@ -34,9 +34,9 @@ from toril.worker.burial import Burial
 from toril.worker.events import Emitter
 from toril.worker.failure_log import FailureLog
 from toril.worker.group_keeper import GroupKeeper
-from toril.worker.lease import Lease
-from toril.worker.pump import Pump
-from toril.worker.recover import Sweeper
+from toril.worker.locks import Locks
+from toril.worker.outbox import Outbox
+from toril.worker.sweeper import Sweeper
 
 logger = get_logger("toril.worker")
 
@@ -48,26 +48,26 @@ Perform = Callable[[ActiveJob], Awaitable[Attempt]]
 
 
 class Crew:
-    """Starts jobs, stops them, and gives the pump what became of them.
-
-    ``pump``, ``lease``, ``sweeper`` and ``keeper`` are set by whoever puts the worker together: the
-    first two know the crew too.
-    """
-
-    pump: Pump
-    lease: Lease
-    sweeper: Sweeper
-    keeper: GroupKeeper
+    """Starts jobs, stops them, and puts what became of them into the outbox."""
 
     def __init__(
         self,
         keys: Keys,
         perform: Perform,
         policy: Policy,
+        *,
+        outbox: Outbox,
+        locks: Locks,
+        sweeper: Sweeper,
+        keeper: GroupKeeper,
         writer: Writer,
         emitter: Emitter,
         burial: Burial | None,
     ) -> None:
+        self._outbox = outbox
+        self._locks = locks
+        self._sweeper = sweeper
+        self._keeper = keeper
         self._keys = keys
         self._perform = perform
         self._policy = policy
@@ -84,17 +84,19 @@ class Crew:
         """The jobs whose handlers run."""
         return [job for job, _ in self._jobs.values()]
 
-    # ------------------------------------------------------------------ the pump's owner
+    # ------------------------------------------------------------------ what the pump brings
 
     def read(self, words: list[Any], token: str) -> ActiveJob:
+        """A job that was just taken, whatever its hash holds; nothing is begun yet."""
         job_id = codec.name(words.pop())
         fields = fields_of(words)
         if b"x.group" in fields:
-            self.keeper.meet()
+            self._keeper.meet()
         return ActiveJob(self._keys.prefix, self._keys.name, job_id, fields, token, self._writer)
 
     def start_job(self, job: ActiveJob, received: Confirmation) -> None:
-        self.lease.hold(job.id, job.token)
+        """Run a job that was just taken; its outcome goes into the outbox."""
+        self._locks.hold(job.id, job.token)
         task = asyncio.get_running_loop().create_task(self._attempt(job, received))
         self._jobs[job.id] = (job, task)
         if self._emitter.has("active"):
@@ -103,11 +105,13 @@ class Crew:
             self._cancel_early(job)
 
     def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
-        self.lease.hold(job.id, job.token)
+        """Give a job back that came too late to be run."""
+        self._locks.hold(job.id, job.token)
         self._settle(job, Released())
 
     def settled(self, item: Settled, code: Result) -> None:
-        self.lease.let_go(item.job_id, item.token)
+        """``item`` was written, or refused with ``code``."""
+        self._locks.let_go(item.job_id, item.token)
         if isinstance(code, bytes):
             self._announce_letter(item, code)
         elif isinstance(code, list):
@@ -120,13 +124,13 @@ class Crew:
             self._refused(item, code)
 
     def drained(self) -> None:
+        """The queue gave jobs before and gives none now."""
         self._emitter.emit("drained")
 
     # ------------------------------------------------------------------ at the end of a worker
 
     async def finish(self) -> None:
-        """A call that is away may bring jobs; then let them all end."""
-        await self.pump.land()
+        """Let all that run end."""
         while self._jobs:
             await asyncio.wait([task for _, task in self._jobs.values()])
 
@@ -181,7 +185,7 @@ class Crew:
 
     async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
         if job.is_suspect:
-            await self.pump.confirm(received)
+            await self._outbox.confirm(received)
         try:
             attempt = await self._perform(job)
         except Exception as error:
@@ -202,7 +206,7 @@ class Crew:
         if outcome.error is not None and not self._emitter.tells_errors and not self._has_hook:
             # An error holds all frames and what is in them; in a storm of failures that is much.
             outcome = msgspec.structs.replace(outcome, error=None)
-        self.pump.finish(Settled(job.id, job.token, outcome, job))
+        self._outbox.finish(Settled(job.id, job.token, outcome, job))
 
     def _decide(self, job: StoredJob, attempt: Attempt) -> Outcome:
         return settling.decide(job, attempt, self._policy, dice=random.random())
@@ -226,9 +230,8 @@ class Crew:
 
     def _resubmit(self, item: Settled, outcome: Outcome) -> None:
         """The job is still ours: its outcome was not written, another one is to be."""
-        self.lease.hold(item.job_id, item.token)
-        self.pump.keep(1)
-        self.pump.finish(Settled(item.job_id, item.token, outcome, item.job))
+        self._locks.hold(item.job_id, item.token)
+        self._outbox.finish_again(Settled(item.job_id, item.token, outcome, item.job))
 
     # ------------------------------------------------------------------ what listeners hear
 
@@ -247,7 +250,7 @@ class Crew:
         burial.count += 1
         self._announce(item)
         if item.outcome.details.get("on_exhausted") == "divert":
-            self.sweeper.divert_soon()
+            self._sweeper.divert_soon()
         if item.outcome.error is None:  # nobody listened when the job failed
             return
         letter = burial.tell_of(item, codec.name(letter_id))

@@ -9,18 +9,49 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from toril.client.connection import Connection
-from toril.errors import ServerError
+from toril.errors import ServerError, TorilError
 from toril.options import Keep
 from toril.protocol import leasing, settling
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
 from toril.protocol.settling import UNSENDABLE, Confirmation, Reply, Settled, Take
+from toril.worker.outbox import Confirmations
 
 LONGEST_PAUSE_S = 2.0
+
+
+class Trip:
+    """One call: what it carries, and what it asks for."""
+
+    __slots__ = ("batch", "confirmations", "flight", "request", "take")
+
+    def __init__(
+        self,
+        flight: Flight,
+        request: int,
+        take: Take,
+        batch: Sequence[Settled] = (),
+        confirmations: Confirmations | None = None,
+    ) -> None:
+        self.flight = flight
+        self.request = request
+        self.take = take
+        self.batch = batch
+        self.confirmations = confirmations or {}
+
+    @property
+    def name(self) -> Confirmation:
+        """By what the server knows it."""
+        return self.flight.name, self.request
+
+    def end(self) -> None:
+        """The server has heard what it was to confirm, or nobody will tell it any more."""
+        for known in self.confirmations.values():
+            if known is not None and not known.done():
+                known.set_result(None)
 
 
 class Flight:
@@ -40,32 +71,45 @@ class Flight:
         self._keys = keys
         self.name = name
         self._on_error = on_error
-        self.last_request = 0
         self._dead_letters = dead_letters
         self._keep_letters = keep_letters
+        self.last_request = 0
+        self.unheard = 0
+        """The last request that brought jobs of which the server does not know that they came."""
+        self.confirm_at = 0.0
+        self.confirming: asyncio.TimerHandle | None = None
 
-    async def call(
-        self,
-        settled: Sequence[Settled],
-        take: Take,
-        request: int,
-        confirmations: Sequence[Confirmation] = (),
-    ) -> Reply:
+    def post(self, trip: Trip, landed: Callable[[Trip, Reply | None], None]) -> bool:
+        """Send a call now, in this turn of the loop, if a socket is free; False if it was not sent.
+
+        ``landed`` gets the reply in the turn that reads it, or None if there is none; ``call`` with
+        the same trip then tells what became of it.
+        """
+        command = self._command(trip.batch, trip)
+
+        def answered(reply: Any) -> None:
+            if isinstance(reply, Exception):
+                landed(trip, None)
+                return
+            try:
+                parsed = command.parse(reply)
+            except TorilError:
+                landed(trip, None)
+                return
+            landed(trip, parsed)
+
+        try:
+            return self._connection.post(command, answered)
+        except UNSENDABLE:
+            return False
+
+    async def call(self, trip: Trip) -> Reply:
         """Settle and take; tries until the server has answered this very request.
 
         The same request is sent however often: the server knows it by its number.
         """
-        make = partial(
-            settling.settle,
-            self._keys,
-            take=take,
-            flight=self.name,
-            request=request,
-            confirmations=confirmations,
-            dead_letters=self._dead_letters,
-            keep_letters=self._keep_letters,
-        )
-        command = make(settled)
+        settled = trip.batch
+        command = self._command(settled, trip)
         pause_s = 0.05
         while True:
             try:
@@ -78,7 +122,7 @@ class Flight:
                 if sendable == list(settled):
                     raise
                 settled = sendable
-                command = make(settled)
+                command = self._command(settled, trip)
                 continue
             await asyncio.sleep(pause_s * random.uniform(0.5, 1))
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -87,13 +131,24 @@ class Flight:
         """Be forgotten by the server, and let another worker look if there is work."""
         await self._connection.run(settling.leave(self._keys, [self.name]))
 
-    async def wait_and_take(self, block_ms: int, take: Take, request: int) -> Reply:
+    async def wait_and_take(self, block_ms: int, trip: Trip) -> Reply:
         """Wait for the marker and take, in one message: the server begins the second command the
         moment the first one is over. Raises when the line breaks; ``call`` then tells what
         became of the request."""
         marker = leasing.wait_for_marker(self._keys, block_ms=block_ms)
-        command = settling.settle(self._keys, [], take, flight=self.name, request=request)
-        both: list[Command[Any]] = [marker, command]
+        both: list[Command[Any]] = [marker, self._command((), trip)]
         _, reply = await self._connection.run_all(both)
         assert isinstance(reply, Reply)
         return reply
+
+    def _command(self, settled: Sequence[Settled], trip: Trip) -> Command[Reply]:
+        return settling.settle(
+            self._keys,
+            settled,
+            trip.take,
+            flight=self.name,
+            request=trip.request,
+            confirmations=list(trip.confirmations),
+            dead_letters=self._dead_letters,
+            keep_letters=self._keep_letters,
+        )

@@ -6,6 +6,7 @@ The thread sleeps in a blocking read of the worker's mailbox, so a cancellation 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from toril.logs import get_logger
 from toril.protocol import leasing
 from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
+from toril.worker.crew import Crew
+from toril.worker.locks import Locks
 
 logger = get_logger("toril.worker")
 
@@ -23,47 +26,39 @@ _LONGEST_GOODBYE_S = 3.0
 
 
 class Lease:
-    """Holds the locks of one worker's jobs.
+    """Renews the locks of one worker's jobs, and tells its crew which are lost or cancelled.
 
-    ``on_lost(job_id, token)`` and ``on_cancel(job_id, token, reason)`` are called in the lease's
-    thread, which ends by itself when ``is_wanted()`` says that nobody runs these jobs any more.
+    The crew is told on the loop that started the lease. The thread ends by itself when that loop is
+    closed: whoever forgets to close a worker must not hold its jobs for ever.
     """
+
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(
         self,
         make_connection: Callable[[], Connection],
         keys: Keys,
         worker_id: str,
+        locks: Locks,
+        crew: Crew,
         *,
         lock_ms: int,
-        on_lost: Callable[[str, str], None],
-        on_cancel: Callable[[str, str, str], None],
-        is_wanted: Callable[[], bool],
     ) -> None:
         self._make_connection = make_connection
         self._keys = keys
         self._worker_id = worker_id
         self._lock_ms = lock_ms
         self._interval_s = lock_ms / 3000
-        self._on_lost = on_lost
-        self._on_cancel = on_cancel
-        self._is_wanted = is_wanted
+        self._locks = locks
+        self._crew = crew
         self._is_in_trouble = False
-        self._held: dict[str, str] = {}
         self._closing = threading.Event()
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._run, name="toril-lease", daemon=True)
 
     def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
-
-    def hold(self, job_id: str, token: str) -> None:
-        """Renew this lock until it is let go."""
-        self._held[job_id] = token
-
-    def let_go(self, job_id: str, token: str) -> None:
-        if self._held.get(job_id) == token:
-            self._held.pop(job_id, None)
 
     def close(self) -> None:
         """Stop renewing; returns when the thread has ended, or sends nothing any more."""
@@ -105,7 +100,7 @@ class Lease:
         self._is_in_trouble = True
 
     def _goes_on(self) -> bool:
-        return not self._closing.is_set() and self._is_wanted()
+        return not self._closing.is_set() and not self._loop.is_closed()
 
     def _read_mail(self, wait_s: float) -> None:
         assert self._connection is not None
@@ -114,18 +109,21 @@ class Lease:
             leasing.wait_for_mail(self._keys, self._worker_id, block_ms=block_ms)
         )
         if mail is not None:
-            self._on_cancel(*mail)
+            self._tell(self._crew.cancel, *mail)
 
     def _renew(self) -> None:
         assert self._connection is not None
-        held = list(self._held.items())
+        held = self._locks.all()
         for start in range(0, len(held), _SLICE):
             part = held[start : start + _SLICE]
             renewal = self._connection.run(leasing.renew(self._keys, part, lock_ms=self._lock_ms))
             tokens = dict(part)
             for job_id in renewal.lost:
-                if self._held.get(job_id) == tokens[job_id]:
-                    self.let_go(job_id, tokens[job_id])
-                    self._on_lost(job_id, tokens[job_id])
+                if self._locks.holds(job_id, tokens[job_id]):
+                    self._locks.let_go(job_id, tokens[job_id])
+                    self._tell(self._crew.lose, job_id, tokens[job_id])
             for job_id, reason in renewal.cancelled:
-                self._on_cancel(job_id, tokens[job_id], reason)
+                self._tell(self._crew.cancel, job_id, tokens[job_id], reason)
+
+    def _tell(self, what: Callable[..., None], *words: str) -> None:
+        self._loop.call_soon_threadsafe(what, *words)

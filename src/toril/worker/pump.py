@@ -5,6 +5,9 @@ many new jobs as there are free slots.  Under load the batches grow by themselve
 batches of one, and no timer delays anything.  A second call may be away at the same time when
 there is enough for it to carry: the server and Python then work at the same time.
 
+A turn of the event loop costs about as much as everything that is done for a job, so a call leaves
+in the turn in which the last running job ends, and what it brings begins in the turn that reads it.
+
 When there is nothing to do, one call waits at the server: a blocking read of the queue's marker
 with a take right behind it, which the server runs the moment the marker appears.  The job is then
 on its way after one message instead of three.
@@ -13,12 +16,14 @@ on its way after one message instead of three.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 
-from toril.protocol.settling import Confirmation, Reply, Result, Settled, Take
-from toril.worker.active_job import ActiveJob
-from toril.worker.flight import Flight
+from toril.protocol.settling import Reply, Settled, Take
+from toril.worker.crew import Crew
+from toril.worker.flight import Flight, Trip
+from toril.worker.outbox import Confirmations, Outbox
+from toril.worker.pulse import Pulse
 
 MOST_PER_CALL = 200
 MOST_BYTES_PER_CALL = 500_000
@@ -27,47 +32,33 @@ CONFIRM_AFTER_S = 0.02
 LONGEST_HOLD_MS = 30_000
 
 
-class Owner(Protocol):
-    """Whoever runs the jobs that the pump brings."""
-
-    def read(self, words: list[Any], token: str) -> ActiveJob:
-        """A job that was just taken, whatever its hash holds; nothing is begun yet."""
-
-    def start_job(self, job: ActiveJob, received: Confirmation) -> None:
-        """Run a job that was just taken; ``finish`` is called when it is done."""
-
-    def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
-        """Give a job back that came too late to be run."""
-
-    def settled(self, item: Settled, code: Result) -> None:
-        """``item`` was written, or refused with ``code``."""
-
-    def drained(self) -> None:
-        """The queue gave jobs before and gives none now."""
-
-
 class Pump:
     """Brings jobs in and their outcomes out, for up to ``concurrency`` jobs at a time."""
 
+    _context: Context
+    _loop: asyncio.AbstractEventLoop
+    _tasks: asyncio.TaskGroup
+
     def __init__(
         self,
-        owner: Owner,
-        flights: list[Flight],
+        crew: Crew,
+        outbox: Outbox,
+        pulse: Pulse,
+        flights: Sequence[Flight],
         waiting_flight: Flight,
         *,
         concurrency: int,
         worker_id: str,
         make_take: Callable[[int, str], Take],
     ) -> None:
-        self._owner = owner
-        self._flights = flights
+        self._crew = crew
+        self._outbox = outbox
+        self._pulse = pulse
+        self._here = list(flights)
         self._waiting_flight = waiting_flight
         self._concurrency = concurrency
         self._worker_id = worker_id
         self._make_take = make_take
-        self._finished: list[Settled] = []
-        self._to_confirm: dict[Confirmation, asyncio.Future[None] | None] = {}
-        self._running = 0
         self._leaving = 0
         self._asked_for = 0
         self._request = 0
@@ -77,47 +68,41 @@ class Pump:
         self._takes = True
         self._held_until = 0.0
         self._is_closing = False
-        self._news: list[asyncio.Future[None]] = []
+        self._is_busy = False
+        self._departs_soon = False
+        self._over: asyncio.Future[None] | None = None
+        self._waiting_for_idleness: list[asyncio.Future[None]] = []
+        self._waiting_for_landing: list[asyncio.Future[None]] = []
         self._enough = max(1, concurrency // 4)
         self._share = max(1, -(-concurrency // len(flights)))
         self.next_due_ms = 0
-        self.clock_offset_ms = 0.0
-        self.last_reply_at = 0.0
+        outbox.tell(self._on_news)
 
     @property
     def running(self) -> int:
         """How many jobs are held: running, or done and not yet written."""
-        return self._running
-
-    @property
-    def server_ms(self) -> int:
-        """The server's time, as far as the last reply tells."""
-        return int(asyncio.get_running_loop().time() * 1000 + self.clock_offset_ms)
+        return self._outbox.held
 
     @property
     def is_idle(self) -> bool:
         """Is there room for a job, and no reason to think that one can be taken?"""
-        return not self._may_find and self._free() > 0 and self._away == 0
+        return not self._may_find and self._away == 0 and self._free() > 0
+
+    # ------------------------------------------------------------------ from start to end
 
     async def run(self) -> None:
         """Pump until ``close``, and until everything is written."""
-        async with asyncio.TaskGroup() as group:
-            for flight in self._flights:
-                group.create_task(self._fly(flight))
-
-    def finish(self, item: Settled) -> None:
-        """An attempt is over; its outcome leaves with the next call."""
-        self._finished.append(item)
-        self._wake()
-
-    def keep(self, count: int) -> None:
-        """Jobs that were counted as given back are still held: their outcome was refused."""
-        self._running += count
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
+        self._over = self._loop.create_future()
+        async with asyncio.TaskGroup() as self._tasks:
+            self._depart()
+            await self._over
 
     def look_again(self) -> None:
         """There may be something to take."""
         self._may_find = True
-        self._wake()
+        self._depart()
 
     def stop_taking(self) -> None:
         self._takes = False
@@ -130,17 +115,77 @@ class Pump:
         """End when nothing runs and everything is written; take nothing more."""
         self._takes = False
         self._is_closing = True
-        self._wake()
+        self._depart()
 
     async def land(self) -> None:
         """Wait until no call is away: what it brings is then known."""
         while self._away:
-            await self._next_news()
+            await _join(self._waiting_for_landing)
 
     async def until_idle(self) -> None:
         """Wait until there is nothing to do but to wait for the queue."""
         while not self.is_idle:
-            await self._next_news()
+            await _join(self._waiting_for_idleness)
+
+    # ------------------------------------------------------------------ calls that leave
+
+    def _on_news(self) -> None:
+        """Something is to leave: at once if no other job can end in this turn of the loop."""
+        if self._is_busy:
+            return  # whoever is busy departs at the end
+        if self._outbox.held - self._leaving == len(self._outbox.finished):
+            self._depart()
+        elif not self._departs_soon and self._over is not None:
+            self._departs_soon = True
+            self._loop.call_soon(self._depart)
+
+    def _depart(self) -> None:
+        """Let the flights go for which there is something to do."""
+        self._departs_soon = False
+        if self._over is None or self._over.done() or self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._here and self._should_depart():
+                self._go(self._here.pop())
+            if self._is_closing and not self._outbox.held and not self._away:
+                self._over.set_result(None)
+        except Exception as error:  # noqa: BLE001 (whoever runs the pump is to know)
+            self._over.set_exception(error)
+        finally:
+            self._is_busy = False
+
+    def _should_depart(self) -> bool:
+        wanted = min(self._free(), self._share) if self._may_find else 0
+        outbox = self._outbox
+        if self._away == 0:
+            return bool(outbox.finished or outbox.to_confirm) or wanted > 0
+        return len(outbox.finished) >= self._enough or wanted >= self._enough
+
+    def _go(self, flight: Flight) -> None:
+        batch = _first_of(self._outbox.finished)
+        del self._outbox.finished[: len(batch)]
+        # What is settled now is free when the reply comes: ask for it in the same call.
+        self._leaving += len(batch)
+        wanted = min(self._free(), self._share, MOST_PER_CALL)
+        trip = self._make_trip(flight, wanted, batch, self._outbox.take_confirmations())
+        self._asked_for += wanted
+        self._away += 1
+        if not flight.post(trip, self._landed):
+            self._tasks.create_task(self._fly(trip), context=self._context.copy())
+
+    def _make_trip(
+        self,
+        flight: Flight,
+        wanted: int,
+        batch: Sequence[Settled] = (),
+        confirmations: Confirmations | None = None,
+    ) -> Trip:
+        """The next call: its number is also in the token of the jobs that it takes."""
+        self._request += 1
+        flight.last_request = self._request
+        take = self._make_take(wanted, f"{self._worker_id}:{self._request}")
+        return Trip(flight, self._request, take, batch, confirmations)
 
     async def wait_and_take(self, block_ms: int) -> None:
         """Wait at the server for up to ``block_ms`` and take what comes.
@@ -152,16 +197,17 @@ class Pump:
         """
         flight = self._waiting_flight
         wanted = min(self._free(), MOST_PER_CALL)
-        request, token = self._number(flight)
+        trip = self._make_trip(flight, wanted)
         self._asked_for += wanted
         try:
-            reply = await flight.wait_and_take(block_ms, self._make_take(wanted, token), request)
+            reply = await flight.wait_and_take(block_ms, trip)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._takes:
                 raise
-            reply = await flight.call([], self._make_take(0, token), request)
+            same = Trip(flight, trip.request, self._make_take(0, trip.take.token))
+            reply = await flight.call(same)
             self._asked_for -= wanted
-            self._digest(flight, request, reply, [], 0, token)
+            self._take_in(same, reply)
             # Whoever pops the marker must take, or nobody is woken.
             if self._takes:
                 self.look_again()
@@ -169,116 +215,112 @@ class Pump:
                 await flight.leave()
             raise
         self._asked_for -= wanted
-        self._digest(flight, request, reply, [], wanted, token)
+        self._take_in(trip, reply)
 
-    async def _fly(self, flight: Flight) -> None:
-        while True:
-            while not self._should_depart():
-                if self._is_closing and not self._running and not self._away:
-                    return
-                await self._next_news()
-            await self._go(flight)
-
-    def _should_depart(self) -> bool:
-        wanted = self._wanted()
-        if self._away == 0:
-            return bool(self._finished or self._to_confirm) or wanted > 0
-        return len(self._finished) >= self._enough or wanted >= self._enough
-
-    async def _go(self, flight: Flight) -> None:
-        batch = _first_of(self._finished)
-        del self._finished[: len(batch)]
-        confirmations, self._to_confirm = self._to_confirm, {}
-        # What is settled now is free when the reply comes: ask for it in the same call.
-        self._leaving += len(batch)
-        wanted = min(self._free(), self._share, MOST_PER_CALL)
-        request, token = self._number(flight)
-        self._asked_for += wanted
-        self._away += 1
+    async def _fly(self, trip: Trip) -> None:
+        """Make a call that could not be posted, or whose reply did not come."""
         try:
-            take = self._make_take(wanted, token)
-            reply = await flight.call(batch, take, request, list(confirmations))
+            reply = await trip.flight.call(trip)
         finally:
-            self._away -= 1
-            self._asked_for -= wanted
-            self._leaving -= len(batch)
-            for known in confirmations.values():
-                if known is not None and not known.done():
-                    known.set_result(None)
-        self._digest(flight, request, reply, batch, wanted, token)
+            trip.end()
+        self._receive(trip, reply)
 
-    def _number(self, flight: Flight) -> tuple[int, str]:
-        """The number of the next call, and the token of the jobs that it takes."""
-        self._request += 1
-        flight.last_request = self._request
-        return self._request, f"{self._worker_id}:{self._request}"
+    # ------------------------------------------------------------------ replies that come
 
-    def _digest(
-        self,
-        flight: Flight,
-        request: int,
-        reply: Reply,
-        batch: list[Settled],
-        wanted: int,
-        token: str,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self.last_reply_at = loop.time()
-        self.clock_offset_ms = reply.now_ms - loop.time() * 1000
-        jobs = [self._owner.read(words, token) for words in reply.jobs]
-        self._running += len(jobs) - len(batch)
-        for item, code in zip(batch, reply.results, strict=True):
-            self._owner.settled(item, code)
-        begin = self._owner.start_job if self._takes else self._owner.hand_back
-        for job in jobs:
-            begin(job, (flight.name, request))
-        if reply.jobs and not batch and not self._free():
-            self._to_confirm.setdefault((flight.name, request), None)
-        elif reply.jobs:
-            loop.call_later(CONFIRM_AFTER_S, self._confirm, flight, request)
-        if wanted:
+    def _landed(self, trip: Trip, reply: Reply | None) -> None:
+        """In the turn that reads the reply: what belongs to whoever opened the line is not ours."""
+        self._context.run(self._receive, trip, reply)
+
+    def _receive(self, trip: Trip, reply: Reply | None) -> None:
+        over = self._over
+        if over is None or over.done():
+            return
+        if reply is None:
+            self._tasks.create_task(self._fly(trip))
+            return
+        self._away -= 1
+        self._asked_for -= trip.take.count
+        self._leaving -= len(trip.batch)
+        self._here.append(trip.flight)
+        trip.end()
+        try:
+            self._take_in(trip, reply)
+        except Exception as error:  # noqa: BLE001 (whoever runs the pump is to know)
+            if not over.done():
+                over.set_exception(error)
+
+    def _take_in(self, trip: Trip, reply: Reply) -> None:
+        """Begin the jobs that came, and tell what became of those that left."""
+        self._is_busy = True
+        try:
+            self._digest(trip, reply)
+        finally:
+            self._is_busy = False
+        self._depart()
+        if self._waiting_for_landing and not self._away:
+            _wake(self._waiting_for_landing)
+        if self._waiting_for_idleness and self.is_idle:
+            _wake(self._waiting_for_idleness)
+
+    def _digest(self, trip: Trip, reply: Reply) -> None:
+        crew, token = self._crew, trip.take.token
+        self._pulse.hear(reply.now_ms)
+        jobs = [crew.read(words, token) for words in reply.jobs]
+        self._outbox.held += len(jobs) - len(trip.batch)
+        for item, code in zip(trip.batch, reply.results, strict=True):
+            crew.settled(item, code)
+        if jobs:
+            begin = crew.start_job if self._takes else crew.hand_back
+            for job in jobs:
+                begin(job, trip.name)
+            self._note_arrival(trip)
+        if trip.take.count:
             # Something that is due already, although there are jobs: they were too big to come all.
-            is_cut = bool(reply.jobs) and reply.next_due_ms > 0
-            self._may_find = len(reply.jobs) == wanted or is_cut
+            is_cut = bool(jobs) and reply.next_due_ms > 0
+            self._may_find = len(jobs) == trip.take.count or is_cut
             self.next_due_ms = 0 if is_cut else reply.next_due_ms
             if reply.rate_limit_ms > 0:
                 self.hold(min(reply.rate_limit_ms, LONGEST_HOLD_MS))
-            elif reply.jobs:
+            elif jobs:
                 self._has_found = True
             elif self._has_found:
                 self._has_found = False
-                self._owner.drained()
-        self._wake()
+                crew.drained()
 
-    def _confirm(self, flight: Flight, request: int) -> None:
-        """The jobs of this reply have been running for a while, and no later call has said so.
+    def _note_arrival(self, trip: Trip) -> None:
+        """Until the server knows that jobs arrived, the death of this worker is not held against
+        them. Under load the flight's next call says it, and no call is spent on this; a worker that
+        was idle and is full now says it at once."""
+        flight = trip.flight
+        if not trip.batch and not self._free():
+            self._outbox.confirm_soon(trip.name)
+            return
+        flight.unheard = trip.request
+        flight.confirm_at = self._pulse.heard_at + CONFIRM_AFTER_S
+        if flight.confirming is None:
+            flight.confirming = self._loop.call_at(flight.confirm_at, self._confirm, flight)
 
-        Until the server knows that they arrived, the death of this worker is not held against
-        them. Under load the flight's next call says it, and no call is spent on this; a worker
-        that was idle and is full now says it at once.
-        """
-        is_silent = flight.last_request == request or flight is self._waiting_flight
-        if is_silent and self._running:
-            self._to_confirm.setdefault((flight.name, request), None)
-            self._wake()
+    def _confirm(self, flight: Flight) -> None:
+        """Jobs have been running for a while: tell so unless a later call of the flight has."""
+        flight.confirming = None
+        is_silent = flight.last_request == flight.unheard or flight is self._waiting_flight
+        if not is_silent or not self._outbox.held:
+            return
+        if flight.confirm_at > self._loop.time() + 0.001:  # of a later reply than that of the timer
+            flight.confirming = self._loop.call_at(flight.confirm_at, self._confirm, flight)
+            return
+        self._outbox.confirm_soon((flight.name, flight.unheard))
 
-    async def confirm(self, received: Confirmation) -> None:
-        """Return when the server knows that the jobs of a reply arrived."""
-        known = self._to_confirm.get(received)
-        if known is None:
-            known = self._to_confirm[received] = asyncio.get_running_loop().create_future()
-            self._wake()
-        await asyncio.shield(known)
+    # ------------------------------------------------------------------ how much to ask for
 
     def hold(self, duration_ms: int) -> None:
         """Ask for nothing until a rate limit has passed."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + duration_ms / 1000
+        until = self._loop.time() + duration_ms / 1000
         self._held_until = max(self._held_until, until)
-        loop.call_at(until, self._after_hold)
+        self._loop.call_at(until, self._after_hold)
 
     def _after_hold(self) -> None:
-        if asyncio.get_running_loop().time() >= self._held_until - 0.001:
+        if self._loop.time() >= self._held_until - 0.001:
             self._held_until = 0.0
             self.look_again()
 
@@ -289,25 +331,10 @@ class Pump:
         """
         if not self._takes:
             return 0
-        if self._held_until and asyncio.get_running_loop().time() < self._held_until - 0.001:
+        if self._held_until and self._loop.time() < self._held_until - 0.001:
             return 0
-        running = self._running - self._leaving
+        running = self._outbox.held - self._leaving
         return max(0, self._concurrency - running - self._asked_for)
-
-    def _wanted(self) -> int:
-        return min(self._free(), self._share) if self._may_find else 0
-
-    def _next_news(self) -> asyncio.Future[None]:
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._news.append(news)
-        return news
-
-    def _wake(self) -> None:
-        if self._news:
-            waiting, self._news = self._news, []
-            for news in waiting:
-                if not news.done():
-                    news.set_result(None)
 
 
 def _first_of(finished: list[Settled]) -> list[Settled]:
@@ -318,3 +345,16 @@ def _first_of(finished: list[Settled]) -> list[Settled]:
         if size >= MOST_BYTES_PER_CALL:
             return finished[:count]
     return finished[:MOST_PER_CALL]
+
+
+def _join(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting.append(news)
+    return news
+
+
+def _wake(waiting: list[asyncio.Future[None]]) -> None:
+    for news in waiting:
+        if not news.done():
+            news.set_result(None)
+    waiting.clear()

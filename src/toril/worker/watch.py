@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from toril.errors import TorilError
 from toril.logs import get_logger
+from toril.worker.pulse import Pulse
 from toril.worker.pump import Pump
 
 logger = get_logger("toril.worker")
@@ -23,9 +24,15 @@ class Watch:
     """
 
     def __init__(
-        self, pump: Pump, *, drain_delay_ms: int, introduce: Callable[[], Awaitable[None]]
+        self,
+        pump: Pump,
+        pulse: Pulse,
+        *,
+        drain_delay_ms: int,
+        introduce: Callable[[], Awaitable[None]],
     ) -> None:
         self._pump = pump
+        self._pulse = pulse
         self._drain_delay_ms = drain_delay_ms
         self._introduce = introduce
         self._wait: asyncio.Task[None] | None = None
@@ -74,5 +81,5 @@ class Watch:
         """Until something else is due: BullMQ's markers may get lost, so never for long."""
         if not self._pump.next_due_ms:
             return self._drain_delay_ms
-        now_ms = asyncio.get_running_loop().time() * 1000 + self._pump.clock_offset_ms
-        return min(max(1, int(self._pump.next_due_ms - now_ms) + 1), LONGEST_BLOCK_MS)
+        wait_ms = self._pump.next_due_ms - self._pulse.server_ms
+        return min(max(1, wait_ms), LONGEST_BLOCK_MS)

@@ -10,26 +10,22 @@ from toril.protocol import editing, families, leasing
 from toril.protocol.command import Plan
 from toril.protocol.keys import Keys
 from toril.worker.active_job import ActiveJob
+from toril.worker.events import Emitter
 
 
 class JobWriter:
     """Writes progress, logs and data of running jobs, and looks for their children."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        on_progress: Callable[[ActiveJob, Any], None],
-    ) -> None:
+    def __init__(self, connection: Connection, keys: Keys, emitter: Emitter) -> None:
         self._connection = connection
         self._keys = keys
-        self._on_progress = on_progress
+        self._emitter = emitter
 
     async def progress(self, job: ActiveJob, value: Any) -> None:
         await self._connection.run(
             editing.update_progress(self._keys, job.id, value, token=job.token)
         )
-        self._on_progress(job, value)
+        self._emitter.emit("progress", job, value)
 
     async def log(self, job: ActiveJob, row: str) -> int:
         return await self._connection.run(

@@ -1,4 +1,4 @@
-"""Keeping schedules going: whoever takes a scheduler's job makes the next one, before all else.
+"""The advancer: whoever takes a job of a scheduler makes the next one, before all else.
 
 A schedule has one pending job.  If it ended without a successor the schedule would end with it, so
 the job is not run before the next one is there, however long the server is away.
@@ -16,6 +16,7 @@ from toril.protocol import scheduling
 from toril.protocol.keys import Keys
 from toril.protocol.settling import Attempt, Raised, Released
 from toril.worker.active_job import ActiveJob
+from toril.worker.pulse import Pulse
 
 LONGEST_PAUSE_S = 2.0
 
@@ -28,12 +29,12 @@ class Advancer:
         connection: Connection,
         keys: Keys,
         *,
-        now_ms: Callable[[], int],
+        pulse: Pulse,
         on_error: Callable[[Exception], None],
     ) -> None:
         self._connection = connection
         self._keys = keys
-        self._now_ms = now_ms
+        self._pulse = pulse
         self._on_error = on_error
 
     async def advance(self, job: ActiveJob) -> Attempt | None:
@@ -41,7 +42,9 @@ class Advancer:
         pause_s = 0.05
         while not (job.is_lost or job.is_released):
             try:
-                await self._connection.follow(scheduling.advance(self._keys, job, self._now_ms()))
+                await self._connection.follow(
+                    scheduling.advance(self._keys, job, self._pulse.server_ms)
+                )
             except ServerError as error:
                 self._on_error(error)
             except TorilError as error:

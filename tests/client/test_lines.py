@@ -1,0 +1,171 @@
+"""One socket in hard weather: replies in pieces, too many of them, and a line that ended unseen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tests.helpers import wait_until
+from toril.client.connection import Connection
+from toril.errors import AmbiguousResultError
+from toril.protocol.command import Command, Resend, plain
+
+Change = Callable[[bytes], list[bytes]]
+
+
+class Weather:
+    """A proxy that hands the server's replies on as ``change`` says: a list of separate writes."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.change: Change = lambda data: [data]
+        self.lines: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.lines.append(writer)
+        there, back = await asyncio.open_connection("127.0.0.1", self._port)
+        forward = asyncio.create_task(self._forward(reader, back))
+        try:
+            while data := await there.read(2**20):
+                for piece in self.change(data):
+                    writer.write(piece)
+                    await asyncio.sleep(0)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            forward.cancel()
+            back.close()
+            writer.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        while data := await reader.read(2**20):
+            back.write(data)
+
+
+@pytest.fixture
+async def weather(server) -> AsyncIterator[tuple[Weather, str]]:
+    weather = Weather(server.port)
+    listener = await asyncio.start_server(weather.serve, "127.0.0.1", 0)
+    yield weather, f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    listener.close()
+    for line in weather.lines:
+        line.close()
+
+
+def increment(prefix: str) -> Command[int]:
+    """A command that must not be sent again."""
+    return plain("INCR", f"{prefix}:q:toril:0", parse=int, resend=Resend.NEVER)
+
+
+async def test_a_line_that_the_server_closed_meanwhile_is_not_written_to(client, url, prefix):
+    """A write that is sent into a closed line may have been done, as far as anybody knows."""
+    connection = Connection(url)
+    assert await connection.run(increment(prefix)) == 1
+    line = connection._transport.sockets.here().free[0]
+    who = await connection.run(plain("CLIENT", "ID", parse=int))
+    await client.execute_command("CLIENT", "KILL", "ID", who)
+    await wait_until(lambda: not line.is_open)
+
+    assert await connection.run(increment(prefix)) == 2
+    await connection.close()
+
+
+async def test_a_reply_that_nobody_asked_for_is_nobodys_answer(weather, prefix):
+    """The next caller would get it, and everybody after that the answer of somebody else."""
+    proxy, url = weather
+    connection = Connection(url)
+    await connection.run(increment(prefix))
+    line = connection._transport.sockets.here().free[0]
+    proxy.lines[0].write(b":41\r\n")
+    await wait_until(lambda: not line.is_open)
+
+    assert await connection.run(increment(prefix)) == 2
+    await connection.close()
+
+
+async def test_two_replies_to_one_question_end_the_line(weather, prefix):
+    """Nobody knows which of them is the answer."""
+    proxy, url = weather
+    connection = Connection(url)
+    await connection.run(increment(prefix))
+
+    proxy.change = lambda data: [data + data]
+    with pytest.raises(AmbiguousResultError):
+        await connection.run(increment(prefix))
+    proxy.change = lambda data: [data]
+
+    assert await connection.run(increment(prefix)) == 3
+    await connection.close()
+
+
+async def test_what_is_no_reply_ends_the_line(weather, prefix):
+    proxy, url = weather
+    connection = Connection(url)
+    await connection.run(increment(prefix))
+    proxy.change = lambda data: [b"HTTP/1.1 400 Bad Request\r\n\r\n"]
+
+    with pytest.raises(AmbiguousResultError):
+        await connection.run(increment(prefix))
+
+    proxy.change = lambda data: [data]
+    assert await connection.run(increment(prefix)) == 3
+    await connection.close()
+
+
+async def test_replies_may_come_byte_by_byte_and_all_at_once(weather, prefix):
+    proxy, url = weather
+    connection = Connection(url)
+    words = [plain("ECHO", f"{number} " * 5, parse=bytes.decode) for number in range(40)]
+    await connection.run(increment(prefix))
+    proxy.change = lambda data: [data[at : at + 1] for at in range(len(data))]
+
+    assert await connection.run_all(words[:5]) == [f"{number} " * 5 for number in range(5)]
+    proxy.change = lambda data: [data]
+    assert await connection.run_all(words, at_once=7) == [f"{number} " * 5 for number in range(40)]
+    await connection.close()
+
+
+async def test_a_huge_request_and_its_huge_reply_come_whole(weather):
+    _, url = weather
+    connection = Connection(url)
+    text = "x" * 8_000_000
+
+    echoes = await asyncio.gather(
+        *(connection.run(plain("ECHO", text + str(one), parse=len)) for one in range(3)),
+        connection.run_all([plain("ECHO", text, parse=len)] * 4, at_once=2),
+    )
+
+    assert echoes == [len(text) + 1] * 3 + [[len(text)] * 4]
+    await connection.close()
+
+
+async def test_a_caller_that_leaves_takes_its_line_along(weather, prefix):
+    """Its reply is still to come: whoever used the line next would get it."""
+    _, url = weather
+    connection = Connection(url)
+    waiting = asyncio.create_task(
+        connection.run(plain("BLPOP", f"{prefix}:q:toril:none", 30, parse=bool, block_ms=30_000))
+    )
+    sockets = connection._transport.sockets.here()
+    await wait_until(lambda: any(line.is_open for line in sockets.in_use))
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+    assert not sockets.in_use
+    assert not sockets.free
+    assert await connection.run(increment(prefix)) == 1
+    await connection.close()
+
+
+async def test_a_server_that_never_answers_is_left(weather, prefix):
+    proxy, url = weather
+    connection = Connection(url, reply_timeout_s=0.1, patience_s=0.0)
+    await connection.run(increment(prefix))
+    proxy.change = lambda data: []
+
+    with pytest.raises(AmbiguousResultError, match="no reply in time"):
+        await connection.run(increment(prefix))
+
+    await connection.close()
