@@ -119,12 +119,13 @@ async def test_the_members_and_the_index_are_there(world: World):
 
 async def test_nobody_ever_sees_a_pending_group(world: World):
     """SAGA-07: creation is one script, which begins with ACTIVE; nothing ever writes PENDING."""
+    await world.order()  # the first time the server learns the library
     async with world.client.monitor() as monitor:
         await world.order()
         await world.client.ping()
         calls, states = [], []
         while (command := (await monitor.next_command())["command"]) != "PING":
-            calls += re.findall(r"^EVAL\w*", command)
+            calls += re.findall(r"^(?:FCALL|EVAL)\w*", command)
             states += re.findall(r" state (\w+)", command.replace('"', ""))
 
     assert states == ["ACTIVE"]

@@ -10,7 +10,8 @@ helper that writes, in the calls and rooms that the universes use.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cache
 
 from toril.protocol import scripts
@@ -62,11 +63,15 @@ class Mutant:
     before: str
     after: str
     offset: int
+    nth: int = 1
+    """Which of those in the file that read the same."""
 
     @property
     def name(self) -> str:
+        """Says nothing of lines: they move whenever somebody writes above them."""
         verb = "without" if not self.after.strip("; \n") else f"{self.after.strip()} for"
-        return f"{self.file}:{self.line} {verb} {' '.join(self.before.split())}"
+        nth = f" ({self.nth})" if self.nth > 1 else ""
+        return f"{self.file}: {verb} {' '.join(self.before.split())}{nth}"
 
     def library(self) -> Library:
         """Our library with this change."""
@@ -100,7 +105,16 @@ def all_mutants() -> tuple[Mutant, ...]:
             _in_place_of(file, text, match, "comparison", "true")
             for match in _COMPARISON.finditer(text)
         ]
-    return tuple(sorted(found, key=lambda mutant: (mutant.file, mutant.offset)))
+    return _numbered(sorted(found, key=lambda mutant: (mutant.file, mutant.offset)))
+
+
+def _numbered(mutants: list[Mutant]) -> tuple[Mutant, ...]:
+    seen: Counter[str] = Counter()
+    numbered = []
+    for mutant in mutants:
+        seen[mutant.name] += 1
+        numbered.append(replace(mutant, nth=seen[mutant.name]))
+    return tuple(numbered)
 
 
 def _in_place_of(file: str, text: str, match: re.Match[str], group: str, after: str) -> Mutant:

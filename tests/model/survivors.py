@@ -5,10 +5,10 @@ from __future__ import annotations
 # ruff: noqa: E501
 
 EQUIVALENT: dict[str, str] = {
-    "changePriority:31 without wake(queue, gate)": "a job that waits was announced when it began to",
-    "includes/deduplication:43 without wakeForLanes(queue, gate)": "every script that ends a job wakes for lanes at its end",
-    'includes/groups:45 without redis.call("ZREM", openGroups(owner), id)': "a group that is forgotten has ended, and was taken out of the open ones then",
-    "includes/promoteDue:16 without wake(queue, gate)": "who lets due jobs in takes one and wakes the next worker, or a limit holds him back and he looks again when it ends; who waits was told when they are due",
+    "changePriority: without places.wake(queue, gate)": "a job that waits was announced when it began to",
+    "rooms/deduplication: without lanes.wake(queue, gate)": "every script that ends a job wakes for lanes at its end",
+    'rooms/groups: without redis.call("ZREM", openGroups(owner), id)': "a group that is forgotten has ended, and was taken out of the open ones then",
+    "rooms/places: without places.wake(queue, gate)": "who lets due jobs in takes one and wakes the next worker, or a limit holds him back and he looks again when it ends; who waits was told when they are due",
 }
 """Those that change nothing that anybody can see, and why; they do not count."""
 
@@ -16,21 +16,21 @@ SURVIVORS: frozenset[str] = frozenset(
     {
         # Locks expire here when a step says so, not after a time, so a longer time changes nothing;
         # test_a_job_that_arrives_late_is_locked_anew looks at it.
-        'settle:17 without redis.call("PEXPIRE", job .. ":lock", digits(a.lock_ms))',
+        'settle: without redis.call("PEXPIRE", job .. ":lock", clock.digits(lock_ms))',
         # No world is large enough to meet these limits; the budgets of scripts have tests of their
         # own, and test_a_job_that_kills_whoever_reads_it_is_given_up looks at the last one.
-        "includes/groups:2 250000 for 250",
-        "includes/promoteDue:1 200000 for 200",
-        "includes/take:135 500000000 for 500000",
-        "includes/takeLanes:1 100000 for 100",
-        "sweep:7 3000 for 3",
+        "rooms/groups: 250000 for 250",
+        "rooms/places: 200000 for 200",
+        "rooms/takes: 500000000 for 500000",
+        "rooms/laneTakes: 100000 for 100",
+        "sweep: 3000 for 3",
         # Nobody here confirms an older reply, or asks again for a job that others have taken over;
         # test_a_confirmation_is_about_the_reply_with_its_number and
         # test_a_job_that_arrives_late_is_locked_anew do.
-        "settle:29 true for other.request == call[2]",
-        'settle:16 true for redis.pcall("GET", job .. ":lock") == last.token',
+        "settle: true for other.request == call[2]",
+        'settle: true for redis.pcall("GET", job .. ":lock") == last.token',
         # A group is cancelled once in each world.
-        'cancelGroup:9 true for redis.call("HGET", group, "x.request") == a.request',
+        'cancelGroup: true for redis.call("HGET", group, "x.request") == a.request',
     }
 )
 """Those that no check finds."""
