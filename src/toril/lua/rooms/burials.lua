@@ -176,9 +176,8 @@ function burials.buryPlainly(queue, dead_letters, batch, i, outcome, trouble, po
   local size = #text - #data - 12
   if size ~= trouble.noted_size then writeNote(trouble, size) end
   local letter_id = drawLetterId(dead_letters)
-  call("HSET", dead_letters.prefix .. letter_id, "name", trouble.name, "data", text,
-    "opts", '{"attempts":0}', "timestamp", dead_letters.stamp, "delay", "0", "priority", "0",
-    "x.letter", trouble.noted)
+  jobs.write(dead_letters.prefix .. letter_id, { name = trouble.name,
+    more = { "x.letter", trouble.noted } }, text, '{"attempts":0}', dead_letters.stamp, "0")
   moved[#moved + 1] = job
 
   local events = queue.events
