@@ -16,9 +16,10 @@ from tests.helpers import wait_until
 from tests.hostile import damage
 from tests.hostile.damage import Damage
 from tests.proving import amount
-from toril import GroupJob, InvalidGroupStateError, Queue, ServerRefusalError, TorilError, Worker
+from toril import GroupJob, InvalidGroupStateError, Queue, TorilError, Worker
 from toril.cli.main import run as run_command
 from toril.doctor import examine
+from toril.errors import ServerRefusalError
 from toril.protocol import glancing, groups
 from toril.protocol.new_group import NewGroup
 

@@ -168,7 +168,7 @@ async def test_async_drivers(kind, request, tmp_path, table_name, queue, url, pr
         service.close()
 
 
-@pytest.mark.parametrize("kind", set(ASYNC) - {"postgresql+asyncpg"})
+@pytest.mark.parametrize("kind", sorted(set(ASYNC) - {"postgresql+asyncpg"}))
 async def test_async_cursors(kind, request, tmp_path, table_name):
     service = Service(kind, request, tmp_path, table_name)
     connection = await ASYNC[kind](service.url)
