@@ -138,6 +138,30 @@ def counting(trips, function):
     return counted
 
 
+@pytest.mark.parametrize("lanes", [1, 20])
+def test_a_claim_reads_about_as_much_as_it_takes(lanes, postgres, table_name):
+    """However long the lanes are: it had looked at every row that waits, once per row before it."""
+    engine, outbox = make(f"postgresql+psycopg://{postgres}", table_name)
+    write(engine, outbox, [NewJob("n", lane=f"u{n % lanes}") for n in range(5000)])
+    claim = Claim(relay="a", limit=100, lease_ms=1000)
+    asked = []
+    event.listen(engine, "before_cursor_execute", lambda *told: asked.append(told[2:4]))
+    with engine.connect() as connection:
+        assert [row.seq for row in claim_pending(connection, outbox.table, claim)] == [
+            *range(1, 101)
+        ]
+        read, statements = 0, asked.copy()
+        for statement, values in statements:
+            told = connection.exec_driver_sql(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", values
+            ).scalar()
+            read += told[0]["Plan"]["Shared Hit Blocks"] + told[0]["Plan"]["Shared Read Blocks"]
+
+    assert read < 1000
+    outbox.table.drop(engine)
+    engine.dispose()
+
+
 def test_a_claim_on_postgresql_does_not_sort_all_that_waits(postgres, table_name):
     """Also of a table that has just grown, of which the planner knows nothing yet."""
     engine, outbox = make(f"postgresql+psycopg://{postgres}", table_name)

@@ -20,22 +20,23 @@ from sqlalchemy import (
     delete,
     func,
     literal,
-    not_,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
+from toril.outbox.choosing import Choosing, Lane, Sight
 from toril.outbox.rows import OutboxRow
 from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING, STATUSES
 from toril.outbox.table import now_ms
 from toril.sql import MYSQL
 
 LONGEST_ERROR = 4000
+_LARGEST_WINDOW = 16_000
+_MOST_LEFT_OUT = 20
 
 
 class OutboxStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,82 +57,91 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     lease_ms: int
     halts: bool = True
 
-    @property
-    def stopping(self) -> tuple[str, ...]:
-        """What a row has to be so that its lane does not go on behind it."""
-        return (PENDING, PARKED) if self.halts else (PENDING,)
-
 
 def has_row_locks(dialect_name: str) -> bool:
     return dialect_name != "sqlite"
 
 
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
-    """The next rows to dispatch, in order, and of each lane only what is next in it."""
+    """The next rows to dispatch, in order, and of each lane only what is next in it.
+
+    They are looked at in windows, without locks, and then claimed by their numbers: so a claim
+    reads about as much as it takes, however long the lanes are.
+    """
     _read_in_order(connection)
+    _write_first(connection, table)
+    choosing = Choosing(claim.limit)
+    rows: list[OutboxRow] = []
+    size, last = claim.limit, -1
+    while choosing.rest > 0:
+        window = _look(connection, table, last, size, choosing.in_the_way(_MOST_LEFT_OUT))
+        if claim.halts and choosing.stops is None and any(sight.lane for sight in window):
+            choosing.stops = _stops(connection, table)
+        first = choosing.first(window)
+        taken = _take(connection, table, claim, first)
+        rows += [taken[seq] for seq in choosing.note_first(first, taken.keys())]
+        following = choosing.following(window)
+        taken = _take(connection, table, claim, following)
+        rows += [taken[seq] for seq in choosing.note_following(following, taken.keys())]
+        if len(window) < size:
+            break
+        last, size = window[-1].seq, min(size * 2, _LARGEST_WINDOW)
+    return sorted(rows, key=lambda row: row.seq)
+
+
+def _look(
+    connection: Connection, table: Table, last: int, size: int, left_out: Sequence[Lane]
+) -> list[Sight]:
+    """The next pending rows, whether they can be claimed or not."""
     now = now_ms(connection.dialect)
-    is_head = _is_head(table, connection.dialect, claim)
-    heads = _claim(connection, table, claim, _is_due(table, now), is_head)
-    lanes = {(row.queue, row.lane) for row in heads if row.lane is not None}
-    rest = claim.limit - len(heads)
-    if not lanes or rest <= 0:
-        return heads
-    # Whoever holds the head of a lane holds the lane: nobody else claims what comes after it.
-    in_lanes = or_(*(and_(table.c.queue == q, table.c.lane == lane) for q, lane in lanes))
-    is_reachable = _is_before_what_waits(connection, table, in_lanes, now, claim)
-    more = msgspec.structs.replace(claim, limit=rest)
-    known = {row.seq for row in heads}
-    is_new = table.c.seq.not_in(known)
-    rows = _claim(connection, table, more, _is_due(table, now), in_lanes, is_reachable, is_new)
-    if rows and has_row_locks(connection.dialect.name):
-        rows = _without_gaps(connection, table, in_lanes, known, rows)
-    return sorted([*heads, *rows], key=lambda row: row.seq)
-
-
-def _is_before_what_waits(
-    connection: Connection,
-    table: Table,
-    in_lanes: ColumnElement[bool],
-    now: ColumnElement[int],
-    claim: Claim,
-) -> ColumnElement[bool]:
-    """Behind a row that is parked or whose time has not come a lane does not go on.
-
-    Asked once per lane: asked of every row, a long lane would take the square of its length.
-    """
-    is_parked = table.c.status == PARKED
-    waits = or_(table.c.due_at > now, is_parked) if claim.halts else table.c.due_at > now
-    query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
-        in_lanes, table.c.status.in_(claim.stopping), waits
+    is_ready = and_(table.c.due_at <= now, table.c.claimed_until <= now)
+    if has_row_locks(connection.dialect.name):
+        is_ready = table.c.due_at <= now
+    query = select(table.c.seq, table.c.queue, table.c.lane, is_ready).where(
+        table.c.status == PENDING, table.c.seq > last
     )
-    waiting = connection.execute(query.group_by(table.c.queue, table.c.lane)).all()
-    is_behind = [
-        and_(table.c.queue == queue, table.c.lane == lane, table.c.seq > seq)
-        for queue, lane, seq in waiting
-    ]
-    return not_(or_(*is_behind)) if is_behind else true()
+    for queue, lane in left_out:
+        is_other = or_(table.c.lane.is_(None), table.c.lane != lane, table.c.queue != queue)
+        query = query.where(is_other)
+    query = query.order_by(table.c.seq).limit(size)
+    query = _by_index(query, table, table, ["status", "seq"], connection.dialect)
+    return [Sight(*row) for row in connection.execute(query)]
 
 
-def _without_gaps(
-    connection: Connection,
-    table: Table,
-    in_lanes: ColumnElement[bool],
-    known: set[int],
-    rows: list[OutboxRow],
-) -> list[OutboxRow]:
-    """Of each lane only what follows on what was claimed.
-
-    A row in the middle may have been passed over: MySQL locks what it looks at for a moment, and
-    somebody may be mending a row by hand.
-    """
-    claimed = known | {row.seq for row in rows}
-    is_before_last = table.c.seq < rows[-1].seq
+def _stops(connection: Connection, table: Table) -> dict[Lane, int]:
+    """The first parked row of each lane that has one: behind it the lane does not go on."""
     query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
-        in_lanes, table.c.status == PENDING, is_before_last, table.c.seq.not_in(claimed)
+        table.c.status == PARKED, table.c.lane.is_not(None)
     )
-    passed_over = connection.execute(query.group_by(table.c.queue, table.c.lane))
-    gaps: dict[tuple[str, str], int] = {(queue, lane): seq for queue, lane, seq in passed_over}
-    return [row for row in rows if row.seq < gaps.get((row.queue, row.lane or ""), row.seq + 1)]
+    query = _by_index(query, table, table, ["status", "seq"], connection.dialect)
+    found = connection.execute(query.group_by(table.c.queue, table.c.lane))
+    return {(row[0], row[1]): row[2] for row in found}
+
+
+def _take(
+    connection: Connection, table: Table, claim: Claim, sights: Sequence[Sight]
+) -> dict[int, OutboxRow]:
+    """Claim these rows, except those that somebody else has, or has done something with."""
+    if not sights:
+        return {}
+    is_one = _is_one_of(connection, table, [sight.seq for sight in sights])
+    is_due = table.c.due_at <= now_ms(connection.dialect)
+    if not has_row_locks(connection.dialect.name):
+        rows = _lease(connection, table, claim, is_one, table.c.status == PENDING, is_due)
+        return {row.seq: row for row in rows}
+    # Not by the status, whose indexes PostgreSQL may prefer; it is looked at after.
+    query = _rows(table).where(is_one, is_due)
+    if connection.dialect.name in MYSQL:
+        # It locks what it reads, and would read a small table from end to end.
+        query = query.with_hint(table, "FORCE INDEX (PRIMARY)")
+    locked = connection.execute(query.with_for_update(skip_locked=True, of=table))
+    return {row.seq: row for row in _read(locked) if row.status == PENDING}
+
+
+def _write_first(connection: Connection, table: Table) -> None:
+    """Let SQLite begin with a write: one that has read first may not write after another did."""
+    if not has_row_locks(connection.dialect.name):
+        connection.execute(update(table).where(table.c.seq < 0).values(attempts=0))
 
 
 def claim_dispatched(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
@@ -282,9 +292,17 @@ def _claim(
         return _read(connection.execute(query))
     now = now_ms(connection.dialect)
     free = select(table.c.seq).where(*conditions, table.c.claimed_until <= now)
+    is_next = table.c.seq.in_(free.order_by(table.c[order]).limit(claim.limit))
+    return _lease(connection, table, claim, is_next)
+
+
+def _lease(
+    connection: Connection, table: Table, claim: Claim, *conditions: ColumnElement[bool]
+) -> list[OutboxRow]:
+    now = now_ms(connection.dialect)
     statement = (
         update(table)
-        .where(table.c.seq.in_(free.order_by(table.c[order]).limit(claim.limit)))
+        .where(*conditions, table.c.claimed_until <= now)
         .values(claimed_by=claim.relay, claimed_until=now + claim.lease_ms)
         .returning(*_columns(table))
     )
@@ -308,30 +326,6 @@ def _by_index(
     return query
 
 
-def _is_due(table: Table, now: ColumnElement[int]) -> ColumnElement[bool]:
-    return and_(table.c.status == PENDING, table.c.due_at <= now)
-
-
-def _is_head(table: Table, dialect: Dialect, claim: Claim) -> ColumnElement[bool]:
-    # Each status is asked for on its own: for a list of them MariaDB reads the whole lane.
-    are_none = [~_has_earlier(table, dialect, status) for status in claim.stopping]
-    return or_(table.c.lane.is_(None), and_(*are_none))
-
-
-def _has_earlier(table: Table, dialect: Dialect, status: str) -> ColumnElement[bool]:
-    """Is there an earlier row of the same lane with this status?"""
-    earlier = table.alias("earlier")
-    query = select(literal(1)).where(
-        earlier.c.lane == table.c.lane,
-        earlier.c.queue == table.c.queue,
-        earlier.c.status == status,
-        earlier.c.seq < table.c.seq,
-    )
-    # By any other index every row is compared with all that the queue ever had.
-    query = _by_index(query, table, earlier, ["lane", "queue", "status", "seq"], dialect)
-    return query.correlate(table).exists()
-
-
 def _set(
     connection: Connection,
     table: Table,
@@ -339,15 +333,23 @@ def _set(
     status: str,
     values: Mapping[str, Any],
 ) -> None:
-    """Write to rows that still have the status they were claimed with, and let them go."""
+    """Write to rows that still have the status they were claimed with, and let them go.
+
+    Where rows are locked they have it, and to ask for it would let PostgreSQL use another index.
+    """
     if not seqs:
         return
-    is_one: ColumnElement[bool] = table.c.seq.in_(seqs)
+    statement = update(table).where(_is_one_of(connection, table, seqs))
+    if not has_row_locks(connection.dialect.name):
+        statement = statement.where(table.c.status == status)
+    connection.execute(statement.values({**values, "claimed_by": None, "claimed_until": 0}))
+
+
+def _is_one_of(connection: Connection, table: Table, seqs: Sequence[int]) -> ColumnElement[bool]:
     if connection.dialect.name == "postgresql":
         # One parameter, however many rows: a list of them would be written out each time.
-        is_one = table.c.seq == func.any(literal(list(seqs), ARRAY(BigInteger)))
-    statement = update(table).where(is_one, table.c.status == status)
-    connection.execute(statement.values({**values, "claimed_by": None, "claimed_until": 0}))
+        return table.c.seq == func.any(literal(list(seqs), ARRAY(BigInteger)))
+    return table.c.seq.in_(seqs)
 
 
 def _columns(table: Table) -> list[Any]:
