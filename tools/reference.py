@@ -25,6 +25,7 @@ from toril.cli.catalogue import CATALOGUE
 from toril.cli.main import toril as cli
 from toril.client.queue import Queue
 from toril.doctor import ailments
+from toril.doctor.ailments import Ailment
 from toril.doctor.codes import CODES
 from toril.outbox.relay import Relay
 from toril.tasks.app import App
@@ -369,8 +370,17 @@ def _prose(text: str) -> Iterator[str]:
 # ---------------------------------------------------------------------- the doctor
 
 
+def ailments_by_code() -> dict[str, list[Ailment]]:
+    """What the doctor can find, by code; a code may have several forms."""
+    found: dict[str, list[Ailment]] = {}
+    for one in vars(ailments).values():
+        if isinstance(one, Ailment):
+            found.setdefault(one.code, []).append(one)
+    return found
+
+
 def codes_in_use() -> set[str]:
-    return {one.code for one in vars(ailments).values() if isinstance(one, ailments.Ailment)}
+    return set(ailments_by_code())
 
 
 _AREAS = {
@@ -393,13 +403,17 @@ def _doctor() -> str:
         "`toril doctor --explain D201` prints the page of a code in your terminal.",
     ]
     for digit, area in _AREAS.items():
-        lines += ["", f"## {area}", "", "| code | finding |", "|---|---|"]
+        lines += ["", f"## {area}", "", "| code | finding | severity |", "|---|---|---|"]
         lines += [
-            _row(f"[{code}]({code}.md)", one.title)
+            _row(f"[{code}]({code}.md)", one.title, _severities(code))
             for code, one in CODES.items()
             if code[1] == digit
         ]
     return "\n".join(lines) + "\n"
+
+
+def _severities(code: str) -> str:
+    return ", ".join(dict.fromkeys(one.severity.value for one in ailments_by_code()[code]))
 
 
 def _code(code: str) -> str:
@@ -410,6 +424,8 @@ def _code(code: str) -> str:
             f"# {code}: {one.title}",
             "",
             WRITTEN,
+            "",
+            f"Severity: {_severities(code)}.",
             "",
             "## What the doctor looks at",
             "",

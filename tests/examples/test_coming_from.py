@@ -76,7 +76,9 @@ async def test_our_half_of_a_page_prints_what_it_says(page: Path, url, prefix, t
         spec.loader.exec_module(shop)
         running = asyncio.create_task(shop.app.run())
     try:
-        await asyncio.to_thread(runpy.run_path, str(path), run_name="__main__")
+        names = await asyncio.to_thread(runpy.run_path, str(path), run_name="__main__")
+        if "app" in names:
+            await names["app"].close()
     finally:
         if running is not None:
             await shop.app.close()

@@ -41,14 +41,14 @@ TOO_OLD = Ailment(
     "D101",
     ERROR,
     "{version} is too old",
-    "Toril's scripts begin with #!lua, which it does not know: every call fails.",
+    "It does not know function libraries and script flags: every call fails.",
     "Use Redis 7.0 or Valkey 7.2, or newer.",
 )
 EVICTS = Ailment(
     "D102",
     ERROR,
     "maxmemory-policy is {policy!r}",
-    "When memory is full the server deletes keys of your queues: jobs vanish.",
+    "When memory is full, the server deletes keys of your queues: jobs vanish.",
     "CONFIG SET maxmemory-policy noeviction, and keep caches on another server.",
 )
 WRITES_NOTHING = Ailment(
@@ -61,51 +61,51 @@ WRITES_NOTHING = Ailment(
 SNAPSHOTS_ONLY = Ailment(
     "D103",
     WARNING,
-    "there are snapshots at most, no append-only file",
-    "A crash loses what was added since the last snapshot, often minutes.",
+    "there is no append-only file, at most snapshots",
+    "A crash loses everything since the last snapshot, often minutes.",
     "CONFIG SET appendonly yes; with appendfsync everysec a crash costs a second.",
 )
 CLOCKS_DIFFER = Ailment(
     "D105",
     WARNING,
     "this host's clock is {off_ms} ms {side} the server's",
-    "Toril goes by the server's clock; run_at times and Node workers go by this one.",
+    "Toril uses the server's clock; run_at times and Node workers use this one.",
     "Synchronise both with NTP.",
 )
 NO_PASSWORD = Ailment(
     "D106",
     WARNING,
-    "anybody who reaches it may do everything: user 'default' without a password",
+    "user 'default' has no password: anybody who can connect may do everything",
     "Whoever can run scripts on the server can read and change every job.",
-    "Set a password, or better an ACL user that may touch your prefix only.",
+    "Set a password, or better, create an ACL user limited to your prefix.",
 )
 DEFAULT_USER = Ailment(
     "D106",
     INFO,
-    "this program is the server's user 'default'",
+    "this program connects as the user 'default'",
     "It may do more than a queue needs, such as FLUSHALL.",
-    "Give workers and producers ACL users of their own.",
+    "Give workers and producers their own ACL users.",
 )
 HAS_EVICTED = Ailment(
     "D107",
     ERROR,
     "{keys} keys were evicted since it started",
-    "Jobs may be among them; a queue whose keys are missing loses jobs later, too.",
-    "Set noeviction, give it memory, and look at what the keyspace audit says.",
+    "Jobs may be among them, and a queue with missing keys can lose more jobs later.",
+    "Set noeviction, add memory, and look at the keyspace audit.",
 )
 MEMORY_FULL = Ailment(
     "D108",
     WARNING,
     "{percent} % of maxmemory is used",
-    "When it is full, adding jobs fails; running ones can still be finished.",
+    "When it is full, adding jobs fails; workers can still finish jobs.",
     "Keep fewer finished jobs (remove_on_complete, remove_on_fail), or add memory.",
 )
 REPLICA = Ailment(
     "D109",
     ERROR,
     "this server is a replica",
-    "Nothing can be written to it, and it is cut off from what others write.",
-    "Connect to the master, or through Sentinel: sentinel://…",
+    "Nothing can be written to it.",
+    "Connect to the primary, or through Sentinel: redis+sentinel://…",
 )
 INFO_REFUSED = Ailment(
     "D110",
@@ -125,14 +125,14 @@ NODE_SILENT = Ailment(
     "D112",
     ERROR,
     "this node of the cluster does not answer; it has the slots {slots}",
-    "Queues in these slots stand still; they could not be examined.",
+    "Queues in these slots are stopped, and could not be examined.",
     "Start it, or let a replica take over: CLUSTER FAILOVER FORCE on the replica.",
 )
 SLOTS_UNCOVERED = Ailment(
     "D113",
     ERROR,
     "{slots} of {all_slots} slots belong to no node",
-    "Queues in these slots cannot be used, and by default none on the whole cluster.",
+    "Queues in these slots cannot be used; by default the whole cluster stops.",
     "Give every slot to a node: CLUSTER ADDSLOTS, or valkey-cli --cluster fix.",
 )
 
@@ -143,97 +143,97 @@ NO_WORKER = Ailment(
     ERROR,
     "{waiting} and no worker is connected",
     "Nobody runs them, and nobody brings back the jobs of workers that died.",
-    "Start a worker for it, or remove the jobs if the queue is not used any more.",
+    "Start a worker for it, or remove the jobs if the queue is no longer used.",
 )
 NOTHING_IS_UNDONE = Ailment(
     "D202",
     ERROR,
-    "{waiting}, and no worker is there",
-    "What was done for groups that failed is not undone.",
-    "Run Worker({queue!r}, …) beside the workers of the queue itself.",
+    "{waiting}, and no worker is connected",
+    "Failed groups are not undone.",
+    "Run Worker({queue!r}, …) in addition to the workers of the queue itself.",
 )
 NOBODY_WOULD_UNDO = Ailment(
     "D202",
     WARNING,
-    "it has groups, and nobody works on its compensation queue",
-    "When a group fails, nothing of it is undone until a worker comes.",
+    "it has groups, and its compensation queue has no worker",
+    "If a group fails, nothing is undone until a worker runs.",
     "Run Worker({queue!r}, …).",
 )
 DEAD_LETTERS = Ailment(
     "D203",
     INFO,
     "{letters}, the oldest for {age}",
-    "Work that was asked for was not done, and nobody has looked at it.",
-    "get_dead_letter_jobs() says why; replay them or purge them.",
+    "This work was not done.",
+    "toril dlq summary says why; then replay or purge them.",
 )
 FAILED_JOBS = Ailment(
     "D204",
     INFO,
     "it keeps {jobs} that failed for good",
-    "They were not done, and nothing but this set says so.",
-    "Worker(dead_letter_queue=…) and an alert; retry_all() for those there now.",
+    "They were not done, and only this set says so.",
+    "Use Worker(dead_letter_queue=…) and an alert; retry_all() retries the present ones.",
 )
 COMPLETED_JOBS = Ailment(
     "D205",
     WARNING,
     "{jobs} completed jobs are kept",
-    "They fill the server's memory until it takes no more jobs.",
-    "remove_on_complete=1000, on the worker or in default_job_options; clean().",
+    "They fill the server's memory until it accepts no more jobs.",
+    "Set remove_on_complete=1000 on the worker or in default_job_options; then clean().",
 )
 STRANGERS = Ailment(
     "D207",
     ERROR,
     "it uses {features}, and has {workers} of another library",
-    "They finish jobs without telling the group or the lane, which then never ends.",
-    "Let only Toril's workers take from it.",
+    "They finish jobs without updating the group or the lane, which may then never end.",
+    "Use only Toril's workers for it.",
 )
 WORKERS = Ailment(
     "D208",
     INFO,
     "{workers}: {kinds}",
-    "Nothing, if that is what you expect.",
-    "Let all workers of a queue run the same version.",
+    "None, if that is what you expect.",
+    "Run the same version in all workers of a queue.",
 )
 PAUSED = Ailment(
     "D209",
     WARNING,
     "it is paused, and {waiting}",
     "Nobody runs them until it is resumed.",
-    "await queue.resume(), when the reason is gone.",
+    "await queue.resume() when the reason is gone.",
 )
 LONG_WAIT = Ailment(
     "D210",
     WARNING,
     "its oldest waiting job was added {age} ago",
-    "Workers do not keep up, or hang.",
-    "Add workers or concurrency, and look at how long jobs run.",
+    "Workers cannot keep up, or hang.",
+    "Add workers or concurrency, and check how long jobs run.",
 )
 LIMITED = Ailment(
     "D211",
     INFO,
     "{limits}, over all workers",
-    "More workers do not make it faster, which surprises who forgot the limit.",
-    "remove_global_concurrency(), remove_global_rate_limit(), if it is not wanted.",
+    "More workers do not make it faster.",
+    "If it is not wanted: remove_global_concurrency(), remove_global_rate_limit().",
 )
 REPEATED_BY_ADD = Ailment(
     "D213",
     WARNING,
     "add(…, repeat) made {jobs}, as {example!r}",
-    "That way is deprecated in BullMQ 5 and gone in 6: they will stop.",
-    "upsert_job_scheduler(id, cron=…) makes each anew; then remove the old ones.",
+    "This is deprecated in BullMQ 5 and removed in 6: they will stop.",
+    "Recreate each with upsert_job_scheduler(id, cron=…), then remove the old ones.",
 )
 RETRIED_IN_VAIN = Ailment(
     "D215",
     INFO,
     "job {job!r} was tried {attempts} times for {reason!r}",
-    "An error in the data or the code is not gone at the next attempt.",
+    "An error in the data or the code does not go away with the next attempt.",
     "Raise UnrecoverableError for errors that will not go away by themselves.",
 )
 LETTERS_RUN = Ailment(
     "D216",
     ERROR,
     "a worker runs its dead letters as if they were jobs",
-    "They are done again with their metadata inside the data, or lost.",
+    "They run again with their metadata inside the data, or are lost.",
     "Stop that worker; use replay_dead_letter() instead.",
 )
 TWO_LISTS = Ailment(
@@ -248,35 +248,35 @@ FORGOTTEN_LIST = Ailment(
     "D219",
     ERROR,
     "it runs, and {waiting} in its `paused` list",
-    "Nobody takes from that list, and the next pause by BullMQ 5 writes over it.",
+    "No worker reads that list, and the next pause by BullMQ 5 overwrites it.",
     "await queue.resume(); the sweep of a Toril worker does the same.",
 )
 MANY_ATTEMPTS = Ailment(
     "D220",
     WARNING,
     "{jobs} are tried {attempts} times",
-    "A job that cannot succeed is tried almost for ever, and nobody sees it.",
-    "Bound the attempts (5 to 20), and send what fails to the dead letters.",
+    "A job that cannot succeed is retried almost for ever, and nobody notices.",
+    "Limit the attempts (5 to 20), and use a dead letter queue.",
 )
 ONE_ATTEMPT = Ailment(
     "D221",
     INFO,
     "{jobs} are tried once",
-    "A moment's trouble, such as a lost connection, fails them for good.",
-    "attempts=3 or more, if the handler may run twice.",
+    "A short problem, such as a lost connection, fails them for good.",
+    "Set attempts=3 or more, if the handler may run twice.",
 )
 NO_BACKOFF = Ailment(
     "D222",
     WARNING,
     "{jobs} are retried at once",
-    "All attempts are spent while the trouble lasts, and add to it.",
+    "All attempts are used up while the problem lasts, and make it worse.",
     "backoff=Backoff.exponential(1000, jitter=0.5).",
 )
 FIXED_BACKOFF = Ailment(
     "D223",
     WARNING,
     "{jobs} back off by the same {delay} ms every time",
-    "An outage that is longer than a few waits fails them all.",
+    "An outage longer than a few waits fails them all.",
     "backoff=Backoff.exponential(1000, jitter=0.5).",
 )
 NO_JITTER = Ailment(
@@ -291,27 +291,27 @@ ODD_NAMES = Ailment(
     WARNING,
     "Toril cannot open {queues}",
     "Their names have control characters, outer spaces, or more than 256 characters.",
-    "Move their jobs to queues with plain names, from the program that made them.",
+    "Move their jobs to queues with plain names, with the program that made them.",
 )
 NO_SUCH_QUEUE = Ailment(
     "D226",
     WARNING,
     "it does not exist: nothing was ever added to it under this prefix",
-    "Whoever adds to it and whoever works on it have different names in mind.",
-    "{advice} look at the prefix, or add its first job.",
+    "Producers and workers may use different names.",
+    "{advice} check the prefix, or add its first job.",
 )
 OTHER_PREFIX = Ailment(
     "D227",
     WARNING,
     "there is none under the prefix {prefix!r}, but under {others}",
-    "With another prefix than the producers' a worker waits for ever, and silently.",
-    "Give prefix= to queues and workers alike, and --prefix or TORIL_PREFIX here.",
+    "A worker with another prefix than the producers' waits for ever, silently.",
+    "Use the same prefix= for queues and workers, and --prefix or TORIL_PREFIX here.",
 )
 LEFT_ACTIVE = Ailment(
     "D228",
     ERROR,
     "{active} active, and no worker is connected",
-    "The worker died; when the locks expire nobody is there to bring the jobs back.",
+    "Their worker died, and no other worker is there to recover them.",
     "Start a worker: it takes over jobs whose locks have expired.",
 )
 UNLOCKED = Ailment(
@@ -319,34 +319,34 @@ UNLOCKED = Ailment(
     WARNING,
     "active, but without a lock: {jobs}",
     "Their workers died or lost them; a handler may still be running.",
-    "A worker brings them back within stalled_interval; if not, see its log.",
+    "A worker recovers them within stalled_interval; if not, see its log.",
 )
 LANES_STOPPED = Ailment(
     "D229",
     WARNING,
     "{lanes} with jobs stopped: {examples}",
     "Nobody runs their jobs until they are resumed.",
-    "toril lanes resume {queue} LANE, when the reason is gone.",
+    "When the reason is gone: toril lanes resume {queue} LANE",
 )
 GROUPS_NOT_UNDONE = Ailment(
     "D230",
     ERROR,
     "could not be undone: {groups}",
-    "What was done for them is neither complete nor taken back.",
+    "They are half done.",
     "toril groups show {queue} ID; then retry-compensation, or resolve by hand.",
 )
 NOT_EXAMINED = Ailment(
     "D231",
     ERROR,
     "it could not be examined: {error}",
-    "Workers and producers may meet the same error.",
-    "If the server is too old or the user may not run scripts, mend that first.",
+    "Workers and producers may get the same error.",
+    "Fix the cause first: often the server's version or the user's permissions.",
 )
 GROUPS_ASKING = Ailment(
     "D232",
     ERROR,
     "waits to be told how a member ended: {groups}",
-    "A job of it is gone, and it neither completes nor is undone.",
+    "One of its jobs is gone, so it neither completes nor is undone.",
     "Find out, then call complete_member or fail_member, or cancel the group.",
 )
 
@@ -356,13 +356,13 @@ NOT_IDEMPOTENT = Ailment(
     "D301",
     WARNING,
     "it is not marked as idempotent",
-    "A job may run twice: a charge or a mail would happen twice.",
-    "@idempotent(SqlStore(engine)), or make sure that it does no harm.",
+    "A job may run twice: a charge or an e-mail would happen twice.",
+    "Use @idempotent(SqlStore(engine)), or make sure that it is harmless.",
 )
 RECORDS_TOO_SHORT = Ailment(
     "D302",
     ERROR,
-    "its records live {ttl_ms} ms, its jobs may come back for {longest_ms} ms",
+    "its records are kept for {ttl_ms} ms, its jobs may come back for {longest_ms} ms",
     "A late redelivery finds no record and does the work again.",
     "Give the store a longer ttl, or retry for a shorter time.",
 )
@@ -370,8 +370,8 @@ NO_DEAD_LETTERS = Ailment(
     "D303",
     WARNING,
     "it has no dead letter queue",
-    "Jobs that failed for good lie in the failed set, where nobody looks.",
-    "Worker(…, dead_letter_queue='{queue}-dlq'), and an alert on its count.",
+    "Jobs that failed for good stay in the failed set, where nobody looks.",
+    "Use Worker(…, dead_letter_queue='{queue}-dlq'), and an alert on its count.",
 )
 UNBOUNDED = Ailment(
     "D304",
@@ -384,15 +384,15 @@ ONE_AT_A_TIME = Ailment(
     "D305",
     INFO,
     "it runs one job at a time",
-    "Handlers that wait for others leave it idle.",
-    "Worker(…, concurrency=50) for async handlers, if that is not on purpose.",
+    "Handlers that wait for other services leave it idle.",
+    "Use Worker(…, concurrency=50) for async handlers, unless that is intended.",
 )
 SHORT_LOCKS = Ailment(
     "D306",
     WARNING,
     "its locks last {lock_ms} ms",
-    "A pause of the process or the network is taken for death: jobs run twice.",
-    "lock_duration=30_000, the default.",
+    "A short pause of the process or the network counts as death: jobs run twice.",
+    "Use lock_duration=30_000, the default.",
 )
 
 # ---------------------------------------------------------------------------- outboxes
@@ -401,15 +401,15 @@ ROWS_PARKED = Ailment(
     "D401",
     ERROR,
     "it has parked {rows}",
-    "Their jobs were promised by a commit and do not exist.",
-    "get_parked() says why; correct them and unpark() them.",
+    "These jobs were committed, and do not exist.",
+    "get_parked() says why; fix the cause, then unpark() them.",
 )
 ROWS_LATE = Ailment(
     "D402",
     WARNING,
     "its oldest row has waited {age}, of {pending}",
-    "No relay runs, or it does not keep up: jobs come late.",
-    "toril.run(relay), more of them, or a larger batch_size.",
+    "No relay runs, or it cannot keep up: jobs come late.",
+    "Run a relay (toril relay), more of them, or use a larger batch_size.",
 )
 
 # ---------------------------------------------------------------------------- the key space
@@ -419,12 +419,12 @@ DAMAGED = Ailment(
     ERROR,
     "{problem}",
     "The queue's keys contradict each other: a job may be lost, stuck or run twice.",
-    "Find what else writes to these keys; docs/guides/production.md tells more.",
+    "Find out what else writes to these keys.",
 )
 NOT_AUDITED = Ailment(
     "D502",
     INFO,
     "{keys} keys were not audited",
-    "Damage among them would not be seen.",
-    "Run it with most_keys={keys}, at a quiet time.",
+    "Damage among them would go unnoticed.",
+    "Run it with most_keys={keys} at a quiet time.",
 )

@@ -229,7 +229,7 @@ CODES: dict[str, Code] = {
     "D210": Code(
         "The oldest job has waited for hours",
         "When the oldest waiting job was added: more than an hour ago.",
-        "Workers do not keep up, or hang.",
+        "Workers cannot keep up, or hang.",
         (
             "See what runs and for how long: `toril monitor`, or `toril jobs QUEUE --state active`.",
             "If handlers wait for other services, raise concurrency.",
@@ -376,7 +376,7 @@ CODES: dict[str, Code] = {
     "D231": Code(
         "A queue could not be examined",
         "Whether every queue can be read.",
-        "Workers and producers may meet the same error.",
+        "Workers and producers may get the same error.",
         (
             "Read the error in the finding: a version that is too old, missing rights, or a key of "
             "another type.",
@@ -469,7 +469,7 @@ CODES: dict[str, Code] = {
     "D502": Code(
         "The keyspace was not audited",
         "How many keys there are: more than `--most-keys`.",
-        "Damage among them would not be seen.",
+        "Damage among them would go unnoticed.",
         ("Run `toril doctor --most-keys N` at a quiet time.",),
     ),
 }
