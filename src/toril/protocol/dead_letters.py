@@ -88,7 +88,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
                 if value < timedelta(0):
                     raise InvalidOptionError(f"{option}={value!r} is negative; say how long ago")
             elif value is not None:
-                msgspec.structs.force_setattr(self, option, epoch_ms(value, option))
+                epoch_ms(value, option)
 
     @classmethod
     def of(cls, **conditions: Unpack[DeadLetterFilter]) -> Filter:
@@ -122,8 +122,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             "failed_reason": self.failed_reason and self.failed_reason.casefold(),
             "fingerprint": self.fingerprint,
             "source_queue": self.source_queue,
-            "since": self.since,
-            "before": self.until,
+            "since": _moment(self.since, "since"),
+            "before": _moment(self.until, "until"),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -135,6 +135,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         wanted = (self.failed_reason or "").casefold()
         return wanted in meta.failed_reason.casefold()
+
+
+def _moment(edge: int | datetime | timedelta | None, option: str) -> int | timedelta | None:
+    """A moment in ms; how long ago stays as it is until ``Filter.at`` counts from now."""
+    return edge if edge is None or isinstance(edge, timedelta) else epoch_ms(edge, option)
 
 
 class Walk(msgspec.Struct, frozen=True, kw_only=True):
