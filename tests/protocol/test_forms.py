@@ -209,6 +209,7 @@ def test_filters_of_letters_are_sent_alike():
     assert form.args() == plain.args() == {"since": MOMENT_MS, "before": MOMENT_MS}
     assert latest_key(KEYS, "replay", form) == latest_key(KEYS, "replay", plain)
     assert not form.is_relative
+    assert form.at(5) == plain
 
 
 def test_options_of_workers_are_read_in_milliseconds():

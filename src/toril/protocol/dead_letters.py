@@ -107,13 +107,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.since, timedelta) or isinstance(self.until, timedelta)
 
     def at(self, now_ms: int) -> Filter:
-        """The same with times in place of durations."""
-        moments = {
-            edge: now_ms - duration // timedelta(milliseconds=1)
-            for edge in ("since", "until")
-            if isinstance(duration := getattr(self, edge), timedelta)
-        }
-        return msgspec.structs.replace(self, **moments)
+        """The same with moments in ms in place of durations and times of other forms."""
+        since, until = _moment(self.since, "since"), _moment(self.until, "until")
+        if isinstance(since, timedelta):
+            since = now_ms - since // timedelta(milliseconds=1)
+        if isinstance(until, timedelta):
+            until = now_ms - until // timedelta(milliseconds=1)
+        return msgspec.structs.replace(self, since=since, until=until)
 
     def args(self) -> dict[str, Any]:
         """The conditions as scripts have them."""
