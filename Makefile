@@ -52,7 +52,7 @@ wheel: $(PYTHON_STAMP) ## Build the wheel, install each extra alone, check what 
 chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
 	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)
 
-check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
+check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code, lengths
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
@@ -62,6 +62,7 @@ check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code
 	$(BIN)/python tools/check_commands.py
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/figures.py --check
+	$(BIN)/python tools/check_functions.py
 
 format: $(PYTHON_STAMP) ## Format the code and write the generated files anew
 	$(BIN)/ruff check --fix --quiet . || true

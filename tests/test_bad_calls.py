@@ -365,8 +365,9 @@ async def test_a_template_and_a_job_of_a_bulk_must_be_jobs(url: str, prefix: str
 
 
 async def test_an_id_alone_is_a_deduplication(url: str, prefix: str):
-    assert NewJob("a", deduplication="id").deduplication == Deduplication("id")
-    assert NewJob("a", deduplication={"id": "b", "ttl": 5}).deduplication == Deduplication("b", 5)
+    assert NewJob("a", deduplication="id").normalised("deduplication") == Deduplication("id")
+    described = NewJob("a", deduplication={"id": "b", "ttl": 5})
+    assert described.normalised("deduplication") == Deduplication("b", 5)
     async with Queue("queue", connection=url, prefix=prefix) as queue:
         first = await queue.add("a", deduplication="id")
         second = await queue.add("a", deduplication="id")
@@ -406,7 +407,8 @@ async def test_data_becomes_what_json_makes_of_it(url: str, prefix: str):
 async def test_a_moment_needs_its_zone():
     with pytest.raises(InvalidOptionError, match="time zone"):
         NewJob("a", run_at=NAIVE)
-    assert NewJob("a", run_at=datetime(2030, 1, 1, tzinfo=UTC)).run_at == 1893456000000
+    job = NewJob("a", run_at=datetime(2030, 1, 1, tzinfo=UTC))
+    assert job.normalised("run_at") == 1893456000000
 
 
 def test_no_annotation_of_a_checked_method_is_beyond_reach():

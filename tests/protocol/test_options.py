@@ -77,7 +77,7 @@ def test_moments():
 )
 def test_backoffs(value, backoff):
     assert Backoff.of(value) == backoff
-    assert NewJob("x", backoff=value).backoff == backoff
+    assert NewJob("x", backoff=value).normalised("backoff") == backoff
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,10 @@ def test_what_is_no_backoff(value):
     ],
 )
 def test_retentions(value, keep):
-    assert NewJob("x", remove_on_complete=value, remove_on_fail=value).remove_on_fail == keep
+    job = NewJob("x", remove_on_complete=value, remove_on_fail=value)
+
+    assert job.normalised("remove_on_complete") == job.normalised("remove_on_fail") == keep
+    assert job.remove_on_fail is value
 
 
 @pytest.mark.parametrize(
@@ -158,8 +161,9 @@ def test_deduplications_that_are_refused(arguments):
 
 
 def test_durations_of_limits_are_milliseconds():
-    assert Deduplication("x", ttl=timedelta(seconds=1)).ttl == 1000
-    assert RateLimit(1, timedelta(seconds=1)).duration == 1000
+    assert Deduplication("x", ttl=timedelta(seconds=1)).ttl_ms == 1000
+    assert RateLimit(1, timedelta(seconds=1)).duration_ms == 1000
+    assert Keep(age=timedelta(seconds=1)).age_ms == 1000
     for arguments in ((0, 1000), (1, 0)):
         with pytest.raises(InvalidOptionError):
             RateLimit(*arguments)
@@ -192,8 +196,11 @@ def test_worker_options_are_checked_once():
         metrics_points=2,
     )
 
-    assert options.lock_duration == 1000
-    assert (options.remove_on_complete, options.remove_on_fail) == (Keep(count=0), Keep(count=5))
+    assert (options.lock_ms, options.stalled_interval_ms, options.drain_delay_ms) == (
+        1000,
+        30_000,
+        5000,
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from toril.errors import InvalidNameError, PayloadError, PayloadMismatchError
-from toril.options import Backoff, Keep
+from toril.options import Backoff
 from toril.protocol import codec
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import check_job_id
@@ -122,8 +122,7 @@ def test_defaults_are_those_of_the_source():
     assert job.attempts == 3
     assert (job.backoff.type, job.backoff.delay) == ("exponential", 1000)
     assert job.backoff.jitter > 0
-    assert job.remove_on_complete == Keep(count=1000)
-    assert job.remove_on_fail == Keep(count=500)
+    assert (job.remove_on_complete, job.remove_on_fail) == (1000, 500)
 
 
 def test_options_go_before_the_queues_defaults_and_those_before_the_steps():
@@ -143,10 +142,10 @@ def test_options_go_before_the_queues_defaults_and_those_before_the_steps():
 
     assert (job.job_id, job.attempts, job.delay) == ("mine", 7, 1500)
     assert job.backoff == Backoff.fixed(10)
-    assert (job.remove_on_complete, job.remove_on_fail) == (Keep(count=0), Keep(count=5))
+    assert (job.remove_on_complete, job.remove_on_fail) == (True, 5)
     assert job.idempotency_key == "order-1"
     assert (by_queue.attempts, by_queue.priority) == (9, 4)
-    assert by_queue.remove_on_fail == Keep(count=500)
+    assert by_queue.remove_on_fail == 500
 
 
 def test_the_default_id_tells_workflow_step_time_and_chance():

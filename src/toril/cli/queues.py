@@ -88,7 +88,7 @@ def _show_one(server: Server, name: str) -> None:
             **queue.get_job_counts(),
             "is_paused": queue.is_paused(),
             "global_concurrency": queue.get_global_concurrency(),
-            "global_rate_limit": None if limit is None else [limit.max, limit.duration],
+            "global_rate_limit": None if limit is None else [limit.max, limit.duration_ms],
             "rate_limited_ms": queue.get_rate_limit_ttl(),
         }
         workers = queue.get_workers()

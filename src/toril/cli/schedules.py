@@ -85,8 +85,8 @@ def _ask(
 
 def _rhythm(one: Declared) -> str:
     schedule: Any = one.schedule or one.stored
-    if schedule.every is not None:
-        return f"every {span(schedule.every)}"
+    if schedule.every_ms is not None:
+        return f"every {span(schedule.every_ms)}"
     return f"{schedule.cron} {schedule.tz or 'UTC'}"
 
 

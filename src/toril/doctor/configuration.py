@@ -15,7 +15,7 @@ from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency.decorator import MARK
 from toril.idempotency.window import retry_window
-from toril.options import Keep, milliseconds
+from toril.options import Keep
 from toril.protocol import codec
 from toril.protocol.codec import JobOpts
 from toril.steps.consumer import BaseConsumer
@@ -90,9 +90,8 @@ def _worker(worker: Worker, defaults: JobOpts | None) -> Iterator[Finding]:
     )
     if options.concurrency == 1:
         yield ailments.ONE_AT_A_TIME.of(subject)
-    lock_ms = milliseconds(options.lock_duration, "lock_duration")
-    if lock_ms < _SHORT_LOCK_MS:
-        yield ailments.SHORT_LOCKS.of(subject, lock_ms=lock_ms)
+    if options.lock_ms < _SHORT_LOCK_MS:
+        yield ailments.SHORT_LOCKS.of(subject, lock_ms=options.lock_ms)
 
 
 def _kept(value: Any, defaults: JobOpts | None, name: str) -> Any:

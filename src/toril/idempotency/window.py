@@ -51,8 +51,7 @@ def retry_window(
             f"worker={shown(worker)} is no worker; give the Worker that runs such jobs"
         )
     attempts, delay_ms, timeout_ms, backoff = _read(options)
-    lock_ms = milliseconds(limits.lock_duration, "lock_duration")
-    interval_ms = milliseconds(limits.stalled_interval, "stalled_interval")
+    lock_ms, interval_ms = limits.lock_ms, limits.stalled_interval_ms
     run_ms = timeout_ms or lock_ms
     if longest_run is not None:
         run_ms = milliseconds(longest_run, "longest_run")
@@ -87,15 +86,15 @@ def _read(
         delay = _first_wait(options.delay, ordering)
         return max(1, options.attempts), delay, options.timeout, options.backoff
     job = options if isinstance(options, NewJob) else new_job("any", None, options, {})
-    delay = job.delay if isinstance(job.delay, int) else 0
-    if isinstance(job.run_at, int):
-        delay = max(0, job.run_at - time.time_ns() // 1_000_000)
-    timeout = job.timeout if isinstance(job.timeout, int) else None
-    attempts, backoff = job.attempts, None if job.backoff is None else Backoff.of(job.backoff)
+    delay = job.normalised("delay") or 0
+    if (run_at := job.normalised("run_at")) is not None:
+        delay = max(0, run_at - time.time_ns() // 1_000_000)
+    timeout, ordering = job.normalised("timeout"), job.normalised("ordering_delay")
+    attempts, backoff = job.attempts, job.normalised("backoff")
     if job.lane is not None:
         attempts = LANE_ATTEMPTS if attempts is None else attempts
         backoff = LANE_BACKOFF if backoff is None else backoff
-    return max(1, attempts or 1), _first_wait(delay, job.ordering_delay), timeout, backoff
+    return max(1, attempts or 1), _first_wait(delay, ordering), timeout, backoff
 
 
 def _first_wait(delay_ms: int, ordering_delay_ms: Any) -> int:

@@ -31,12 +31,11 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.keep is not None:
             keep = Keep.of_option(self.keep, "keep")
-            if isinstance(self.keep, bool) or keep.count == 0 or keep.age == 0:
+            if isinstance(self.keep, bool) or keep.count == 0 or keep.age_ms == 0:
                 raise InvalidOptionError(
                     f"keep={self.keep!r} would remove letters at once; give a number of them, or"
                     f" Keep(count=…, age=…)"
                 )
-            msgspec.structs.force_setattr(self, "keep", keep)
         name = getattr(self.queue_name, "name", self.queue_name)
         if not isinstance(name, str) or not name:
             raise InvalidNameError(

@@ -35,8 +35,7 @@ class Deduplication(msgspec.Struct, frozen=True):
         for mode in ("extend", "replace", "keep_last_if_active", "reschedule"):
             flag(getattr(self, mode), f"deduplication {mode}")
         if self.ttl is not None:
-            ttl = milliseconds(self.ttl, "deduplication ttl", least=1)
-            msgspec.structs.force_setattr(self, "ttl", ttl)
+            milliseconds(self.ttl, "deduplication ttl", least=1)
         if self.extend and self.ttl is None:
             raise InvalidOptionError(
                 f"deduplication {self.id!r} has extend and no ttl; there is no time to extend"
@@ -46,17 +45,22 @@ class Deduplication(msgspec.Struct, frozen=True):
                 f"deduplication {self.id!r} has both reschedule and replace; give one"
             )
 
+    @property
+    def ttl_ms(self) -> int | None:
+        return None if self.ttl is None else milliseconds(self.ttl, "deduplication ttl", least=1)
+
     @classmethod
     def of(cls, value: Any) -> Deduplication:
         """``value`` in any of the accepted forms: itself, its id alone, or a mapping."""
         if isinstance(value, Deduplication):
-            return value
+            is_plain = value.ttl is None or isinstance(value.ttl, int)
+            return value if is_plain else msgspec.structs.replace(value, ttl=value.ttl_ms)
         if isinstance(value, str):
             return cls(value)
         if isinstance(value, Mapping):
             given = {_DEDUPLICATION.get(str(name), str(name)): each for name, each in value.items()}
             refuse_unknown(given, frozenset(cls.__struct_fields__), f"deduplication={value!r}")
-            return cls(**{"id": None, **given})
+            return cls.of(cls(**{"id": None, **given}))
         raise InvalidOptionError(
             f"deduplication={shown(value)} is not known; write Deduplication('some-id'), or the id"
             f" alone"

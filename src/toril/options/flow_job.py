@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from toril.checking import shown
 from toril.errors import InvalidNameError, InvalidOptionError
+from toril.options.deduplication import Deduplication
 from toril.options.job import NewJob
 
 
@@ -34,8 +35,8 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
                 f"children={shown(self.children)} of job {self.name!r} must be a list of"
                 f" FlowJob(name, data, queue_name=…)"
             )
-        deduplication = self.deduplication
-        if self.children and deduplication is not None:
+        if self.children and self.deduplication is not None:
+            deduplication = Deduplication.of(self.deduplication)
             for mode in ("replace", "keep_last_if_active", "reschedule"):
                 if getattr(deduplication, mode):
                     raise InvalidOptionError(

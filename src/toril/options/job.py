@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
@@ -104,38 +105,29 @@ class NewJob(_Named, frozen=True, kw_only=True):
     max_lane_size: int | None = None
 
     def __post_init__(self) -> None:
-        name = self.name
-        if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
-            raise InvalidNameError(
-                f"job name {shown(name)} must be a text of 1 to {MAX_NAME_LENGTH} characters"
-            )
-        if self.job_id is not None and not isinstance(self.job_id, str):
-            raise InvalidNameError(
-                f"job_id={shown(self.job_id)} must be a text; numbers are given out by the queue"
-                f" itself, so put a word before it, such as 'order-{shown(self.job_id)}'"
-            )
-        if not name.isascii():
-            check_text(name, "job name")
+        _check_name(self.name)
+        if self.job_id is not None:
+            _check_job_id(self.job_id)
         if self.delay is not None:
+            _delay_ms(self.delay)
             if self.run_at is not None:
-                raise InvalidOptionError(f"job {name!r} has both delay and run_at; give one")
-            self._normalise("delay", milliseconds(self.delay, "delay"))
+                raise InvalidOptionError(f"job {self.name!r} has both delay and run_at; give one")
         if self.run_at is not None:
-            self._normalise("run_at", _run_at_ms(self.run_at))
+            _run_at_ms(self.run_at)
         if self.timestamp is not None:
-            self._normalise("timestamp", epoch_ms(self.timestamp, "timestamp"))
+            _timestamp_ms(self.timestamp)
         if self.priority is not None:
             whole(self.priority, "priority", most=MAX_PRIORITY)
+        if self.lifo is not None:
+            flag(self.lifo, "lifo")
         if self.attempts is not None:
             whole(self.attempts, "attempts", most=MAX_ATTEMPTS)
         if self.backoff is not None:
-            self._normalise("backoff", Backoff.of(self.backoff))
+            Backoff.of(self.backoff)
         if self.remove_on_complete is not None:
-            keep = Keep.of_option(self.remove_on_complete, "remove_on_complete")
-            self._normalise("remove_on_complete", keep)
+            _keep_completed(self.remove_on_complete)
         if self.remove_on_fail is not None:
-            keep = Keep.of_option(self.remove_on_fail, "remove_on_fail")
-            self._normalise("remove_on_fail", keep)
+            _keep_failed(self.remove_on_fail)
         if self.keep_logs is not None:
             whole(self.keep_logs, "keep_logs")
         if self.stack_trace_limit is not None:
@@ -143,19 +135,15 @@ class NewJob(_Named, frozen=True, kw_only=True):
         if self.size_limit is not None:
             whole(self.size_limit, "size_limit")
         if self.timeout is not None:
-            self._normalise("timeout", milliseconds(self.timeout, "timeout", least=1))
+            _timeout_ms(self.timeout)
         if self.expires is not None:
-            self._normalise("expires", milliseconds(self.expires, "expires", least=1))
-        if self.idempotency_key is not None and not (
-            isinstance(self.idempotency_key, str) and self.idempotency_key
-        ):
-            raise InvalidOptionError(
-                f"idempotency_key={shown(self.idempotency_key)} must be a text, not empty"
-            )
+            _expires_ms(self.expires)
         if self.idempotency_key is not None:
-            check_text(self.idempotency_key, "idempotency_key")
+            _check_idempotency_key(self.idempotency_key)
         if self.telemetry is not None:
             check_text(self.telemetry, "telemetry")
+        if self.deduplication is not None:
+            Deduplication.of(self.deduplication)
         if (
             self.lane is not None
             or self.order_ms is not None
@@ -165,19 +153,25 @@ class NewJob(_Named, frozen=True, kw_only=True):
             or self.max_lane_size is not None
         ):
             self._check_lane()
-        if self.deduplication is not None:
-            self._normalise("deduplication", Deduplication.of(self.deduplication))
-        if self.lifo is not None:
-            flag(self.lifo, "lifo")
-        if self.parent is not None:
-            self._check_family()
-        elif (
-            self.fail_parent_on_failure is not None
+        if (
+            self.parent is not None
+            or self.fail_parent_on_failure is not None
             or self.continue_parent_on_failure is not None
             or self.ignore_dependency_on_failure is not None
             or self.remove_dependency_on_failure is not None
         ):
-            self._check_policies()
+            self._check_family()
+
+    def normalised(self, option: str) -> Any:
+        """An option in its one form: times in ms, a ``Keep``, a ``Backoff``; None if not given.
+
+        The field itself is what was given.
+        """
+        value = getattr(self, option)
+        if value is None:
+            return None
+        normalise = _NORMALISERS.get(option)
+        return value if normalise is None else normalise(value)
 
     @property
     def is_bare(self) -> bool:
@@ -194,14 +188,25 @@ class NewJob(_Named, frozen=True, kw_only=True):
         if self.order_ms is not None:
             if self.lane is None:
                 raise InvalidOptionError(f"job {self.name!r} has an order_ms and no lane")
-            self._normalise("order_ms", epoch_ms(self.order_ms, "order_ms"))
+            _order_ms(self.order_ms)
         if self.ordering_delay is not None:
-            delay = milliseconds(self.ordering_delay, "ordering_delay")
-            self._normalise("ordering_delay", delay)
+            _ordering_delay_ms(self.ordering_delay)
         if self.max_lane_size is not None:
             whole(self.max_lane_size, "max_lane_size", least=1)
         check_choice(self.on_retry, ON_RETRY, "on_retry")
         check_choice(self.on_exhausted, ON_EXHAUSTED, "on_exhausted")
+
+    def _check_family(self) -> None:
+        for policy in CHILD_POLICIES:
+            flag(getattr(self, policy), policy)
+        if self.parent is None:
+            return
+        Parent.of(self.parent)
+        if self.deduplication is not None:
+            raise InvalidOptionError(
+                f"job {self.name!r} has both a parent and a deduplication; the parent would wait"
+                f" for a job that is never added"
+            )
 
     @property
     def child_policy(self) -> str | None:
@@ -210,22 +215,6 @@ class NewJob(_Named, frozen=True, kw_only=True):
         if len(chosen) > 1:
             raise InvalidOptionError(f"job {self.name!r} has {' and '.join(chosen)}; give one")
         return chosen[0] if chosen else None
-
-    def _check_policies(self) -> None:
-        for policy in CHILD_POLICIES:
-            flag(getattr(self, policy), policy)
-
-    def _check_family(self) -> None:
-        self._check_policies()
-        self._normalise("parent", Parent.of(self.parent))
-        if self.deduplication is not None:
-            raise InvalidOptionError(
-                f"job {self.name!r} has both a parent and a deduplication; the parent would wait"
-                f" for a job that is never added"
-            )
-
-    def _normalise(self, option: str, value: object) -> None:
-        msgspec.structs.force_setattr(self, option, value)
 
 
 OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}
@@ -258,3 +247,52 @@ def _run_at_ms(value: int | datetime) -> int:
 
 _SECONDS = 10**11
 """Below it are the seconds of our days, and the milliseconds of 1970 to 1973."""
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+        raise InvalidNameError(
+            f"job name {shown(name)} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+        )
+    if not name.isascii():
+        check_text(name, "job name")
+
+
+def _check_job_id(job_id: Any) -> None:
+    if not isinstance(job_id, str):
+        raise InvalidNameError(
+            f"job_id={shown(job_id)} must be a text; numbers are given out by the queue itself, so"
+            f" put a word before it, such as 'order-{shown(job_id)}'"
+        )
+
+
+def _check_idempotency_key(key: Any) -> None:
+    if not (isinstance(key, str) and key):
+        raise InvalidOptionError(f"idempotency_key={shown(key)} must be a text, not empty")
+    check_text(key, "idempotency_key")
+
+
+_delay_ms = partial(milliseconds, option="delay")
+_timeout_ms = partial(milliseconds, option="timeout", least=1)
+_expires_ms = partial(milliseconds, option="expires", least=1)
+_ordering_delay_ms = partial(milliseconds, option="ordering_delay")
+_timestamp_ms = partial(epoch_ms, option="timestamp")
+_order_ms = partial(epoch_ms, option="order_ms")
+_keep_completed = partial(Keep.of_option, option="remove_on_complete")
+_keep_failed = partial(Keep.of_option, option="remove_on_fail")
+
+_NORMALISERS: dict[str, Callable[[Any], Any]] = {
+    "delay": _delay_ms,
+    "run_at": _run_at_ms,
+    "timestamp": _timestamp_ms,
+    "timeout": _timeout_ms,
+    "expires": _expires_ms,
+    "order_ms": _order_ms,
+    "ordering_delay": _ordering_delay_ms,
+    "backoff": Backoff.of,
+    "remove_on_complete": _keep_completed,
+    "remove_on_fail": _keep_failed,
+    "deduplication": Deduplication.of,
+    "parent": Parent.of,
+}
+"""The options that are accepted in more than one form; the others have one."""

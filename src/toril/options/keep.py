@@ -20,15 +20,20 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
         if self.count is not None:
             whole(self.count, "count")
         if self.age is not None:
-            msgspec.structs.force_setattr(self, "age", milliseconds(self.age, "age"))
+            milliseconds(self.age, "age")
         if self.limit is not None:
             whole(self.limit, "limit", least=1)
+
+    @property
+    def age_ms(self) -> int | None:
+        return None if self.age is None else milliseconds(self.age, "age")
 
     @classmethod
     def of(cls, value: Keep | bool | int) -> Keep:
         """``True`` removes at once, ``False`` keeps all, a number keeps that many."""
         if isinstance(value, Keep):
-            return value
+            is_plain = value.age is None or isinstance(value.age, int)
+            return value if is_plain else msgspec.structs.replace(value, age=value.age_ms)
         if isinstance(value, bool):
             return cls(count=0) if value else cls()
         return cls(count=whole(value, "keep"))

@@ -15,5 +15,17 @@ class RateLimit(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         whole(self.max, "limiter max", least=1)
-        duration = milliseconds(self.duration, "limiter duration", least=1)
-        msgspec.structs.force_setattr(self, "duration", duration)
+        milliseconds(self.duration, "limiter duration", least=1)
+
+    @property
+    def duration_ms(self) -> int:
+        return milliseconds(self.duration, "limiter duration", least=1)
+
+    def __eq__(self, other: object) -> bool:
+        """The server gives a limit back in milliseconds, however it was set."""
+        if not isinstance(other, RateLimit):
+            return NotImplemented
+        return (self.max, self.duration_ms) == (other.max, other.duration_ms)
+
+    def __hash__(self) -> int:
+        return hash((self.max, self.duration_ms))

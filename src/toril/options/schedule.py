@@ -38,15 +38,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidOptionError(f"{option}={shown(text)} must be a text")
         flag(self.immediately, "immediately")
         if self.every is not None:
-            self._normalise("every", milliseconds(self.every, "every", least=1))
+            milliseconds(self.every, "every", least=1)
         if self.start is not None:
-            self._normalise("start", epoch_ms(self.start, "start"))
+            epoch_ms(self.start, "start")
         if self.end is not None:
-            self._normalise("end", epoch_ms(self.end, "end"))
+            epoch_ms(self.end, "end")
         if self.limit is not None:
             whole(self.limit, "limit", least=1)
         if self.offset is not None:
-            self._normalise("offset", milliseconds(self.offset, "offset"))
+            milliseconds(self.offset, "offset")
         if self.cron is not None and self.offset is not None:
             raise InvalidOptionError("offset goes with every=; a cron pattern says when it runs")
         if self.every is not None and (self.tz is not None or self.immediately):
@@ -56,8 +56,21 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         if self.immediately and self.start is not None:
             raise InvalidOptionError("immediately and start exclude each other; give one")
 
-    def _normalise(self, option: str, value: object) -> None:
-        msgspec.structs.force_setattr(self, option, value)
+    @property
+    def every_ms(self) -> int | None:
+        return None if self.every is None else milliseconds(self.every, "every", least=1)
+
+    @property
+    def offset_ms(self) -> int | None:
+        return None if self.offset is None else milliseconds(self.offset, "offset")
+
+    @property
+    def start_ms(self) -> int | None:
+        return None if self.start is None else epoch_ms(self.start, "start")
+
+    @property
+    def end_ms(self) -> int | None:
+        return None if self.end is None else epoch_ms(self.end, "end")
 
 
 Repeat = Mapping[str, Any]

@@ -41,18 +41,25 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"limiter={shown(self.limiter)} is no limit; write RateLimit(max=10, duration=1000)"
             )
         for option, least in (("lock_duration", 50), ("stalled_interval", 20), ("drain_delay", 1)):
-            self._normalise(option, milliseconds(getattr(self, option), option, least=least))
+            milliseconds(getattr(self, option), option, least=least)
         whole(self.max_stalled_count, "max_stalled_count")
         if self.max_started_attempts is not None:
             whole(self.max_started_attempts, "max_started_attempts", least=1)
         if self.remove_on_complete is not None:
-            keep = Keep.of_option(self.remove_on_complete, "remove_on_complete")
-            self._normalise("remove_on_complete", keep)
+            Keep.of_option(self.remove_on_complete, "remove_on_complete")
         if self.remove_on_fail is not None:
-            keep = Keep.of_option(self.remove_on_fail, "remove_on_fail")
-            self._normalise("remove_on_fail", keep)
+            Keep.of_option(self.remove_on_fail, "remove_on_fail")
         if self.metrics_points is not None:
             whole(self.metrics_points, "metrics_points", least=1)
 
-    def _normalise(self, option: str, value: object) -> None:
-        msgspec.structs.force_setattr(self, option, value)
+    @property
+    def lock_ms(self) -> int:
+        return milliseconds(self.lock_duration, "lock_duration")
+
+    @property
+    def stalled_interval_ms(self) -> int:
+        return milliseconds(self.stalled_interval, "stalled_interval")
+
+    @property
+    def drain_delay_ms(self) -> int:
+        return milliseconds(self.drain_delay, "drain_delay")

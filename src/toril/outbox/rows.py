@@ -171,7 +171,7 @@ def _write_options(job: NewJob) -> str:
     given = {
         option: value
         for option in sorted(OPTION_NAMES - {"lane"})
-        if (value := getattr(job, option)) is not None
+        if (value := job.normalised(option)) is not None
     }
     return msgspec.json.encode(msgspec.to_builtins(given)).decode()
 

@@ -85,22 +85,22 @@ def prepare(
         entry["id"] = job.job_id
         entry["custom"] = True
     if job.delay:
-        entry["delay"] = job.delay
+        entry["delay"] = job.normalised("delay")
     if job.run_at:
-        entry["run_at"] = job.run_at
+        entry["run_at"] = job.normalised("run_at")
     if job.priority:
         entry["priority"] = job.priority
     if job.lifo:
         entry["lifo"] = True
     if job.timestamp is not None:
-        entry["timestamp"] = job.timestamp
+        entry["timestamp"] = job.normalised("timestamp")
     if job.deduplication is not None:
         entry["de"] = deduplicating.entry(Deduplication.of(job.deduplication))
     if job.lane is not None:
         entry["lane"] = job.lane
         for option in ("order_ms", "ordering_delay", "max_lane_size"):
-            if (value := getattr(job, option)) is not None:
-                entry[option] = value
+            if getattr(job, option) is not None:
+                entry[option] = job.normalised(option)
     if parent is not None:
         entry["parent_key"] = f"{parent[1]}:{parent[0]}"
         entry["parent"] = codec.encode_parent(job, parent).decode()

@@ -88,7 +88,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
                 if value < timedelta(0):
                     raise InvalidOptionError(f"{option}={value!r} is negative; say how long ago")
             elif value is not None:
-                msgspec.structs.force_setattr(self, option, epoch_ms(value, option))
+                epoch_ms(value, option)
 
     @classmethod
     def of(cls, **conditions: Unpack[DeadLetterFilter]) -> Filter:
@@ -107,13 +107,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(self.since, timedelta) or isinstance(self.until, timedelta)
 
     def at(self, now_ms: int) -> Filter:
-        """The same with times in place of durations."""
-        moments = {
-            edge: now_ms - duration // timedelta(milliseconds=1)
-            for edge in ("since", "until")
-            if isinstance(duration := getattr(self, edge), timedelta)
-        }
-        return msgspec.structs.replace(self, **moments)
+        """The same with moments in ms in place of durations and times of other forms."""
+        since, until = _moment(self.since, "since"), _moment(self.until, "until")
+        if isinstance(since, timedelta):
+            since = now_ms - since // timedelta(milliseconds=1)
+        if isinstance(until, timedelta):
+            until = now_ms - until // timedelta(milliseconds=1)
+        return msgspec.structs.replace(self, since=since, until=until)
 
     def args(self) -> dict[str, Any]:
         """The conditions as scripts have them."""
@@ -122,8 +122,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             "failed_reason": self.failed_reason and self.failed_reason.casefold(),
             "fingerprint": self.fingerprint,
             "source_queue": self.source_queue,
-            "since": self.since,
-            "before": self.until,
+            "since": _moment(self.since, "since"),
+            "before": _moment(self.until, "until"),
         }
         return {name: value for name, value in given.items() if value is not None}
 
@@ -135,6 +135,11 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         wanted = (self.failed_reason or "").casefold()
         return wanted in meta.failed_reason.casefold()
+
+
+def _moment(edge: int | datetime | timedelta | None, option: str) -> int | timedelta | None:
+    """A moment in ms; how long ago stays as it is until ``Filter.at`` counts from now."""
+    return edge if edge is None or isinstance(edge, timedelta) else epoch_ms(edge, option)
 
 
 class Walk(msgspec.Struct, frozen=True, kw_only=True):

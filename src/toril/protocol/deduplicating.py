@@ -37,9 +37,8 @@ def free(keys: Keys, deduplication_id: str, *, owner_id: str | None = None) -> C
 def entry(deduplication: Deduplication) -> dict[str, str | int | bool]:
     """What the script that adds a job is told."""
     wanted: dict[str, str | int | bool] = {"id": deduplication.id}
-    if deduplication.ttl is not None:
-        assert isinstance(deduplication.ttl, int)
-        wanted["ttl"] = deduplication.ttl
+    if (ttl_ms := deduplication.ttl_ms) is not None:
+        wanted["ttl"] = ttl_ms
     for mode, is_on in (
         ("extend", deduplication.extend),
         ("replace", deduplication.replace),

@@ -291,8 +291,7 @@ def set_rate_limit(keys: Keys, limit: RateLimit | None, lane: str | None) -> Pla
     if limit is None:
         yield from _set(keys, lane, {}, ("max", "duration"))
         return
-    assert isinstance(limit.duration, int)
-    yield from _set(keys, lane, {"max": limit.max, "duration": limit.duration}, ())
+    yield from _set(keys, lane, {"max": limit.max, "duration": limit.duration_ms}, ())
 
 
 def _set(

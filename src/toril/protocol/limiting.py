@@ -26,8 +26,7 @@ def concurrency(keys: Keys) -> Command[int | None]:
 
 def set_rate(keys: Keys, limit: RateLimit) -> Command[None]:
     """Let at most ``limit.max`` jobs start in ``limit.duration``, over all workers."""
-    assert isinstance(limit.duration, int)
-    return _change(keys, {"max": limit.max, "duration": limit.duration})
+    return _change(keys, {"max": limit.max, "duration": limit.duration_ms})
 
 
 def remove_rate(keys: Keys) -> Command[None]:

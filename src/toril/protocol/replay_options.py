@@ -109,6 +109,6 @@ class Changes(msgspec.Struct, frozen=True):
             options["priority"] = 0
         args: dict[str, Any] = {"opts": codec.encode_wire_options(options)[1:-1].decode()}
         for name in ("delay", "run_at", "priority", "lifo", "lane", "order_ms"):
-            if (value := getattr(job, name)) is not None:
+            if (value := job.normalised(name)) is not None:
                 args[name] = value
         return args

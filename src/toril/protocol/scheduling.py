@@ -66,7 +66,7 @@ def due_before(scheduler: JobScheduler) -> int | None:
 
 def repeating_id(owner: str, schedule: Schedule) -> str:
     """The id of the scheduler that ``repeat=`` makes: one for each lane (or name) and schedule."""
-    told = codec.encode([owner, schedule.every, schedule.cron, schedule.tz], "repeat")
+    told = codec.encode([owner, schedule.every_ms, schedule.cron, schedule.tz], "repeat")
     return f"repeating-{sha256(told).hexdigest()[:32]}"
 
 
@@ -78,7 +78,7 @@ def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) 
         cron.parse(schedule.cron)
         cron.zone_of(schedule.tz or DEFAULT_ZONE)
     now_ms: int = yield script("clock", keys, {}, int, resend=Resend.SAME)
-    if isinstance(schedule.end, int) and schedule.end <= now_ms:
+    if schedule.end_ms is not None and schedule.end_ms <= now_ms:
         raise InvalidOptionError(f"end={schedule.end!r} of scheduler {scheduler_id!r} is past")
     job: Job = yield _upsert(keys, scheduler_id, schedule, template, now_ms)
     return job
@@ -108,15 +108,15 @@ def _upsert(
     if template.lane is not None:
         args["lane"] = template.lane
         if template.ordering_delay is not None:
-            args["ordering_delay"] = template.ordering_delay
-    if schedule.every is not None:
-        args["every"] = schedule.every
-        if schedule.offset is not None:
-            args["offset"] = schedule.offset
-        if schedule.start is not None:
-            args["start"] = schedule.start
+            args["ordering_delay"] = template.normalised("ordering_delay")
+    if schedule.cron is not None:
+        args["next_ms"] = _first_cron_ms(scheduler_id, schedule, schedule.cron, now_ms)
     else:
-        args["next_ms"] = _first_cron_ms(scheduler_id, schedule, now_ms)
+        args["every"] = schedule.every_ms
+        if schedule.offset is not None:
+            args["offset"] = schedule.offset_ms
+        if schedule.start is not None:
+            args["start"] = schedule.start_ms
     opts = codec.encode(iteration_opts, "options")
 
     def parse(reply: Any) -> Job:
@@ -174,13 +174,13 @@ def _check_template(template: NewJob) -> None:
 def _repeat_of(schedule: Schedule) -> dict[str, Any]:
     """The schedule as every iteration carries it, for whoever makes the next one."""
     given = {
-        "every": schedule.every,
+        "every": schedule.every_ms,
         "pattern": schedule.cron,
         "tz": _zone_name(schedule),
         "limit": schedule.limit,
-        "startDate": schedule.start,
-        "endDate": schedule.end,
-        "offset": schedule.offset,
+        "startDate": schedule.start_ms,
+        "endDate": schedule.end_ms,
+        "offset": schedule.offset_ms,
     }
     return {"count": 1, **{name: value for name, value in given.items() if value is not None}}
 
@@ -191,9 +191,9 @@ def _definition(schedule: Schedule) -> list[str]:
         ("tz", _zone_name(schedule)),
         ("limit", schedule.limit),
         ("pattern", schedule.cron),
-        ("startDate", schedule.start),
-        ("endDate", schedule.end),
-        ("every", schedule.every),
+        ("startDate", schedule.start_ms),
+        ("endDate", schedule.end_ms),
+        ("every", schedule.every_ms),
     ):
         if value is not None:
             words += (name, str(value))
@@ -205,16 +205,14 @@ def _zone_name(schedule: Schedule) -> str | None:
     return (schedule.tz or DEFAULT_ZONE) if schedule.cron is not None else None
 
 
-def _first_cron_ms(scheduler_id: str, schedule: Schedule, now_ms: int) -> int:
+def _first_cron_ms(scheduler_id: str, schedule: Schedule, pattern: str, now_ms: int) -> int:
     if schedule.immediately:
         return now_ms
-    assert schedule.cron is not None
-    start = schedule.start if isinstance(schedule.start, int) else now_ms
     zone = cron.zone_of(schedule.tz or DEFAULT_ZONE)
-    next_ms = cron.next_after(cron.parse(schedule.cron), max(now_ms, start), zone)
+    next_ms = cron.next_after(cron.parse(pattern), max(now_ms, schedule.start_ms or 0), zone)
     if next_ms is None:
         raise InvalidOptionError(
-            f"cron={schedule.cron!r} of scheduler {scheduler_id!r} never comes in fifty years"
+            f"cron={pattern!r} of scheduler {scheduler_id!r} never comes in fifty years"
         )
     return next_ms
 

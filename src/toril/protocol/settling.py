@@ -378,7 +378,7 @@ def settle(
     if take.worker_name is not None:
         args["name"] = take.worker_name
     if take.limiter is not None:
-        args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration}
+        args["limiter"] = {"max": take.limiter.max, "duration": take.limiter.duration_ms}
     if take.metrics_points is not None:
         args["points"] = take.metrics_points
     beside = dead_letters if load.troubles else None
@@ -387,7 +387,7 @@ def settle(
         args["dead_letters"] = beside.name
         args["queue"] = keys.name
         if keep_letters is not None:
-            args["keep_letters"] = {"count": keep_letters.count, "age": keep_letters.age}
+            args["keep_letters"] = {"count": keep_letters.count, "age": keep_letters.age_ms}
     return script(
         "settle",
         keys,

@@ -116,7 +116,7 @@ class ManualWorker:
             backoff_strategy=backoff_strategy,
             dead_letters=burial,
         )
-        self._lock_ms = milliseconds(self.options.lock_duration, "lock_duration")
+        self._lock_ms = self.options.lock_ms
         self._connection = _own_connection(connection)
         self._connection.check_slots(self.keys, *([self._grave] if self._grave else []))
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
@@ -191,7 +191,7 @@ class ManualWorker:
             return None, min(reply.rate_limit_ms, LONGEST_WAIT_MS), True
         if reply.next_due_ms:
             return None, min(max(1, reply.next_due_ms - reply.now_ms), LONGEST_WAIT_MS), False
-        return None, milliseconds(self.options.drain_delay, "drain_delay"), False
+        return None, self.options.drain_delay_ms, False
 
     def _wait_for_marker(self, block_ms: int) -> None:
         try:
@@ -389,7 +389,7 @@ class ManualWorker:
         """Bring back the jobs of those who died, as every worker does."""
         if time.monotonic() < self._next_sweep:
             return
-        interval_ms = milliseconds(self.options.stalled_interval, "stalled_interval")
+        interval_ms = self.options.stalled_interval_ms
         self._next_sweep = time.monotonic() + interval_ms / 1000
         plan = leasing.sweep(
             self.keys, interval_ms=interval_ms, max_stalled=self.options.max_stalled_count

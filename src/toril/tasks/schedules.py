@@ -63,7 +63,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 def is_same(schedule: Schedule, template: Any, stored: JobScheduler) -> bool:
     """Does the server have this schedule, with this job?"""
-    wanted = (schedule.every, schedule.cron, schedule.limit, schedule.start, schedule.end)
+    wanted = (schedule.every_ms, schedule.cron, schedule.limit, schedule.start_ms, schedule.end_ms)
     found = (stored.every, stored.cron, stored.limit, stored.start, stored.end)
     if wanted != found or (schedule.cron and (schedule.tz or "UTC") != (stored.tz or "UTC")):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.features.dead_letters.conftest import DLQ
+from tests.helpers import wait_until
 from toril import Worker
 from toril.errors import NotDeadLettersError
 
@@ -141,7 +142,7 @@ async def test_letters_finished_by_a_worker_are_kept_as_its_retention_says(side)
         seen.append(job.id)
 
     async with Worker(DLQ, handle, connection=side.url, prefix=side.prefix, remove_on_complete=1):
-        await side.letters(0)
+        await wait_until(lambda: len(seen) == 2)
 
     assert seen == ids
     assert await side.client.zrange(f"{side.prefix}:{DLQ}:completed", 0, -1) == ids[1:]

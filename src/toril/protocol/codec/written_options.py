@@ -31,13 +31,13 @@ def wire_options(job: NewJob) -> dict[str, Any]:
     for name, wire_name in _PLAIN_NAMES:
         value = getattr(job, name)
         if value is not None:
-            options[wire_name] = value
+            options[wire_name] = value if type(value) in _PLAIN else job.normalised(name)
     if job.backoff is not None:
         options["backoff"] = _wire_backoff(Backoff.of(job.backoff))
     if job.remove_on_complete is not None:
-        options["removeOnComplete"] = _wire_keep(Keep.of(job.remove_on_complete))
+        options["removeOnComplete"] = _wire_keep(job.remove_on_complete)
     if job.remove_on_fail is not None:
-        options["removeOnFail"] = _wire_keep(Keep.of(job.remove_on_fail))
+        options["removeOnFail"] = _wire_keep(job.remove_on_fail)
     if job.deduplication is not None:
         options["de"] = _wire_deduplication(Deduplication.of(job.deduplication))
     return options
@@ -96,6 +96,8 @@ _PLAIN_NAMES = (
     ("on_exhausted", "onExhausted"),
     ("max_lane_size", "maxLaneSize"),
 )
+_PLAIN = frozenset((int, str, bool))
+"""What stands on the wire as it is; times may be given otherwise."""
 
 _WIRE_NAMES = {wire: name for name, wire in _PLAIN_NAMES} | {
     "keepLogs": "keep_logs",
@@ -143,7 +145,9 @@ def _wire_backoff(backoff: Backoff) -> dict[str, Any]:
     return wire
 
 
-def _wire_keep(keep: Keep) -> bool | int | Retention:
+def _wire_keep(keep: Keep | bool | int) -> bool | int | Retention:
+    if not isinstance(keep, Keep):
+        return True if keep == 0 and keep is not False else keep
     if keep.age is None and keep.limit is None:
         if keep.count is None:
             return False
@@ -154,7 +158,7 @@ def _wire_keep(keep: Keep) -> bool | int | Retention:
 def _wire_deduplication(deduplication: Deduplication) -> dict[str, Any]:
     wire: dict[str, Any] = {"id": deduplication.id}
     if deduplication.ttl is not None:
-        wire["ttl"] = deduplication.ttl
+        wire["ttl"] = deduplication.ttl_ms
     for name, wire_name in (
         ("extend", "extend"),
         ("replace", "replace"),
@@ -173,9 +177,8 @@ def keep_args(keep: Keep | None) -> Retention | None:
     wire: Retention = {}
     if keep.count is not None:
         wire["count"] = keep.count
-    if keep.age is not None:
-        assert isinstance(keep.age, int)
-        wire["age"] = math.ceil(keep.age / 1000)
+    if (age_ms := keep.age_ms) is not None:
+        wire["age"] = math.ceil(age_ms / 1000)
     if keep.limit is not None:
         wire["limit"] = keep.limit
     return wire or None
