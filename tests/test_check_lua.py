@@ -43,7 +43,7 @@ LOCKS = "function locks.release(id, data)\n  return 0\nend\n"
 
 
 def library(locks: str = LOCKS) -> Library:
-    return Library({"locks": locks}, {}, "")
+    return Library({"locks": locks}, {"release": SOUND}, "")
 
 
 @pytest.fixture(scope="module")

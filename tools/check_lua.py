@@ -66,7 +66,6 @@ KEY_LINE = re.compile(r"^  local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
 PAYLOAD_LINE = re.compile(r" *local \w+ = ARGV\[\d+\]")
 REFUSAL = re.compile(r"\brefusals\.(\w+)")
 REFUSAL_LINE = re.compile(r"^([A-Z_]+)\s+(.*?)(?:\s+(\w+))?$")
-WHOLE_FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\b.*?^end$", re.MULTILINE | re.DOTALL)
 CALL = re.compile(r'redis\.p?call\(\s*"([A-Z]+)"')
 
 # The commands that read without a limit, and what in their arguments would be one.
@@ -119,7 +118,7 @@ def check_call(name: str, text: str, library: Library) -> Iterator[str]:
     if f"function calls.{name}(KEYS, a, ARGV)\n" not in body:
         yield f"{where}: has no 'function calls.{name}(KEYS, a, ARGV)'"
         return
-    reachable = what_may_run(body, library)
+    reachable = library.with_texts({name: text}).reach(name)
     yield from check_keys_and_args(where, body, fields, reachable)
     yield from check_refusals(where, fields, reachable)
     yield from check_names(where, text, "calls", library)
@@ -230,31 +229,6 @@ def check_refusals(where: str, fields: dict[str, str], reachable: str) -> Iterat
     for name, error in told.items():
         if error is None or not hasattr(errors, error):
             yield f"{where}: the refusal {name} names no class of toril.errors ({error!r})"
-
-
-def what_may_run(body: str, library: Library) -> str:
-    """The code of a call and of all functions of rooms that it may come to."""
-    own = private(body)
-    homes = {name: private(without_comments(text)) for name, text in library.rooms.items()}
-    code = WHOLE_FUNCTION.sub("", body)
-    parts, seen, waiting = [code], set(), [("", code)]
-    waiting += [("", text) for text in own.values()]
-    while waiting:
-        room, text = waiting.pop()
-        parts.append(text)
-        functions = homes[room] if room else own
-        for word in set(re.findall(r"[\w.]+", text)):
-            home = word.partition(".")[0]
-            target = (home, word) if home in homes and home != word else (room, word)
-            there = homes.get(target[0], functions)
-            if word in there and target not in seen:
-                seen.add(target)
-                waiting.append((target[0], there[word]))
-    return "\n".join(parts)
-
-
-def private(text: str) -> dict[str, str]:
-    return {match[1]: match[0] for match in WHOLE_FUNCTION.finditer(text)}
 
 
 def check_body(where: str, body: str) -> Iterator[str]:

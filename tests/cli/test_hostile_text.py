@@ -87,6 +87,7 @@ CORPUS: dict[str, list[str]] = {
 OWN_WORDS = {
     "bench": "prints its own numbers",
     "completion": "prints a script of click",
+    "acl": "prints what was typed and names of commands",
     "dashboard": "prints an address; its pages have tests/dashboard/test_hostile_text.py",
     "demo": "shows jobs of its own",
     "dev": "shows no job",

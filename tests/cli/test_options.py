@@ -78,7 +78,9 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     )
     | {"--host": (DASHBOARD, "test_it_does_not_start_for_other_machines_without_a_password")},
     "doctor": {"--queue": _DOCTOR, "--no-audit": _DOCTOR, "--most-keys": _LOOKED}
-    | {"--explain": (FEATURES, "test_doctor_explains_a_code")},
+    | {"--explain": (FEATURES, "test_doctor_explains_a_code")}
+    | {"--fix": ("tests/doctor/test_libraries.py", "test_fix_removes_what_nobody_calls")},
+    "acl": {"--user": ("tests/cli/test_acl.py", "test_the_line_is_what_the_server_takes")},
     "add": dict.fromkeys(("--delay", "--priority", "--attempts", "--backoff", "--id"), _MADE)
     | {"--lane": _LANES, "--order-ms": _LANES}
     | {"--from": (COMMANDS, "test_many_jobs_come_from_a_file_and_bad_lines_add_nothing")}

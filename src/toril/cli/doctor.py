@@ -14,6 +14,7 @@ from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import refuse_given
 from toril.client.connection import Connection
 from toril.doctor import Finding, Report, Severity, codes, examine
+from toril.doctor.libraries import remove_unused_libraries
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
@@ -37,6 +38,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
     show_default=True,
     help="Leave the audit out where there are more keys.",
 )
+@click.option("--fix", is_flag=True, help="Remove libraries of functions that nobody calls.")
 @click.option("--explain", metavar="CODE", help="Say what a code means, such as D201, and end.")
 @with_server
 def doctor(
@@ -45,13 +47,14 @@ def doctor(
     queue_names: tuple[str, ...],
     no_audit: bool,
     most_keys: int,
+    fix: bool,
     explain: str | None,
 ) -> int:
     """Examine a running system and say what will hurt.
 
     The server, the queues, their workers, and the key space; and the configuration of the workers,
-    consumers, queues and relays that are given as MODULE:OBJECT.  Everything is only read.  Exit
-    code: 0 when nothing is wrong, 1 with warnings, 2 with errors.
+    consumers, queues and relays that are given as MODULE:OBJECT.  Everything is only read, unless
+    you ask for --fix.  Exit code: 0 when nothing is wrong, 1 with warnings, 2 with errors.
 
     \b
     Examples:
@@ -60,7 +63,10 @@ def doctor(
       toril doctor --explain D201
     """
     if explain is not None:
+        refuse_given("fix", because="--explain asks no server")
         return _explain(explain, server)
+    if fix:
+        asyncio.run(_fix(server))
     if no_audit:
         refuse_given("most_keys", because="--no-audit leaves the audit out")
     found = [load(target) for target in targets]
@@ -84,6 +90,16 @@ def _explain(code: str, server: Server) -> int:
     else:
         echo_lines(text)
     return 0
+
+
+async def _fix(server: Server) -> None:
+    connection = Connection(server.url, patience_s=1.0)
+    try:
+        for name in await remove_unused_libraries(connection):
+            if not server.as_json:
+                echo(f"removed the library {name}")
+    finally:
+        await connection.close()
 
 
 async def _examine(

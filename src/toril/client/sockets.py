@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from ssl import CERT_NONE
 from typing import Any, cast
@@ -42,7 +42,7 @@ from redis.retry import Retry
 
 from toril.client.places import PerPlace
 from toril.errors import InvalidOptionError
-from toril.protocol import failovers
+from toril.protocol import failovers, scripts
 from toril.protocol.address import Address, kept
 from toril.protocol.failovers import Told
 from toril.protocol.slots import Node
@@ -54,15 +54,19 @@ REPLY_TIMEOUT_S = 5.0
 _LISTEN_AGAIN_S = 1.0
 _LONGEST_SILENCE_S = 5.0
 
-try:
-    from redis.driver_info import DriverInfo
 
-    _WHO: dict[str, Any] = {"driver_info": DriverInfo().add_upstream_driver("toril", VERSION)}
-except ImportError:  # redis-py before 7.2
-    _WHO = {"lib_name": f"redis-py(toril_v{VERSION})"}
+@cache
+def _who() -> dict[str, Any]:
+    """What the server lists us as: the version, and the library of functions that we call."""
+    version = f"{VERSION}+{scripts.library().version}"
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:  # redis-py before 7.2
+        return {"lib_name": f"redis-py(toril_v{version})"}
+    return {"driver_info": DriverInfo().add_upstream_driver("toril", version)}
+
 
 _OPTIONS: dict[str, Any] = {
-    **_WHO,
     "decode_responses": False,
     "protocol": 2,
     "retry": Retry(NoBackoff(), 0),
@@ -93,7 +97,7 @@ def maker(
     node: Node | None = None,
 ) -> MakeSocket:
     """What makes sockets to a server, or to a ``node`` of a cluster; nothing is opened yet."""
-    own = {**_OPTIONS, "socket_timeout": socket_timeout_s, "client_name": client_name}
+    own = {**_OPTIONS, **_who(), "socket_timeout": socket_timeout_s, "client_name": client_name}
     if where.kind == "sentinel":
         return _through_sentinel(where, own)
     given, socket_class = _settings(where)

@@ -136,6 +136,14 @@ SLOTS_UNCOVERED = Ailment(
     "Give every slot to a node: CLUSTER ADDSLOTS, or valkey-cli --cluster fix.",
 )
 
+UNUSED_LIBRARIES = Ailment(
+    "D120",
+    INFO,
+    "libraries of functions are there that no connected program calls: {names}",
+    "They take a little memory; each upgrade leaves one behind.",
+    "toril doctor --fix removes them; a program that needs one loads it again.",
+)
+
 # ---------------------------------------------------------------------------- queues
 
 NO_WORKER = Ailment(

@@ -153,6 +153,16 @@ CODES: dict[str, Code] = {
         "Queues in those slots cannot be used. By default the cluster then refuses everything.",
         ("Assign them: `valkey-cli --cluster fix HOST:PORT`, or `CLUSTER ADDSLOTS`.",),
     ),
+    "D120": Code(
+        "Libraries of functions that nobody calls",
+        "`FUNCTION LIST`, and which library each connected program says it calls.",
+        "Every version of Toril loads a library of its own and leaves it there. "
+        "It takes a little memory and does no harm.",
+        (
+            "Run `toril doctor --fix`.",
+            "A program of that version that comes back loads its library again.",
+        ),
+    ),
     "D201": Code(
         "Jobs wait and no worker is connected",
         "Waiting jobs, and the connections named as workers of the queue.",

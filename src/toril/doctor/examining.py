@@ -10,6 +10,7 @@ from toril.client.connection import Connection, Target
 from toril.doctor import ailments, keyspace
 from toril.doctor.configuration import check_configuration, check_relays, sort_out
 from toril.doctor.finding import Finding, Report
+from toril.doctor.libraries import examine_libraries
 from toril.doctor.presence import check_elsewhere, check_named, find_queues
 from toril.doctor.queue_facts import longest_options, read_queues
 from toril.doctor.queues import check_queues
@@ -42,6 +43,7 @@ async def examine(
     try:
         reader = await ConnectionReader.open(own)
         findings = await examine_servers(reader)
+        findings += await examine_libraries(reader)
         if queues:
             names, unusual = await check_named(own, reader, prefix, queues)
         else:

@@ -24,6 +24,8 @@ from toril.protocol.refusals import Refusal
 _KEY_LINE = re.compile(r"^ *local ([\w, ]+) = unpack\(KEYS\)$", re.MULTILINE)
 _FLAGS = re.compile(r"^  Flags +(.+)$", re.MULTILINE)
 _HEADER = re.compile(r"--\[\[.*?\]\]\n", re.DOTALL)
+_FUNCTION = re.compile(r"^(?:local )?function ([\w.]+)\b.*?^end$", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"[\w.]+")
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
@@ -102,6 +104,25 @@ class Library:
         flags = _FLAGS.search(self.calls[name])
         return [flag.strip() for flag in flags[1].split(",")] if flags else []
 
+    def reach(self, name: str) -> str:
+        """The code of a call and of every function that it may come to, without comments."""
+        homes = {room: _functions(_without_comments(text)) for room, text in self.rooms.items()}
+        body = _without_comments(self.calls[name])
+        own = _functions(body)
+        parts = [_FUNCTION.sub("", body)]
+        waiting = [("", parts[0]), *(("", text) for text in own.values())]
+        seen: set[tuple[str, str]] = set()
+        while waiting:
+            room, text = waiting.pop()
+            parts.append(text)
+            for word in set(_NAME.findall(text)):
+                home = word.partition(".")[0]
+                there = (home, homes[home]) if home in homes else (room, homes.get(room, own))
+                if word in there[1] and (there[0], word) not in seen:
+                    seen.add((there[0], word))
+                    waiting.append((there[0], there[1][word]))
+        return "\n".join(parts)
+
     def script(self, name: str) -> Script:
         """The call ``lua/calls/<name>.lua``."""
         key_line = _KEY_LINE.search(self.calls[name])
@@ -121,6 +142,11 @@ class Library:
             key_names=key_names,
             is_reading="no-writes" in flags,
         )
+
+
+def _functions(text: str) -> dict[str, str]:
+    """The functions at the top of a file, whole, by name."""
+    return {match[1]: match[0] for match in _FUNCTION.finditer(text)}
 
 
 def _without_comments(text: str) -> str:
