@@ -79,8 +79,8 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     | {"--host": (DASHBOARD, "test_it_does_not_start_for_other_machines_without_a_password")},
     "doctor": {"--queue": _DOCTOR, "--no-audit": _DOCTOR, "--most-keys": _LOOKED}
     | {"--explain": (FEATURES, "test_doctor_explains_a_code")}
-    | {"--fix": ("tests/doctor/test_libraries.py", "test_fix_removes_what_nobody_calls")},
-    "acl": {"--user": ("tests/cli/test_acl.py", "test_the_line_is_what_the_server_takes")},
+    | {"--fix": ("../doctor/test_libraries.py", "test_fix_removes_what_nobody_calls")},
+    "acl": {"--user": ("test_acl.py", "test_the_line_is_what_the_server_takes")},
     "add": dict.fromkeys(("--delay", "--priority", "--attempts", "--backoff", "--id"), _MADE)
     | {"--lane": _LANES, "--order-ms": _LANES}
     | {"--from": (COMMANDS, "test_many_jobs_come_from_a_file_and_bad_lines_add_nothing")}
@@ -524,5 +524,5 @@ def test_what_a_program_is_told_reaches_it(
     ]
     assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG, logging.INFO]
     assert ran[3] == ("::1", 0)
-    kinds = [type(one._executor).__name__ for one in ran[:3]]
+    kinds = [type(one._parts.executor).__name__ for one in ran[:3]]
     assert kinds == ["LocalExecutor", "LocalExecutor", "ProcessExecutor"]

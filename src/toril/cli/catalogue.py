@@ -57,7 +57,9 @@ CATALOGUE: dict[str, Entry] = {
     "relay": Entry(
         _RUN, "Carry jobs from an outbox to their queues, until it is told to stop.", "relay:relay"
     ),
-    "acl": Entry(_RUN, "Print the smallest rights of a user on the server.", "acl:acl"),
+    "acl": Entry(
+        _RUN, "Print the smallest rights that a producer, a worker or an operator needs.", "acl:acl"
+    ),
     "dev": Entry(_RUN, "Run a server of your own in the foreground.", "dev:dev"),
     "demo": Entry(
         _RUN, "Watch a short show of what Toril does, on a server of its own.", "demo.command:demo"
