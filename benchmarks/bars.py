@@ -33,11 +33,35 @@ def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
     drained = toril.rate("drain")
     return [
         _times(
-            "drain, one worker, concurrency 100, against BullMQ 6", drained, node.rate("drain"), 2
+            "drain, one worker, concurrency 100, against BullMQ 6", drained, node.rate("drain"), 2.8
         ),
-        _times("the same against the best Python peer", drained, best_python, 15),
+        *(
+            _times(
+                f"drain, concurrency {concurrency}, against BullMQ 6",
+                toril.rate(f"drain_{concurrency}"),
+                node.rate(f"drain_{concurrency}"),
+                least,
+            )
+            for concurrency, least in ((1, 1.3), (10, 2.2))
+        ),
+        _at_most(
+            "server time of a call that settles one job and takes one, of BullMQ 6's",
+            _ratio(results, "drain_1", "server_us"),
+            0.9,
+            "x",
+        ),
+        _share(
+            "drain of handlers that wait 5 ms, of a bare loop of the same waits",
+            toril.rate("drain_5ms"),
+            results.median(TORIL, "drain_5ms", "bare_rate"),
+            84,
+        ),
+        _times(
+            "the same drain against BullMQ 6's", toril.rate("drain_5ms"), node.rate("drain_5ms"), 1
+        ),
+        _times("drain, concurrency 100, against the best Python peer", drained, best_python, 15),
         _share("drain as a share of the floor", drained, toril.rate("floor"), 60),
-        _times("`add`, one by one, against BullMQ 6", toril.rate("add"), node.rate("add"), 1.2),
+        _times("`add`, one by one, against BullMQ 6", toril.rate("add"), node.rate("add"), 1.3),
         _times(
             "`add` from 100 tasks against BullMQ 6's addBulk",
             toril.rate("add_concurrent"),
@@ -53,13 +77,22 @@ def judge(results: Results, subjects: Iterable[Subject]) -> list[Bar]:
         _pick_up("idle pick-up, p50", results, peers, "p50"),
         _pick_up("idle pick-up, p99", results, peers, "p99"),
         *(
+            _at_most(
+                f"idle pick-up, {figure}, in ms",
+                results.median(TORIL, "latency", figure),
+                most,
+                " ms",
+            )
+            for figure, most in (("p50", 0.45), ("p99", 1.2))
+        ),
+        *(
             _times(
                 f"lanes, drain of {lanes} lanes, against GroupMQ",
                 toril.rate(measure),
                 groupmq.rate(measure),
-                1.2,
+                least,
             )
-            for measure, lanes in (("lanes", "100"), ("many_lanes", "10,000"))
+            for measure, lanes, least in (("lanes", "100", 1.3), ("many_lanes", "10,000", 1.2))
         ),
         _share(
             "groups of 3 with compensation maps, of the plain drain",
@@ -110,6 +143,12 @@ class _Medians:
 def _best(results: Results, names: Iterable[str]) -> float | None:
     rates = [rate for name in names if (rate := results.median(name, "drain"))]
     return max(rates, default=None)
+
+
+def _ratio(results: Results, measure: str, figure: str) -> float | None:
+    """Ours as a multiple of BullMQ 6's."""
+    ours, theirs = (results.median(name, measure, figure) for name in (TORIL, NODE))
+    return None if not ours or not theirs else ours / theirs
 
 
 def _times(what: str, ours: float | None, theirs: float | None, least: float) -> Bar:

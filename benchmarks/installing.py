@@ -19,6 +19,7 @@ ROOT = BENCHMARKS.parent
 PEERS = ROOT / ".peers"
 NODE_PACKAGES = ("bullmq@6", "bullmq5@npm:bullmq@5", "groupmq", "ioredis")
 BASIC = frozenset({"add", "add_bulk", "add_concurrent", "drain", "latency"})
+SMALL_DRAINS = frozenset({"drain_1", "drain_10", "drain_5ms"})
 
 
 class NotInstallableError(Exception):
@@ -48,7 +49,7 @@ PEER_LIST = (
         "bullmq6",
         "BullMQ 6 (Node)",
         "bullmq.js",
-        BASIC,
+        BASIC | SMALL_DRAINS,
         package="bullmq",
         environment={"BULLMQ": "bullmq"},
     ),
@@ -56,7 +57,7 @@ PEER_LIST = (
         "bullmq5",
         "BullMQ 5 (Node)",
         "bullmq.js",
-        BASIC,
+        BASIC | SMALL_DRAINS,
         package="bullmq5",
         environment={"BULLMQ": "bullmq5"},
     ),

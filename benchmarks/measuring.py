@@ -18,7 +18,9 @@ import servers
 CONCURRENCY = 100
 TORIL = "toril"
 TORIL_UVLOOP = "toril-uvloop"
-IN_TURNS = ("lanes", "many_lanes", "groups", "dead_letters", "floor", "task_enqueue", "task_drain")
+SMALL_DRAINS = ("drain_1", "drain_10", "drain_5ms")
+FEATURES = ("lanes", "many_lanes", "groups", "dead_letters", "floor", "task_enqueue", "task_drain")
+IN_TURNS = (*SMALL_DRAINS, *FEATURES)
 SWEEPS = (
     "drain_all",
     "obliterate",
@@ -71,7 +73,7 @@ class Sizes:
             return self.many // 10
         if measure in GROWTHS or measure in SWEEPS:
             return self.many
-        return max(self.jobs // 4, 1) if measure == "add" else self.jobs
+        return max(self.jobs // 4, 1) if measure in ("add", "drain_1") else self.jobs
 
 
 @dataclass
@@ -100,6 +102,7 @@ def toril_subjects() -> list[Subject]:
         name: ["toril_features.py", name]
         for name in ("lanes", "many_lanes", "groups", "dead_letters")
     }
+    drains = {name: ["toril_drains.py", name] for name in SMALL_DRAINS}
     costs = {name: ["toril_server.py", name] for name in ("memory", "idle")}
     sweeps = {name: ["toril_sweeping.py", name] for name in SWEEPS}
     growths = {name: ["toril_growth.py", name] for name in GROWTHS}
@@ -113,7 +116,7 @@ def toril_subjects() -> list[Subject]:
         TORIL,
         "Toril",
         version,
-        {**programs, **features, **floor, **tasks, **costs, **growths, **sweeps},
+        {**programs, **drains, **features, **floor, **tasks, **costs, **growths, **sweeps},
     )
     try:
         uvloop = metadata.version("uvloop")

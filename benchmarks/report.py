@@ -24,6 +24,7 @@ HEADINGS = {
 UNITS = {
     "rate": "/s",
     "wall_rate": "/s",
+    "bare_rate": "/s",
     "whole_groups": "/s",
     "add_wall_rate": "/s",
     "bytes": " bytes",
@@ -103,11 +104,12 @@ def _own(results: Results, subjects: Sequence[Subject]) -> tuple[list[str], list
             continue
         names = dict.fromkeys(name for each in seen for name in each)
         figures = [_figure(name, results.median(TORIL, measure, name) or 0.0) for name in names]
-        figures += [
-            f"{subject.label} {rate:,.0f}/s"
-            for subject in subjects
-            if not subject.is_toril and (rate := results.median(subject.name, measure))
-        ]
+        for subject in (each for each in subjects if not each.is_toril):
+            rate = results.median(subject.name, measure)
+            server_us = results.median(subject.name, measure, "server_us")
+            if rate:
+                spent = "" if server_us is None else f" (server {server_us:.0f} µs)"
+                figures.append(f"{subject.label} {rate:,.0f}/s{spent}")
         label = f"bulk: {measure}" if measure in SWEEPS else measure
         rows.append([label.replace("_", " "), ", ".join(figures)])
     return ["", "medians"], rows

@@ -56,7 +56,7 @@ FILES = (
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what
 # arrives at once have other means in threads than on a loop.
-BY_HAND = ("__init__.py", "background.py", "batching.py", "places.py", "transport.py")
+BY_HAND = ("__init__.py", "background.py", "batching.py", "line.py", "places.py", "transport.py")
 
 # The longest one that fits is replaced.
 NAMES = {

@@ -38,7 +38,13 @@ async function fromTasks(jobs, add) {
 const now = () => performance.timeOrigin + performance.now();
 const sleep = ms => new Promise(resolve => setTimeout(resolve, ms));
 
-// queue: { add(number), addMany(numbers)?, work(concurrency, handle, settled) }
+// What one call of a script took on the server, on average.
+function serverTime(info) {
+  const [, calls, usec] = info.match(/cmdstat_evalsha:calls=(\d+),usec=(\d+)/);
+  return Number(usec) / Number(calls);
+}
+
+// queue: { add(number), addMany(numbers)?, work(concurrency, handle, settled), info()?, resetInfo()? }
 async function main(queue) {
   const { measure, jobs, concurrency } = given();
   const addMany = queue.addMany || (numbers => fromTasks(numbers.length, i => queue.add(numbers[i])));
@@ -51,6 +57,18 @@ async function main(queue) {
     const started = performance.now();
     await work();
     return { rate: (jobs / (performance.now() - started)) * 1000 };
+  };
+  const drain = (concurrency, handle) => rate(() => new Promise(resolve => {
+    let settled = 0;
+    queue.work(concurrency, handle, () => {
+      if (++settled === jobs) resolve();
+    });
+  }));
+  const smallDrain = async (concurrency, handle) => {
+    await fill(jobs);
+    await queue.resetInfo();
+    const figures = await drain(concurrency, handle);
+    return { ...figures, server_us: serverTime(await queue.info()) };
   };
   const measures = {
     add: async () => {
@@ -69,13 +87,11 @@ async function main(queue) {
     },
     drain: async () => {
       await fill(jobs);
-      return rate(() => new Promise(resolve => {
-        let settled = 0;
-        queue.work(concurrency, () => {}, () => {
-          if (++settled === jobs) resolve();
-        });
-      }));
+      return drain(concurrency, () => {});
     },
+    drain_1: () => smallDrain(1, () => {}),
+    drain_10: () => smallDrain(10, () => {}),
+    drain_5ms: () => smallDrain(concurrency, () => sleep(5)),
     latency: async () => {
       const seen = [];
       let arrived;

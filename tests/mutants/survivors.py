@@ -13,6 +13,7 @@ SURVIVORS: dict[str, str] = {
     "client/waiting QueueWaiting.wait_for: pass for listening.refuse_if_closed()": "a closed queue refuses at the next command all the same",
     "client/waiting QueueWaiting.wait_until_empty: pass for listening.refuse_if_closed()": "a closed queue refuses at the next command all the same",
     "worker/pump module: 200000 for 200": "a limit that no quick test reaches; tests/worker/test_big_jobs.py names it",
+    "worker/pump Pump._on_news: (not (self._outbox.held - self._leaving == len(self._outbox.finished))) for self._outbox.held - self._leaving == len(self._outbox.finished)": "a call leaves a turn later, or too early; tests/worker/test_cost.py counts turns and calls",
     "worker/pump Pump.wait_and_take: (not (self._takes)) for self._takes": "a wait that is cut short; the crash points (tests/crash) look at it",
     "worker/pump Pump._digest: (not (jobs)) for jobs #2": "when a worker tells that it has drained the queue; tests/worker/test_local_events.py looks at it",
     "worker/pump Pump._digest: (not (self._has_found)) for self._has_found": "when a worker tells that it has drained the queue; tests/worker/test_local_events.py looks at it",

@@ -5,7 +5,7 @@ unix socket, a master that sentinels know.  Then the line takes the socket over.
 through hiredis at once, without a stream and its tasks between; that is a third of the time of a
 small call.
 
-Only on a loop: blocking code reads its replies from redis-py.
+Written by hand, and so is its blocking twin.
 """
 
 from __future__ import annotations

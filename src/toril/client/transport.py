@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -44,7 +45,7 @@ class Sockets:
         self._loop = asyncio.get_running_loop()
         self.free: list[Line] = []
         self.in_use: set[Line] = set()
-        self.room = asyncio.Semaphore(MOST_SOCKETS)
+        self._turns: deque[asyncio.Future[None]] = deque()
         self.watch: asyncio.TimerHandle | None = None
         self.listeners: list[asyncio.Task[None]] = []
         self.is_open = asyncio.Event()
@@ -59,6 +60,25 @@ class Sockets:
                 return line
             line.close()  # the server has closed it meanwhile
         return None
+
+    async def room(self) -> None:
+        """Wait until a socket is free, or few enough are in use to open another one."""
+        while len(self.in_use) >= MOST_SOCKETS and not self.free:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._turns.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._let_next()
+                raise
+
+    def _let_next(self) -> None:
+        while self._turns:
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     def borrow(self, make_socket: MakeSocket) -> Line:
         """One that is free, or one that is to be opened."""
@@ -77,6 +97,8 @@ class Sockets:
         line.deadline = math.inf
         self.in_use.discard(line)
         self.free.append(line)
+        if self._turns:
+            self._let_next()
 
     def end(self, line: Line, reply: Any) -> None:
         """Its caller has its answer. Most errors that a server tells say nothing of the line.
@@ -94,8 +116,9 @@ class Sockets:
         self.in_use.discard(line)
         if self._loop.is_closed():  # what waited here is swept up after its loop
             line.forsake()
-        else:
-            line.close()
+            return
+        line.close()
+        self._let_next()
 
     def expect_reply(self, line: Line, timeout_s: float) -> None:
         line.deadline = self._loop.time() + timeout_s
@@ -183,31 +206,29 @@ class ServerTransport:
         sockets = self.sockets.here()
         if self._news:
             await self._follow_primary(sockets)
-        await sockets.room.acquire()
+        if not sockets.free:
+            await sockets.room()
+        line = self._borrow(sockets)
         try:
-            line = self._borrow(sockets)
-            try:
-                if not line.is_open:
-                    await line.open(REPLY_TIMEOUT_S)
-                packed = sending.packed(time.monotonic())
-                sockets.expect_reply(line, timeout_s)
-                sending.was_sent = True
-                if is_asking:
-                    line.send(ASKING)
-                    await line.arrival()
-                    line.replies.popleft()
-                line.send(packed)
+            if not line.is_open:
+                await line.open(REPLY_TIMEOUT_S)
+            packed = sending.packed(time.monotonic())
+            sockets.expect_reply(line, timeout_s)
+            sending.was_sent = True
+            if is_asking:
+                line.send(ASKING)
                 await line.arrival()
-                reply = line.replies.popleft()
-            except BaseException:
-                sockets.drop(line)
-                raise
-            sockets.end(line, reply)
-            if isinstance(reply, Exception):
-                raise reply
-            return reply
-        finally:
-            sockets.room.release()
+                line.replies.popleft()
+            line.send(packed)
+            await line.arrival()
+            reply = line.replies.popleft()
+        except BaseException:
+            sockets.drop(line)
+            raise
+        sockets.end(line, reply)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
         """Send now, if a socket is free and open; False when nothing was sent.
@@ -234,21 +255,22 @@ class ServerTransport:
         sockets = self.sockets.here()
         if self._news:
             await self._follow_primary(sockets)
-        async with sockets.room:
-            line = self._borrow(sockets)
-            try:
-                await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
-            except TROUBLES as error:
-                sockets.drop(line)
-                return answers + [error] * (len(sendings) - len(answers))
-            except BaseException:
-                sockets.drop(line)
-                raise
-            if any(isinstance(answer, ReadOnlyError) for answer in answers):
-                sockets.drop(line)
-            else:
-                sockets.give_back(line)
-            return answers
+        if not sockets.free:
+            await sockets.room()
+        line = self._borrow(sockets)
+        try:
+            await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
+        except TROUBLES as error:
+            sockets.drop(line)
+            return answers + [error] * (len(sendings) - len(answers))
+        except BaseException:
+            sockets.drop(line)
+            raise
+        if any(isinstance(answer, ReadOnlyError) for answer in answers):
+            sockets.drop(line)
+        else:
+            sockets.give_back(line)
+        return answers
 
     async def _pipeline(
         self,

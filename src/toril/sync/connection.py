@@ -101,7 +101,17 @@ class Connection:
         Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it
         may have had one, and ``ServerUnusableError`` at once when no try would ever succeed.
         """
-        return command.parse(self._exchange(command))
+        timeout_s = self._timeout_s(command.block_ms)
+        sending = Sending(command, flights, self._dialect)
+        try:
+            try:
+                reply = self._transport.exchange(sending, timeout_s)
+            except TROUBLES as error:
+                reply = self._try_again(sending, timeout_s, error)
+        finally:
+            sending.end()
+        self._has_written = self._has_written or command.writes
+        return command.parse(reply)
 
     def run_all(self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE) -> list[T]:
         """Send independent commands in one go, at most ``at_once`` of them under way.
@@ -163,31 +173,24 @@ class Connection:
             blocking_margin_s=self._blocking_margin_s,
         )
 
-    def _exchange(self, command: Command[Any]) -> Any:
-        timeout_s = self._timeout_s(command.block_ms)
-        sending = Sending(command, flights, self._dialect)
+    def _try_again(self, sending: Sending, timeout_s: float, error: Exception) -> Any:
+        """The reply of a command that met ``error``; raises when it is not to be sent again."""
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
-        try:
-            while True:
-                try:
-                    reply = self._transport.exchange(sending, timeout_s)
-                except TROUBLES as error:
-                    trouble = self._mend(sending, error)
-                    if trouble is None:
-                        continue
-                    now = time.monotonic()
-                    give_up_at = give_up_at or now + self._patience_s
-                    end = self._end(sending, trouble, is_last=now >= give_up_at)
-                    if end is not None:
-                        raise end from error
-                else:
-                    self._has_written = self._has_written or command.writes
-                    return reply
+        while True:
+            trouble = self._mend(sending, error)
+            if trouble is not None:
+                now = time.monotonic()
+                give_up_at = give_up_at or now + self._patience_s
+                end = self._end(sending, trouble, is_last=now >= give_up_at)
+                if end is not None:
+                    raise end from error
                 time.sleep(pause_s * random.uniform(0.5, 1))
                 pause_s = min(pause_s * 2, 1.0)
-        finally:
-            sending.end()
+            try:
+                return self._transport.exchange(sending, timeout_s)
+            except TROUBLES as again:
+                error = again
 
     def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
         """The answer to each command, or the error that it met."""

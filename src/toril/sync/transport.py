@@ -5,9 +5,7 @@ A socket belongs to one thread at a time, and to one process: after a fork the c
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import threading
 import time
 import weakref
@@ -20,6 +18,7 @@ from toril.protocol import failovers
 from toril.protocol.failovers import Told
 from toril.protocol.sending import ASKING, Sending
 from toril.protocol.slots import Node
+from toril.sync.line import Line
 from toril.sync.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
@@ -52,8 +51,8 @@ class ServerTransport:
         self._server = server
         self.finds_primary = finds_primary
         self._lock = threading.Lock()
-        self._free: list[Any] = []
-        self._in_use: set[Any] = set()
+        self._free: list[Line] = []
+        self._in_use: set[Line] = set()
         self._news = news
         self._is_listening = False
         self._is_open = threading.Event()
@@ -67,29 +66,30 @@ class ServerTransport:
     def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
         if self._news:
             self._follow_primary()
-        connection = self._borrow()
+        line = self._borrow()
         try:
-            self._connect(connection, timeout_s)
+            self._open(line)
             packed = sending.packed(time.monotonic())
             sending.was_sent = True
             if is_asking:
-                packed = ASKING + packed
-            connection.send_packed_command([packed], check_health=False)
-            if is_asking:
-                connection.read_response(disconnect_on_error=False)
-            reply = connection.read_response(disconnect_on_error=False)
-        except ReadOnlyError:
-            # A master no more: whoever looks again may find another one.
-            self._drop(connection)
-            raise
-        except ResponseError:
-            self._give_back(connection)
-            raise
+                line.send(ASKING + packed, timeout_s)
+                line.read()
+            else:
+                line.send(packed, timeout_s)
+            reply = line.read()
+            line.end()
         except BaseException:
-            self._drop(connection)
+            self._drop(line)
             raise
-        self._give_back(connection)
-        return reply
+        if not isinstance(reply, Exception):
+            self._give_back(line)
+            return reply
+        # A master no more is left: whoever looks again may find another one.
+        if isinstance(reply, ResponseError) and not isinstance(reply, ReadOnlyError):
+            self._give_back(line)
+        else:
+            self._drop(line)
+        raise reply
 
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -98,30 +98,30 @@ class ServerTransport:
         answers: list[Any] = []
         if self._news:
             self._follow_primary()
-        connection = self._borrow()
+        line = self._borrow()
         try:
-            self._pipeline(connection, sendings, timeout_s, at_once, answers)
+            self._pipeline(line, sendings, timeout_s, at_once, answers)
         except TROUBLES as error:
-            self._drop(connection)
+            self._drop(line)
             return answers + [error] * (len(sendings) - len(answers))
         except BaseException:
-            self._drop(connection)
+            self._drop(line)
             raise
         if any(isinstance(answer, ReadOnlyError) for answer in answers):
-            self._drop(connection)
+            self._drop(line)
         else:
-            self._give_back(connection)
+            self._give_back(line)
         return answers
 
     def _pipeline(
         self,
-        connection: Any,
+        line: Line,
         sendings: Sequence[Sending],
         timeout_s: float,
         at_once: int,
         answers: list[Any],
     ) -> None:
-        self._connect(connection, timeout_s)
+        self._open(line)
         sent = 0
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
@@ -131,30 +131,32 @@ class ServerTransport:
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                connection.send_packed_command([packed], check_health=False)
-            try:
-                reply = connection.read_response(disconnect_on_error=False)
-            except ResponseError as error:
-                answers.append(error)
-                continue
-            answers.append(sendings[len(answers)].answer(reply))
+                line.send(packed, timeout_s)
+            reply = line.read()
+            if isinstance(reply, ResponseError):
+                answers.append(reply)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                answers.append(sendings[len(answers)].answer(reply))
+        line.end()
 
     def close(self) -> None:
         with self._lock:
             self.is_closed = True
-            connections = [*self._free, *self._in_use]
+            lines = [*self._free, *self._in_use]
             self._free.clear()
-        for connection in connections:
-            connection.disconnect()
+        for line in lines:
+            line.close()
         if self._server is not None:
             self._server.close()
 
     def interrupt(self) -> None:
         with self._lock:
             self.is_closed = True
-            connections = list(self._in_use)
-        for connection in connections:
-            _shut(connection)
+            lines = list(self._in_use)
+        for line in lines:
+            line.shut()
 
     def forget_sockets(self) -> None:
         """In a forked child: the sockets are the parent's, and so may be whoever holds the lock."""
@@ -187,57 +189,53 @@ class ServerTransport:
 
     def _leave_all_but(self, primary: Node) -> None:
         with self._lock:
-            left = [one for one in self._free if not _leads_to(one, primary)]
-            self._free = [one for one in self._free if _leads_to(one, primary)]
-            for connection in self._in_use:
-                if not _leads_to(connection, primary):
-                    _shut(connection)
-        for connection in left:
-            connection.disconnect()
+            left = [line for line in self._free if not line.leads_to(*primary)]
+            self._free = [line for line in self._free if line.leads_to(*primary)]
+            for line in self._in_use:
+                if not line.leads_to(*primary):
+                    line.shut()
+        for line in left:
+            line.close()
 
-    def _borrow(self) -> Any:
+    def _borrow(self) -> Line:
+        left: list[Line] = []
         with self._lock:
             self._refuse_if_closed()
-            connection = self._free.pop() if self._free else self._make_socket()
-            self._in_use.add(connection)
-        return connection
+            while self._free:
+                line = self._free.pop()
+                if line.is_usable:
+                    break
+                left.append(line)
+            else:
+                line = Line(self._make_socket())
+            self._in_use.add(line)
+        for one in left:
+            one.close()
+        return line
 
-    def _connect(self, connection: Any, timeout_s: float) -> None:
-        if connection._sock is None:
-            connection.connect()
+    def _open(self, line: Line) -> None:
+        if not line.is_open:
+            line.open()
             # Whoever closed meanwhile saw no socket to shut.
             self._refuse_if_closed()
-        connection._sock.settimeout(timeout_s)
 
     def _refuse_if_closed(self) -> None:
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
 
-    def _give_back(self, connection: Any) -> None:
+    def _give_back(self, line: Line) -> None:
         with self._lock:
-            self._in_use.discard(connection)
+            self._in_use.discard(line)
             if not self.is_closed:
-                self._free.append(connection)
+                self._free.append(line)
                 return
-        connection.disconnect()
+        line.close()
 
-    def _drop(self, connection: Any) -> None:
+    def _drop(self, line: Line) -> None:
         """A socket that was left in the middle is never used again."""
         with self._lock:
-            self._in_use.discard(connection)
-        connection.disconnect()
-
-
-def _shut(connection: Any) -> None:
-    """Wake whoever reads from this socket."""
-    if connection._sock is not None:
-        with contextlib.suppress(OSError):
-            connection._sock.shutdown(socket.SHUT_RDWR)
-
-
-def _leads_to(connection: Any, primary: Node) -> bool:
-    is_connected = connection._sock is not None
-    return not is_connected or (connection.host, int(connection.port)) == primary
+            self._in_use.discard(line)
+        line.close()
 
 
 def _listen(who: weakref.ref[ServerTransport], news: News) -> None:
