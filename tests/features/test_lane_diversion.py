@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, UnrecoverableError, Worker
+from toril import NewJob, Queue, UnrecoverableError
 from toril.protocol import lanes
 
 
@@ -14,14 +14,6 @@ from toril.protocol import lanes
 async def dlq(url, prefix):
     async with Queue("q-dlq", connection=url, prefix=prefix) as queue:
         yield queue
-
-
-@pytest.fixture
-def work(url, prefix):
-    def make(handler, **options):
-        return Worker("q", handler, connection=url, prefix=prefix, **options)
-
-    return make
 
 
 def jobs(count, lane="a", **options):

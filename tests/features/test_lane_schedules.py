@@ -7,13 +7,8 @@ import asyncio
 import pytest
 
 from tests.helpers import let_pass, wait_until
-from toril import NewJob, Worker
+from toril import NewJob
 from toril.errors import InvalidOptionError, UnknownOptionError
-
-
-@pytest.fixture
-def work(url, prefix):
-    return lambda handler, **options: Worker("q", handler, connection=url, prefix=prefix, **options)
 
 
 async def test_a_scheduler_fills_a_lane_one_job_after_another(queue, work):

@@ -22,14 +22,6 @@ from toril.sync import Queue as BlockingQueue
 FAR = 3_600_000
 
 
-@pytest.fixture
-def work(url, prefix):
-    def make(handler, **options):
-        return Worker("q", handler, connection=url, prefix=prefix, **options)
-
-    return make
-
-
 async def nothing(job):
     return None
 
