@@ -49,6 +49,24 @@ async def wait_until(
         every = min(1.2 * every, slowest)
 
 
+async def let_pass(seconds: float, why: str) -> None:
+    """Wait where only time can tell: that nothing happens in it, or that it is over.
+
+    What can be seen is waited for with ``wait_until``.
+    """
+    assert why
+    await asyncio.sleep(seconds)
+
+
+async def until_blocked(client: Any, count: int = 1) -> None:
+    """Wait until so many connections wait at the server: an idle worker has two of them."""
+
+    async def are_blocked() -> bool:
+        return (await client.info("clients"))["blocked_clients"] >= count
+
+    await wait_until(are_blocked, message=f"{count} connections wait at the server")
+
+
 async def until_renewed(client: Any, lock: str, timeout: float = PATIENCE_S) -> None:
     """Wait until the key ``lock`` lives longer than it did a moment ago: its holder renewed it."""
     left_ms: list[int] = [await client.pttl(lock)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import redis.asyncio
 
 from tests.proving import amount
@@ -40,7 +39,6 @@ async def fill(client: Any, queue: Queue, place: str) -> None:
         await client.eval(FILL, 1, queue.keys.base, place, first, 5000, kind)
 
 
-@pytest.mark.slow
 async def test_a_bulk_change_is_made_of_many_small_scripts(start_server):
     server = start_server()
     async with (

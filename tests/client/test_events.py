@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import Queue, QueueEvents, Worker
 from toril.errors import InvalidOptionError
 
@@ -243,6 +243,6 @@ async def test_listening_is_no_polling(queue, start_server):
 
             await wait_until(blocked)
             before = raw.info("commandstats")
-            await asyncio.sleep(0.3)
+            await let_pass(0.3, "who polls would be counted")
             after = raw.info("commandstats")
     assert before.get("cmdstat_xread") == after.get("cmdstat_xread")

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from tests.helpers import wait_until, wait_until_sync
+from tests.helpers import let_pass, wait_until, wait_until_sync
 from toril.client import sockets
 from toril.client.transport import ServerTransport
 from toril.protocol import address, failovers
@@ -45,7 +45,7 @@ async def test_the_async_client_waits_and_then_leaves(server):
     told.put_nowait(Told.ABOUT_TO_SWITCH)
     await wait_until(lambda: heard == 1)
     waiting = asyncio.create_task(transport.exchange(Sending(PORT), 5))
-    await asyncio.sleep(0.05)
+    await let_pass(0.05, "it would be answered in far less")
     assert not waiting.done()
 
     told.put_nowait(("elsewhere", 1))

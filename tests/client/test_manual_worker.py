@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from tests.helpers import until_renewed, wait_until
+from tests.helpers import until_blocked, until_renewed, wait_until
 from tests.proxy import Proxy, runs
 from toril import (
     Backoff,
@@ -77,11 +77,11 @@ async def test_nothing_to_take(queue, taker):
     assert await taker.get_next_job(timeout=0) is None
 
 
-async def test_who_waits_is_woken_by_an_add_and_by_the_time(queue, make_taker):
+async def test_who_waits_is_woken_by_an_add_and_by_the_time(queue, make_taker, client):
     """Nobody polls: without being woken it would look again after ten seconds."""
     taker = make_taker(drain_delay=600_000)
     waiting = asyncio.create_task(taker.get_next_job())
-    await asyncio.sleep(0.05)
+    await until_blocked(client)
     now = await queue.add("now")
 
     job = await waiting
@@ -357,10 +357,10 @@ async def test_closing_hands_back_what_is_held(queue, make_taker, client):
         await job.complete()
 
 
-async def test_closing_ends_the_waiting(queue, make_taker):
+async def test_closing_ends_the_waiting(queue, make_taker, client):
     taker = make_taker()
     waiting = asyncio.create_task(taker.get_next_job())
-    await asyncio.sleep(0.05)
+    await until_blocked(client)
 
     await taker.close()
 

@@ -342,9 +342,11 @@ async def test_one_that_came_and_went_is_gone(queue, client, monkeypatch):
     """It was there when it was looked for, and then nobody knows how it ended."""
     monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", 0.02)
     job = await queue.add("good", job_id="from-the-outbox")
+    looks = []
+    look = queue._result
+    monkeypatch.setattr(queue, "_result", lambda *of, **how: looks.append(of) or look(*of, **how))
     waiting = asyncio.create_task(queue.wait_for(job.id, timeout=60_000, may_come=True))
-    await wait_until(lambda: queue._listen().is_reading)
-    await asyncio.sleep(0.05)
+    await wait_until(lambda: queue._listen().is_reading and len(looks) > 2)
     await client.flushdb()
 
     with pytest.raises(JobRemovedError):

@@ -15,7 +15,7 @@ import pytest
 
 from tests.dashboard.conftest import Visitor, served
 from tests.dashboard.world import World
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import Connection, NewJob, Queue
 from toril.client.finder import Finder
 from toril.dashboard import dashboard
@@ -70,7 +70,7 @@ async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: 
         began, looks = time.monotonic(), pulse.looks
         while time.monotonic() - began < 0.8:
             await queue.add_bulk([NewJob("more") for _ in range(20)])
-            await asyncio.sleep(0.005)
+            await let_pass(0.005, "the listeners have their turn")
         looked = pulse.looks - looks
         for task in listeners:
             task.cancel()
@@ -82,7 +82,7 @@ async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: 
             assert all(later - one >= 0.09 for one, later in pairwise(times))
         await wait_until(lambda: pulse._task is None, 5)
         after = pulse.looks
-        await asyncio.sleep(0.3)
+        await let_pass(0.3, "three looks would fit in")
         assert pulse.looks == after, "nobody listens"
     await connection.close()
 
@@ -124,7 +124,7 @@ async def test_a_hundred_open_pages_of_a_busy_queue_are_read_for_once(
             assert not any(page.done() for page in pages)
             await queue.add_bulk([NewJob("more") for _ in range(25)])
             added += 25
-            await asyncio.sleep(0.05)
+            await let_pass(0.05, "the queue is busy, and the machine is not")
         passed = time.monotonic() - began
         looks = app._pages._desk.pulse.looks
         for page in pages:

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.cli.test_examples import parse
-from tests.helpers import not_run
+from tests.helpers import not_run, wait_until_sync
 from tests.servers import Server
 from toril.cli.main import toril as cli
 from toril.contrib.prometheus import BUCKETS_S, QueueCollector, RelayCollector, _Meters
@@ -226,6 +225,16 @@ def test_every_alert_has_a_runbook_and_the_other_way_round():
         assert f"`{rule['expr']}`" in RUNBOOKS.replace("\\|", "|")
 
 
+def _scraped(port: int) -> str:
+    """What the exporter serves; nothing while it starts."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return ""
+    return text if "toril_up" in text else ""
+
+
 def test_the_exporter_serves_what_a_queue_holds(url: str, unused_tcp_port: int):
     settings = {"TORIL_URL": url, "TORIL_QUEUES": "any", "TORIL_EXPORTER_PORT": unused_tcp_port}
     exporter = subprocess.Popen(
@@ -233,16 +242,7 @@ def test_the_exporter_serves_what_a_queue_holds(url: str, unused_tcp_port: int):
         env={**os.environ, **{name: str(value) for name, value in settings.items()}},
     )
     try:
-        text = ""
-        deadline = time.monotonic() + 30
-        while "toril_up" not in text and time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(
-                    f"http://127.0.0.1:{unused_tcp_port}/metrics", timeout=5
-                ) as answer:
-                    text = answer.read().decode()
-            except OSError:
-                time.sleep(0.05)
+        text = wait_until_sync(lambda: _scraped(unused_tcp_port), 30)
         assert "toril_up 1.0" in text
         assert 'toril_jobs{queue="any",state="waiting"} 0.0' in text
     finally:

@@ -136,7 +136,6 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.leave()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_tutorial_can_be_followed_by_copying(reader: Reader):
     for page in PAGES:

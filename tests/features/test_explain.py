@@ -9,18 +9,15 @@ import sys
 
 import pytest
 
-from tests.features.lanes import Hand, lose_lock
+from tests.features.lanes import lose_lock
 from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, NewJob, Queue, RateLimit, Worker
-from toril.client.connection import Connection
 from toril.errors import InvalidNameError
 
 
 @pytest.fixture
-async def hand(url, queue):
-    connection = Connection(url)
-    yield Hand(connection, queue.keys, "one")
-    await connection.close()
+def hand(hand):
+    return hand()
 
 
 async def test_a_lane_that_is_held_paused_or_halted(queue, hand):

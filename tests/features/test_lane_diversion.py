@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, UnrecoverableError, Worker
+from toril import NewJob, Queue, UnrecoverableError
 from toril.protocol import lanes
 
 
@@ -14,14 +14,6 @@ from toril.protocol import lanes
 async def dlq(url, prefix):
     async with Queue("q-dlq", connection=url, prefix=prefix) as queue:
         yield queue
-
-
-@pytest.fixture
-def work(url, prefix):
-    def make(handler, **options):
-        return Worker("q", handler, connection=url, prefix=prefix, **options)
-
-    return make
 
 
 def jobs(count, lane="a", **options):
@@ -161,7 +153,8 @@ async def test_a_slice_of_a_diversion_is_bounded_in_bytes(queue, dlq, work, monk
             return await dlq.get_waiting_count() == len(sizes)
 
         await wait_until(all_are_there)
-        await wait_until(lambda: sum(sent) == len(sizes), message="the last reply arrived")
+        # The head of the lane went with the call that buried it.
+        await wait_until(lambda: sum(sent) == len(sizes) - 1, message="the last reply arrived")
 
     assert await numbers(dlq) == list(range(len(sizes)))
     # A sweep and the worker may both be at it, so the replies come in any order.

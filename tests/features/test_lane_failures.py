@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from tests.features.lanes import fence_of
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import Backoff, NewJob
 
 
@@ -55,7 +54,7 @@ async def test_with_on_retry_skip_others_go_on_meanwhile(queue, hand):
     (job,) = await one.take(1)
 
     (meanwhile,) = await one.fail(job, then_take=1)
-    await asyncio.sleep(0.16)
+    await let_pass(0.16, "the backoff is over")
 
     assert meanwhile.data == 0
     assert [job.data for job in await one.complete(meanwhile, then_take=1)] == ["A"]

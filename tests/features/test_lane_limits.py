@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import until_blocked, wait_until
 from toril import NewJob, RateLimit
 from toril.errors import LaneFullError
 
@@ -123,7 +122,7 @@ async def test_a_paused_lane_gives_nothing_until_it_is_resumed(queue, hand):
     assert [job.data for job in await one.take(5)] == [1]
 
 
-async def test_resuming_wakes_an_idle_worker(queue, work):
+async def test_resuming_wakes_an_idle_worker(queue, work, client):
     """FIFO-14: no polling, also after a pause."""
     ran = []
 
@@ -133,7 +132,7 @@ async def test_resuming_wakes_an_idle_worker(queue, work):
     await queue.pause_lane("a")
     await queue.add("x", 1, lane="a")
     async with work(handler):
-        await asyncio.sleep(0.1)
+        await until_blocked(client, 2)
         assert not ran
         await queue.resume_lane("a")
         await wait_until(lambda: ran)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.features.lanes import Hand
 from toril import Deduplication, NewJob
-from toril.client.connection import Connection
 from toril.errors import InvalidOptionError
 
 
 @pytest.fixture
-async def hand(url, queue):
-    connection = Connection(url)
-    yield Hand(connection, queue.keys, "one")
-    await connection.close()
+def hand(hand):
+    return hand()
 
 
 async def test_a_lane_whose_jobs_are_all_delayed_is_listed_last(queue, hand):

@@ -6,14 +6,9 @@ import asyncio
 
 import pytest
 
-from tests.helpers import wait_until
-from toril import NewJob, Worker
+from tests.helpers import let_pass, wait_until
+from toril import NewJob
 from toril.errors import InvalidOptionError, UnknownOptionError
-
-
-@pytest.fixture
-def work(url, prefix):
-    return lambda handler, **options: Worker("q", handler, connection=url, prefix=prefix, **options)
 
 
 async def test_a_scheduler_fills_a_lane_one_job_after_another(queue, work):
@@ -56,7 +51,7 @@ async def test_a_scheduled_job_waits_behind_a_running_one_of_its_lane(queue, wor
         await queue.upsert_job_scheduler(
             "s", every=30, limit=1, template=NewJob("tick", lane="reports")
         )
-        await asyncio.sleep(0.1)
+        await let_pass(0.1, "the tick is due three times over")
         assert ran == ["long"]
         go.set()
         await wait_until(lambda: ran == ["long", "tick"])

@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 
-from tests.features.lanes import Hand
 from tests.helpers import name_of
 from tests.keyspace import lasting_keys
 from toril import Deduplication, FlowJob, FlowProducer, GroupJob, NewJob, Queue
-from toril.client.connection import Connection
 from toril.errors import LaneFullError
 
 
@@ -21,10 +19,8 @@ async def flow(url, prefix):
 
 
 @pytest.fixture
-async def hand(url, queue):
-    connection = Connection(url)
-    yield Hand(connection, queue.keys, "one")
-    await connection.close()
+def hand(hand):
+    return hand()
 
 
 def member(most, **options):

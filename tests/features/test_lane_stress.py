@@ -38,7 +38,6 @@ BETWEEN_FAULTS_S = (3.0, 6.0) if IS_LONG else (0.7, 1.5)
 PROGRAM = Path(__file__).with_name("lane_program.py")
 
 
-@pytest.mark.slow
 async def test_many_jobs_of_one_millisecond_keep_their_order(url, prefix):
     """FIFO-04, C-21: equal order_ms, exact order of arrival, whatever their number."""
     connection = Connection(url)
@@ -76,7 +75,6 @@ async def test_many_jobs_of_one_millisecond_keep_their_order(url, prefix):
     await connection.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(7200)
 async def test_killed_workers_never_overlap_or_invert_a_lane(url, prefix, client, tmp_path):
     """FIFO-02, FIFO-04, FIFO-07, FIFO-12, FIFO-13: the ledgers of several processes under SIGKILL.

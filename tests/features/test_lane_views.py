@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, until_blocked, wait_until
 from toril import NewJob
 
 
@@ -81,9 +81,9 @@ async def test_an_idle_worker_does_not_poll(queue, work, client):
     await queue.pause_lane("stopped")
     await queue.add("x", lane="stopped")
     async with work(lambda job: None):
-        await asyncio.sleep(0.3)
+        await until_blocked(client, 2)
         before = (await client.info("stats"))["total_commands_processed"]
-        await asyncio.sleep(1.0)
+        await let_pass(1.0, "who polls would be counted")
         after = (await client.info("stats"))["total_commands_processed"]
 
     assert after - before <= 5

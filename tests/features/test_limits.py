@@ -7,21 +7,9 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, RateLimit, Worker
+from toril import NewJob, RateLimit
 from toril.errors import DelayedError, InvalidOptionError, RateLimitError
 from toril.sync import Queue as BlockingQueue
-
-
-@pytest.fixture
-def work(url, prefix):
-    """Makes workers of the queue; idle ones ask again only after a minute."""
-
-    def make(handler, **options):
-        return Worker(
-            "q", handler, connection=url, prefix=prefix, **{"drain_delay": 60_000, **options}
-        )
-
-    return make
 
 
 class Recorder:

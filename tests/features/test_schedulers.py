@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import Deduplication, NewJob, Queue, Worker
 from toril.errors import (
     InvalidInputError,
@@ -20,14 +20,6 @@ from toril.errors import (
 from toril.sync import Queue as BlockingQueue
 
 FAR = 3_600_000
-
-
-@pytest.fixture
-def work(url, prefix):
-    def make(handler, **options):
-        return Worker("q", handler, connection=url, prefix=prefix, **options)
-
-    return make
 
 
 async def nothing(job):
@@ -76,7 +68,7 @@ async def test_many_workers_make_one_job_a_tick(queue, work, client):
     await queue.upsert_job_scheduler("s", every=40, limit=15)
     async with work(handler), work(handler), work(handler, concurrency=4):
         await wait_until(lambda: len(runs) == 15)
-        await asyncio.sleep(0.1)
+        await let_pass(0.1, "two more ticks would fit in")
 
     assert len(runs) == len(set(runs)) == 15
     assert len(await iterations(client, queue)) == 15
@@ -148,7 +140,7 @@ async def test_a_limit_ends_the_schedule(queue, work, client):
     await queue.upsert_job_scheduler("s", every=30, limit=3)
     async with work(lambda job: runs.append(job.id)):
         await wait_until(lambda: len(runs) == 3)
-        await asyncio.sleep(0.1)
+        await let_pass(0.1, "three more ticks would fit in")
 
     assert len(await iterations(client, queue)) == 3
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import time
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver
 from tests.interop.support import FAR, events_of, wait_for_finished, wait_for_state
@@ -68,7 +67,7 @@ async def test_item_22_both_advance_one_schedule_in_turn(maker, peer, toril, cli
     ours = await toril.start_worker("q", behaviours, concurrency=1)
     theirs = await peer.work("q", behaviours, concurrency=1)
     await wait_for_finished(client, prefix, "q", 22, timeout=30)
-    await asyncio.sleep(2 * every / 1000)
+    await let_pass(2 * every / 1000, "two more ticks would fit in")
 
     times = await iterations(client, prefix)
     assert len(times) == len(set(times)) == 22
@@ -122,7 +121,7 @@ async def test_item_22_start_offset_and_limit(maker, runner, peer, toril, client
 
     await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
     await wait_for_finished(client, prefix, "q", 6, timeout=20)
-    await asyncio.sleep(0.25)
+    await let_pass(0.25, "a further tick of each would fit in")
 
     first = await iterations(client, prefix, "a")
     assert len(first) == 3

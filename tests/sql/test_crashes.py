@@ -14,7 +14,7 @@ import time
 import pytest
 from sqlalchemy import create_engine, func, select
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.sql import program
 from tests.sql.program import QUEUE, RELAY_STEPS, WORKER_STEPS, Tables, make_relay, make_worker
 from toril import NewJob
@@ -132,7 +132,7 @@ async def test_random_kills_of_relays_and_workers_leave_one_effect_per_row(
                 count = min(max(20, ROWS // 100), ROWS - written)
                 await asyncio.to_thread(write, engine, tables, count, laned=True, **options)
                 written += count
-            await asyncio.sleep(dice.uniform(0.1, 0.6))
+            await let_pass(dice.uniform(0.1, 0.6), "nobody knows when somebody dies")
             await taken_over.look()
             if written < ROWS or kills < 8:
                 victim = dice.randrange(len(children))

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, func, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.sql.program import Tables
 from toril.errors import ClaimRefusedError, InvalidOptionError, MissingKeyError
 from toril.idempotency import RedisStore, SqlStore, idempotent
@@ -102,7 +102,7 @@ async def test_two_at_the_same_time_get_one_answer(server_url, table_name):
     first = asyncio.create_task(shop.post("evt-1"))
     await wait_until(lambda: shop.begun == 1)
     second = asyncio.create_task(shop.post("evt-1"))
-    await asyncio.sleep(0.1)
+    await let_pass(0.1, "the second comes to the lock of the first")
     shop.held.set()
 
     assert (await first).json() == (await second).json()

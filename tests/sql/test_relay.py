@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, insert, select, update
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.servers import Cluster
 from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
@@ -302,7 +302,7 @@ async def test_a_full_lane_is_waited_for_as_long_as_it_takes(
     others = write(engine, outbox, 2, lane="user-2")
     for _ in range(10):
         await relay.run_once()
-        await asyncio.sleep(0.002)
+        await let_pass(0.002, "the wait for the lane is over")
 
     assert {job_id async for job_id in _added_ids(queue)} == {ids[0], *others}
     assert (relay.metrics.put_off, relay.metrics.parked) == (0, 0)
@@ -582,7 +582,7 @@ async def test_on_postgresql_a_commit_wakes_the_relay(
     relay._news.set = lambda: (heard.set(), set_news())  # type: ignore[method-assign]
     running = asyncio.create_task(relay.run())
     await asyncio.wait_for(heard.wait(), 30)
-    await asyncio.sleep(0.1)
+    await let_pass(0.1, "it looks once more, and then it waits for news")
 
     write(plain, outbox)
     await wait_until(queue.get_waiting_count, 30)
@@ -592,7 +592,7 @@ async def test_on_postgresql_a_commit_wakes_the_relay(
     plain.dispose()
     await asyncio.to_thread(cut_all_connections, plain.url)
     await asyncio.wait_for(heard.wait(), 30)
-    await asyncio.sleep(0.1)
+    await let_pass(0.1, "it looks once more, and then it waits for news")
     write(plain, outbox)
     await wait_until(lambda: _has(queue, 2), 30)
 

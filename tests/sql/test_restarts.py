@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.exc import DBAPIError
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.sql import program
 from tests.sql.conftest import KINDS, url_of
 from tests.sql.program import QUEUE, Tables, make_relay
@@ -79,7 +79,7 @@ async def test_one_job_per_row_whoever_dies_or_is_restarted(
     await wait_until(lambda: relay.metrics.dispatched > ROWS_PER_WRITE, 60)
     mortal.kill()
     await asyncio.to_thread(server.stop)
-    await asyncio.sleep(0.1)
+    await let_pass(0.1, "the server is away for a while")
     await asyncio.to_thread(server.start)
     before = relay.metrics.dispatched
     await wait_until(lambda: relay.metrics.dispatched > before, 60)

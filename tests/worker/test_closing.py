@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.keyspace import lasting_keys
 from toril import NewJob, Queue, Router, Worker
 from toril.errors import InvalidOptionError
@@ -155,7 +155,7 @@ async def test_a_second_close_can_shorten_the_first(queue, start_worker, inside)
     worker = await start_worker(on_loop)
     await wait_until(lambda: worker.is_processing)
     patient = asyncio.create_task(worker.close())
-    await asyncio.sleep(0.02)
+    await let_pass(0.02, "nothing ends it but its job")
     assert not patient.done()
 
     await worker.close(timeout=0)
@@ -190,7 +190,7 @@ async def test_closing_under_load_loses_nothing_and_doubles_nothing(queue, start
     added = {job.id for job in await queue.add_bulk([_new(n) for n in range(300)])}
     while len(await inside.ids("completed")) < 300:
         worker = await start_worker(handler, concurrency=20)
-        await asyncio.sleep(0.015)
+        await let_pass(0.015, "some of the jobs run")
         await worker.close(timeout=1000)
         assert await inside.ids("active") == []
 
@@ -293,7 +293,7 @@ async def test_with_a_job_a_silent_server_is_waited_for(start_server, monkeypatc
         server.freeze()
         go_on.set()
         closing = asyncio.create_task(worker.close(timeout=60_000))
-        await asyncio.sleep(1)
+        await let_pass(1, "it might give a silent server up")
         assert not closing.done()
 
         server.thaw()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.counting import counting
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import NewJob, Queue, Worker
 
 
@@ -23,7 +23,7 @@ async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
         await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
 
         with counting(server) as counted:
-            await asyncio.sleep(1)
+            await let_pass(1, "who polls would be counted")
 
     assert counted.commands == {}
     await worker.close()
@@ -39,7 +39,7 @@ async def test_an_idle_worker_looks_once_per_drain_delay(start_server):
 
         began = time.monotonic()
         with counting(server) as counted:
-            await asyncio.sleep(2.2)
+            await let_pass(2.2, "four looks are due in it")
         most = (time.monotonic() - began) / 0.5 + 1
 
     # A wait and the take behind it are one message.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.keyspace import lasting_keys
 from tests.proxy import Proxy, runs
 from toril import Queue
@@ -103,7 +103,7 @@ async def test_it_is_not_made_again_when_the_job_has_run_meanwhile(
     proxy.may_lose.set()
     await changing
 
-    await asyncio.sleep(0.05)  # a second run would begin at once
+    await let_pass(0.05, "a second run would begin at once")
     assert ran == [job_id]
     assert await inside.ids("failed") == [job_id]
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import redis.asyncio.cluster
 
-from tests.helpers import until_renewed, wait_until
+from tests.helpers import let_pass, until_renewed, wait_until
 from toril import NewJob, Queue, Worker
 from toril.errors import CrossSlotError
 from toril.protocol.keys import slot
@@ -88,7 +88,7 @@ async def test_an_idle_worker_on_a_cluster_is_woken_at_once(cluster_url, tag):
         Queue("q", **options) as queue,
         Worker("q", handler, drain_delay=600_000, **options),
     ):
-        await asyncio.sleep(0.3)
+        await let_pass(0.3, "the worker waits at its node")
         await queue.add("job")
         await asyncio.wait_for(began.wait(), 20)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
 import toril
+from tests.helpers import let_pass
 from tests.worker.programs import hold
 from toril import Worker
 from toril.errors import InvalidOptionError
@@ -47,7 +47,7 @@ async def test_a_second_signal_ends_at_once(queue, start_program, inside):
     program = start_program(handler="hold", run={"timeout": 60_000})
     await program.hear("holding")
     program.signal(signal.SIGTERM)
-    time.sleep(0.1)
+    await let_pass(0.1, "the first signal lets the job go on")
     assert program.process.poll() is None
 
     program.signal(signal.SIGTERM)
@@ -61,7 +61,7 @@ async def test_a_second_signal_ends_a_process_whose_loop_is_blocked(queue, start
     program = start_program(handler="stubborn", options={"lock_duration": 500})
     await program.hear("holding")
     program.signal(signal.SIGTERM)
-    time.sleep(0.1)
+    await let_pass(0.1, "two signals at once would be one")
 
     program.signal(signal.SIGTERM)
 

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.proxy import Proxy, runs
 from toril import NewJob, Queue, Worker
 
@@ -113,7 +113,7 @@ async def test_health_is_how_long_ago_the_server_answered(start_server):
     assert worker.last_reply_age is None
     await worker.start()
     await wait_until(lambda: worker.last_reply_age is not None)
-    await asyncio.sleep(0.5)
+    await let_pass(0.5, "an answer of the start would be older")
     await wait_until(lambda: worker.last_reply_age < 0.3)  # it looks every 100 ms
 
     server.freeze()

@@ -10,7 +10,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from tests.helpers import until_renewed, wait_until
+from tests.helpers import let_pass, until_renewed, wait_until
 from tests.servers import SAFE_ON_DISK
 from toril import NewJob, Queue, Worker
 from toril.errors import ServerOutOfMemoryError
@@ -110,7 +110,7 @@ async def test_a_server_that_restarts_under_load(how, start_server):
     async with Load(server.unix_url) as load:
         for _ in range(2):
             await asyncio.to_thread(getattr(server, how))
-            await asyncio.sleep(0.1)
+            await let_pass(0.1, "the server is away for a while")
             await asyncio.to_thread(server.start)
             await load.until_some_more()
         await load.end()

@@ -38,8 +38,6 @@ class Reader(Protocol):
         """The answers to read-only commands."""
 
 
-Client = Reader
-
 JOB = "job"
 
 # (what follows "prefix:queue:", type, what it is); the first that matches the name and the type
@@ -110,13 +108,13 @@ class QueueKeys:
         return (rest for rest, kind in self.kinds.items() if kind in kinds)
 
 
-async def audit(client: Client, prefix: str, *, expects_marker: bool = False) -> list[str]:
+async def audit(reader: Reader, prefix: str, *, expects_marker: bool = False) -> list[str]:
     """Every violation of the rules above under ``prefix``, as sentences; empty when all is well.
 
     While jobs are moving, a job can be seen in two places or in none: call it when nothing is
     running, or believe only what is told twice.
     """
-    queues, problems = await read(client, prefix)
+    queues, problems = await read(reader, prefix)
     for queue in queues.values():
         checks = [
             _containers(queue),
@@ -145,15 +143,15 @@ def _as_far_as_possible(base: str, check: Iterator[str]) -> Iterator[str]:
         yield f"K1: {base} has values that nobody writes, and its {name} were not audited: {error}"
 
 
-async def keys_under(client: Client, prefix: str) -> list[str]:
+async def keys_under(reader: Reader, prefix: str) -> list[str]:
     pattern = re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "*"
-    return sorted(set(await client.scan(pattern)))
+    return sorted(set(await reader.scan(pattern)))
 
 
-async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[str]]:
+async def read(reader: Reader, prefix: str) -> tuple[dict[str, QueueKeys], list[str]]:
     """All queues under ``prefix`` by their qualified names, and what is wrong with the names."""
-    keys = await keys_under(client, f"{prefix}:")
-    types = await _ask(client, [("TYPE", key) for key in keys])
+    keys = await keys_under(reader, f"{prefix}:")
+    types = await _ask(reader, [("TYPE", key) for key in keys])
     queues: dict[str, QueueKeys] = {}
     problems: list[str] = []
     wanted: list[tuple[QueueKeys, str, str]] = []
@@ -169,8 +167,8 @@ async def read(client: Client, prefix: str) -> tuple[dict[str, QueueKeys], list[
         queue.kinds[rest] = what
         wanted.append((queue, rest, kind))
 
-    values = await _ask(client, [_read_command(f"{q.base}:{rest}", k) for q, rest, k in wanted])
-    ttls = await _ask(client, [("PTTL", f"{queue.base}:{rest}") for queue, rest, _ in wanted])
+    values = await _ask(reader, [_read_command(f"{q.base}:{rest}", k) for q, rest, k in wanted])
+    ttls = await _ask(reader, [("PTTL", f"{queue.base}:{rest}") for queue, rest, _ in wanted])
     for (queue, rest, kind), value, ttl_ms in zip(wanted, values, ttls, strict=True):
         queue.values[rest] = plain = _plain(value, kind)
         queue.ttl_ms[rest] = ttl_ms
@@ -354,16 +352,16 @@ def _plain(value: Any, kind: str) -> Any:
     return value
 
 
-async def _ask(client: Client, commands: list[tuple[str, ...]]) -> list[Any]:
+async def _ask(reader: Reader, commands: list[tuple[str, ...]]) -> list[Any]:
     answers: list[Any] = []
     for start in range(0, len(commands), 1000):
-        answers += await client.ask(commands[start : start + 1000])
+        answers += await reader.ask(commands[start : start + 1000])
     return answers
 
 
-async def dump(client: Client, prefix: str) -> str:
+async def dump(reader: Reader, prefix: str) -> str:
     """Everything under ``prefix`` as text, for the message of a failing test."""
-    queues, _ = await read(client, prefix)
+    queues, _ = await read(reader, prefix)
     lines = []
     for queue in queues.values():
         for rest, value in sorted(queue.values.items()):
