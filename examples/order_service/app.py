@@ -1,4 +1,4 @@
-"""The API: an order and the job that charges it are written in one transaction."""
+"""The API: an order, the saga that fulfils it and a mail are written in one transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import FastAPI, HTTPException
 from models import PREFIX, Order, create_tables, open_session, outbox
 from pydantic import BaseModel
 
-from tasks import charge
+from tasks import mail, steps_of, undoing_of
 from toril.dashboard import dashboard
 
 
@@ -27,20 +27,22 @@ app.mount("/toril", dashboard(prefix=PREFIX))
 
 class NewOrder(BaseModel):
     amount: int
+    customer: str = "ann"
 
 
 @app.post("/orders", status_code=201)
 def create_order(new: NewOrder) -> dict[str, object]:
     with open_session() as session, session.begin():
-        order = Order(amount=new.amount)
+        order = Order(amount=new.amount, customer=new.customer)
         session.add(order)
         session.flush()
-        call = charge.using(idempotency_key=f"order-{order.id}").call(order.id)
-        job_id = outbox.add(session, call)
+        saga = f"order-{order.id}"
+        outbox.add_group(session, "order", steps_of(order), undoing_of(order), group_id=saga)
+        outbox.add(session, mail.call(order.customer, f"thank you for order {order.id}"))
         if new.amount > 1_000_000:
-            # Raised inside the transaction: neither the order nor its job will ever exist.
+            # Raised inside the transaction: neither the order nor its jobs will ever exist.
             raise HTTPException(422, "nobody orders that much")
-        return {"id": order.id, "job_id": job_id}
+        return {"id": order.id, "group_id": saga}
 
 
 @app.get("/orders/{order_id}")

@@ -24,18 +24,20 @@ class Order(Base):
     __tablename__ = "orders"
 
     id: Mapped[int] = mapped_column(primary_key=True)
+    customer: Mapped[str] = mapped_column(String(100))
     amount: Mapped[int]
     status: Mapped[str] = mapped_column(String(20), default="new")
     receipt: Mapped[str | None] = mapped_column(String(100))
 
 
 class Charge(Base):
-    """What the bank was asked to do: one row per charge, to see that there is one."""
+    """What the bank was asked to do: one row per charge or refund, to see that there is one."""
 
     __tablename__ = "charges"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     order_id: Mapped[int]
+    amount: Mapped[int]
     key: Mapped[str] = mapped_column(String(255))
 
 

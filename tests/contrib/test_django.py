@@ -8,8 +8,6 @@ import io
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Forked
 from tests.helpers import not_run
 
 try:
@@ -375,9 +374,7 @@ class Site:
             cursor.execute(sql)
             return list(cursor.fetchall())
 
-    def start(
-        self, command: str, url: str, prefix: str, *arguments: str
-    ) -> subprocess.Popen[bytes]:
+    def start(self, command: str, url: str, prefix: str, *arguments: str) -> Forked:
         environment = {
             **os.environ,
             "DJANGO_SETTINGS_MODULE": SETTINGS,
@@ -386,8 +383,7 @@ class Site:
             "SITE_URL": url,
             **self.environment,
         }
-        line = [sys.executable, "-m", "django", command, *arguments]
-        return subprocess.Popen(line, env=environment, cwd=ROOT)
+        return Forked("-m", "django", command, *arguments, env=environment, cwd=ROOT)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -406,7 +402,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 
 
 @contextlib.contextmanager
-def killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def killed(process: Forked) -> Iterator[None]:
     try:
         yield
     finally:
@@ -415,7 +411,7 @@ def killed(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def ended(process: Forked) -> Iterator[None]:
     try:
         yield
     finally:

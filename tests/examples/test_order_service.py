@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.forked import Forked
+from tests.forked import PIPE, Forked
 from tests.helpers import wait_until
 from tests.servers import free_port
 from tests.sql.conftest import (  # noqa: F401 (fixtures)
@@ -24,6 +24,7 @@ from toril import Queue
 
 ROOT = Path(__file__).parents[2]
 SERVICE = ROOT / "examples" / "order_service"
+NEEDS = ("uvicorn", "fastapi", "sqlalchemy", "click")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ async def start(url, prefix, database_url):  # noqa: F811
     children = []
 
     def start(*command):
-        child = Forked(*command, env=environment, needs=("uvicorn", "fastapi", "sqlalchemy"))
+        child = Forked(*command, env=environment, cwd=SERVICE, needs=NEEDS)
         children.append(child)
         return child
 
@@ -56,49 +57,97 @@ async def start(url, prefix, database_url):  # noqa: F811
     assert set(codes) <= {0, -signal.SIGKILL, -signal.SIGTERM}
 
 
-def count_charges(database):
+def money_moved(database):
     engine = create_engine(database)
     with engine.connect() as connection:
-        count = connection.execute(text("SELECT count(*) FROM charges")).scalar()
+        moved = connection.execute(text("SELECT order_id, amount FROM charges")).all()
     engine.dispose()
-    return count
+    return moved
 
 
-async def test_orders_are_charged_once_although_the_worker_is_killed(
+async def test_orders_are_charged_once_although_the_programs_are_killed(
     start,
     url,
     prefix,
     database_url,  # noqa: F811
 ):
     """RULES-02, RULES-13, RULES-15, RULES-16 in one service."""
-    port = free_port()
-    start(
-        *("-m", "uvicorn", "--app-dir", str(SERVICE), "app:app"),
-        *("--port", str(port), "--log-level", "warning"),
-    )
+    port, metrics_port = free_port(), free_port()
+    worker = ("-m", "toril", "worker", "tasks:app", "--metrics-port", str(metrics_port))
+    relay = ("-m", "toril", "relay", "tasks:relay")
+    start("-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as api:
         await wait_until(lambda: _answers(api), every=0.05)
         too_much = await api.post("/orders", json={"amount": 2_000_000})
-        orders = [(await api.post("/orders", json={"amount": n})).json()["id"] for n in range(5)]
-        first = start(str(SERVICE / "worker.py"))
-        for order in orders:
-            await wait_until(lambda order=order: _is_paid(api, order), every=0.05)
-        first.kill()
-        await first.ended()
-        orders += [(await api.post("/orders", json={"amount": n})).json()["id"] for n in range(5)]
-        start(str(SERVICE / "worker.py"))
-        for order in orders[5:]:
-            await wait_until(lambda order=order: _is_paid(api, order), every=0.05)
+        orders = [await order(api, n) for n in range(4)]
+        programs = [start(*worker), start(*relay)]
+        for number in orders:
+            await wait_until(lambda number=number: _has_status(api, number, "paid"), every=0.05)
+        for program in programs:
+            program.kill()
+            await program.ended()
+        orders += [await order(api, n) for n in range(4)]
+        refused = await order(api, 5000)
+        for program in (worker, relay):
+            start(*program)
+        for number in orders[4:]:
+            await wait_until(lambda number=number: _has_status(api, number, "paid"), every=0.05)
+        await wait_until(lambda: _is_undone(url, prefix, refused), every=0.05)
+        async with httpx.AsyncClient() as client:
+            told = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
 
         assert too_much.status_code == 422
         assert (await api.get("/orders/999")).status_code == 404
         receipt = (await api.get(f"/orders/{orders[-1]}")).json()["receipt"]
-        assert f"order-{orders[-1]}" in receipt
-    assert len(set(orders)) == 10
-    charged = await asyncio.to_thread(count_charges, database_url)
-    assert charged == 10
-    async with Queue("payments-dlq", connection=url, prefix=prefix) as dead:
+        assert receipt.startswith("receipt for 3 by ")
+        assert await _has_status(api, refused, "refunded") or await _has_status(api, refused, "new")
+    assert "toril_lost_jobs_total" in told
+    assert len(set(orders)) == 8
+    moved = await asyncio.to_thread(money_moved, database_url)
+    assert sorted(amount for number, amount in moved if number in orders) == sorted([*range(4)] * 2)
+    assert sum(amount for number, amount in moved if number == refused) == 0
+    async with (
+        Queue("payments-dlq", connection=url, prefix=prefix) as dead,
+        Queue("mail", connection=url, prefix=prefix) as mail,
+        Queue("reports", connection=url, prefix=prefix) as reports,
+    ):
         assert await dead.get_dead_letter_count() == 0
+        await wait_until(lambda: _has_completed(mail, 9), every=0.05)
+        sent = await mail.get_completed()
+        assert {job.lane for job in sent} == {"customer:ann"}
+        assert len(await reports.get_job_schedulers()) == 1
+
+
+def test_the_tests_of_the_service_pass(url):
+    """They show what users write; the plugin and its fixtures come with the package."""
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:valkey", "--rootdir", str(SERVICE)]
+    command = ["-m", "pytest", *options, "-c", os.devnull, str(SERVICE)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TORIL_TEST_URL": url,
+    }
+    child = Forked(*command, env=environment, cwd=SERVICE, stdout=PIPE, needs=(*NEEDS, "pytest"))
+    told = child.stdout.read()
+
+    assert child.wait(60) == 0, told
+    assert "6 passed" in told
+
+
+async def order(api, amount):
+    answer = await api.post("/orders", json={"amount": amount})
+    return answer.json()["id"]
+
+
+async def _is_undone(url, prefix, number):
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        info = await queue.get_group_state(f"order-{number}")
+        return info is not None and info.state == "FAILED"
+
+
+async def _has_completed(queue, count):
+    return await queue.get_completed_count() == count
 
 
 async def _answers(api):
@@ -108,5 +157,5 @@ async def _answers(api):
         return False
 
 
-async def _is_paid(api, order):
-    return (await api.get(f"/orders/{order}")).json()["status"] == "paid"
+async def _has_status(api, number, status):
+    return (await api.get(f"/orders/{number}")).json()["status"] == status

@@ -9,6 +9,7 @@ from sqlalchemy import MetaData, create_engine, event
 from sqlalchemy.pool import NullPool, StaticPool
 
 from toril import NewJob, Queue
+from toril.errors import ServerUnavailableError
 from toril.outbox import Outbox, Relay
 from toril.outbox.database import open_database
 from toril.outbox.packing import Packing
@@ -19,7 +20,7 @@ from toril.protocol.adding import MOST_BYTES_PER_CALL, MOST_JOBS_PER_CALL, Prepa
 
 def put(packing, seq, queue="q", lane=None, data=b"{}"):
     row = OutboxRow(seq, f"j{seq}", queue, "n", "{}", "{}", lane, "k", "pending", 0)
-    return packing.put(row, Prepared(row.id, {}, data, b"{}"))
+    packing.put(row, Prepared(row.id, {}, data, b"{}"))
 
 
 def seqs(packing):
@@ -29,35 +30,40 @@ def seqs(packing):
 def test_a_call_has_no_more_jobs_or_bytes_than_it_may():
     packing = Packing()
     for seq in range(MOST_JOBS_PER_CALL + 1):
-        assert put(packing, seq)
+        put(packing, seq)
     large = Packing()
     for seq in range(3):
-        assert put(large, seq, data=b"x" * MOST_BYTES_PER_CALL)
+        put(large, seq, data=b"x" * MOST_BYTES_PER_CALL)
 
     assert seqs(packing) == [[*range(MOST_JOBS_PER_CALL)], [MOST_JOBS_PER_CALL]]
     assert seqs(large) == [[0], [1], [2]]
 
 
-def test_the_rows_of_a_lane_travel_in_one_call_or_wait():
+def test_a_call_names_the_rows_that_must_go_before_its_own():
     """Calls that are sent together fail one by one: nothing may overtake what failed."""
     packing = Packing()
     put(packing, 0, lane="a")
     for seq in range(1, MOST_JOBS_PER_CALL):
-        put(packing, seq)
+        put(packing, seq, lane="c" if seq == 5 else None)
 
-    assert not put(packing, 500, lane="a"), "its call is full"
-    assert put(packing, 501, lane="b")
-    assert put(packing, 502, queue="other", lane="a"), "a lane is one of a queue"
-    assert put(packing, 503, lane="b")
-    assert seqs(packing) == [[*range(MOST_JOBS_PER_CALL)], [501, 503], [502]]
+    put(packing, 500, lane="a")
+    put(packing, 501, lane="b")
+    put(packing, 502, queue="other", lane="a")
+    put(packing, 503, lane="a")
+
+    assert seqs(packing) == [[*range(MOST_JOBS_PER_CALL)], [500, 501, 503], [502]]
+    behind = [[job.id for job in parcel.behind] for parcel in packing.parcels]
+    assert behind == [[], ["j0"], []]
 
 
-async def test_five_hundred_rows_are_one_round_trip(tmp_path, url, prefix, monkeypatch):
+@pytest.mark.parametrize("lanes", [0, 1, 20])
+async def test_five_hundred_rows_are_one_round_trip(lanes, tmp_path, url, prefix, monkeypatch):
     engine, outbox = make(f"sqlite:///{tmp_path}/x.db")
     write(engine, outbox, [NewJob("n", {"n": -1})])
     async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
         await relay.run_once()  # the first call of all loads the script
-        write(engine, outbox, [NewJob("n", {"n": n}) for n in range(500)])
+        names = [f"u{n % lanes}" if lanes else None for n in range(500)]
+        write(engine, outbox, [NewJob("n", {"n": n}, lane=lane) for n, lane in enumerate(names)])
         transport = relay._connection._transport
         trips = []
         for name in ("exchange", "exchange_all"):
@@ -68,7 +74,56 @@ async def test_five_hundred_rows_are_one_round_trip(tmp_path, url, prefix, monke
 
     assert len(trips) == 1
     async with Queue("payments", connection=url, prefix=prefix) as queue:
-        assert [job.data["n"] for job in await queue.get_waiting()] == [*range(-1, 500)]
+        if not lanes:
+            assert [job.data["n"] for job in await queue.get_waiting()] == [*range(-1, 500)]
+        for lane in range(lanes):
+            found = await queue.get_lane_jobs(f"u{lane}", 0, -1)
+            assert [job.data["n"] for job in found] == [*range(lane, 500, lanes)]
+
+
+async def test_a_call_whose_lane_stopped_before_adds_nothing_to_it(tmp_path, url, prefix):
+    """The lane is full in the first of three calls; meanwhile a worker makes room for the next."""
+    engine, outbox = make(f"sqlite:///{tmp_path}/x.db")
+    jobs = [NewJob("n", {"n": n}, lane="a" if n % 2 else "b") for n in range(500)]
+    jobs[101] = NewJob("n", {"n": 101}, lane="a", max_lane_size=5)
+    write(engine, outbox, jobs)
+    async with (
+        Relay(engine, outbox, connection=url, prefix=prefix) as relay,
+        Queue("payments", connection=url, prefix=prefix) as queue,
+    ):
+        assert await relay.run_once() == 500
+
+        for lane, expected in (("a", range(1, 101, 2)), ("b", range(0, 500, 2))):
+            found = await queue.get_lane_jobs(lane, 0, -1)
+            assert [job.data["n"] for job in found] == [*expected]
+        assert (await relay.stats()).pending == 200
+        assert (await relay.stats()).parked == 0
+
+
+async def test_what_is_behind_a_call_that_failed_is_held_back(tmp_path, url, prefix, monkeypatch):
+    """The first of three calls is refused by the server; the next ones are not."""
+    engine, outbox = make(f"sqlite:///{tmp_path}/x.db")
+    write(engine, outbox, [NewJob("n", {"n": n}, lane="a") for n in range(500)])
+    async with (
+        Relay(engine, outbox, connection=url, prefix=prefix) as relay,
+        Queue("payments", connection=url, prefix=prefix) as queue,
+    ):
+        run_each = relay._connection.run_each
+
+        async def lose_the_first(commands):
+            answers = await run_each(commands[1:])
+            return [ServerUnavailableError("away"), *answers]
+
+        monkeypatch.setattr(relay._connection, "run_each", lose_the_first)
+        with pytest.raises(ServerUnavailableError):
+            await relay.run_once()
+        assert await queue.get_lane("a") is None
+        assert (relay.metrics.lanes_full, relay.metrics.put_off) == (0, 0)
+
+        monkeypatch.undo()
+        assert await relay.drain() == 500
+        found = await queue.get_lane_jobs("a", 0, -1)
+        assert [job.data["n"] for job in found] == [*range(500)]
 
 
 async def test_a_long_lane_goes_call_by_call_and_in_order(server_url, table_name, url, prefix):

@@ -188,6 +188,32 @@ async def test_a_flow_starts_with_the_transaction(
     again(engine, outbox)
 
 
+async def test_a_flow_that_has_run_and_gone_is_not_started_again(
+    engine, outbox, make_relay, payments, url, prefix
+):
+    """The relay died before it wrote down what it did, and comes back when nothing is left."""
+    ran = []
+    gone = {"queue_name": "payments", "remove_on_complete": True}
+    with engine.begin() as connection:
+        root = outbox.add_flow(
+            connection, FlowJob("root", children=[FlowJob("leaf", **gone)], **gone)
+        )
+    async with Worker("payments", lambda job: ran.append(job.name), connection=url, prefix=prefix):
+        await make_relay().drain()
+        await wait_until(lambda: _is_gone(payments, root, ran))
+        again(engine, outbox)
+        relay = make_relay()
+        assert await relay.drain() == 1
+        assert relay.metrics.duplicates == 1
+        await payments.wait_until_empty(timeout=20_000)
+
+    assert ran == ["leaf", "root"]
+
+
+async def _is_gone(queue, job_id, ran):
+    return len(ran) == 2 and await queue.get_job(job_id) is None
+
+
 async def test_a_deep_flow(engine, outbox, relay, payments):
     """Deeper than the readers of JSON go."""
     flow = FlowJob("leaf", queue_name="payments")

@@ -1,7 +1,8 @@
 """Which rows go to the server in which call.
 
-Several calls are sent at once, and each may fail on its own.  So the rows of one lane travel in one
-call: what comes first in it cannot be overtaken by what comes after.
+Several calls are sent at once, and each may fail on its own.  Where the rows of a lane need more
+than one, each call names the last row that went before it: what comes first in a lane cannot be
+overtaken by what comes after.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from toril.protocol.adding import MOST_BYTES_PER_CALL, MOST_JOBS_PER_CALL, Prepa
 
 
 class Parcel:
-    """The rows of one call, and their jobs."""
+    """The rows of one call, their jobs, and the jobs of other calls that must go before them."""
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
         self.rows: list[OutboxRow] = []
         self.jobs: list[Prepared] = []
+        self.behind: list[Prepared] = []
         self._bytes = 0
 
     @property
@@ -35,20 +37,19 @@ class Packing:
     def __init__(self) -> None:
         self.parcels: list[Parcel] = []
         self._open: dict[str, Parcel] = {}
-        self._lanes: dict[tuple[str, str], Parcel] = {}
+        self._last: dict[tuple[str, str], tuple[Parcel, Prepared]] = {}
+        """The last row of each lane so far, and where it is."""
 
-    def put(self, row: OutboxRow, job: Prepared) -> bool:
-        """False when the parcel of its lane is full: the row has to wait until that was sent."""
-        if row.lane is None:
-            self._parcel_for(row.queue).put(row, job)
-            return True
-        lane = (row.queue, row.lane)
-        if lane not in self._lanes:
-            self._lanes[lane] = self._parcel_for(row.queue)
-        elif self._lanes[lane].is_full:
-            return False
-        self._lanes[lane].put(row, job)
-        return True
+    def put(self, row: OutboxRow, job: Prepared) -> None:
+        """Into the open parcel of its queue."""
+        parcel = self._parcel_for(row.queue)
+        if row.lane is not None:
+            lane = (row.queue, row.lane)
+            before = self._last.get(lane)
+            if before is not None and before[0] is not parcel:
+                parcel.behind.append(before[1])
+            self._last[lane] = (parcel, job)
+        parcel.put(row, job)
 
     def _parcel_for(self, queue: str) -> Parcel:
         parcel = self._open.get(queue)

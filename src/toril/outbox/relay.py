@@ -47,7 +47,7 @@ from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING
 from toril.outbox.starts import GROUP, Start, fates_of_groups, kind_of, open_start
 from toril.outbox.storing import Claim, OutboxStats
 from toril.protocol import adding
-from toril.protocol.adding import Added, Prepared
+from toril.protocol.adding import Added
 from toril.protocol.command import Command, plain
 from toril.protocol.confirming import Fate, confirm
 from toril.protocol.keys import Keys
@@ -356,14 +356,14 @@ class Relay:
         return total
 
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
-        """Add the jobs of these rows in one round trip, or more where a lane has more than a call.
+        """Add the jobs of these rows in one round trip.
 
         Each queue's jobs are calls of their own, so on a cluster queues may lie anywhere.
         """
         results: dict[int, Sent] = {}
         known: set[str] = set()
         held: set[tuple[str, str | None]] = set()
-        waiting: list[tuple[OutboxRow, Prepared]] = []
+        packing = Packing()
         starting: list[tuple[OutboxRow, Start]] = []
         for row in rows:
             if (row.queue, row.lane) in held:
@@ -376,27 +376,24 @@ class Relay:
                 if row.queue not in known:
                     self._connection.check_slots(Keys(self.prefix, row.queue))
                     known.add(row.queue)
-                waiting.append((row, prepare(row, once_ms=self._remember_ms)))
+                packing.put(row, prepare(row, once_ms=self._remember_ms))
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)
                 if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
                     held.add((row.queue, row.lane))
-        while waiting or starting:
-            packing, later = Packing(), []
-            for row, job in waiting:
-                if (row.queue, row.lane) in held:
-                    results[row.seq] = Sent(row, is_held=True)
-                elif not packing.put(row, job):
-                    later.append((row, job))
-            async for sent in self._send_parcels(packing.parcels, starting):
-                results[sent.row.seq] = sent
-                if not sent.is_in and sent.row.lane is not None:
-                    held.add((sent.row.queue, sent.row.lane))
-            waiting, starting = later, []
+        async for sent in self._send_parcels(packing.parcels, starting):
+            lane = (sent.row.queue, sent.row.lane)
+            if lane in held:
+                # Refused for the sake of the one before it, which did not lack room.
+                results[sent.row.seq] = Sent(sent.row, is_held=True)
+                continue
+            results[sent.row.seq] = sent
+            if sent.row.lane is not None and not (sent.is_in or sent.has_no_room):
+                held.add(lane)
         return [results[row.seq] for row in rows]
 
     def _open_start(self, row: OutboxRow) -> Start:
-        start = open_start(row, self.prefix)
+        start = open_start(row, self.prefix, once_ms=self._remember_ms)
         self._connection.check_slots(*start.queues)
         return start
 
@@ -404,7 +401,12 @@ class Relay:
         self, parcels: Sequence[Parcel], starting: Sequence[tuple[OutboxRow, Start]] = ()
     ) -> AsyncIterator[Sent]:
         commands: list[Command[Any]] = [
-            adding.add(Keys(self.prefix, parcel.queue), parcel.jobs, keeps_order=True)
+            adding.add(
+                Keys(self.prefix, parcel.queue),
+                parcel.jobs,
+                keeps_order=True,
+                behind=parcel.behind,
+            )
             for parcel in parcels
         ]
         commands += [start.command for _, start in starting]
@@ -434,6 +436,7 @@ class Relay:
                 continue
             alone = Parcel(parcel.queue)
             alone.put(row, job)
+            alone.behind = [last for last in parcel.behind if last.entry["lane"] == row.lane]
             async for sent in self._send_parcels([alone]):
                 if not sent.is_in and row.lane is not None:
                     held.add(row.lane)

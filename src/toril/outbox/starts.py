@@ -81,13 +81,13 @@ def kind_of(row: OutboxRow) -> str | None:
     return options.get("start") if isinstance(options, dict) else None
 
 
-def open_start(row: OutboxRow, prefix: str) -> Start:
+def open_start(row: OutboxRow, prefix: str, *, once_ms: int) -> Start:
     """The start of a row; raises what one that was written by hand has wrong."""
     match kind_of(row):
         case "group":
             return _start_group(_read_group(row), row.id, prefix)
         case "flow":
-            return _start_flow(_read_flow(row), row.id, prefix)
+            return _start_flow(_read_flow(row), row.id, prefix, once_ms)
     raise InvalidOptionError(
         f"outbox row {row.seq} starts {kind_of(row)!r}, which this version does not know;"
         f" run a newer relay, and unpark it"
@@ -172,7 +172,7 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
             f" when the row is relayed, and the prefix of its root is that of the relay"
         )
     root_id = flow.job_id or generated_id
-    _start_flow(flow, root_id, "any")
+    _start_flow(flow, root_id, "any", 1)
     # Not as a tree: it may be deeper than what JSON's readers take.
     nodes: list[dict[str, Any]] = []
     stack: list[tuple[FlowJob, int | None]] = [(flow, None)]
@@ -187,9 +187,9 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
     return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key)
 
 
-def _start_flow(flow: FlowJob, root_id: str, prefix: str) -> Start:
+def _start_flow(flow: FlowJob, root_id: str, prefix: str, once_ms: int) -> Start:
     ids = iter([root_id])
-    nodes = flows.prepare([flow], prefix, lambda: next(ids, None) or new_job_id())
+    nodes = flows.prepare([flow], prefix, lambda: next(ids, None) or new_job_id(), once_ms=once_ms)
     command = flows.add(nodes)
     return Start(flows.queues_of([flow], nodes), _told(command, _is_there))
 

@@ -124,11 +124,17 @@ def parent_of(job: NewJob, prefix: str) -> tuple[Keys, str]:
 
 
 def add(
-    keys: Keys, jobs: Sequence[Prepared], *, keeps_order: bool = False
+    keys: Keys,
+    jobs: Sequence[Prepared],
+    *,
+    keeps_order: bool = False,
+    behind: Sequence[Prepared] = (),
 ) -> Command[list[Added | RefusedError]]:
     """Add up to ``MOST_JOBS_PER_CALL`` jobs; each gets its own answer or its own error.
 
-    With ``keeps_order`` nothing is added to a lane after a job that had no room in it.
+    With ``keeps_order`` nothing is added to a lane after a job that had no room in it.  ``behind``
+    are jobs of calls that were sent before this one, each with ``once``: if they were not added,
+    nothing is added to their lanes.
     """
     payloads: list[bytes] = []
     for job in jobs:
@@ -142,6 +148,11 @@ def add(
     args: dict[str, Any] = {"jobs": [job.entry for job in jobs]}
     if keeps_order:
         args["keeps_order"] = True
+    if behind:
+        args["behind"] = [
+            {"lane": job.entry["lane"], "id": job.id, "key": job.entry["once"]["key"]}
+            for job in behind
+        ]
     return script(
         "add",
         keys,

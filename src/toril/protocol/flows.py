@@ -39,8 +39,18 @@ class PreparedNode(msgspec.Struct, frozen=True):
     above: int | None
 
 
-def prepare(roots: Sequence[FlowJob], prefix: str, new_id: Callable[[], str]) -> list[PreparedNode]:
-    """Check and encode whole trees; parents come before their children."""
+def prepare(
+    roots: Sequence[FlowJob],
+    prefix: str,
+    new_id: Callable[[], str],
+    *,
+    once_ms: int | None = None,
+) -> list[PreparedNode]:
+    """Check and encode whole trees; parents come before their children.
+
+    With ``once_ms`` the server remembers for that long that a tree with the id and the idempotency
+    key of its root was added.
+    """
     nodes: list[PreparedNode] = []
     queues: dict[tuple[str, str], Keys] = {}
     stack: list[tuple[FlowJob, int | None]] = [(root, None) for root in reversed(roots)]
@@ -50,7 +60,12 @@ def prepare(roots: Sequence[FlowJob], prefix: str, new_id: Callable[[], str]) ->
         _check(job, is_child=above is not None)
         place = (prefix if job.prefix is None else job.prefix, job.queue_name)
         keys = queues.get(place) or queues.setdefault(place, Keys(*place))
-        prepared = adding.prepare(job, new_id(), _parent(job, keys, above, nodes))
+        prepared = adding.prepare(
+            job,
+            new_id(),
+            _parent(job, keys, above, nodes),
+            once_ms=once_ms if above is None else None,
+        )
         if job.children:
             prepared.entry["has_children"] = True
         key = keys.job(prepared.id)

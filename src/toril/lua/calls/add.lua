@@ -9,6 +9,8 @@
   Args      jobs list of {id, name, delay, run_at, priority, lifo, timestamp, parent_key,
             parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
             keeps_order bool? (what follows a refused job in its lane is refused with it),
+            behind list of {lane, id, key}? (a job with `once` that an earlier call was to add: if it did
+            not, the lane's jobs of this call are refused with it),
             flight str?, request str?, is_late bool? (rooms/requests.lua)
             A job with `once` ({key, ms}) is added at most once for that long, even when it has run
             and gone since: a relay that died before it wrote down what it did sends it again.
@@ -52,8 +54,17 @@ local function addJob(to, job, data, opts, now)
   return owner or 0
 end
 
+--- The lanes whose jobs must not go before one that an earlier call did not add.
+local function heldLanes(queue, behind)
+  local held = {}
+  for _, last in ipairs(behind or {}) do
+    if not once.isRemembered(queue, last.id, last.key) then held[last.lane] = refusals.LANE_FULL end
+  end
+  return held
+end
+
 local function addAll(to, a, ARGV, now)
-  local results, are_all_added, full = { now }, true, {}
+  local results, are_all_added, full = { now }, true, heldLanes(to.queue, a.behind)
   to.queue.keeping = {}
   for i, job in ipairs(a.jobs) do
     local result = full[job.lane] or addJob(to, job, ARGV[2 * i], ARGV[2 * i + 1], now)

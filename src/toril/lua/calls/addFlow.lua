@@ -8,9 +8,10 @@
   Keys      base
   Args      queues list of str (the qualified names), nodes list of {queue, above, id, name,
             delay, run_at, priority, lifo, timestamp, parent_key, parent, de, lane, order_ms, ordering_delay,
-            max_lane_size, has_children},
+            max_lane_size, has_children, once},
             flight str?, request str?, is_late bool? (rooms/requests.lua)
-            Both `queue` and `above`, which is the place of the parent, count from 1.
+            Both `queue` and `above`, which is the place of the parent, count from 1. A root with `once`
+            ({key, ms}) is added at most once for that long, with all that is below it (calls/add.lua).
             After the map, raw, for each node: its data, its options as JSON.
   Returns   now ms, then for each node: 0 added, 1 an equal id exists, 2 left out with what is above
             it, or the id of the job that owns its deduplication id; or one refusal for all:
@@ -23,6 +24,7 @@
   Cost      O(nodes)
 ]]
 local ADDED, EXISTS, LEFT_OUT = 0, 1, 2
+local REMEMBERED = "remembered"
 
 local function keyOf(homes, node)
   return homes[node.queue].queue.base .. ":" .. node.id
@@ -37,6 +39,13 @@ local function refuseNode(queue, node, is_there, isLaneFullFor)
   return nil
 end
 
+--- Is there a job with the id of a node, or was there one that is remembered?
+local function isThere(homes, node)
+  local queue = homes[node.queue].queue
+  if node.once and once.isRemembered(queue, node.id, node.once.key) then return REMEMBERED end
+  return redis.call("EXISTS", keyOf(homes, node)) == 1
+end
+
 --- Which nodes exist already: what is below one that does is left out with it. Or the first refusal.
 local function lookAt(homes, nodes)
   local exists, isLaneFullFor = {}, lanes.guard()
@@ -44,7 +53,7 @@ local function lookAt(homes, nodes)
     if node.above and exists[node.above] then
       exists[i] = true
     else
-      exists[i] = redis.call("EXISTS", keyOf(homes, node)) == 1
+      exists[i] = isThere(homes, node)
       local refusal = refuseNode(homes[node.queue].queue, node, exists[i], isLaneFullFor)
       if refusal then return nil, { refusal, i } end
     end
@@ -53,7 +62,9 @@ local function lookAt(homes, nodes)
 end
 
 local function addNode(to, node, is_there, data, opts, now)
+  if is_there == REMEMBERED then return EXISTS end
   to.count = to.count + 1
+  if node.once then once.remember(to.queue, node.id, node.once.key, node.once.ms) end
   if is_there then
     if node.parent_key then parents.attachChild(to.queue, node) end
     journal.emitTrimmed(to.queue, to.gate, "duplicated", "jobId", node.id)
