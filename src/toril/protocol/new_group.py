@@ -226,28 +226,7 @@ def new_group(
     on_failed: Any = None,
 ) -> NewGroup:
     """Check everything that can be checked without the server."""
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
-        raise GroupValidationError(
-            f"group name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
-        )
-    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
-        raise GroupValidationError(
-            f"jobs={shown(jobs)} of group {name!r} must be a list of GroupJob(name, queue_name=…)"
-        )
-    if compensation is not None and not isinstance(compensation, Mapping):
-        raise GroupValidationError(
-            f"compensation={shown(compensation)} of group {name!r} must be a dict of"
-            f" Compensation(name, data) by the names of the jobs that they undo"
-        )
-    members = tuple(_member(job) for job in jobs)
-    if not members:
-        raise GroupValidationError("Group must contain at least one job")
-    if len(members) > MOST_MEMBERS:
-        raise GroupValidationError(
-            f"group {name!r} has {len(members)} jobs, and {MOST_MEMBERS} is the most"
-            f" ({members[MOST_MEMBERS].name!r} is one too many); split it, or let one job stand for"
-            f" several"
-        )
+    members = _members(name, jobs, compensation)
     mapping = {key: _compensation(key, value) for key, value in (compensation or {}).items()}
     _check_compensations(members, mapping)
     jobs_of = [member for member in members if isinstance(member, GroupJob)]
@@ -277,6 +256,33 @@ def new_group(
     _check_pivot(group)
     _check_queues(group)
     return group
+
+
+def _members(name: Any, jobs: Any, compensation: Any) -> tuple[NewMember, ...]:
+    """The members of a group, if it can have these."""
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
+        raise GroupValidationError(
+            f"group name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+        )
+    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
+        raise GroupValidationError(
+            f"jobs={shown(jobs)} of group {name!r} must be a list of GroupJob(name, queue_name=…)"
+        )
+    if compensation is not None and not isinstance(compensation, Mapping):
+        raise GroupValidationError(
+            f"compensation={shown(compensation)} of group {name!r} must be a dict of"
+            f" Compensation(name, data) by the names of the jobs that they undo"
+        )
+    members = tuple(_member(job) for job in jobs)
+    if not members:
+        raise GroupValidationError("Group must contain at least one job")
+    if len(members) > MOST_MEMBERS:
+        raise GroupValidationError(
+            f"group {name!r} has {len(members)} jobs, and {MOST_MEMBERS} is the most"
+            f" ({members[MOST_MEMBERS].name!r} is one too many); split it, or let one job stand for"
+            f" several"
+        )
+    return members
 
 
 def check_group_id(group_id: Any) -> str:

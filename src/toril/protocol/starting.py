@@ -40,6 +40,30 @@ def create(
     """
     owner = Keys(prefix, group.owner)
     encoded = _Encoded(prefix, group, group_id, job_ids)
+    args = _args(prefix, group, group_id, encoded)
+    if seed is not None:
+        args["seed"] = seed
+        args["definition"] = fingerprint(group, encoded)
+    record = groups.record_key(owner, group_id)
+    return script(
+        "addGroup",
+        owner,
+        args,
+        lambda reply: _created(prefix, group, group_id, encoded, reply, args.get("definition", "")),
+        extra={
+            "groups": f"{owner.base}:groups",
+            "group": record,
+            "members": f"{record}:jobs",
+            "plan": f"{record}:plan",
+            "open": groups.open_key(owner),
+            "gone": groups.gone_key(owner, group_id),
+        },
+        payloads=encoded.payloads,
+        resend=Resend.NUMBERED,
+    )
+
+
+def _args(prefix: str, group: NewGroup, group_id: str, encoded: _Encoded) -> dict[str, Any]:
     args: dict[str, Any] = {
         "id": group_id,
         "name": group.name,
@@ -67,44 +91,26 @@ def create(
         args["undo_ms"] = group.undo_timeout_ms
     if group.ends:
         args["ends"] = {when: _end(prefix, job, group_id, when) for when, job in group.ends}
-    definition = ""
-    if seed is not None:
-        definition = fingerprint(group, encoded)
-        args["seed"] = seed
-        args["definition"] = definition
+    return args
 
-    def parse(reply: Any) -> GroupNode:
-        if isinstance(reply, int):
-            return _node(prefix, group, group_id, encoded, reply, is_new=True)
-        first, second = reply
-        if first == Refusal.LANE_FULL:
-            raise adding.refusal(encoded.prepared_at(second - 1), first)
-        if first == Refusal.OTHER_GROUP:
-            raise exists(group_id, _differences(definition, codec.text(second)))
-        if isinstance(first, int):
-            again = _Encoded(prefix, group, group_id, ids_of(group, codec.text(second)))
-            return _node(prefix, group, group_id, again, first, is_new=False)
-        raise GroupValidationError(
-            f"group {group.name!r} was not created: job id {codec.text(first)!r} exists"
-            f" already in {codec.text(second)!r}"
-        )
 
-    record = groups.record_key(owner, group_id)
-    return script(
-        "addGroup",
-        owner,
-        args,
-        parse,
-        extra={
-            "groups": f"{owner.base}:groups",
-            "group": record,
-            "members": f"{record}:jobs",
-            "plan": f"{record}:plan",
-            "open": groups.open_key(owner),
-            "gone": groups.gone_key(owner, group_id),
-        },
-        payloads=encoded.payloads,
-        resend=Resend.NUMBERED,
+def _created(
+    prefix: str, group: NewGroup, group_id: str, encoded: _Encoded, reply: Any, definition: str
+) -> GroupNode:
+    """The node of a group that was created now or before; raises why it was not."""
+    if isinstance(reply, int):
+        return _node(prefix, group, group_id, encoded, reply, is_new=True)
+    first, second = reply
+    if first == Refusal.LANE_FULL:
+        raise adding.refusal(encoded.prepared_at(second - 1), first)
+    if first == Refusal.OTHER_GROUP:
+        raise exists(group_id, _differences(definition, codec.text(second)))
+    if isinstance(first, int):
+        again = _Encoded(prefix, group, group_id, ids_of(group, codec.text(second)))
+        return _node(prefix, group, group_id, again, first, is_new=False)
+    raise GroupValidationError(
+        f"group {group.name!r} was not created: job id {codec.text(first)!r} exists"
+        f" already in {codec.text(second)!r}"
     )
 
 
