@@ -1,10 +1,11 @@
-"""An order that undoes itself: payment, inventory and e-mail, in three queues and one group.
+"""An order that undoes itself: reserve, charge, approve, ship and mail, one after the other.
 
     python examples/order_saga.py
 
-The first order goes through. The second one fails in the middle: the warehouse has reserved, the
-card is charged, and then the e-mail cannot be sent, so both are undone. For the third, the bank
-refuses even the refund; somebody repairs that and lets it be tried again.
+The first order goes through. The second one is declined when the card is charged already, so that
+is undone, the last step first. For the third, the bank refuses even the refund; somebody repairs
+that and lets it be tried again. The fourth cannot be mailed when the parcel is away: there is no
+way back, so somebody repairs the address and the group goes on.
 
 Runs on the server that TORIL_URL names, or on one of its own.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import defaultdict
 from typing import Any
 
 from toril import (
@@ -23,6 +23,7 @@ from toril import (
     GroupInfo,
     GroupJob,
     GroupNode,
+    GroupSignal,
     Queue,
     QueueEvents,
     Router,
@@ -52,44 +53,44 @@ class Shop:
     def __init__(self) -> None:
         self.charged: dict[int, str] = {}
         self.reserved: dict[int, int] = {}
+        self.shipped: dict[int, str] = {}
         self.mailed: list[int] = []
-        self.lost_addresses = {2, 3}
+        self.lost_addresses = {4}
         self.bank_refuses_refunds_of = {3}
-        self.both_done: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-
-    def look_at(self, order: int) -> None:
-        if order in self.charged and order in self.reserved:
-            self.both_done[order].set()
 
 
 def do(shop: Shop) -> Router:
     """The handlers that do."""
     router = Router()
 
-    @router.on("charge-payment")
+    @router.on("reserve")
+    async def reserve(job: Any) -> None:
+        order = job.data["order"]
+        shop.reserved[order] = 2
+        say(order, "stock", "reserved 2 pieces")
+
+    @router.on("charge")
     async def charge(job: Any) -> dict[str, str]:
         order = job.data["order"]
         shop.charged[order] = f"tx-{order}"
-        shop.look_at(order)
-        say(order, "payments", f"charged {job.data['amount']} €, transaction tx-{order}")
+        say(order, "payments", f"charged 99 €, transaction tx-{order}")
         return {"transaction": f"tx-{order}"}
 
-    @router.on("reserve-inventory")
-    async def reserve(job: Any) -> None:
-        order, pieces = job.data["order"], job.data["pieces"]
-        shop.reserved[order] = pieces
-        shop.look_at(order)
-        say(order, "inventory", f"reserved {pieces} pieces")
+    @router.on("ship")
+    async def ship(job: Any) -> str:
+        order, receipt = job.data["order"], job.data["receipt"]  # what charge returned
+        shop.shipped[order] = receipt["transaction"]
+        say(order, "parcels", f"shipped, paid with {receipt['transaction']}")
+        return f"parcel-{order}"
 
-    @router.on("send-confirmation")
-    async def send(job: Any) -> None:
+    @router.on("mail")
+    async def mail(job: Any) -> None:
         order = job.data["order"]
-        await shop.both_done[order].wait()  # for the show: the others come first
         if order in shop.lost_addresses:
             say(order, "mail", "[red]this address does not exist[/red]")
             raise UnrecoverableError("550 no such mailbox")
         shop.mailed.append(order)
-        say(order, "mail", "confirmation sent")
+        say(order, "mail", f"told that {job.data['parcel']} is on its way")
 
     return router
 
@@ -98,9 +99,9 @@ def undo(shop: Shop) -> Router:
     """The handlers that undo. Each may run more than once, so each may be repeated safely."""
     router = Router()
 
-    @router.on("refund-payment")
+    @router.on("refund")
     async def refund(job: Any) -> None:
-        order = job.data["compensationData"]["order"]
+        order = job.compensation.compensation_data["order"]
         receipt = job.compensation.original_return_value  # None when the process died half-way
         transaction = receipt["transaction"] if receipt else shop.charged.get(order)
         if order in shop.bank_refuses_refunds_of:
@@ -109,11 +110,11 @@ def undo(shop: Shop) -> Router:
         shop.charged.pop(order, None)
         say(order, "payments", f"[yellow]refunded {transaction}[/yellow]")
 
-    @router.on("release-inventory")
+    @router.on("release")
     async def release(job: Any) -> None:
-        order = job.data["compensationData"]["order"]
+        order = job.compensation.compensation_data["order"]
         pieces = shop.reserved.pop(order, 0)
-        say(order, "inventory", f"[yellow]released {pieces} pieces[/yellow]")
+        say(order, "stock", f"[yellow]released {pieces} pieces[/yellow]")
 
     return router
 
@@ -126,16 +127,24 @@ async def place_order(flow: FlowProducer, order: int) -> GroupNode:
     data = {"order": order}
     return await flow.add_group(
         name=f"order-{order}",
+        group_id=f"order-{order}",  # placed twice, it is the same order
         jobs=[
-            GroupJob("charge-payment", queue_name="payments", data={**data, "amount": 99}),
-            GroupJob("reserve-inventory", queue_name="inventory", data={**data, "pieces": 2}),
-            GroupJob("send-confirmation", queue_name="mail", data=data),
+            GroupJob("reserve", data, queue_name="stock"),
+            GroupJob("charge", data, queue_name="payments", after=["reserve"]),
+            GroupSignal("approval", after=["charge"], timeout=60_000),
+            GroupJob(
+                "ship",
+                data,
+                queue_name="parcels",
+                after=["approval"],
+                inputs={"receipt": "charge"},
+                pivot=True,
+            ),
+            GroupJob("mail", data, queue_name="mail", after=["ship"], inputs={"parcel": "ship"}),
         ],
         compensation={
-            "charge-payment": Compensation(
-                "refund-payment", data=data, attempts=2, backoff=Backoff.fixed(100)
-            ),
-            "reserve-inventory": Compensation("release-inventory", data=data),
+            "charge": Compensation("refund", data, attempts=2, backoff=Backoff.fixed(100)),
+            "reserve": Compensation("release", data),
         },
     )
 
@@ -149,33 +158,51 @@ def conclude(info: GroupInfo) -> None:
 
 async def main() -> Shop:
     shop = Shop()
-    queues = ("payments", "inventory", "mail")
+    queues = ("stock", "payments", "parcels", "mail")
     workers = [Worker(name, do(shop), **SERVER) for name in queues]
     workers += [compensation_worker(name, undo(shop), **SERVER) for name in queues[:2]]
     for worker in workers:
         await worker.start()
     async with (
         FlowProducer(**SERVER) as flow,
-        Queue("payments", **SERVER) as payments,
-        QueueEvents("payments", **SERVER) as events,
+        Queue("stock", **SERVER) as stock,
+        QueueEvents("stock", **SERVER) as events,
     ):
         events.on(
             "group:compensating",
             lambda event: show(f"  [yellow]{event.data['group_name']} is being undone[/yellow]"),
         )
+        show("[bold]All goes well[/bold]")
+        await place_order(flow, 1)
+        await stock.complete_member("order-1", "approval", {"by": "back office"})
+        conclude(await stock.wait_for_group("order-1", timeout=30_000))
+
         for order, title in (
-            (1, "All goes well"),
-            (2, "The e-mail fails, so the rest is undone"),
+            (2, "The order is declined, so the rest is undone"),
             (3, "Even the refund fails"),
         ):
             show(f"[bold]{title}[/bold]")
             node = await place_order(flow, order)
-            conclude(await payments.wait_for_group(node.group_id, timeout=30_000))
+            await stock.fail_member(node.group_id, "approval", "declined")
+            conclude(await stock.wait_for_group(node.group_id, timeout=30_000))
 
         show("[bold]Somebody calls the bank, and the refund is tried again[/bold]")
         shop.bank_refuses_refunds_of.clear()
-        await payments.retry_compensation(node.group_id)
-        conclude(await payments.wait_for_group(node.group_id, timeout=30_000))
+        await stock.retry_compensation("order-3")
+        conclude(await stock.wait_for_group("order-3", timeout=30_000))
+
+        show("[bold]The parcel is away, and the mail fails[/bold]")
+        blocked = asyncio.Event()
+        events.on("group:blocked", lambda event: blocked.set())
+        await place_order(flow, 4)
+        await stock.complete_member("order-4", "approval")
+        await asyncio.wait_for(blocked.wait(), 30)
+        show("  [red]order-4 is BLOCKED[/red]: somebody repairs the address")
+        shop.lost_addresses.clear()
+        await stock.retry_group("order-4")
+        conclude(await stock.wait_for_group("order-4", timeout=30_000))
+        for step in await stock.get_group_timeline("order-4"):
+            show(f"    {step.what:<12} {step.member or ''} {step.reason or ''}")
     for worker in workers:
         await worker.close()
     show(f"Charged: {shop.charged}. Reserved: {shop.reserved}. Mailed: {shop.mailed}.")

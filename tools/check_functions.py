@@ -16,7 +16,6 @@ LONGEST = 60
 
 STILL_LONG = {
     "outbox/relay.py Relay.__init__",
-    "protocol/groups.py create",
 }
 
 

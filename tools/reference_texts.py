@@ -534,6 +534,10 @@ ERRORS: dict[str, Error] = {
         "There is no such group on this queue.",
         "Ask the queue that owns it: that of its first job.",
     ),
+    "GroupExistsError": Error(
+        "Another group has the `group_id`, and it is made of something else.",
+        "Compare: `error.differences` names the parts. Use an id of its own for another group.",
+    ),
     "InvalidGroupStateError": Error(
         "The group is in a state in which this cannot be done, such as cancelling a completed one.",
         "Read its state with `get_group_state`.",
@@ -655,9 +659,16 @@ QUEUE_EVENTS: dict[str, tuple[str, str]] = {
         "A group ended without success: `FAILED` or `FAILED_COMPENSATION`.",
         "`group_id`, `group_name`, `state`, `compensation_results`",
     ),
-    "group:retrying": ("A failed compensation is tried again.", "`group_id`, `group_name`"),
+    "group:blocked": (
+        "A member after the pivot failed for good, so the group goes neither on nor back.",
+        "`group_id`, `group_name`, `failed_job_id`, `reason`",
+    ),
+    "group:retrying": (
+        "A failed compensation, or what blocks the group, is tried again.",
+        "`group_id`, `group_name`",
+    ),
     "group:resolved": (
-        "A person closed a group that could not be undone.",
+        "A person put right by hand what could not be undone, or what blocked the group.",
         "`group_id`, `group_name`",
     ),
 }

@@ -58,11 +58,18 @@ if TYPE_CHECKING:
     from toril.protocol.events import Event
     from toril.protocol.families import Dependencies, DependenciesCount
     from toril.protocol.flows import FlowNode
-    from toril.protocol.groups import GroupEvent, GroupInfo, GroupMember, GroupNode, GroupState
+    from toril.protocol.groups import (
+        GroupEvent,
+        GroupInfo,
+        GroupMember,
+        GroupNode,
+        GroupState,
+        GroupStep,
+    )
     from toril.protocol.job import Job
     from toril.protocol.lanes import Lane
     from toril.protocol.measuring import Metrics
-    from toril.protocol.new_group import Compensation, GroupJob
+    from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
     from toril.protocol.scheduling import JobScheduler
     from toril.tasks import App, Call, Handle, Task, TaskMiddleware, cron, every
     from toril.worker.compensating import compensation_worker
@@ -100,7 +107,9 @@ __all__ = [
     "GroupMember",
     "GroupNode",
     "GroupNotFoundError",
+    "GroupSignal",
     "GroupState",
+    "GroupStep",
     "GroupValidationError",
     "Handle",
     "InvalidGroupStateError",
@@ -200,6 +209,7 @@ _HOMES = {
         "GroupMember",
         "GroupNode",
         "GroupState",
+        "GroupStep",
     ),
     "toril.protocol.job": ("Job",),
     "toril.protocol.lanes": ("Lane",),
@@ -207,6 +217,7 @@ _HOMES = {
     "toril.protocol.new_group": (
         "Compensation",
         "GroupJob",
+        "GroupSignal",
     ),
     "toril.protocol.scheduling": ("JobScheduler",),
     "toril.tasks": (

@@ -24,7 +24,8 @@ TorilError
 │   ├── NotDeadLettersError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
-│   ├── InvalidGroupStateError          └── DuplicateRowError
+│   ├── InvalidGroupStateError          ├── GroupExistsError
+│   └── DuplicateRowError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -48,6 +49,7 @@ TorilError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 
@@ -100,7 +102,12 @@ class ServerUnavailableError(ServerError):
 
 
 class AmbiguousResultError(ServerError):
-    """The command was sent and its reply lost: it may or may not have happened."""
+    """The command was sent and its reply lost: it may or may not have happened.
+
+    ``id`` names the group that ``add_group`` may have created.
+    """
+
+    id: str | None = None
 
 
 class ServerOutOfMemoryError(ServerError):
@@ -196,6 +203,14 @@ class GroupNotFoundError(RefusedError, LookupError):
 
 class InvalidGroupStateError(RefusedError):
     """The group is not in a state in which this can be done."""
+
+
+class GroupExistsError(RefusedError):
+    """Another group has this id; ``differences`` are the parts in which the two differ."""
+
+    def __init__(self, message: str, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = list(differences)
 
 
 class DuplicateRowError(RefusedError):

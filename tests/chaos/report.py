@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -32,6 +33,7 @@ HAS_TO_HAPPEN = (
     "extra runs",
     "groups",
     "groups undone",
+    "groups with stages",
     "lane runs",
     "dead letters",
     "adds hit by cut",
@@ -203,7 +205,8 @@ async def _groups(storm: Storm, client: Any, by_label: dict[str, list[Run]]) -> 
             storm.seen["groups undone"] += 1
             undone = {int(key.rpartition("-c")[2]) for key in ends}
             done, begun = set(), set()
-            for key, status in members.items():
+            jobs = {key: status for key, status in members.items() if "-s" not in key}
+            for key, status in jobs.items():
                 label = key.rpartition(":")[2]
                 number = int(label.rpartition("-")[2])
                 runs = [run for run in by_label.get(label, ()) if run.kind == "plain"]
@@ -212,14 +215,32 @@ async def _groups(storm: Storm, client: Any, by_label: dict[str, list[Run]]) -> 
                 if status == "completed" or runs:
                     begun.add(number)
             storm.seen["undone without a word"] += len(undone) - sum(
-                status == "completed" for status in members.values()
+                status == "completed" for status in jobs.values()
             )
+            if "x.staged" in record and _first(by_label, jobs, 0) < _last(by_label, jobs, 1):
+                yield f"group {group_id}: its first stage was undone before the second"
             if not done <= undone or set(ends.values()) - {"completed"}:
                 yield f"group {group_id}: {done} were done and were undone so: {ends}"
             # What was handed out and never arrived may be undone too; nobody can tell it apart.
             storm.seen["undone without a run"] += len(undone - begun)
         elif ends:
             yield f"group {group_id} is {state} and was undone: {ends}"
+
+
+def _undoings(by_label: dict[str, list[Run]], jobs: dict[str, str], number: int) -> list[Run]:
+    labels = [key.rpartition(":")[2] for key in jobs if key.endswith(f"-{number}")]
+    return [run for label in labels for run in by_label.get(f"undo-{label}", ())]
+
+
+def _first(by_label: dict[str, list[Run]], jobs: dict[str, str], number: int) -> float:
+    """When a member began to be undone."""
+    return min((run.started for run in _undoings(by_label, jobs, number)), default=math.inf)
+
+
+def _last(by_label: dict[str, list[Run]], jobs: dict[str, str], number: int) -> float:
+    """When a member was first undone to the end; later runs are repetitions."""
+    ends = [run.ended for run in _undoings(by_label, jobs, number) if run.ended is not None]
+    return min(ends, default=0.0)
 
 
 def table_of(storm: Storm) -> str:

@@ -28,7 +28,7 @@ from tests.chaos.program import LOCK_MS, QUEUE, UNDOING
 from tests.forked import DEVNULL, Forked
 from tests.proxy import Proxy, Rule, runs
 from tests.servers import SAFE_ON_DISK, Server
-from toril import Compensation, FlowJob, FlowProducer, GroupJob, NewJob, Queue
+from toril import Compensation, FlowJob, FlowProducer, GroupJob, GroupSignal, NewJob, Queue
 from toril.client.connection import Connection
 from toril.errors import AmbiguousResultError, ServerError, ServerOutOfMemoryError
 
@@ -236,19 +236,32 @@ async def _add_batch(
 
 
 async def _add_group(storm: Storm, flow: FlowProducer, label: str, *, is_doomed: bool) -> None:
+    """One in three runs side by side, one in stages, one in stages with a signal that nobody gives:
+    its time limit ends it."""
     names = ("plain", "plain", "fails" if is_doomed else "plain")
-    members = [
+    shape = int(label.strip("j")) % 3
+    members: list[GroupJob | GroupSignal] = [
         GroupJob(
             name,
             {"n": f"{label}-{n}"},
             queue_name=QUEUE,
             job_id=f"{label}-{n}",
             remove_on_complete=KEPT,
+            key=f"m{n}",
+            after=[f"m{n - 1}"] if shape and n else [],
+            inputs={"before": f"m{n - 1}"} if shape and n else {},
         )
         for n, name in enumerate(names)
     ]
+    if shape == 2:
+        members[1] = GroupSignal("approval", key="m1", after=["m0"], timeout=300, default="yes")
     undoing = {"plain": Compensation("undo", {"of": label}, attempts=5, backoff=None)}
-    node = await _surely(storm, lambda: flow.add_group("order", members, undoing), [label], True)
+    options = {"group_id": f"group-{label}", "timeout": 86_400_000, "group_retention": False}
+    node = await _surely(
+        storm, lambda: flow.add_group("order", members, undoing, **options), [label], True
+    )
+    if shape:
+        storm.seen["groups with stages"] += 1
     if node is not None:
         storm.groups[node.group_id] = "fails" if is_doomed else "completes"
         storm.seen["groups"] += 1

@@ -17,7 +17,15 @@ from tests.cli.conftest import Toril
 from tests.cli.test_worker_in_production import fetch, port_of
 from tests.helpers import wait_until, wait_until_sync
 from tests.servers import Server
-from toril import Compensation, FlowProducer, GroupJob, Queue, UnrecoverableError, Worker
+from toril import (
+    Compensation,
+    FlowProducer,
+    GroupJob,
+    GroupSignal,
+    Queue,
+    UnrecoverableError,
+    Worker,
+)
 from toril.sync import Queue as BlockingQueue
 
 
@@ -162,6 +170,61 @@ async def test_groups_are_listed_shown_and_cancelled(toril: Toril, url: str, pre
     assert "sold out" in toril("groups", "show", "payments", node.group_id).out
     again = toril("groups", "cancel", "payments", node.group_id, "--yes")
     assert (again.code, len(again.err.splitlines())) == (1, 1), again
+
+
+async def test_stages_are_drawn_and_signals_given(toril: Toril, url: str, prefix: str):
+    """Where a saga stands, what it waits for, and how to go on."""
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+
+    def members() -> list[Any]:
+        return [
+            GroupJob("charge", queue_name="payments", pivot=True),
+            GroupSignal("approval", after=["charge"]),
+            GroupJob("ship", queue_name="payments", after=["approval"]),
+        ]
+
+    async def handle(job: Any) -> None:
+        if job.name == "ship":
+            raise UnrecoverableError("no lorry")
+
+    async with FlowProducer(**options) as flow, Queue("payments", **options) as queue:
+        for group_id in ("order-1", "order-2"):
+            await flow.add_group("order", members(), group_id=group_id)
+        async with Worker("payments", handle, **options):
+            await wait_until(lambda: _is_awaited(queue, "order-1"))
+            await wait_until(lambda: _is_awaited(queue, "order-2"))
+            shown = toril("groups", "show", "payments", "order-1").out
+            assert re.search(r"▶ 2 +approval +\(signal\) +awaited +charge", shown), shown
+            assert re.search(r" 3 +ship +payments +planned +approval", shown), shown
+            assert "toril groups complete-member payments order-1 approval" in shown
+            assert re.search(r"charge +completed", shown), "the timeline"
+
+            told = ("groups", "complete-member", "payments", "order-1", "approval")
+            assert toril(*told, "--result", "{").code == 2
+            assert toril(*told, "--result", '{"by": 1}', "--json").json["id"] == "order-1"
+            assert toril(*told).code == 1, "a second time"
+            refuse = ("groups", "fail-member", "payments", "order-2", "approval")
+            assert toril(*refuse, "--reason", "no").code == 1, "not confirmed"
+            assert "BLOCKED" in toril(*refuse, "--reason", "no", "--yes").out
+
+            async def is_blocked() -> bool:
+                group = await queue.get_group_state("order-1")
+                return group is not None and group.state == "BLOCKED"
+
+            await wait_until(is_blocked)
+        shown = toril("groups", "show", "payments", "order-1").out
+        assert "toril groups retry payments order-1" in shown
+        as_json = toril("groups", "show", "payments", "order-1", "--json").json
+        assert [m["after"] for m in as_json["members"]] == [[], ["charge"], ["approval"]]
+        assert as_json["timeline"][0]["what"] == "created"
+        assert toril("groups", "retry", "payments", "order-1", "--json").json["retried"] == 1
+        assert toril("groups", "retry", "payments", "order-1").code == 1
+        note = ("--note", "by phone", "--yes")
+        assert "ACTIVE" in toril("groups", "resolve", "payments", "order-2", *note).out
+
+
+async def _is_awaited(queue: Queue, group_id: str) -> bool:
+    return any(m.status == "awaited" for m in await queue.get_group_jobs(group_id))
 
 
 async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(

@@ -39,6 +39,7 @@ _LETTERS = (FEATURES, "test_dead_letters_are_listed_grouped_and_shown")
 _REPLAYED = (FEATURES, "test_dead_letters_are_replayed_and_purged_after_a_yes")
 _LANES = (FEATURES, "test_lanes_are_listed_shown_paused_resumed_and_drained")
 _GROUPS = (FEATURES, "test_groups_are_listed_shown_and_cancelled")
+_STAGES = (FEATURES, "test_stages_are_drawn_and_signals_given")
 _UNDONE = (FEATURES, "test_a_group_that_could_not_be_undone_is_retried_and_resolved")
 _SCHEDULERS = (FEATURES, "test_schedulers_are_set_listed_and_removed")
 _ROUTER = (WORKERS, "test_a_router_runs_the_jobs_of_a_queue_until_sigterm")
@@ -118,6 +119,8 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     | {"--data": _REPLAYED, "--yes": _REPLAYED, "--resume": _RESUMED}
     | {"--force": (LETTERS, "test_letters_of_a_group_that_is_over_are_left_with_words_and_a_code")},
     "groups cancel": {"--reason": _GROUPS, "--yes": _GROUPS},
+    "groups complete-member": {"--result": _STAGES},
+    "groups fail-member": {"--reason": _STAGES, "--yes": _STAGES},
     "groups list": {"--state": _GROUPS}
     | dict.fromkeys(("--limit", "--skip", "--oldest-first"), _PAGED),
     "groups resolve": {"--note": _UNDONE, "--yes": _UNDONE},

@@ -12,7 +12,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.helpers import wait_until
-from toril import DelayedError, FlowJob, FlowProducer, NewJob, Worker
+from toril import (
+    Compensation,
+    DelayedError,
+    FlowJob,
+    FlowProducer,
+    GroupJob,
+    NewJob,
+    UnrecoverableError,
+    Worker,
+)
 from toril.contrib.opentelemetry import (
     BlockingTracedQueue,
     TracedFlowProducer,
@@ -96,6 +105,44 @@ async def test_an_add_inside_a_handler_goes_on_with_the_trace(queue, spans, prov
         await wait_until(lambda: len(named(spans, "process q")) == 2)
 
     assert len({span.context.trace_id for span in spans.get_finished_spans()}) == 1
+
+
+async def test_later_stages_and_compensations_are_below_the_span_that_started_the_group(
+    spans, provider, url, prefix
+):
+    """A saga is one trace, however long it takes."""
+    seen = {}
+
+    async def handler(job):
+        seen[job.name] = trace.get_current_span().get_span_context().trace_id
+        if job.name == "c":
+            raise UnrecoverableError("no")
+
+    options = {"connection": url, "prefix": prefix}
+    middleware = [trace_jobs(tracer_provider=provider)]
+    async with FlowProducer(**options) as flow:
+        traced = TracedFlowProducer(flow, tracer_provider=provider)
+        with provider.get_tracer("test").start_as_current_span("request") as request:
+            for _ in range(2):  # another trace does not make another group
+                await traced.add_group(
+                    "order",
+                    [
+                        GroupJob("a", queue_name="q", compensation=Compensation("undo-a")),
+                        GroupJob("b", queue_name="q", after=["a"]),
+                        GroupJob("c", queue_name="q", after=["b"]),
+                    ],
+                    {"b": Compensation("undo-b")},
+                    group_id="g",
+                    on_failed=GroupJob("sorry", queue_name="q"),
+                )
+    async with (
+        Worker("q", handler, middleware=middleware, **options),
+        Worker("q:compensation", handler, middleware=middleware, **options),
+    ):
+        await wait_until(lambda: "sorry" in seen)
+
+    assert set(seen) == {"a", "b", "c", "undo-a", "undo-b", "sorry"}
+    assert set(seen.values()) == {request.get_span_context().trace_id}
 
 
 async def test_bulk_and_flows_carry_the_context(queue, spans, provider, url, prefix):

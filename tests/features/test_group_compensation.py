@@ -40,6 +40,9 @@ async def test_completed_siblings_are_undone_when_one_fails(world: World):
     assert await undo_jobs(world, "c") == []
     assert undo_a.name == "undo-a"
     assert undo_a.data == {
+        "reason": "ValueError: out of stock",
+        "failedMember": "c",
+        "results": {"a": {"transactionId": "tx-456"}, "b": [1]},
         "groupId": node.group_id,
         "originalJobName": "a",
         "originalJobId": node.jobs[0].id,

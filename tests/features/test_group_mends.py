@@ -23,7 +23,7 @@ from toril import (
     Worker,
 )
 from toril.errors import InvalidOptionError
-from toril.protocol import discovering, events, groups, leasing
+from toril.protocol import discovering, events, groups, leasing, starting
 from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 from toril.worker import group_keeper
@@ -373,13 +373,13 @@ async def test_a_group_whose_reply_was_lost_is_not_created_again_once_forgotten(
         keep=True,
         timeout=None,
     )
-    command = groups.create(world.prefix, group, "g", ["j1"])
+    command = starting.create(world.prefix, group, "g", ["j1"])
     await world.connection.run(command)
     await world.complete("a")
     await world.queue("a").remove("j1")
     assert await world.queue("a").get_group_state("g") is None
 
-    node = await world.connection.run(groups.create(world.prefix, group, "g", ["j1"]))
+    node = await world.connection.run(starting.create(world.prefix, group, "g", ["j1"]))
 
     assert [job.id for job in node.jobs] == ["j1"]
     assert await world.hand("a").take() == []
@@ -621,14 +621,17 @@ async def test_a_compensation_of_its_own_replaces_that_of_no_other_job(world: Wo
     assert (await world.hand("b:compensation").take_one()).name == "undo-other"
 
 
-async def test_nothing_but_the_record_is_kept_of_results_once_it_is_undone(world: World):
+async def test_nothing_waits_to_be_undone_once_a_group_is_undone(world: World):
+    """The results stay as long as the group does, for get_group_results."""
     node = await world.order("ab")
     await world.complete("a")
     await world.fail("b")
     await world.undo_all("a")
 
     record = f"{world.prefix}:a:groups:{node.group_id}"
-    assert await world.client.exists(f"{record}:results", f"{record}:undo") == 0
+    assert await world.client.exists(f"{record}:stage", f"{record}:undo") == 0
+    await world.queue("a").clean_groups()
+    assert await world.client.exists(f"{record}:results", f"{record}:log") == 0
 
 
 async def test_a_compensation_queue_with_another_word_in_braces_is_refused(world: World):

@@ -78,7 +78,7 @@ async def test_what_is_over_is_looked_at_no_more(world: World, ends: str):
     record = f"{world.prefix}:a:groups:{node.group_id}"
     left = {key.removeprefix(record) for key in await keys_under(world.client, record)}
     if ends == "COMPLETED":
-        assert left == {"", ":jobs", ":plan"}
+        assert left == {"", ":jobs", ":plan", ":results"}
     assert ":undo" not in left
 
 

@@ -20,8 +20,8 @@ from toril import GroupJob, InvalidGroupStateError, Queue, TorilError, Worker
 from toril.cli.main import run as run_command
 from toril.doctor import examine
 from toril.errors import ServerRefusalError
-from toril.protocol import glancing, groups
-from toril.protocol.new_group import NewGroup
+from toril.protocol import glancing, starting
+from toril.protocol.new_group import new_group
 
 WORLDS = amount(30, 2000)
 PER_TEST = 10
@@ -76,8 +76,8 @@ async def build(raw: Any, queue: Queue, done: list[Damage]) -> None:
     await queue.add("in order", lane="ana", delay=60_000)
     await queue.pause_lane("bob")
     await queue.upsert_job_scheduler("tick", every=60_000)
-    trip = NewGroup(name="trip", jobs=(GroupJob("book", queue_name="q"),), owner="q")
-    await queue._connection.run(groups.create(queue.keys.prefix, trip, "g1", ["member"]))
+    trip = new_group("trip", [GroupJob("book", queue_name="q")], None)
+    await queue._connection.run(starting.create(queue.keys.prefix, trip, "g1", ["member"]))
     pipeline = raw.pipeline(transaction=False)
     for each in done:
         each.do(pipeline, base)
@@ -193,8 +193,8 @@ async def test_a_group_of_an_unknown_state_is_named_and_does_not_hide_the_others
     queue: Queue, client: Any
 ) -> None:
     for group_id in ("g1", "g2"):
-        trip = NewGroup(name="trip", jobs=(GroupJob("book", queue_name="q"),), owner="q")
-        command = groups.create(queue.keys.prefix, trip, group_id, [f"of-{group_id}"])
+        trip = new_group("trip", [GroupJob("book", queue_name="q")], None)
+        command = starting.create(queue.keys.prefix, trip, group_id, [f"of-{group_id}"])
         await queue._connection.run(command)
     await client.hset(f"{queue.keys.base}:groups:g1", "state", "SUSPENDED")
 

@@ -18,7 +18,7 @@ from tests.model.steps import TICK_MS, sweep_request
 from tests.model.view import View, view_of
 from tests.model.violation import Violation
 from tests.model.world import Node, World
-from toril.protocol import lanes, pausing
+from toril.protocol import groups, lanes, pausing
 
 FINISHED = ("completed", "failed")
 MOST_TURNS = 12
@@ -72,6 +72,8 @@ class Drain:
                 self._run(Request("delete", (key,), ()))
             for _ in range(2):
                 self._run(sweep_request(name))
+            if any("x.staged" in group for group in queue.groups.values()):
+                self._run(request_of(groups.reconcile(keys_of(name), everything=True)))
 
     def _work(self, worker: Worker) -> None:
         """Take and complete until there is nothing to take."""

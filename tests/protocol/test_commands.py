@@ -144,6 +144,8 @@ def test_waits():
     assert mail.words == ("BLPOP", "bull:q:toril:mail-w", 0.001)
     assert mail.parse(None) is None
     assert mail.parse([b"key", b"\x93\xa2id\xa5token\xa3why"]) == ("id", "token", "why")
+    assert mail.parse([b"key", b"\x94\xa2id\xa1t\xa1r\xa6turned"]) == ("id", "t", "r", "turned")
+    assert mail.parse([b"key", b"\x91\xa2id"]) is None
     assert mail.parse([b"key", b"garbage"]) is None
 
 

@@ -162,6 +162,19 @@ def test_any_workflow_id_gives_a_legal_job_id(name):
     check_job_id(make(JobPayload(name, name, None)).job_id)
 
 
+def test_two_steps_may_have_one_idempotency_key():
+    """The key of the order: the second step is not taken for the first."""
+    key = EnqueueOptions(idempotency_key="order-1")
+    jobs = [
+        step_job(JobPayload(workflow, step, {}), key, {}, now_ms=1, chance="a")
+        for workflow, step in (("w", "charge"), ("w", "mail"), ("v", "charge"), ("w", "charge"))
+    ]
+
+    assert len({job.job_id for job in jobs}) == 3
+    assert jobs[0].job_id == jobs[3].job_id
+    assert {job.idempotency_key for job in jobs} == {"order-1"}
+
+
 def test_with_an_idempotency_key_the_id_is_derived_from_it():
     """C-25, STEP-13: the same key is the same job, at any time and of any characters."""
     key = EnqueueOptions(idempotency_key="order:1 ☃")

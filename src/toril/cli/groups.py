@@ -6,11 +6,13 @@ import shlex
 from typing import Any
 
 import click
+import msgspec
 
+from toril.cli import stages
 from toril.cli.catalogue import CommandGroup
 from toril.cli.printing import age, echo, heading, print_facts, print_json, print_table, say, when
 from toril.cli.server import Server, queue_argument, with_server
-from toril.cli.values import confirm, counted, yes_option
+from toril.cli.values import confirm, counted, read_json, yes_option
 from toril.errors import GroupNotFoundError
 from toril.protocol import reading
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState
@@ -30,6 +32,7 @@ def groups() -> None:
     Examples:
       toril groups list orders --state FAILED_COMPENSATION
       toril groups show orders 3f0c…
+      toril groups complete-member orders order-123 approval --result '{"by": "back office"}'
       toril groups resolve orders 3f0c… --note "refunded by hand"
     """
 
@@ -83,23 +86,43 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
     with server.queue(queue_name, may_be_missing=True) as queue:
         group = _known(queue, group_id)
         members = queue.get_group_jobs(group_id)
+        steps = queue.get_group_timeline(group_id)
     reasons = _reasons(server, members)
     if server.as_json:
         listed = [
             {
+                "key": m.key,
                 "job_id": m.job_id,
                 "name": m.name,
                 "queue": m.queue_name,
                 "status": m.status,
+                "after": list(m.after),
+                "is_signal": m.is_signal,
+                "reason": m.reason,
                 "compensation_key": m.compensation_key,
                 "compensation_status": m.compensation_status,
                 "compensation_failed_reason": reasons.get(m.job_key),
             }
             for m in members
         ]
-        print_json({**_facts(group), "members": listed})
+        told = [msgspec.to_builtins(step) for step in steps]
+        print_json({**_facts(group), "members": listed, "timeline": told})
         return
     print_facts(facts_of(group))
+    _print_members(members, reasons)
+    heading("Timeline")
+    print_table(["when", "member", "what", "why"], stages.timeline_rows(steps), empty="Nothing.")
+    _print_advice(group, members, f"{shlex.quote(queue_name)} {shlex.quote(group_id)}")
+
+
+def _print_members(members: list[GroupMember], reasons: dict[str, str]) -> None:
+    if any(m.after or m.is_signal for m in members):
+        heading("Stages")
+        words = {
+            m.job_key: " ".join(filter(None, (_undone(m), reasons.get(m.job_key)))) for m in members
+        }
+        print_table(stages.COLUMNS, stages.rows(members, words), empty="It has none.")
+        return
     heading("Members")
     print_table(
         ["job", "name", "queue", "status", "undone", "why not"],
@@ -109,12 +132,26 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
         ],
         empty="It has none.",
     )
+
+
+def _print_advice(group: GroupInfo, members: list[GroupMember], where: str) -> None:
+    """What a person can do about a group that waits for one."""
     if group.state is GroupState.FAILED_COMPENSATION:
-        where = f"{shlex.quote(queue_name)} {group_id}"
         echo()
         echo("Repair the cause and try again, or put it right by hand and say so:")
         echo(f"  toril groups retry-compensation {where}")
         echo(f"  toril groups resolve {where} --note 'what was done'")
+    if group.state is GroupState.BLOCKED:
+        echo()
+        echo("There is no way back. Repair the cause and go on, or do it by hand and say so:")
+        echo(f"  toril groups retry {where}")
+        echo(f"  toril groups resolve {where} --note 'what was done'")
+    for member in members:
+        if member.status == "awaited":
+            echo()
+            echo(f"It waits for {member.key!r}:")
+            echo(f"  toril groups complete-member {where} {shlex.quote(member.key)}")
+            echo(f"  toril groups fail-member {where} {shlex.quote(member.key)} --reason 'why'")
 
 
 def facts_of(group: GroupInfo) -> list[tuple[str, Any]]:
@@ -174,6 +211,66 @@ def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, y
     say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
 
 
+@groups.command("complete-member")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@click.argument("member", metavar="MEMBER")
+@click.option("--result", help="What it returns, as JSON.")
+@with_server
+def complete_member(
+    server: Server, queue_name: str, group_id: str, member: str, result: str | None
+) -> None:
+    """Say that a member of a group completed: a signal, or one that blocks its group."""
+    value = None if result is None else read_json(result, "--result")
+    with server.queue(queue_name) as queue:
+        queue.complete_member(group_id, member, value)
+        after = _known(queue, group_id)
+    say(
+        server,
+        f"{member!r} of group {group_id} is completed; it is {after.state.value}.",
+        **_facts(after),
+    )
+
+
+@groups.command("fail-member")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@click.argument("member", metavar="MEMBER")
+@click.option("--reason", required=True, help="Why; it is kept with the group.")
+@yes_option
+@with_server
+def fail_member(
+    server: Server, queue_name: str, group_id: str, member: str, reason: str, yes: bool
+) -> None:
+    """Say that a member of a group failed: what is done is undone."""
+    with server.queue(queue_name) as queue:
+        group = _known(queue, group_id)
+        confirm(f"Let member {member!r} of group {group.name!r} fail?", yes=yes)
+        queue.fail_member(group_id, member, reason)
+        after = _known(queue, group_id)
+    say(
+        server,
+        f"{member!r} of group {group_id} has failed; it is {after.state.value}.",
+        **_facts(after),
+    )
+
+
+@groups.command("retry")
+@queue_argument
+@click.argument("group_id", metavar="ID")
+@with_server
+def retry(server: Server, queue_name: str, group_id: str) -> None:
+    """Run the members again that block a group: one in BLOCKED."""
+    with server.queue(queue_name) as queue:
+        retried = queue.retry_group(group_id)
+    say(
+        server,
+        f"{counted(retried, 'member')} of group {group_id} will run again.",
+        id=group_id,
+        retried=retried,
+    )
+
+
 @groups.command("retry-compensation")
 @queue_argument
 @click.argument("group_id", metavar="ID")
@@ -197,10 +294,12 @@ def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
 @yes_option
 @with_server
 def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool) -> None:
-    """Close a group in FAILED_COMPENSATION that was put right by hand."""
+    """Close a group in FAILED_COMPENSATION that was put right by hand; let one in BLOCKED go on."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
-        confirm(f"Close group {group.name!r} ({group.state.value}) as put right?", yes=yes)
+        verb = "Let" if group.state is GroupState.BLOCKED else "Close"
+        end = "go on as if it were done" if verb == "Let" else "as put right"
+        confirm(f"{verb} group {group.name!r} ({group.state.value}) {end}?", yes=yes)
         queue.resolve_group(group_id, note)
         after = _known(queue, group_id)
     say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))

@@ -51,6 +51,11 @@ class GroupView:
         self.jobs = queue.get_group_jobs
         self.wait_for = queue.wait_for_group
         self.cancel = queue.cancel_group
+        self.results = queue.get_group_results
+        self.timeline = queue.get_group_timeline
+        self.complete_member = queue.complete_member
+        self.fail_member = queue.fail_member
+        self.retry = queue.retry_group
         self.retry_compensation = queue.retry_compensation
         self.resolve = queue.resolve_group
         self.clean = queue.clean_groups

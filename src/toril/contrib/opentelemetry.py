@@ -22,7 +22,9 @@ from toril.client.queue import Queue
 from toril.errors import Signal, UnrecoverableError
 from toril.options import FlowJob, JobOptions, NewJob
 from toril.protocol.flows import FlowNode
+from toril.protocol.groups import GroupNode
 from toril.protocol.job import Job
+from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
 from toril.worker.handlers import Handler, Middleware
 
 if TYPE_CHECKING:
@@ -109,6 +111,28 @@ class TracedFlowProducer:
         with _producing(self._tracer, "add_bulk", names):
             return await self.producer.add_bulk([_flow_carrying(flow) for flow in roots])
 
+    async def add_group(
+        self,
+        name: str,
+        jobs: Iterable[GroupJob | GroupSignal],
+        compensation: Mapping[str, Compensation] | None = None,
+        **options: Any,
+    ) -> GroupNode:
+        """Create a group in one span; later stages, compensations and ends carry its context."""
+        members = list(jobs)
+        with _producing(self._tracer, "add_group", name) as span:
+            span.set_attribute("messaging.batch.message_count", len(members))
+            context = carrier()
+            for end in ("on_completed", "on_failed"):
+                if options.get(end) is not None:
+                    options[end] = _with_context(options[end], context)
+            return await self.producer.add_group(
+                name,
+                [_member_with_context(member, context) for member in members],
+                {key: _with_context(one, context) for key, one in (compensation or {}).items()},
+                **options,
+            )
+
 
 class TracedOutbox:
     """An outbox whose rows carry the trace of the request that wrote them."""
@@ -156,9 +180,7 @@ class TracedOutbox:
         with _producing(self._tracer, "add_group", name):
             context = carrier()
             carrying: list[Any] = [
-                msgspec.structs.replace(job, telemetry=context)
-                if isinstance(job, NewJob) and job.telemetry is None
-                else job
+                _member_with_context(job, context) if isinstance(job, NewJob) else job
                 for job in jobs
             ]
             return self.outbox.add_group(target, name, carrying, *args, **kw)
@@ -249,6 +271,19 @@ def _carrying(jobs: Iterable[NewJob]) -> list[NewJob]:
         msgspec.structs.replace(job, telemetry=context) if job.telemetry is None else job
         for job in jobs
     ]
+
+
+def _with_context(job: Any, context: str) -> Any:
+    if getattr(job, "telemetry", context) is None:
+        return msgspec.structs.replace(job, telemetry=context)
+    return job
+
+
+def _member_with_context(member: Any, context: str) -> Any:
+    own = getattr(member, "compensation", None)
+    if own is not None:
+        member = msgspec.structs.replace(member, compensation=_with_context(own, context))
+    return _with_context(member, context)
 
 
 def _flow_carrying(flow: FlowJob) -> FlowJob:

@@ -114,7 +114,7 @@ class QueueCollector(Collector):
     def _groups(self) -> Metric:
         family = GaugeMetricFamily(
             "toril_groups",
-            f"Groups by state, of the newest {MOST_GROUPS}; FAILED_COMPENSATION of all",
+            f"Groups by state, of the newest {MOST_GROUPS}; those that need a person, of all",
             labels=["queue", "state"],
         )
         for queue in self._queues:
@@ -122,6 +122,7 @@ class QueueCollector(Collector):
             for group in queue.get_groups((), 0, MOST_GROUPS - 1, newest_first=True):
                 counts[group.state] += 1
             counts[GroupState.FAILED_COMPENSATION] = queue.get_failed_compensation_count()
+            counts[GroupState.BLOCKED] = len(queue.get_groups(GroupState.BLOCKED))
             for state, count in counts.items():
                 family.add_metric([queue.name, state.value], count)
         return family

@@ -357,6 +357,13 @@ GROUPS_ASKING = Ailment(
     "One of its jobs is gone, so it neither completes nor is undone.",
     "Find out, then call complete_member or fail_member, or cancel the group.",
 )
+GROUPS_BLOCKED = Ailment(
+    "D233",
+    ERROR,
+    "cannot go on: {groups}",
+    "Its pivot has completed, so nothing is undone, and what comes after it failed.",
+    "toril groups show {queue} ID; then retry, or resolve by hand.",
+)
 
 # ---------------------------------------------------------------------------- workers
 

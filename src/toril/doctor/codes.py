@@ -402,6 +402,16 @@ CODES: dict[str, Code] = {
             "Call `queue.complete_member(…)` or `queue.fail_member(…)`, or cancel the group.",
         ),
     ),
+    "D233": Code(
+        "A group cannot go on",
+        "Groups in the state `BLOCKED`.",
+        "Its pivot has completed, so nothing is undone, and a member after it failed for good.",
+        (
+            "See what failed: `toril groups show QUEUE ID`.",
+            "Fix the cause, then `toril groups retry QUEUE ID`.",
+            "Or do it by hand, then `toril groups resolve QUEUE ID --note TEXT`.",
+        ),
+    ),
     "D301": Code(
         "A handler is not marked as idempotent",
         "The handlers of the workers that you named.",

@@ -37,6 +37,7 @@ class Standstills(msgspec.Struct, frozen=True, kw_only=True):
     groups: Sequence[str] = ()
     """Groups that could not be undone."""
     asking: Sequence[str] = ()
+    blocked: Sequence[str] = ()
     """Groups of which nobody knows how a member ended."""
     oldest_prioritized: int | None = None
     """When the oldest of the most and of the least urgent jobs was added, in ms."""
@@ -50,6 +51,7 @@ async def read_standstills(
         lanes=await _stopped_lanes(connection, reader, keys),
         groups=await _groups_not_undone(connection, keys),
         asking=await _groups_asking(connection, keys),
+        blocked=await _groups_blocked(connection, keys),
         oldest_prioritized=(
             await _oldest_prioritized(reader, keys) if counts.get("prioritized") else None
         ),
@@ -105,6 +107,12 @@ async def _groups_asking(connection: Connection, keys: Keys) -> list[str]:
     return [group.id for group in await connection.follow(groups.asking(keys))]
 
 
+async def _groups_blocked(connection: Connection, keys: Keys) -> list[str]:
+    wanted = (GroupState.BLOCKED,)
+    plan = groups.groups(keys, wanted, 0, _MOST_GROUPS - 1, newest_first=True)
+    return [group.id for group in await connection.follow(plan)]
+
+
 async def _oldest_prioritized(reader: ConnectionReader, keys: Keys) -> int | None:
     """Of the most urgent and of the least urgent: these are the ones that starve."""
     key = keys.prioritized
@@ -144,6 +152,8 @@ def check_standstills(
         yield ailments.GROUPS_NOT_UNDONE.of(
             subject, groups=_some("group", stands.groups), queue=name
         )
+    if stands.blocked:
+        yield ailments.GROUPS_BLOCKED.of(subject, groups=_some("group", stands.blocked), queue=name)
     if stands.asking:
         yield ailments.GROUPS_ASKING.of(subject, groups=_some("group", stands.asking))
 

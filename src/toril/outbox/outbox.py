@@ -15,7 +15,7 @@ from toril.outbox.rows import values_of
 from toril.outbox.schema import DEFAULT_NAME
 from toril.outbox.starts import GroupOptions, values_of_flow, values_of_group
 from toril.outbox.statements import WRITTEN, LaneOrder, Place, explained, statements_for
-from toril.protocol.new_group import Compensation, GroupJob
+from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, MetaData, Table
@@ -152,7 +152,7 @@ class Outbox:
         self,
         target: Async,
         name: str,
-        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        jobs: Iterable[GroupJob | GroupSignal | Mapping[str, Any]],
         compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
         *,
         group_id: str | None = None,
@@ -164,7 +164,7 @@ class Outbox:
         self,
         target: Blocking,
         name: str,
-        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        jobs: Iterable[GroupJob | GroupSignal | Mapping[str, Any]],
         compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
         *,
         group_id: str | None = None,
@@ -176,7 +176,7 @@ class Outbox:
         self,
         target: Blocking | Async,
         name: str,
-        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        jobs: Iterable[GroupJob | GroupSignal | Mapping[str, Any]],
         compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
         *,
         group_id: str | None = None,

@@ -16,7 +16,7 @@ import msgspec
 
 from toril.client.groups import GroupProducer
 from toril.client.ids import new_job_id
-from toril.errors import InvalidInputError, InvalidOptionError, PayloadError
+from toril.errors import GroupExistsError, InvalidInputError, InvalidOptionError, PayloadError
 from toril.options import (
     Backoff,
     Deduplication,
@@ -31,22 +31,33 @@ from toril.options import (
 )
 from toril.outbox.rows import OutboxRow, check_length
 from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
-from toril.protocol import codec, flows, groups
+from toril.protocol import codec, flows, groups, starting
 from toril.protocol.command import Command, Plan
 from toril.protocol.confirming import Fate
 from toril.protocol.groups import GroupInfo
-from toril.protocol.keys import Keys, check_job_id
-from toril.protocol.new_group import Compensation, GroupJob, NewGroup, new_group, queues_of
+from toril.protocol.keys import Keys
+from toril.protocol.new_group import (
+    Compensation,
+    GroupJob,
+    GroupSignal,
+    NewGroup,
+    check_group_id,
+    new_group,
+    queues_of,
+)
 
 GROUP = "group"
 FLOW = "flow"
 
 _STRUCTS: dict[str, type[msgspec.Struct]] = {
     kind.__name__: kind
-    for kind in (Backoff, Compensation, Deduplication, FlowJob, GroupJob, Keep, NewJob, Parent)
+    for kind in (
+        *(Backoff, Compensation, Deduplication, FlowJob, GroupJob, GroupSignal, Keep, NewJob),
+        Parent,
+    )
 }
 _TAG = "is"
-_OF_USERS = frozenset({"data", "default"})
+_OF_USERS = frozenset({"data", "default", "inputs"})
 """Fields that hold what users put there, in which nothing is ours to read."""
 _SHORT = {"compensation_order": "order", "compensate_late": "late", "group_retention": "keep"}
 _NOT_STORED = frozenset({"self", "group_id"})
@@ -57,10 +68,13 @@ class GroupOptions(TypedDict, total=False):
 
     queue_name: str | None
     compensation_queue: str
-    compensation_order: str
+    compensation_order: str | None
     compensate_late: bool
     group_retention: bool | int | Keep | None
     timeout: Duration | None
+    undo_timeout: Duration | None
+    on_completed: Any
+    on_failed: Any
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -101,7 +115,7 @@ def values_of_group(
     name: str, jobs: Any, compensation: Any, options: Mapping[str, Any], group_id: str
 ) -> dict[str, Any]:
     """The columns of a row that starts a group; what could not start later is refused now."""
-    check_job_id(group_id, "group id")
+    check_group_id(group_id)
     if isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping):
         jobs = list(jobs)
     arguments = {"name": name, "jobs": jobs, "compensation": compensation, **options}
@@ -127,9 +141,19 @@ def _group_of(arguments: Mapping[str, Any]) -> NewGroup:
 
 
 def _start_group(group: NewGroup, group_id: str, prefix: str) -> Start:
-    ids = [new_job_id() for _ in group.jobs]
-    command = groups.create(prefix, group, group_id, ids)
-    return Start(queues_of(group, prefix), _told(command, lambda _: False))
+    seed = new_job_id()
+    ids = starting.ids_of(group, seed)
+    command = starting.create(prefix, group, group_id, ids, seed=seed)
+
+    def parse(reply: Any) -> bool:
+        try:
+            return not command.parse(reply).is_new
+        except GroupExistsError as error:
+            if error.differences:
+                raise
+            return True  # a relay of an older version started it
+
+    return Start(queues_of(group, prefix), msgspec.structs.replace(command, parse=parse))  # type: ignore[arg-type]
 
 
 def fates_of_groups(keys: Keys, group_ids: Sequence[str]) -> Plan[list[Fate]]:

@@ -10,18 +10,17 @@ import msgspec
 
 from toril.errors import (
     GroupNotFoundError,
-    GroupValidationError,
     InvalidGroupStateError,
     InvalidOptionError,
     JobNotFoundError,
 )
-from toril.protocol import adding, codec, events
-from toril.protocol.adding import Added, Prepared
+from toril.options import check_text
+from toril.protocol import codec, discovering, events
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.events import Event
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys, check_job_id
-from toril.protocol.new_group import Compensation, GroupJob, NewGroup
+from toril.protocol.keys import Keys
+from toril.protocol.new_group import may_be_group_id
 from toril.protocol.reading import readable
 from toril.protocol.refusals import Refusal
 
@@ -33,6 +32,7 @@ GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
 OWNERS_PER_LOOK = 100
 _CANCELLED = "cancelled"
+_PAST_PIVOT = "PAST_PIVOT"
 
 
 class GroupState(StrEnum):
@@ -43,11 +43,15 @@ class GroupState(StrEnum):
     COMPENSATING = "COMPENSATING"
     FAILED = "FAILED"
     FAILED_COMPENSATION = "FAILED_COMPENSATION"
+    BLOCKED = "BLOCKED"
 
     @property
     def is_final(self) -> bool:
         """Does nothing more happen by itself?"""
-        return self not in (GroupState.ACTIVE, GroupState.COMPENSATING)
+        return self not in (GroupState.ACTIVE, GroupState.COMPENSATING, GroupState.BLOCKED)
+
+
+NEED_A_PERSON = frozenset({GroupState.FAILED_COMPENSATION, GroupState.BLOCKED})
 
 
 class GroupEvent(StrEnum):
@@ -57,6 +61,7 @@ class GroupEvent(StrEnum):
     COMPENSATING = "group:compensating"
     FAILED = "group:failed"
     RETRYING = "group:retrying"
+    BLOCKED = "group:blocked"
     RESOLVED = "group:resolved"
 
 
@@ -64,11 +69,13 @@ ENDS = frozenset({GroupEvent.COMPLETED, GroupEvent.FAILED, GroupEvent.RESOLVED})
 
 
 class GroupNode(msgspec.Struct, frozen=True):
-    """A group that was created, and its jobs."""
+    """A group that was created, and its jobs: those of later stages too."""
 
     group_id: str
     group_name: str
     jobs: list[Job]
+    is_new: bool = True
+    """False if a call before this one has created it."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,8 +105,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_a_person(self) -> bool:
-        """Does it go no further until somebody undoes by hand, or says how a member ended?"""
-        if self.state is GroupState.FAILED_COMPENSATION:
+        """Does it go no further until somebody acts by hand, or says how a member ended?"""
+        if self.state in NEED_A_PERSON:
             return True
         return bool(self.asks) and not self.is_finished
 
@@ -111,17 +118,41 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A job of a group: "pending", "active", "completed", "failed" or "cancelled"."""
+    """A member of a group, and where it stands.
+
+    Its status is "planned" (others come first), "awaited" (a signal whose turn has come),
+    "pending", "active", "completed", "failed" or "cancelled".
+    """
 
     job_id: str
     job_key: str
     status: str
     queue_name: str
     name: str = ""
+    key: str = ""
+    """By what the group knows it: its key, its name, or the id of its job if others share that."""
+    after: tuple[str, ...] = ()
+    """The keys of those for whom it waits, or waited."""
+    is_signal: bool = False
+    reason: str | None = None
+    """Why it failed or was cancelled."""
+    started_at: int | None = None
+    """When its job was last taken, as long as the job is kept."""
+    finished_at: int | None = None
     compensation_key: str | None = None
     """The key of the job that undoes it, once there is one."""
     compensation_status: str | None = None
     """How that job ended: "completed", "failed", "cancelled", or "pending"."""
+    compensation_finished_at: int | None = None
+
+
+class GroupStep(msgspec.Struct, frozen=True):
+    """One line of a group's timeline."""
+
+    at: int
+    what: str
+    member: str | None = None
+    reason: str | None = None
 
 
 # ---------------------------------------------------------------------------- keys
@@ -129,11 +160,18 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 def record_key(keys: Keys, group_id: str) -> str:
     """The hash of a group; its other keys are this one and a suffix."""
-    check_job_id(group_id, "group id")
+    _check_known(group_id)
     return f"{keys.base}:groups:{group_id}"
 
 
-def _open_key(keys: Keys) -> str:
+def _check_known(group_id: str) -> None:
+    """Refuse what cannot be the id of a group."""
+    check_text(group_id, "group_id")
+    if not may_be_group_id(group_id):
+        raise not_found(group_id)
+
+
+def open_key(keys: Keys) -> str:
     return keys.own("groups-open")
 
 
@@ -141,137 +179,10 @@ def _asking_key(keys: Keys) -> str:
     return keys.own("groups-asking")
 
 
-def _gone_key(keys: Keys, group_id: str) -> str:
+def gone_key(keys: Keys, group_id: str) -> str:
     """What is known for a day of a group that has been forgotten."""
-    check_job_id(group_id)
+    _check_known(group_id)
     return keys.own(f"groups-gone:{group_id}")
-
-
-# ---------------------------------------------------------------------------- creating
-
-
-def create(
-    prefix: str, group: NewGroup, group_id: str, job_ids: Sequence[str]
-) -> Command[GroupNode]:
-    """Create the group with all of its jobs, or nothing; ``job_ids`` are for those without one."""
-    owner = Keys(prefix, group.owner)
-    queues = [Keys(prefix, name) for name in dict.fromkeys(job.queue_name for job in group.jobs)]
-    numbers = {queue.name: number for number, queue in enumerate(queues, 1)}
-    definitions = _Definitions(group)
-    prepared: list[Prepared] = []
-    entries: list[dict[str, Any]] = []
-    for index, (job, job_id) in enumerate(zip(group.jobs, job_ids, strict=True)):
-        ready = adding.prepare(job, job_id)
-        opts = codec.encode_options_of_member(job, group_id, group.name)
-        prepared.append(msgspec.structs.replace(ready, opts=opts))
-        undo = definitions.of(index, job)
-        entry = {**ready.entry, "queue": numbers[job.queue_name], "kind": _kind(undo, definitions)}
-        if undo:
-            entry["undo"] = undo
-        entries.append(entry)
-    args: dict[str, Any] = {
-        "id": group_id,
-        "name": group.name,
-        "queues": [queue.base for queue in queues],
-        "jobs": entries,
-        "definitions": definitions.packed,
-        "targets": {
-            queue.base: Keys(prefix, group.compensation_queue_of(queue.name)).base
-            for queue in queues
-            if queue.name in definitions.queues
-        },
-        "order": group.order,
-        "late": group.late,
-        "look_again_ms": LOOK_AGAIN_MS,
-    }
-    if group.keep is not None:
-        args["keep"] = codec.keep_args(group.keep) or {}
-    if group.timeout_ms is not None:
-        args["timeout_ms"] = group.timeout_ms
-    payloads = [codec.encode_compensations(definitions.stored)]
-    for ready in prepared:
-        payloads += [ready.data, ready.opts]
-
-    def parse(reply: Any) -> GroupNode:
-        if isinstance(reply, list) and reply[0] == Refusal.LANE_FULL:
-            raise adding.refusal(prepared[reply[1] - 1], reply[0])
-        if not isinstance(reply, int):
-            raise GroupValidationError(
-                f"group {group.name!r} was not created: job id {codec.text(reply[0])!r} exists"
-                f" already in {codec.text(reply[1])!r}"
-            )
-        jobs = [
-            Job(prefix, job.queue_name, ready.id, adding.fields_of(ready, Added(ready.id, reply)))
-            for job, ready in zip(group.jobs, prepared, strict=True)
-        ]
-        return GroupNode(group_id, group.name, jobs)
-
-    record = record_key(owner, group_id)
-    return script(
-        "addGroup",
-        owner,
-        args,
-        parse,
-        extra={
-            "groups": f"{owner.base}:groups",
-            "group": record,
-            "members": f"{record}:jobs",
-            "plan": f"{record}:plan",
-            "open": _open_key(owner),
-            "gone": _gone_key(owner, group_id),
-        },
-        payloads=payloads,
-        resend=Resend.NUMBERED,
-    )
-
-
-class _Definitions:
-    """The compensations of a group, each written once however many members it undoes."""
-
-    def __init__(self, group: NewGroup) -> None:
-        self._group = group
-        self._numbers: dict[str, int] = {}
-        self.packed: list[dict[str, str]] = []
-        self.stored: dict[str, msgspec.Raw] = {}
-        self.undoes_failures: set[int] = set()
-        self.queues: set[str] = set()
-        for key, compensation in group.compensation.items():
-            self._write(key, compensation)
-
-    def of(self, index: int, job: GroupJob) -> int:
-        """The number of the definition that undoes this member; 0 for none."""
-        if self._group.compensation_of(job) is None:
-            return 0
-        self.queues.add(job.queue_name)
-        if job.compensation is None:
-            return self._numbers[job.name]
-        return self._write(f"{job.name}#{index}", job.compensation, is_own=True)
-
-    def _write(self, key: str, compensation: Compensation, *, is_own: bool = False) -> int:
-        while key in self.stored:
-            key += "#"
-        data = codec.encode(compensation.data, f"the data of compensation {compensation.name!r}")
-        options = codec.wire_options(compensation.as_job())
-        self.stored[key] = codec.encode_compensation(compensation.name, data, options)
-        self.packed.append(
-            {
-                "name": compensation.name,
-                "opts": codec.encode_wire_options(options).decode(),
-                "data": data.decode(),
-            }
-        )
-        number = len(self.packed)
-        if not is_own:
-            self._numbers[key] = number
-        if compensation.compensate_failed:
-            self.undoes_failures.add(number)
-        return number
-
-
-def _kind(undo: int, definitions: _Definitions) -> str:
-    if not undo:
-        return "u"
-    return "f" if undo in definitions.undoes_failures else "m"
 
 
 # ---------------------------------------------------------------------------- reading
@@ -307,7 +218,7 @@ def read_gone(keys: Keys, group_id: str) -> Command[GroupInfo | None]:
     def parse(reply: list[Any]) -> GroupInfo | None:
         return _info(group_id, reply)
 
-    return plain("HMGET", _gone_key(keys, group_id), *_FIELDS, parse=parse)
+    return plain("HMGET", gone_key(keys, group_id), *_FIELDS, parse=parse)
 
 
 def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
@@ -355,26 +266,12 @@ def _optional(value: bytes | None) -> str | None:
 
 
 def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
-    """The jobs of a group in the order in which they were given."""
+    """The members of a group in the order in which they were given."""
     record = record_key(keys, group_id)
 
-    def parse(reply: list[list[bytes]]) -> list[GroupMember]:
-        found = []
-        for key, status, name, *undone in reply:
-            base, _, job_id = codec.text(key).rpartition(":")
-            undo_key, undo_status = map(codec.text, undone) if undone else (None, None)
-            found.append(
-                GroupMember(
-                    job_id=job_id,
-                    job_key=codec.text(key),
-                    status=codec.text(status),
-                    queue_name=base.removeprefix(f"{keys.prefix}:"),
-                    name=codec.text(name),
-                    compensation_key=undo_key,
-                    compensation_status=undo_status,
-                )
-            )
-        return found
+    def parse(reply: list[list[Any]]) -> list[GroupMember]:
+        labels = {words[0]: codec.text(words[4]) for words in reply}
+        return [_member(keys.prefix, words, labels) for words in reply]
 
     return script(
         "listGroup",
@@ -385,9 +282,130 @@ def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
             "members": f"{record}:jobs",
             "plan": f"{record}:plan",
             "compensations": f"{record}:compensations",
+            "results": f"{record}:results",
         },
         resend=Resend.SAME,
     )
+
+
+def _member(prefix: str, words: list[Any], labels: dict[int, str]) -> GroupMember:
+    _, key, status, name, label, kind, after, started_at, at, why, *undone = words
+    base, _, job_id = codec.text(key).rpartition(":")
+    undo_key, undo_status, undo_at = undone or (None, None, None)
+    return GroupMember(
+        job_id=job_id,
+        job_key=codec.text(key),
+        status=codec.text(status),
+        queue_name=base.removeprefix(f"{prefix}:"),
+        name=codec.text(name),
+        key=codec.text(label),
+        after=tuple(labels.get(number, str(number)) for number in after),
+        is_signal=kind == b"s",
+        reason=codec.text(why) or None,
+        started_at=codec.number(started_at) or None,
+        finished_at=codec.number(at) or None,
+        compensation_key=_optional(undo_key),
+        compensation_status=_optional(undo_status),
+        compensation_finished_at=codec.number(undo_at) or None,
+    )
+
+
+def results(keys: Keys, group_id: str) -> Command[dict[str, Any] | None]:
+    """What the members that have completed returned, by their keys; None without such a group."""
+    record = record_key(keys, group_id)
+
+    def parse(reply: list[list[bytes]] | None) -> dict[str, Any] | None:
+        if reply is None:
+            return None
+        return {codec.text(label): codec.decode_or_text(value) for label, value in reply}
+
+    return script(
+        "groupResults",
+        keys,
+        {},
+        parse,
+        extra={
+            "group": record,
+            "members": f"{record}:jobs",
+            "plan": f"{record}:plan",
+            "results": f"{record}:results",
+        },
+        resend=Resend.SAME,
+    )
+
+
+def timeline(keys: Keys, group_id: str) -> Plan[list[GroupStep]]:
+    """What happened to a group and its members, as far as it is known, in order."""
+    info, found, log = yield [
+        read(keys, group_id),
+        members(keys, group_id),
+        plain("LRANGE", f"{record_key(keys, group_id)}:log", 0, -1, parse=list),
+    ]
+    if info is None:
+        raise not_found(group_id)
+    return told(info, found, [_logged(entry) for entry in log])
+
+
+def _logged(entry: bytes) -> GroupStep:
+    at, what, member, reason = codec.text(entry).split("\n", 3)
+    return GroupStep(int(at), what, member or None, reason or None)
+
+
+_ORDER = {"created": 0, "started": 1, "completed": 2, "failed": 3, "cancelled": 3, "undone": 5}
+"""In which order things are told that happened in the same millisecond."""
+_ORDER |= {"compensating": 4, "blocked": 4, "retrying": 6, "resolved": 7}
+
+
+def told(
+    info: GroupInfo, found: Sequence[GroupMember], log: Sequence[GroupStep]
+) -> list[GroupStep]:
+    """The timeline of a group, put together from what is kept of it."""
+    steps = [GroupStep(info.created_at, "created")]
+    for member in found:
+        if member.started_at is not None:
+            steps.append(GroupStep(member.started_at, "started", member.key))
+        if member.finished_at is not None:
+            steps.append(GroupStep(member.finished_at, member.status, member.key, member.reason))
+        undone = member.compensation_status
+        if member.compensation_finished_at is not None and undone is not None:
+            what = "undone" if undone == "completed" else f"undoing {undone}"
+            steps.append(GroupStep(member.compensation_finished_at, what, member.key))
+    steps = sorted([*steps, *log], key=lambda step: (step.at, _ORDER.get(step.what, 2)))
+    if info.is_finished:
+        steps.append(GroupStep(info.updated_at, str(info.state), None, info.note))
+    return steps
+
+
+def find_owner(keys: Keys, group_id: str, *, is_cluster: bool = False) -> Plan[Keys | None]:
+    """The queue that owns a group, or owned it before it was forgotten; None if there is none.
+
+    Looks into this queue, into those that own groups with members here, then into all others.
+    """
+    if not may_be_group_id(group_id):
+        return None
+    near: list[bytes] = yield plain("ZRANGE", keys.own("group-deadlines"), 0, 99, parse=list)
+    bases = [codec.text(base) for base in near]
+    names = [keys.name, *(base.removeprefix(f"{keys.prefix}:") for base in bases)]
+    owner: Keys | None = yield from _owner_among(keys, dict.fromkeys(names), group_id)
+    if owner is not None:
+        return owner
+    every: list[str] = yield from discovering.queue_names(keys.prefix, is_cluster=is_cluster)
+    others = dict.fromkeys(name for name in every if name not in names)
+    return (yield from _owner_among(keys, others, group_id))
+
+
+def _owner_among(keys: Keys, names: Iterable[str], group_id: str) -> Plan[Keys | None]:
+    queues = [keys.sibling(name) for name in names]
+    for first in range(0, len(queues), GROUPS_PER_READ):
+        some = queues[first : first + GROUPS_PER_READ]
+        found: list[Any] = yield [
+            plain("EXISTS", record_key(queue, group_id), gone_key(queue, group_id), parse=int)
+            for queue in some
+        ]
+        for queue, count in zip(some, found, strict=True):
+            if count:
+                return queue
+    return None
 
 
 def groups(
@@ -400,10 +418,12 @@ def groups(
         raise InvalidOptionError(
             f"state: {error}; the states are {', '.join(GroupState)}"
         ) from error
-    if wanted == {GroupState.FAILED_COMPENSATION}:
-        broken: list[GroupInfo] | None = yield from _not_undone(keys, newest_first=newest_first)
-        if broken is not None:
-            return broken[start : None if end == -1 else end + 1]
+    if wanted and wanted <= NEED_A_PERSON:
+        asking: list[GroupInfo] | None = yield from _asking_in(
+            keys, wanted, newest_first=newest_first
+        )
+        if asking is not None:
+            return asking[start : None if end == -1 else end + 1]
     index = f"{keys.base}:groups"
     if start < 0 or end < 0:
         total: int = yield plain("ZCARD", index, parse=int)
@@ -437,24 +457,29 @@ def _read_each(keys: Keys, ids: Sequence[bytes]) -> Plan[list[GroupInfo | None]]
     return (yield from readable([reader(codec.name(item)) for item in ids]))
 
 
-def _not_undone(keys: Keys, *, newest_first: bool) -> Plan[list[GroupInfo] | None]:
-    """The groups whose undoing failed, by their index; None if that does not name all of them."""
+def _asking_in(
+    keys: Keys, wanted: set[GroupState], *, newest_first: bool
+) -> Plan[list[GroupInfo] | None]:
+    """The groups in states that need a person, by their index; None if that does not name all."""
     verb = "ZREVRANGE" if newest_first else "ZRANGE"
     ids: list[bytes] = yield plain(verb, _asking_key(keys), 0, -1, parse=list)
     found: list[GroupInfo] = []
     for first in range(0, len(ids), GROUPS_PER_READ):
         some = ids[first : first + GROUPS_PER_READ]
         page: list[GroupInfo | None] = yield from _read_each(keys, some)
-        found += [info for info in page if info and info.state is GroupState.FAILED_COMPENSATION]
+        found += [info for info in page if info and info.state in wanted]
+    if GroupState.FAILED_COMPENSATION not in wanted:
+        return found
     count: int = yield from count_not_undone(keys)
-    return found if len(found) >= count else None
+    named = sum(info.state is GroupState.FAILED_COMPENSATION for info in found)
+    return found if named >= count else None
 
 
 def count_not_undone(keys: Keys) -> Plan[int]:
     """How many groups are FAILED_COMPENSATION: those that are neither open nor ended in order."""
     total, opened, ended = yield [
         plain("ZCARD", f"{keys.base}:groups", parse=int),
-        plain("ZCARD", _open_key(keys), parse=int),
+        plain("ZCARD", open_key(keys), parse=int),
         plain("ZCARD", keys.own("groups-ended"), parse=int),
     ]
     return max(0, int(total) - int(opened) - int(ended))
@@ -472,7 +497,7 @@ def asking(keys: Keys) -> Plan[list[GroupInfo]]:
 def needing_a_person(keys: Keys, *, most: int) -> Plan[list[GroupInfo]]:
     """The groups that go no further by themselves, those that have been so for longest last.
 
-    They could not be undone, or ask how a member ended.
+    They could not be undone, are blocked, or ask how a member ended.
     """
     ids: list[bytes] = yield plain("ZREVRANGE", _asking_key(keys), 0, most - 1, parse=list)
     if not ids:
@@ -539,6 +564,11 @@ def cancel(keys: Keys, group_id: str, *, request: str, reason: str | None = None
         state = codec.text(reply)
         if state == GroupState.COMPLETED:
             raise InvalidGroupStateError("Cannot cancel a completed group")
+        if state == GroupState.BLOCKED or state == _PAST_PIVOT:
+            raise InvalidGroupStateError(
+                f"Cannot cancel group {group_id!r}: its pivot has completed, and there is no way"
+                f" back; retry_group and resolve_group go on"
+            )
         if state != GroupState.ACTIVE:
             raise InvalidGroupStateError(f"Cannot cancel group in state {state}")
 
@@ -565,19 +595,38 @@ def retry_compensation(keys: Keys, group_id: str, *, request: str) -> Command[in
         keys,
         {"request": request},
         parse,
-        extra={"group": record_key(keys, group_id), "open": _open_key(keys)},
+        extra={"group": record_key(keys, group_id), "open": open_key(keys)},
+        resend=Resend.SAME,
+    )
+
+
+def retry_group(keys: Keys, group_id: str, *, request: str) -> Command[int]:
+    """Run the members again that block a group; returns how many."""
+
+    def parse(reply: Any) -> int:
+        if isinstance(reply, int) and reply >= 0:
+            return reply
+        raise _refused(reply, group_id, "retry", "BLOCKED")
+
+    record = record_key(keys, group_id)
+    return script(
+        "retryGroup",
+        keys,
+        {"request": request},
+        parse,
+        extra={"group": record, "members": f"{record}:jobs", "plan": f"{record}:plan"},
         resend=Resend.SAME,
     )
 
 
 def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[None]:
-    """Say that what could not be undone has been put right by other means."""
+    """Say that what could not be done, or undone, has been put right by other means."""
     if not isinstance(note, str) or not note:
         raise InvalidOptionError(f"note={note!r} must be a text that says what was done")
 
     def parse(reply: Any) -> None:
-        if reply != b"FAILED_COMPENSATION":
-            raise _refused(reply, group_id, "resolve")
+        if reply not in (b"FAILED_COMPENSATION", b"BLOCKED"):
+            raise _refused(reply, group_id, "resolve", "FAILED_COMPENSATION or BLOCKED")
 
     return script(
         "resolveGroup",
@@ -592,18 +641,22 @@ def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[No
 def settle_member(
     keys: Keys, group_id: str, member: str, state: str, value: bytes, *, request: str
 ) -> Command[None]:
-    """Say how a member ended of which nobody knows it; ``value`` is its result or the reason."""
+    """Say how a member ended that nobody else can tell; ``value`` is its result or the reason."""
 
-    def parse(code: int) -> None:
+    def parse(reply: Any) -> None:
+        code, *words = reply if isinstance(reply, list) else [reply]
         if code == Refusal.NO_GROUP:
             raise not_found(group_id)
         if code == Refusal.MISSING:
             raise JobNotFoundError(
-                f"group {group_id!r} has no member {member!r}, or several of that name; give its id"
+                f"group {group_id!r} has no member {member!r}, or several of that name; give its"
+                f" key, or the id of its job"
             )
         if code == Refusal.WRONG_GROUP_STATE:
+            state_of_group, status = (codec.text(word) for word in words)
             raise InvalidGroupStateError(
-                f"group {group_id!r} does not ask how member {member!r} ended; get_group_jobs tells"
+                f"group {group_id!r} is {state_of_group} and does not ask how member {member!r}"
+                f" ended: it is {status}"
             )
 
     record = record_key(keys, group_id)
@@ -657,7 +710,7 @@ def due(keys: Keys) -> Command[Due]:
         keys,
         {"most": OWNERS_PER_LOOK},
         parse,
-        extra={"open": _open_key(keys), "deadlines": keys.own("group-deadlines")},
+        extra={"open": open_key(keys), "deadlines": keys.own("group-deadlines")},
         resend=Resend.SAME,
     )
 
@@ -685,7 +738,7 @@ def reconcile(
         keys,
         {"most": most, "everything": everything, "skip": skip, "look_again_ms": LOOK_AGAIN_MS},
         parse,
-        extra={"open": _open_key(keys)},
+        extra={"open": open_key(keys)},
         resend=Resend.SAME,
     )
 
@@ -702,11 +755,13 @@ def reconcile_all(keys: Keys) -> Plan[int]:
             return settled
 
 
-def _refused(reply: Any, group_id: str, verb: str) -> Exception:
+def _refused(
+    reply: Any, group_id: str, verb: str, wanted: str = "FAILED_COMPENSATION"
+) -> Exception:
     if isinstance(reply, int):
         return not_found(group_id)
     return InvalidGroupStateError(
-        f"Cannot {verb} group in state {codec.text(reply)}; only one that is FAILED_COMPENSATION"
+        f"Cannot {verb} group in state {codec.text(reply)}; only one that is {wanted}"
     )
 
 

@@ -110,10 +110,11 @@ def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:
     )
 
 
-def wait_for_mail(
-    keys: Keys, worker_id: str, *, block_ms: int
-) -> Command[tuple[str, str, str] | None]:
-    """Wait for a job that this worker is to stop: its id, its lock's token, the reason."""
+def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[tuple[str, ...] | None]:
+    """Wait for a job that this worker is to stop: its id, its lock's token, the reason.
+
+    A fourth word says that the job is not stopped but told: its group has turned.
+    """
     return plain(
         "BLPOP",
         mailbox(keys, worker_id),
@@ -123,14 +124,15 @@ def wait_for_mail(
     )
 
 
-_mail = msgspec.msgpack.Decoder(tuple[str, str, str])
+_mail = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
-def _read_mail(message: bytes) -> tuple[str, str, str] | None:
+def _read_mail(message: bytes) -> tuple[str, ...] | None:
     try:
-        return _mail.decode(message)
+        words = _mail.decode(message)
     except msgspec.DecodeError:  # not one of ours; locks must be renewed all the same
         return None
+    return words if len(words) in (3, 4) else None
 
 
 def mailbox(keys: Keys, worker_id: str) -> str:

@@ -34,3 +34,5 @@ class Refusal(IntEnum):
     LANE_FULL = -121
     NO_GROUP = -131
     WRONG_GROUP_STATE = -132
+    OTHER_GROUP = -133
+    """Another group has this id."""

@@ -64,7 +64,7 @@ def step_job(
         "backoff": options.backoff,
         "remove_on_complete": options.remove_on_complete,
         "remove_on_fail": options.remove_on_fail,
-        "job_id": options.job_id or (made_up_id if key is None else _id_of_key(key)),
+        "job_id": options.job_id or (made_up_id if key is None else _id_of_key(payload, key)),
         "idempotency_key": made_up_id if key is None else key,
     }
     chosen = {name: value for name, value in given.items() if value is not None}
@@ -75,6 +75,10 @@ def _part(name: str) -> str:
     return _UNFIT_FOR_AN_ID.sub("_", name)[:_LONGEST_PART]
 
 
-def _id_of_key(key: str) -> str:
-    """Equal keys give equal ids, whatever characters they are made of."""
-    return f"step-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
+def _id_of_key(payload: JobPayload[Any], key: str) -> str:
+    """Equal keys of one step give equal ids, whatever characters they are made of.
+
+    Two steps may have one key, that of the order they are both for.
+    """
+    parts = msgspec.json.encode([payload.workflow_id, payload.step_id, key])
+    return f"step-{hashlib.sha256(parts).hexdigest()[:40]}"

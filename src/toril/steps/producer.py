@@ -20,8 +20,8 @@ class Producer:
     """Enqueues steps into one queue, under the job name ``step``.
 
     Every step carries an idempotency key: the one given, or one made up when it is enqueued.  With
-    a key that was given the job's id is derived from it, so that the same step enqueued twice is
-    one job for as long as it is kept.
+    a key that was given the job's id is derived from it and from the step, so that the same step
+    enqueued twice is one job for as long as it is kept, and two steps with one key are two.
     """
 
     def __init__(self, queue: Queue) -> None:

@@ -6,57 +6,142 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
-from toril.errors import WaitTimeoutError
+from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
 from toril.options import Duration, Keep, check_text, milliseconds, whole
-from toril.protocol import codec, groups
+from toril.protocol import codec, groups, starting
+from toril.protocol.command import Command
 from toril.protocol.events import Event
-from toril.protocol.groups import GroupInfo, GroupMember, GroupNode
+from toril.protocol.groups import GroupInfo, GroupMember, GroupNode, GroupStep
+from toril.protocol.keys import Keys
 from toril.protocol.new_group import (
     COMPENSATION_QUEUE,
     Compensation,
     GroupJob,
+    GroupSignal,
+    NewGroup,
+    check_group_id,
+    may_be_group_id,
     new_group,
     queues_of,
 )
 from toril.sync.connection import Connection
 from toril.sync.waiting import LOOK_AGAIN_S, QueueWaiting
 
+T = TypeVar("T")
 
-class GroupProducer:
-    """The part of a ``FlowProducer`` that creates groups."""
+WATCH_S = 0.5
+"""How often a group is looked at whose owner is another queue."""
+
+
+class GroupReading:
+    """What can be asked of a group wherever one is: its owner is looked for."""
 
     prefix: str
     _connection: Connection
 
-    @by_hand_for("jobs", "compensation")
+    def _near(self) -> Keys:
+        """The queue at which the search for a group begins."""
+        raise NotImplementedError
+
+    def get_group_state(self, group_id: str) -> GroupInfo | None:
+        """The group with its state and its counts, or None.
+
+        Any queue of the group can be asked, and any other: if this one does not own the group, the
+        queues of the server are searched for it.
+        """
+        info: GroupInfo | None = self._ask(group_id, lambda keys: groups.read(keys, group_id))
+        return info
+
+    def get_group_jobs(self, group_id: str) -> list[GroupMember]:
+        """The members of a group, in whatever queues they are; empty when there is no such group.
+
+        Those whose turn has not come are there too: "planned", and no jobs yet.
+        """
+        found: list[GroupMember] | None = self._ask(
+            group_id, lambda keys: groups.members(keys, group_id)
+        )
+        return found or []
+
+    def get_group_results(self, group_id: str) -> dict[str, Any]:
+        """What the members returned that have completed, by their keys, while the group is kept.
+
+        Raises ``GroupNotFoundError``.
+        """
+        found: dict[str, Any] | None = self._ask(
+            group_id, lambda keys: groups.results(keys, group_id)
+        )
+        if found is None:
+            raise groups.not_found(group_id)
+        return found
+
+    def get_group_timeline(self, group_id: str) -> list[GroupStep]:
+        """What happened to the group and its members, in order; raises ``GroupNotFoundError``."""
+        owner = self._owner_of(group_id)
+        if owner is None:
+            raise groups.not_found(group_id)
+        return self._connection.follow(groups.timeline(owner, group_id))
+
+    def _ask(self, group_id: str, make: Callable[[Keys], Command[Any]]) -> Any:
+        """What a queue answers that knows the group: this one, or another that is looked for."""
+        check_text(group_id, "group_id")
+        if not may_be_group_id(group_id):
+            return None
+        near = self._near()
+        if found := self._connection.run(make(near)):
+            return found
+        owner = self._owner_of(group_id)
+        return None if owner is None else self._connection.run(make(owner))
+
+    def _owner_of(self, group_id: str) -> Keys | None:
+        check_text(group_id, "group_id")
+        plan = groups.find_owner(self._near(), group_id, is_cluster=self._connection.is_cluster)
+        return self._connection.follow(plan)
+
+
+class GroupProducer(GroupReading):
+    """The part of a ``FlowProducer`` that creates groups."""
+
+    def _near(self) -> Keys:
+        return Keys(self.prefix, "groups")
+
+    @by_hand_for("jobs", "compensation", "on_completed", "on_failed", "group_id")
     def add_group(
         self,
         name: str,
-        jobs: Iterable[GroupJob | Mapping[str, Any]],
+        jobs: Iterable[GroupJob | GroupSignal | Mapping[str, Any]],
         compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
         *,
+        group_id: str | None = None,
         queue_name: str | None = None,
         compensation_queue: str = COMPENSATION_QUEUE,
-        compensation_order: str = "parallel",
+        compensation_order: str | None = None,
         compensate_late: bool = True,
         group_retention: bool | int | Keep | None = None,
         timeout: Duration | None = None,
+        undo_timeout: Duration | None = None,
+        on_completed: Any = None,
+        on_failed: Any = None,
     ) -> GroupNode:
         """Create a group and all of its jobs in one step, over several queues.
 
-        When every job has completed the group is COMPLETED.  When one fails for good, those that
-        have not started are cancelled, and for each that completed the job that ``compensation``
-        names is added to ``compensation_queue``; when those are done the group is FAILED, or
-        FAILED_COMPENSATION when one of them failed.
+        A member that names others in ``after`` becomes a job when these have completed.  When every
+        member has completed the group is COMPLETED.  When one fails for good, those that have not
+        started are cancelled, and for each that completed the job that ``compensation`` names is
+        added to ``compensation_queue``, the last stage first; when those are done the group is
+        FAILED, or FAILED_COMPENSATION when one of them failed.
 
-        ``queue_name`` is the queue that owns the group, that of the first job unless given: ask
-        that queue for the group, and listen there.  ``timeout`` cancels the group when it has not
-        completed by then.  ``group_retention`` forgets finished groups; without it they stay.
+        ``group_id`` is yours: the same call made again finds the group and starts nothing, and
+        another group under this id raises ``GroupExistsError``.  ``queue_name`` is the queue that
+        owns the group, that of the first job unless given: listen there.  ``timeout`` cancels the
+        group when it has not completed by then, ``undo_timeout`` says when undoing has taken too
+        long.  ``on_completed`` and ``on_failed`` are jobs that are added when the group ends.
+        ``group_retention`` says which finished groups are kept: the last 10,000, for 7 days, unless
+        given.
         """
         group = new_group(
             name,
@@ -68,22 +153,35 @@ class GroupProducer:
             late=compensate_late,
             keep=group_retention,
             timeout=timeout,
+            undo_timeout=undo_timeout,
+            on_completed=on_completed,
+            on_failed=on_failed,
         )
+        return self._start(group, group_id)
+
+    def _start(self, group: NewGroup, group_id: str | None) -> GroupNode:
         self._connection.check_slots(*queues_of(group, self.prefix))
-        ids = [new_job_id() for _ in group.jobs]
-        return self._connection.run(groups.create(self.prefix, group, str(uuid.uuid4()), ids))
+        if group_id is None:
+            made_up = str(uuid.uuid4())
+            ids = [new_job_id() for _ in group.members]
+            command = starting.create(self.prefix, group, made_up, ids)
+        else:
+            made_up = check_group_id(group_id)
+            seed = new_job_id()
+            ids = starting.ids_of(group, seed)
+            command = starting.create(self.prefix, group, made_up, ids, seed=seed)
+        try:
+            return self._connection.run(command)
+        except AmbiguousResultError as error:
+            error.id = made_up
+            raise
 
 
-class QueueGroups(QueueWaiting):
-    """The part of a queue that looks after the groups it owns."""
+class QueueGroups(GroupReading, QueueWaiting):
+    """The part of a queue that looks after groups."""
 
-    def get_group_state(self, group_id: str) -> GroupInfo | None:
-        """The group with its state and its counts, or None."""
-        return self._connection.run(groups.read(self.keys, group_id))
-
-    def get_group_jobs(self, group_id: str) -> list[GroupMember]:
-        """The jobs of a group, in whatever queues they are; empty when there is no such group."""
-        return self._connection.run(groups.members(self.keys, group_id))
+    def _near(self) -> Keys:
+        return self.keys
 
     def get_groups(
         self,
@@ -108,10 +206,12 @@ class QueueGroups(QueueWaiting):
 
         ``reason`` is kept with the group and told by its event.  Jobs that are running go on, and
         are undone when they complete.  Raises ``GroupNotFoundError``, or
-        ``InvalidGroupStateError`` when the group is not ACTIVE.
+        ``InvalidGroupStateError`` when the group is not ACTIVE, or its pivot has completed.
         """
         request = uuid.uuid4().hex
-        self._connection.run(groups.cancel(self.keys, group_id, request=request, reason=reason))
+        self._steer(
+            group_id, lambda keys: groups.cancel(keys, group_id, request=request, reason=reason)
+        )
 
     def retry_compensation(self, group_id: str) -> int:
         """Try again to undo what could not be undone; returns how many jobs are tried again.
@@ -119,22 +219,36 @@ class QueueGroups(QueueWaiting):
         Raises ``InvalidGroupStateError`` unless the group is FAILED_COMPENSATION.
         """
         request = uuid.uuid4().hex
-        return self._connection.run(groups.retry_compensation(self.keys, group_id, request=request))
+        return self._steer(
+            group_id, lambda keys: groups.retry_compensation(keys, group_id, request=request)
+        )
 
-    def resolve_group(self, group_id: str, note: str) -> None:
-        """Say that what could not be undone was put right by hand; ``note`` is kept.
+    def retry_group(self, group_id: str) -> int:
+        """Run the members again that block a group; returns how many.
 
-        The group is FAILED then.  Raises ``InvalidGroupStateError`` unless it is
-        FAILED_COMPENSATION.
+        Raises ``InvalidGroupStateError`` unless the group is BLOCKED.
         """
         request = uuid.uuid4().hex
-        self._connection.run(groups.resolve(self.keys, group_id, note, request=request))
+        return self._steer(
+            group_id, lambda keys: groups.retry_group(keys, group_id, request=request)
+        )
+
+    def resolve_group(self, group_id: str, note: str) -> None:
+        """Say that what could not be done, or undone, was put right by hand; ``note`` is kept.
+
+        A group that is FAILED_COMPENSATION is FAILED then.  One that is BLOCKED goes on, as if the
+        members that block it had completed and returned None.  Raises ``InvalidGroupStateError``
+        for any other.
+        """
+        request = uuid.uuid4().hex
+        self._steer(group_id, lambda keys: groups.resolve(keys, group_id, note, request=request))
 
     def complete_member(self, group_id: str, member: str, result: Any = None) -> None:
-        """Say that a member completed of which nobody knows how it ended: the group asks for it.
+        """Say that a member completed: a signal, one that blocks its group, or one of which nobody
+        knows how it ended.
 
-        ``member`` is the id or the name of its job.  Raises ``InvalidGroupStateError`` unless
-        ``GroupInfo.asks`` names it.
+        ``member`` is its key, its name or the id of its job.  Raises ``InvalidGroupStateError``
+        when the group does not ask for it, as after the first time, and ``JobNotFoundError``.
         """
         value = codec.encode(result, f"the result of member {member!r}")
         self._settle_member(group_id, member, "completed", value)
@@ -146,9 +260,22 @@ class QueueGroups(QueueWaiting):
 
     def _settle_member(self, group_id: str, member: str, state: str, value: bytes) -> None:
         request = uuid.uuid4().hex
-        self._connection.run(
-            groups.settle_member(self.keys, group_id, member, state, value, request=request)
+        self._steer(
+            group_id,
+            lambda keys: groups.settle_member(
+                keys, group_id, member, state, value, request=request
+            ),
         )
+
+    def _steer(self, group_id: str, make: Callable[[Keys], Command[T]]) -> T:
+        """Run a command on a group; if this queue does not own it, where it is."""
+        try:
+            return self._connection.run(make(self.keys))
+        except GroupNotFoundError:
+            owner = self._owner_of(group_id)
+            if owner is None or owner.base == self.keys.base:
+                raise
+            return self._connection.run(make(owner))
 
     def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
         """Forget groups that ended more than ``grace`` ago; returns their ids.
@@ -177,6 +304,11 @@ class QueueGroups(QueueWaiting):
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
+        owner = self._owner_of(group_id)
+        if owner is None:
+            raise groups.not_found(group_id)
+        if owner.base != self.keys.base:
+            return self._watch_group(owner, group_id, deadline)
         known = self._known_group(group_id)
         if known.is_finished:
             return known
@@ -197,14 +329,26 @@ class QueueGroups(QueueWaiting):
                     return info
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
-                    raise WaitTimeoutError(
-                        f"group {group_id!r} is still {info.state} after {timeout!r} ms;"
-                        f" it goes on, and may end later"
-                    )
+                    raise _still(info)
                 event = waiter.wait(min(left_s, LOOK_AGAIN_S)) or event
                 listening.refuse_if_closed()
         finally:
             listening.remove(waiter)
+
+    def _watch_group(self, owner: Keys, group_id: str, deadline: float) -> GroupInfo:
+        """Wait for a group of another queue, whose events are not listened to."""
+        while True:
+            info = self._connection.run(groups.read(owner, group_id))
+            if info is None:
+                info = self._connection.run(groups.read_gone(owner, group_id))
+            if info is None:
+                raise groups.not_found(group_id)
+            if info.is_finished:
+                return info
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise _still(info)
+            time.sleep(min(left_s, WATCH_S))
 
     def _known_group(self, group_id: str) -> GroupInfo:
         info = self.get_group_state(group_id) or self._forgotten_group(group_id)
@@ -214,3 +358,10 @@ class QueueGroups(QueueWaiting):
 
     def _forgotten_group(self, group_id: str) -> GroupInfo | None:
         return self._connection.run(groups.read_gone(self.keys, group_id))
+
+
+def _still(info: GroupInfo) -> WaitTimeoutError:
+    return WaitTimeoutError(
+        f"group {info.id!r} is still {info.state} and was waited for no longer; it goes on, and may"
+        f" end later"
+    )

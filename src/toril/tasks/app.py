@@ -33,6 +33,7 @@ from toril.tasks.eager import run_blocking, run_now
 from toril.tasks.lifespan import Enter, Lifespan
 from toril.tasks.middleware import EnqueueNext, TaskMiddleware, has_side
 from toril.tasks.runners import runner_of, undo_runner_of
+from toril.tasks.sagas import GroupHandle, Saga, start_chain, start_gather
 from toril.tasks.schedules import PREFIX, Declared, is_same
 from toril.tasks.signature import Signature
 from toril.tasks.task import P, R, Task, TaskOptions
@@ -245,6 +246,12 @@ class App:
     async def _send(self, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
         by_queue: dict[str, list[int]] = {}
         for number, call in enumerate(calls):
+            if call.references:
+                raise InvalidOptionError(
+                    f"call of task {call.name!r} uses the result of"
+                    f" {next(iter(call.references.values())).key!r}; only a group can fill it in:"
+                    f" saga.add(call)"
+                )
             by_queue.setdefault(call.queue_name, []).append(number)
         handles: dict[int, Handle[Any]] = {}
         for queue_name, numbers in by_queue.items():
@@ -256,6 +263,37 @@ class App:
                     queue, job.id, calls[number].signature, duplicated=job.duplicated
                 )
         return [handles[number] for number in range(len(calls))]
+
+    def group(self, name: str, *, group_id: str | None = None, **options: Any) -> Saga:
+        """Put a group of calls together; leaving the block creates it in one step.
+
+            async with app.group("order", group_id=f"order-{order}") as saga:
+                receipt = saga.add(charge.call(order, amount))
+                saga.add(ship.call(order, receipt=receipt.result))
+
+        Each call runs after those whose results it uses, and the ``undo`` of its task undoes it.
+        ``options`` are those of ``FlowProducer.add_group``.
+        """
+        return Saga(self, name, group_id, options)
+
+    @overload
+    async def chain(self, first: Call[R], /) -> GroupHandle[R]: ...
+    @overload
+    async def chain(self, first: Call[Any], second: Call[R], /) -> GroupHandle[R]: ...
+    @overload
+    async def chain(self, a: Call[Any], b: Call[Any], c: Call[R], /) -> GroupHandle[R]: ...
+    @overload
+    async def chain(self, *calls: Call[Any]) -> GroupHandle[Any]: ...
+    async def chain(self, *calls: Call[Any]) -> GroupHandle[Any]:
+        """Run calls one after the other; the result of the handle is that of the last."""
+        return await start_chain(self, calls)
+
+    async def gather(self, calls: Iterable[Call[R]]) -> GroupHandle[list[R]]:
+        """Run calls side by side; the result of the handle is a list in the order given.
+
+        If one of them fails for good the others are undone, as in any group.
+        """
+        return await start_gather(self, calls)
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
         """``enqueue`` for code that blocks."""
@@ -319,12 +357,17 @@ class App:
         """The queue of this name, on the app's connection."""
         return self._queue(name)
 
+    @property
+    def shared_connection(self) -> Connection:
+        """The connection of its queues."""
+        if self._shared is None:
+            self._shared = Connection(self.connection)
+        return self._shared
+
     def _queue(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None:
-            if self._shared is None:
-                self._shared = Connection(self.connection)
-            queue = Queue(name, connection=self._shared, prefix=self.prefix)
+            queue = Queue(name, connection=self.shared_connection, prefix=self.prefix)
             self._queues[name] = queue
         return queue
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from toril.client.queue import Queue
 from toril.options import Duration, FlowJob
@@ -13,6 +16,15 @@ from toril.tasks.signature import Signature
 
 R = TypeVar("R")
 
+INPUTS = "x.inputs"
+"""In the arguments of an undo: which of them are results of other members, and whose."""
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """Stands for the result of another member of a group, in the arguments of a call."""
+
+    key: str
+
 
 class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
     """A task with its arguments: name, queue, data and options, checked and not yet enqueued.
@@ -22,6 +34,8 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
     """
 
     signature: Any = None
+    references: Mapping[str, Reference] = {}
+    """Arguments that are results of other calls; only a group can fill them in."""
 
 
 class Handle(Generic[R]):

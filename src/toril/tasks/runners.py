@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toril.errors import ArgumentsError
 from toril.protocol import codec
+from toril.protocol.codec import CompensationPayload
+from toril.tasks.calls import INPUTS
 from toril.tasks.signature import Signature
 
 if TYPE_CHECKING:
@@ -36,13 +38,29 @@ def undo_runner_of(
                 f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, and"
                 f" does not say what to undo"
             )
-        found = undo.signature.read(codec.encode(payload.compensation_data, "the arguments"))
+        data = _with_inputs(undo.name, payload)
+        found = undo.signature.read(codec.encode(data, "the arguments"))
         if wants_result:
             value = payload.original_return_value
             found["result"] = None if value is None else task.signature.read_result(value)
         return found
 
     return _runner(app, undo.function, undo.signature, arguments)
+
+
+def _with_inputs(name: str, payload: CompensationPayload) -> Any:
+    """The arguments of an undo, with those filled in that were results of other members."""
+    data = payload.compensation_data
+    if not isinstance(data, Mapping) or INPUTS not in data:
+        return data
+    inputs: Mapping[str, str] = data[INPUTS]
+    if payload.results is None:
+        raise ArgumentsError(
+            f"{name!r} cannot be given {', '.join(map(repr, inputs))}: the results of group"
+            f" {payload.group_id!r} are too long to be told; ask get_group_results"
+        )
+    known = {one: value for one, value in data.items() if one != INPUTS}
+    return known | {one: payload.results.get(key) for one, key in inputs.items()}
 
 
 def _runner(

@@ -60,12 +60,14 @@ class Signature:
                 self._defaults[parameter.name] = parameter.default
                 fields.append((parameter.name, hint, msgspec.UNSET))
         self.fields = frozenset(field[0] for field in fields)
+        self._fields = fields
+        self._forbids_unknown = not (ignores_unknown or self.rest)
         self._arguments = _decoder(
             msgspec.defstruct(
                 "Arguments",
                 fields,
                 kw_only=True,
-                forbid_unknown_fields=not (ignores_unknown or self.rest),
+                forbid_unknown_fields=self._forbids_unknown,
             )
         )
         self.result = hints.get("return", _NO_RESULT)
@@ -98,11 +100,45 @@ class Signature:
             )
         return arguments
 
-    def write(self, arguments: Mapping[str, Any]) -> msgspec.Raw:
-        """The arguments as a job's data, if they fit the annotations."""
+    def write(
+        self, arguments: Mapping[str, Any], *, later: frozenset[str] = frozenset()
+    ) -> msgspec.Raw:
+        """The arguments as a job's data, if they fit the annotations.
+
+        Those in ``later`` are filled in by the group that the job belongs to.
+        """
+        if later:
+            return self._write_some(arguments, later)
         text = codec.encode(arguments, f"the arguments of task {self.name!r}")
         self._decode(text)
         return msgspec.Raw(text)
+
+    def _write_some(self, arguments: Mapping[str, Any], later: frozenset[str]) -> msgspec.Raw:
+        known = {name: value for name, value in arguments.items() if name not in later}
+        text = codec.encode(known, f"the arguments of task {self.name!r}")
+        try:
+            self._some(later).decode(text)
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise ArgumentsError(
+                f"the arguments of task {self.name!r} do not fit: {error}"
+            ) from error
+        unknown = later - self.fields
+        if unknown and not self.rest:
+            raise ArgumentsError(
+                f"the arguments of task {self.name!r} do not fit: it has no {min(unknown)!r}"
+            )
+        return msgspec.Raw(text)
+
+    def _some(self, later: frozenset[str]) -> msgspec.json.Decoder[Any]:
+        """What reads the arguments without those that come later."""
+        return _decoder(
+            msgspec.defstruct(
+                "Arguments",
+                [field for field in self._fields if field[0] not in later],
+                kw_only=True,
+                forbid_unknown_fields=self._forbids_unknown,
+            )
+        )
 
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, and the defaults of those that were left out."""

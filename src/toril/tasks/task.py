@@ -17,7 +17,7 @@ from toril.options import (
     refuse_unknown,
 )
 from toril.protocol import codec
-from toril.tasks.calls import BlockingHandle, Call, Handle
+from toril.tasks.calls import BlockingHandle, Call, Handle, Reference
 from toril.tasks.signature import Signature
 
 if TYPE_CHECKING:
@@ -108,13 +108,17 @@ class Task(Generic[Q, T, P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The same as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
         arguments = self.signature.bind(args, kwargs)
-        data = self.signature.write(arguments)
+        references = {
+            name: value for name, value in arguments.items() if isinstance(value, Reference)
+        }
+        data = self.signature.write(arguments, later=frozenset(references))
         return Call(
             self.name,
             codec.decode(bytes(data)),
             queue_name=self.queue_name,
             prefix=self.app.prefix,
             signature=self.signature,
+            references=references,
             **self._options_for(arguments),
         )
 
@@ -125,6 +129,11 @@ class Task(Generic[Q, T, P, R]):
             variant.queue_name = queue
         variant._set_options({**self._given, **options})
         return variant
+
+    @property
+    def fixed_options(self) -> Mapping[str, Any]:
+        """Its options, without those that depend on the arguments."""
+        return self._fixed
 
     @property
     def sync(self) -> BlockingTask[P, R]:

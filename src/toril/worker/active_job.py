@@ -42,6 +42,7 @@ class ActiveJob(StoredJob):
         "_signals",
         "_writer",
         "cancel_reason",
+        "has_turned",
         "is_cancelled",
         "is_lost",
         "is_released",
@@ -66,6 +67,7 @@ class ActiveJob(StoredJob):
         self.token = token
         self._writer = writer
         self._signals: list[asyncio.Event | threading.Event] | None = None
+        self.has_turned = False
         self.is_cancelled = False
         self.is_released = False
         self.is_lost = False
@@ -81,7 +83,9 @@ class ActiveJob(StoredJob):
     def signal(self) -> asyncio.Event:
         """Set when the job is to stop: it was cancelled, its lock was lost, its worker gives it up.
 
-        An ``async def`` is cancelled as well; this is for what it started beside itself.
+        An ``async def`` is cancelled as well; this is for what it started beside itself.  It is
+        also set, and nothing is cancelled, when the job's group has turned: what it does now will
+        be undone.
         """
         return self.make_signal(asyncio.Event)
 
@@ -93,7 +97,8 @@ class ActiveJob(StoredJob):
                     return signal
             made = kind()
             self._signals = [*(self._signals or ()), made]
-        if self.is_cancelled or self.is_released or self.is_stopping or self.is_lost:
+        is_over = self.is_cancelled or self.is_released or self.is_stopping or self.is_lost
+        if is_over or self.has_turned:
             made.set()
         return made
 

@@ -176,6 +176,13 @@ class Crew:
         job.cancel_reason = reason
         _stop(job, task)
 
+    def tell(self, job_id: str, token: str) -> None:
+        """The group of this job has turned: it may stop early, and counts as it ends."""
+        job, _ = self._jobs.get(job_id, (None, None))
+        if job is not None and job.token == token:
+            job.has_turned = True
+            job.set_signals()
+
     def _cancel_early(self, job: ActiveJob) -> None:
         token, reason = self._cancelled_early.pop(job.id, ("", ""))
         if token:

@@ -108,8 +108,13 @@ class Lease:
         mail = self._connection.run(
             leasing.wait_for_mail(self._keys, self._worker_id, block_ms=block_ms)
         )
-        if mail is not None:
-            self._tell(self._crew.cancel, *mail)
+        if mail is None:
+            return
+        job_id, token, reason, *told = mail
+        if told:  # not stopped: its group has turned
+            self._tell(self._crew.tell, job_id, token)
+        else:
+            self._tell(self._crew.cancel, job_id, token, reason)
 
     def _renew(self) -> None:
         assert self._connection is not None

@@ -34,6 +34,10 @@ class Events:
         return [event for event in self.of(queue, job_id) if event in PLACE_EVENTS]
 
 
+ANEW = ("retryCompensation", "retryGroup")
+"""What makes a job anew that failed, under the same id."""
+
+
 def event_problems(
     before: View, after: View, events: Events, step: Step, changed: list[tuple[str, str]]
 ) -> Iterator[str]:
@@ -60,11 +64,12 @@ def event_problems(
         # A dead letter comes from another queue, where `deadLettered` says so; here it waits.
         is_letter = "x.letter" in after.queues[name].jobs.get(job_id, ())
         is_told = b"added" in names or (is_letter and b"waiting" in names)
-        if (has_come and not is_told) or (b"added" in names and old is not None):
+        is_anew = step.request.script in ANEW
+        if (has_come and not is_told) or (b"added" in names and old is not None and not is_anew):
             yield f"T4: {where} from {old} to {new}: {names}"
         if old is not None and new is None and not step.may_remove:
             yield f"T4: {where} is gone from {old}"
-        if b"removed" in names and new is not None:
+        if b"removed" in names and new is not None and not is_anew:
             yield f"T4: {where} was removed and is in {new}"
 
 

@@ -19,10 +19,18 @@ _JOB_IN_PLAN = re.compile(r":j(\d+)")
 OVER = ("COMPLETED", "FAILED", "FAILED_COMPENSATION")
 MAPPED = 2
 """So many members can be undone, the first ones."""
+_MEMBER = re.compile(r":(?:j(\d+)|g-s(\d+))$")
+
+
+def _number_of(key: str) -> int:
+    """The place of a member in its group: job j1 is the first, signal g-s1 the second."""
+    job, signal = _MEMBER.findall(key)[0]
+    return int(job) - 1 if job else int(signal)
 
 
 def group_problems(view: View, queue: Queue) -> Iterator[str]:
-    for part in ("groups", "toril:groups-open", "toril:groups-ended", "toril:groups-asking"):
+    indexes = ("open", "ended", "asking", "staged")
+    for part in ("groups", *(f"toril:groups-{index}" for index in indexes)):
         cell = view.keys.get(f"{queue.base}:{part}")
         for group_id in cell.scores if cell is not None else ():
             if group_id not in queue.groups:
@@ -58,7 +66,21 @@ class _Group:
         self.undo = self._numbers("undo")
         self.tried = self._numbers("tried")
         self.live = [key for key, status in self.members.items() if status == "pending"]
+        self.planned = [key for key, status in self.members.items() if status == "planned"]
+        self.awaited = [key for key, status in self.members.items() if status == "awaited"]
+        self.is_staged = "x.staged" in record
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
+
+    @property
+    def mapped(self) -> int:
+        return int(self.record.get("x.pivot", MAPPED)) if "g-s1" not in str(self.members) else 1
+
+    @property
+    def is_past_pivot(self) -> bool:
+        pivot = self.record.get("x.pivot")
+        if pivot is None:
+            return False
+        return self.members[f"{self._queue.base}:j{int(pivot) + 1}"] == "completed"
 
     def _part(self, name: str) -> dict[str, str]:
         cell = self._queue.group_parts.get(f"{self._id}:{name}")
@@ -76,6 +98,8 @@ class _Group:
         yield from self._fits()
         yield from self._lists()
         yield from self._places()
+        if self.is_staged:
+            yield from self._stages()
 
     def run_problems(self, node: Node) -> Iterator[str]:
         """What depends on who has run what."""
@@ -94,7 +118,8 @@ class _Group:
             if count != statuses[end]:
                 yield f"group counts {count} {end} of {self.members}"
         total = int(self.record["totalJobs"])
-        if total != len(self.live) + sum(counted.values()) or total != len(self.members):
+        not_ended = len(self.live) + len(self.planned) + len(self.awaited)
+        if total != not_ended + sum(counted.values()) or total != len(self.members):
             yield f"{total} members are not {dict(statuses)}"
         if int(self.record.get("x.running", 0)) != len(self.running):
             yield f"group counts {self.record.get('x.running')} of {self.undoings} under way"
@@ -104,13 +129,16 @@ class _Group:
 
     def _fits(self) -> Iterator[str]:
         has_failed = "failed" in self.members.values() or "cancelled" in self.members.values()
-        if self.state in ("ACTIVE", "COMPLETED") and self.undoings:
+        if self.state in ("ACTIVE", "COMPLETED", "BLOCKED") and self.undoings:
             yield f"group is {self.state} and is being undone: {self.undoings}"
         if self.state == "COMPLETED" and set(self.members.values()) != {"completed"}:
             yield f"group is COMPLETED with {self.members}"
-        if self.state == "ACTIVE" and (not self.live or has_failed):
+        if self.state == "ACTIVE" and (not (self.live or self.awaited) or has_failed):
             yield f"group is ACTIVE with {self.members}"
-        if self.state in OVER and (self.live or self.running):
+        has_plans = self.planned or self.awaited
+        if self.state == "COMPENSATING" and has_plans:
+            yield f"group is COMPENSATING with {self.members}"
+        if self.state in OVER and (self.live or self.running or has_plans):
             yield f"group is {self.state} with {self.members} and {self.undoings}"
         is_stopped = self.state == "FAILED_COMPENSATION" and self.record.get("x.order") == "reverse"
         if self.state in OVER and self.undo and not is_stopped:
@@ -134,13 +162,44 @@ class _Group:
             yield "group is not in the index"
         if (opened is not None and self._id in opened.scores) != (self.state not in OVER):
             yield f"group is {self.state}; it counts as open: {opened}"
+        staged = self._view.keys.get(f"{base}:toril:groups-staged")
+        is_open = self.is_staged and self.state not in OVER
+        if (staged is not None and self._id in staged.scores) != is_open:
+            yield f"group is {self.state}; it is looked after as a staged one: {staged}"
         asking = self._view.keys.get(f"{base}:toril:groups-asking")
-        is_broken = self.state == "FAILED_COMPENSATION"
+        is_broken = self.state in ("FAILED_COMPENSATION", "BLOCKED")
         if (asking is not None and self._id in asking.scores) != is_broken:
             yield f"group is {self.state}; it asks for a person: {asking}"
         is_closed = self.state in ("COMPLETED", "FAILED")
         if (ended is not None and self._id in ended.scores) != is_closed:
             yield f"group is {self.state}; it counts as ended: {ended}"
+
+    def _stages(self) -> Iterator[str]:
+        """Each waits for the one before it, and is undone before that is."""
+        status_of = {_number_of(key): status for key, status in self.members.items()}
+        undo_of = {int(key.rpartition("-c")[2]): status for key, status in self.undoings.items()}
+        for number in range(1, len(status_of)):
+            before, status = status_of[number - 1], status_of[number]
+            if status == "planned" and before == "completed":
+                yield f"{number} is planned, and {number - 1} has completed"
+            if status in ("pending", "awaited", "completed") and before != "completed":
+                yield f"{number} is {status}, and {number - 1} is {before}"
+        for number in undo_of:
+            later = [other for other in self.undo if int(other) > number]
+            later += [str(n) for n, end in undo_of.items() if n > number and end != "completed"]
+            if later:
+                yield f"{number} is undone before {later}"
+            if any(n > number and status == "pending" for n, status in status_of.items()):
+                yield f"{number} is undone while a later one runs: {status_of}"
+        if self.is_past_pivot and (self.undoings or self.undo):
+            yield f"the pivot has completed, and {self.undoings} are undone"
+        pivot = int(self.record.get("x.pivot", 0))
+        if self.state == "BLOCKED" and not self.is_past_pivot and status_of[pivot] != "failed":
+            yield f"group is BLOCKED before its pivot: {status_of}"
+        if self.state == "ACTIVE" and {"failed", "cancelled"} & set(status_of.values()):
+            yield f"group is ACTIVE with {status_of}"
+        if any(status == "planned" for status in status_of.values()) and self.state in OVER:
+            yield f"group is {self.state} with {status_of}"
 
     def _places(self) -> Iterator[str]:
         for key, status in self.undoings.items():
@@ -159,20 +218,22 @@ class _Group:
             place = self._view.place_of(key)
             if status == "pending" and (place is None or place in FINISHED):
                 yield f"member {key} is pending and in {place}"
+            if status in ("planned", "awaited") and place is not None:
+                yield f"member {key} is {status} and in {place}"
             if status == "cancelled" and place is not None:
                 yield f"member {key} is cancelled and in {place}"
 
     def _undone(self, begun: frozenset[str]) -> Iterator[str]:
         """Every member that may have done its work and can be undone was, once."""
         wanted = {
-            f"{self._id}-c{int(key.rpartition(':j')[2]) - 1}"
+            f"{self._id}-c{_number_of(key)}"
             for key, status in self.members.items()
             if (status == "completed" or key.rpartition(":")[2] in begun)
-            and int(key.rpartition(":j")[2]) <= MAPPED
+            and _number_of(key) < self.mapped
         } | {
             f"{self._id}-c{number}"
             for number, member in self.repeated.items()
-            if int(member) < MAPPED
+            if int(member) < self.mapped
         }
         wanted -= {f"{self._id}-c{number}" for number in self.undo}
         if wanted != {key.rpartition(":")[2] for key in self.undoings}:
@@ -201,6 +262,8 @@ def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator
         _Group(view, view.queues[name], group_id, view.queues[name].groups[group_id])
         for view in (before, after)
     )
+    if now.is_past_pivot:  # what came before is never undone
+        return
     done = now.as_members(now.undo)[: len(was.undo)]
     if now.state == "ACTIVE" and done != was.as_members(was.undo):
         yield f"{was.undo} completed and is {now.undo} now"
@@ -233,7 +296,7 @@ def group_step_problems(
             new = group["state"]
             if step.request.script == "cancelGroup" and reply == b"ACTIVE" and new == "ACTIVE":
                 yield f"T7: {name}: the group was cancelled and is ACTIVE"
-            if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED"):
+            if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED", "BLOCKED"):
                 for key in _Group(after, queue, group_id, group).live:
                     if after.place_of(key) != "active":
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
@@ -241,6 +304,8 @@ def group_step_problems(
                 wanted.append(b"group:compensating")
             if old == "FAILED_COMPENSATION" and new == "COMPENSATING":
                 wanted.append(b"group:retrying")
+            elif old == "BLOCKED" and new == "ACTIVE":
+                wanted += [event for event in told if event == b"group:retrying"]
             elif old != new:
                 wanted.append(GROUP_EVENTS[new])
         if before.queues[name].groups.keys() - queue.groups.keys():  # over and forgotten
@@ -260,7 +325,7 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
         cell = before.keys.get(key)
         state = "forgotten" if cell is None else cell.pairs["state"]
         if (
-            state != "ACTIVE"
+            state not in ("ACTIVE", "BLOCKED")
             and "x.forced" not in job
             and "defa" not in after.queues[name].jobs[job_id]
         ):

@@ -18,4 +18,5 @@ GROUP_EVENTS = {
     "COMPLETED": b"group:completed",
     "FAILED": b"group:failed",
     "FAILED_COMPENSATION": b"group:failed",
+    "BLOCKED": b"group:blocked",
 }

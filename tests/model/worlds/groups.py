@@ -13,9 +13,9 @@ from tests.model.actors import Worker, keys_of
 from tests.model.view import PREFIX, View
 from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, World, failing
 from tests.model.worlds.common import REMOVES_ORPHANS, add, removes, retried_by_bullmq, two
-from toril import GroupJob
+from toril import GroupJob, GroupSignal
 from toril.options import Keep
-from toril.protocol import groups, moving
+from toril.protocol import groups, moving, starting
 from toril.protocol.new_group import Compensation, new_group
 
 QUEUES = ("q", "q:compensation")
@@ -46,12 +46,112 @@ def group(
         keep=keep,
         timeout=None,
     )
-    return groups.create(PREFIX, made, "g", [f"j{n + 1}" for n in range(len(names))])
+    return starting.create(PREFIX, made, "g", [f"j{n + 1}" for n in range(len(names))])
 
 
 CANCEL = Client(
     "cancel the group",
     lambda view: groups.cancel(keys_of("q"), "g", request="r"),
+    may_remove=True,
+)
+
+
+def staged(*, pivot: bool = False, signal: bool = False, timeout: int | None = None) -> Any:
+    """Three members, each after the one before: the second may be the pivot, or a signal."""
+    one = GroupJob("one", {"n": "one"}, queue_name="q")
+    two: Any = GroupJob(
+        "two", {"n": "two"}, queue_name="q", after=["one"], inputs={"x": "one"}, pivot=pivot
+    )
+    if signal:
+        two = GroupSignal("two", after=["one"], timeout=2000)
+    three = GroupJob("three", {"n": "three"}, queue_name="q", after=["two"])
+    mapped = MEMBERS[:1] if pivot or signal else MEMBERS[:2]
+    undo = {name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in mapped}
+    made = new_group("order", [one, two, three], undo, timeout=timeout)
+    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
+
+
+def _of_group(make: Any) -> Any:
+    """What can be asked of a group as long as there is one."""
+    return lambda view: make() if "g" in view.queues["q"].groups else None
+
+
+LOOK = Client(
+    "look after the group", _of_group(lambda: groups.reconcile(keys_of("q"), everything=True)), True
+)
+AGAIN = Client("start it again", lambda view: staged())
+RETRY_GROUP = Client(
+    "retry the group",
+    _of_group(lambda: groups.retry_group(keys_of("q"), "g", request="rg")),
+    may_remove=True,
+    is_silent=True,
+)
+UNDO_MORE = Client(
+    "retry the compensation",
+    _of_group(lambda: groups.retry_compensation(keys_of("q"), "g", request="rc")),
+    may_remove=True,
+    is_silent=True,
+)
+
+
+def _signal(state: str, request: str) -> Client:
+    return Client(
+        f"signal {state} {request}",
+        _of_group(
+            lambda: groups.settle_member(keys_of("q"), "g", "two", state, b"1", request=request)
+        ),
+        True,
+    )
+
+
+STAGED = World(
+    "a group of three stages",
+    QUEUES,
+    TWO_WORKERS,
+    (staged(),),
+    (CANCEL, AGAIN),
+    ends=failing("one", "two", "three", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+UNDONE_IN_STAGES = World(
+    "three stages that are undone",
+    QUEUES,
+    TWO_WORKERS,
+    (staged(),),
+    (UNDO_MORE, LOOK),
+    ends=failing("three", "undo-two"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+LIMITED = World(
+    "three stages with a time limit",
+    QUEUES,
+    TWO_WORKERS,
+    (staged(timeout=2000),),
+    (LOOK, LOOK._replace(name="look again")),
+    ends=failing("two", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+SIGNALLED = World(
+    "three stages and a signal",
+    QUEUES,
+    TWO_WORKERS,
+    (staged(signal=True),),
+    (_signal("completed", "s1"), _signal("failed", "s2"), CANCEL, LOOK),
+    ends=failing("one", "three", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+PIVOT = World(
+    "three stages and a pivot",
+    QUEUES,
+    TWO_WORKERS,
+    (staged(pivot=True),),
+    (CANCEL, RETRY_GROUP, LOOK),
+    ends=failing("one", "two", "three", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
     may_remove=True,
 )
 
@@ -150,4 +250,7 @@ BROKEN = World(
     may_remove=True,
 )
 
-WORLDS = (GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN)
+WORLDS = (
+    *(GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN),
+    *(STAGED, UNDONE_IN_STAGES, LIMITED, SIGNALLED, PIVOT),
+)

@@ -42,6 +42,7 @@ _STYLES = {
     "COMPLETED": "green",
     "FAILED": "red",
     "FAILED_COMPENSATION": "bold red",
+    "BLOCKED": "bold red",
     "COMPENSATING": "yellow",
     "ACTIVE": "cyan",
     "running": "cyan",

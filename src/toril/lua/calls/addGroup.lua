@@ -1,34 +1,40 @@
 --[[
-  addGroup: create a group (a saga) with all of its jobs, in as many queues as they are in.
+  addGroup: create a group (a saga) with all of its members, in as many queues as they are in.
 
   Everything or nothing: whatever could stand in the way is looked at before anything is written.
   A call that comes again, because its reply was lost, gets the same reply and adds nothing, even if the
-  group has ended since and has been forgotten, for a day.
+  group has ended since and has been forgotten, for a day. With a `definition` the id is the caller's: if
+  a group has it that was made of the same, its `seed` is the answer.
+  Members that wait for others are written down, and become jobs later (rooms/stages.lua).
 
   Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open,
             gone (what is known of it if it is forgotten)
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
-            delay, run_at, priority, lifo, timestamp, lane, order_ms,
-            ordering_delay, max_lane_size}, definitions list of {name, opts, data}, targets map,
-            order str, late bool, keep map?, timeout_ms int?, look_again_ms int,
-            flight str?, request str?, is_late bool? (rooms/requests.lua)
+            delay, run_at, priority, lifo, timestamp, lane, order_ms, ordering_delay, max_lane_size,
+            label, behind, waits, timeout_ms}, definitions list of {name, opts, data}, targets map, order str,
+            late bool, keep map?, timeout_ms int?, look_again_ms int,
+            gates list? (each the numbers of those that it waits for and of those that wait), pivot int?, undo_ms int?, ends map?, seed str?,
+            definition str?, flight str?, request str?, is_late bool? (rooms/requests.lua)
             After the map, raw: the compensations as JSON, then for each job its data and options.
-  Returns   now ms; or the id of a job that exists already, with its queue; or one refusal for all: the
-            code and the place of the job
+  Returns   now ms; or when the group was created and its seed, if a call before this one did; or the id
+            of a job that exists already, with its queue; or one refusal for all: the code and the place
+            of the job
   Refuses   LANE_FULL           a lane would hold more than max_lane_size jobs   LaneFullError
+            OTHER_GROUP         another group has this id; its definition   GroupExistsError
   Emits     added, waiting, delayed
   Keeps     I1, G1, G2
   Cost      O(jobs)
 ]]
 local TYPES = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", marker = "zset", events = "stream", meta = "hash", id = "string", pc = "string",
-  groups = "zset", de = "set" }
+  groups = "zset", de = "set", ["toril:group-deadlines"] = "zset" }
 local LANE_TYPES = { ["lanes:waiting"] = "zset", ["lanes:delayed"] = "zset", ["lanes:aside"] = "zset",
   ["lanes:ready"] = "zset", ["lanes:later"] = "zset", ["lanes:index"] = "zset",
   ["lanes:held"] = "hash", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 local RECORD_TYPES = { { "group", "hash" }, { "members", "hash" }, { "plan", "hash" },
   { "open", "zset" }, { "gone", "hash" } }
-local LATE_MS = 86400000
+local SHARED_MS = 86400000
+local SLICE = 1000
 
 --- A key of another type would stop this script in the middle, and nothing undoes the first half.
 local function foreignKey(key, expected)
@@ -37,152 +43,225 @@ local function foreignKey(key, expected)
   return "WRONGTYPE " .. key .. " is a " .. actual .. " and not a " .. expected
 end
 
-local DEADLINES = { ["toril:group-deadlines"] = "zset" }
-
-local function foreignOf(queue, types)
+local function foreignOf(base, types)
+  local queue = queues.at(base)
   for name, expected in pairs(types) do
     local foreign = foreignKey(queue[name], expected)
     if foreign then return foreign end
   end
-  return nil
 end
 
-local function foreignRecord(record)
+local function foreignRecord(record, base, a)
   for _, part in ipairs(RECORD_TYPES) do
     local foreign = foreignKey(record[part[1]], part[2])
     if foreign then return foreign end
   end
-  return nil
+  if not a.gates then return nil end
+  return foreignKey(record.stage, "hash") or foreignKey(stages.index(base), "zset")
 end
 
---- A key in the way of any queue that the group touches.
-local function foreignQueue(owner, homes, a)
-  local foreign = foreignOf(owner, TYPES)
-  for _, to in ipairs(homes) do
-    foreign = foreign or foreignOf(to.queue, TYPES)
-      or a.timeout_ms and foreignOf(to.queue, DEADLINES)
+--- The queues that the group touches, its owner first, each once.
+local function touched(base, a)
+  local bases, seen = {}, {}
+  local function touch(one)
+    if not seen[one] then seen[one], bases[#bases + 1] = true, one end
   end
-  for _, job in ipairs(a.jobs) do
-    if job.lane then foreign = foreign or foreignOf(homes[job.queue].queue, LANE_TYPES) end
-  end
-  for _, target in pairs(a.targets) do
-    foreign = foreign or foreignOf(queues.at(target), TYPES)
-      or a.timeout_ms and foreignOf(queues.at(target), DEADLINES)
-  end
-  return foreign
+  touch(base)
+  for _, one in ipairs(a.queues) do touch(one) end
+  for _, one in pairs(a.targets) do touch(one) end
+  for _, job in pairs(a.ends or {}) do touch(job.queue) end
+  return bases
 end
 
---- Why the members cannot be added: an id in use, or a lane that is full; else nothing.
-local function refuseMembers(homes, a)
-  local job_keys = {}
-  for i, job in ipairs(a.jobs) do
-    job_keys[i] = a.queues[job.queue] .. ":" .. job.id
+--- What is in the way of the group: an error, or a refusal.
+local function obstacle(a, bases, jobs_of)
+  for _, one in ipairs(bases) do
+    local foreign = foreignOf(one, TYPES)
+    if foreign then return redis.error_reply(foreign) end
   end
-  if redis.call("EXISTS", unpack(job_keys)) > 0 then
-    for i, job in ipairs(a.jobs) do
-      if redis.call("EXISTS", job_keys[i]) == 1 then return { job.id, a.queues[job.queue] } end
+  local checked, keys, isLaneFullFor = {}, {}, nil
+  for i, job in ipairs(jobs_of) do
+    keys[i] = job.key
+    if job.lane and not checked[job.base] then
+      checked[job.base] = true
+      local foreign = foreignOf(job.base, LANE_TYPES)
+      if foreign then return redis.error_reply(foreign) end
     end
   end
-  local isLaneFullFor = lanes.guard()
+  if #keys > 0 and redis.call("EXISTS", unpack(keys)) > 0 then
+    for _, job in ipairs(jobs_of) do
+      if redis.call("EXISTS", job.key) == 1 then return { job.id, job.base } end
+    end
+  end
+  for _, job in ipairs(jobs_of) do
+    if job.lane and not job.waits then
+      isLaneFullFor = isLaneFullFor or lanes.guard()
+      if isLaneFullFor(queues.at(job.base), job) then return { refusals.LANE_FULL, job.number + 1 } end
+    end
+  end
+end
+
+--- HSET with any number of fields.
+local function writeAll(key, flat)
+  for first = 1, #flat, SLICE do
+    redis.call("HSET", key, unpack(flat, first, math.min(first + SLICE - 1, #flat)))
+  end
+end
+
+local function writeRecord(group, a, compensation, now)
+  local record = { "name", a.name, "state", "ACTIVE", "createdAt", clock.stamp(now), "updatedAt",
+    clock.stamp(now), "totalJobs", clock.digits(#a.jobs), "completedCount", "0", "failedCount", "0",
+    "cancelledCount", "0", "compensation", compensation }
+  local function also(field, value)
+    if value then record[#record + 1], record[#record + 2] = field, value end
+  end
+  also("x.order", a.order == "graph" and "reverse" or a.order == "reverse" and a.order)
+  also("x.undo", a.order == "graph" and a.order)
+  also("x.late", not a.late and "0")
+  also("x.keep", a.keep and cmsgpack.pack(a.keep))
+  also("x.deadline", a.timeout_ms and now + a.timeout_ms)
+  also("x.undoMs", a.undo_ms)
+  also("x.staged", a.gates and "1")
+  also("x.pivot", a.pivot)
+  also("x.ends", a.ends and "1")
+  also("x.seed", a.seed)
+  also("x.definition", a.definition)
+  redis.call("HSET", group, unpack(record))
+end
+
+--- What is written down of the members: who they are, how each is undone, who waits for whom, and what
+--- becomes of those that wait.
+local function writePlan(record, a, ARGV)
+  local planned, later = {}, {}
+  local function keep(flat, field, value)
+    flat[#flat + 1], flat[#flat + 2] = field, value
+  end
+  for i, definition in ipairs(a.definitions) do
+    keep(planned, "c" .. i, cmsgpack.pack(definition))
+  end
+  keep(planned, "targets", cmsgpack.pack(a.targets))
+  for when, job in pairs(a.ends or {}) do
+    keep(planned, when, cmsgpack.pack(job))
+  end
+  local gate_of, keys = {}, {}
+  for i, job in ipairs(a.jobs) do keys[i] = job.key end
+  for number, gate in ipairs(a.gates or {}) do
+    for part = 1, 2 do
+      local keys_of = {}
+      for i, member in ipairs(gate[part]) do
+        keys_of[i] = keys[member + 1]
+        if part == 2 then gate_of[member] = number end
+      end
+      gate[part + 2] = keys_of
+    end
+    keep(planned, "g" .. number, cmsgpack.pack(gate))
+  end
+  for _, job in ipairs(a.jobs) do
+    local number, entry = clock.digits(job.number), { job.key, job.name, job.undo or 0, job.kind }
+    if a.gates or job.label then
+      entry[5], entry[6], entry[7] = false, job.label or false, job.behind or false
+      entry[8] = gate_of[job.number] or false
+    end
+    keep(planned, number, cmsgpack.pack(entry))
+    if job.waits or job.kind == "s" or a.pivot then
+      keep(later, number, cmsgpack.pack(job))
+      if job.payload then
+        keep(later, number .. ".data", ARGV[job.payload])
+        keep(later, number .. ".opts", ARGV[job.payload + 1])
+      end
+    end
+  end
+  writeAll(record.plan, planned)
+  writeAll(record.stage, later)
+end
+
+--- Put those into their queues that wait for nobody.
+local function startMembers(record, a, ARGV, now)
+  local statuses, homes = {}, {}
   for i, job in ipairs(a.jobs) do
-    if isLaneFullFor(homes[job.queue].queue, job) then return { refusals.LANE_FULL, i } end
+    local status = job.waits and "planned" or job.kind == "s" and "awaited" or "pending"
+    statuses[2 * i - 1], statuses[2 * i] = job.key, status
+    if status == "pending" then
+      job.group = record.group .. ":" .. job.kind .. job.number
+      stages.insert(homes, job.base, job, ARGV[job.payload], ARGV[job.payload + 1], now)
+    end
+  end
+  redis.call("HSET", record.members, unpack(statuses))
+  stages.close(homes)
+end
+
+--- What is known of a group with this id.
+local function findKnown(record, a)
+  for _, key in ipairs({ record.group, record.gone }) do
+    local known = hashes.read(key, "createdAt", "x.definition", "x.seed")
+    if known.createdAt then
+      if not a.definition then return tonumber(known.createdAt) end
+      if known["x.definition"] ~= a.definition then
+        return { refusals.OTHER_GROUP, known["x.definition"] or "" }
+      end
+      return { tonumber(known.createdAt), known["x.seed"] or "" }
+    end
   end
   return nil
 end
 
---- Let the workers of another queue mind the time limit as well; the queue that owns the group may have
---- none.
-local function shareDeadline(base, queue_base, deadline)
-  if queue_base == base then return end
-  local deadlines = queues.at(queue_base)["toril:group-deadlines"]
-  redis.call("ZADD", deadlines, "GT", clock.stamp(deadline), base)
-  local last = redis.call("ZREVRANGE", deadlines, 0, 0, "WITHSCORES")[2]
-  redis.call("PEXPIREAT", deadlines, clock.stamp(tonumber(last) + LATE_MS))
+--- Where each member will be, and which of the payloads are its own. Returns those that are jobs, and the
+--- queues that the group touches.
+local function placeMembers(base, a)
+  local payload, jobs_of, bases = 3, {}, touched(base, a)
+  for i, job in ipairs(a.jobs) do
+    job.number = i - 1
+    job.base = job.kind == "s" and base or a.queues[job.queue]
+    job.key = job.base .. ":" .. job.id
+    if job.kind == "s" then
+      job.queues = job.timeout_ms and bases
+    else
+      jobs_of[#jobs_of + 1], job.payload, payload = job, payload, payload + 2
+    end
+  end
+  return jobs_of, bases
 end
 
-local function shareDeadlines(base, a, deadline)
-  for _, queue_base in ipairs(a.queues) do
-    shareDeadline(base, queue_base, deadline)
-  end
-  for _, target in pairs(a.targets) do
-    shareDeadline(base, target, deadline)
-  end
-end
-
-local function writeRecord(record, owner, a, compensation, now)
-  local at = clock.stamp(now)
-  local fields = { "name", a.name, "state", "ACTIVE", "createdAt", at, "updatedAt", at,
-    "totalJobs", clock.digits(#a.jobs), "completedCount", "0", "failedCount", "0",
-    "cancelledCount", "0", "compensation", compensation }
-  local function also(field, value)
-    fields[#fields + 1], fields[#fields + 2] = field, value
-  end
-  if a.order ~= "parallel" then also("x.order", a.order) end
-  if not a.late then also("x.late", "0") end
-  if a.keep then also("x.keep", cmsgpack.pack(a.keep)) end
-  if a.timeout_ms then also("x.deadline", now + a.timeout_ms) end
-  redis.call("HSET", record.group, unpack(fields))
-  redis.call("ZADD", record.groups, at, a.id)
-  redis.call("SADD", owner.de, "groups")
-  gates.read(owner) -- a queue is known by its `meta`, and this one may have no jobs
+--- Let it be found: by whoever lists groups, by whoever minds their time limits.
+local function index(record, base, bases, a, now)
+  redis.call("ZADD", record.groups, clock.stamp(now), a.id)
+  redis.call("SADD", base .. ":de", "groups")
+  gates.read(queues.at(base)) -- a queue is known by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
     if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
   end
-  if a.timeout_ms then shareDeadlines(owner.base, a, now + a.timeout_ms) end
-  redis.call("ZADD", record.open, now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms),
-    a.id)
-end
-
---- Add the members, and note who they are and how each is undone.
-local function addMembers(record, homes, a, ARGV, now)
-  local statuses, planned = {}, {}
-  for i, definition in ipairs(a.definitions) do
-    planned[#planned + 1], planned[#planned + 2] = "c" .. i, cmsgpack.pack(definition)
-  end
-  planned[#planned + 1], planned[#planned + 2] = "targets", cmsgpack.pack(a.targets)
-  for i, job in ipairs(a.jobs) do
-    local to = homes[job.queue]
-    to.count = to.count + 1
-    job.group = record.group .. ":" .. job.kind .. (i - 1)
-    arrivals.insert(to, job, ARGV[2 * i + 1], ARGV[2 * i + 2], now)
-    local key = to.queue.base .. ":" .. job.id
-    statuses[2 * i - 1], statuses[2 * i] = key, "pending"
-    planned[#planned + 1] = clock.digits(i - 1)
-    planned[#planned + 1] = cmsgpack.pack({ key, job.name, job.undo or 0, job.kind })
-  end
-  redis.call("HSET", record.members, unpack(statuses))
-  redis.call("HSET", record.plan, unpack(planned))
-  for _, to in ipairs(homes) do
-    arrivals.close(to)
+  local due = now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms)
+  redis.call("ZADD", record.open, due, a.id)
+  if a.gates then redis.call("ZADD", stages.index(base), now + a.look_again_ms, a.id) end
+  if not a.timeout_ms and not a.gates then return end
+  for _, one in ipairs(bases) do
+    stages.share(base, one, now + math.max(a.timeout_ms or 0, a.gates and SHARED_MS or 0))
   end
 end
 
-local function createGroup(record, owner, a, ARGV, compensation, now)
-  local foreign = foreignRecord(record)
+local function createGroup(record, base, a, ARGV, compensation, now)
+  local foreign = foreignRecord(record, base, a)
   if foreign then return redis.error_reply(foreign) end
-  local created_at = redis.call("HGET", record.group, "createdAt")
-    or redis.call("HGET", record.gone, "createdAt")
-  if created_at then return tonumber(created_at) end
-  local homes = {}
-  for i, queue_base in ipairs(a.queues) do
-    homes[i] = arrivals.at(queues.at(queue_base))
-  end
-  foreign = foreignQueue(owner, homes, a)
-  if foreign then return redis.error_reply(foreign) end
-  local refusal = refuseMembers(homes, a)
+  local before = findKnown(record, a)
+  if before then return before end
+  local jobs_of, bases = placeMembers(base, a)
+  local refusal = obstacle(a, bases, jobs_of)
   if refusal then return refusal end
-  writeRecord(record, owner, a, compensation, now)
-  addMembers(record, homes, a, ARGV, now)
+  writeRecord(record.group, a, compensation, now)
+  index(record, base, bases, a, now)
+  writePlan(record, a, ARGV)
+  startMembers(record, a, ARGV, now)
+  if a.gates then stages.begin(record.group, a.jobs, now) end
   return now, true
 end
 
 function calls.addGroup(KEYS, a, ARGV)
   local base, groups_, group, members_, plan, open, gone = unpack(KEYS)
   local compensation = ARGV[2]
-  local owner, now = queues.at(base), clock.now()
+  local now = clock.now()
   local record = { groups = groups_, group = group, members = members_, plan = plan, open = open,
-    gone = gone }
-  return requests.makeOnce(owner, a, now, function()
-    return createGroup(record, owner, a, ARGV, compensation, now)
+    gone = gone, stage = group .. ":stage" }
+  return requests.makeOnce(queues.at(base), a, now, function()
+    return createGroup(record, base, a, ARGV, compensation, now)
   end, function(at) return at end)
 end

@@ -3,7 +3,7 @@
 
   Keys      base (of the queue that owns the group), group (record)
   Args      request str (so that the same call, sent again, is known), reason str
-  Returns   the state before: "ACTIVE" when it was cancelled now
+  Returns   the state before: "ACTIVE" when it was cancelled now; "PAST_PIVOT" if there is no way back
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
   Emits     removed, added, waiting, group:compensating, group:failed
   Keeps     I1, G1, G2, G3
@@ -18,6 +18,7 @@ function calls.cancelGroup(KEYS, a, ARGV)
     if redis.call("HGET", group, "x.request") == a.request then return "ACTIVE" end
     return known.state
   end
+  if stages.isPastPivot(known) then return "PAST_PIVOT" end
   redis.call("HSET", group, "x.request", a.request)
   groups.turn(known, { id = "", reason = a.reason }, clock.now())
   return "ACTIVE"

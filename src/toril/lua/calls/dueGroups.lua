@@ -8,6 +8,16 @@
   Flags     no-writes
   Cost      O(most)
 ]]
+--- When the first group of a queue is due; those with stages have an index of their own.
+local function firstDue(owner)
+  local at
+  for _, index in ipairs({ owner .. ":toril:groups-open", stages.index(owner) }) do
+    local first = tonumber(redis.call("ZRANGE", index, 0, 0, "WITHSCORES")[2])
+    if first and (not at or first < at) then at = first end
+  end
+  return at
+end
+
 function calls.dueGroups(KEYS, a, ARGV)
   local base, open, deadlines = unpack(KEYS)
   local now = clock.now()
@@ -15,8 +25,8 @@ function calls.dueGroups(KEYS, a, ARGV)
   local owners = redis.call("ZREVRANGE", deadlines, 0, a.most - 1)
   owners[#owners + 1] = base
   for _, owner in ipairs(owners) do
-    local first = redis.call("ZRANGE", owner .. ":toril:groups-open", 0, 0, "WITHSCORES")
-    local left_ms = first[2] and math.max(0, tonumber(first[2]) - now)
+    local at = firstDue(owner)
+    local left_ms = at and math.max(0, at - now)
     if left_ms == 0 then due[#due + 1] = owner end
     if left_ms and (wait_ms < 0 or left_ms < wait_ms) then wait_ms = left_ms end
   end

@@ -3,34 +3,56 @@
 
   Nobody writes that a member is running: whether it is shows its lock.
 
-  Keys      members, plan, compensations
+  Keys      members, plan, compensations, results
   Args      none
-  Returns   job key, status, name for each member, and of one that is undone the key of the job that
-            does it and how that ended; nothing when there is no such group
+  Returns   number, job key, status, name, label, kind, the numbers of those it waits for, when it was
+            started, when it ended and why, for each member; and of one that is undone the key of the job
+            that does it, how that ended and when. Nothing when there is no such group
   Flags     no-writes
   Cost      O(members)
 ]]
-function calls.listGroup(KEYS, a, ARGV)
-  local members_, plan, compensations = unpack(KEYS)
-  local statuses, found = {}, {}
-  local flat = redis.call("HGETALL", members_) -- bounded: members_ of a group
+local function pairsOf(key)
+  local flat, found = redis.call("HGETALL", key), {} -- bounded: members of a group
   for i = 1, #flat, 2 do
-    statuses[flat[i]] = flat[i + 1]
+    found[flat[i]] = flat[i + 1]
   end
-  local undone = redis.call("HGETALL", compensations) -- bounded: members_ of a group
+  return found, #flat / 2
+end
+
+local function readUndoings(compensations)
   local undo_of = {}
-  for i = 1, #undone, 2 do
-    local number = tonumber(string.match(undone[i], "(%d+)$"))
-    if number then undo_of[number] = { undone[i], undone[i + 1] } end
+  for job, status in pairs((pairsOf(compensations))) do
+    local number = tonumber(string.match(job, "(%d+)$"))
+    if number then undo_of[number] = { job, status } end
   end
-  for number = 0, #flat / 2 - 1 do
+  return undo_of
+end
+
+--- The gate before a member: whom it waits for.
+local function waitedFor(plan, gate)
+  if not gate then return {} end
+  local is_read, found = pcall(cmsgpack.unpack, redis.call("HGET", plan, "g" .. gate) or "")
+  return is_read and type(found) == "table" and found[1] or {}
+end
+
+function calls.listGroup(KEYS, a, ARGV)
+  local members_, plan, compensations, results = unpack(KEYS)
+  local statuses, count = pairsOf(members_)
+  local undo_of, found = readUndoings(compensations), {}
+  for number = 0, count - 1 do
     local is_read, member = pcall(cmsgpack.unpack, redis.call("HGET", plan, number) or "")
     local status = is_read and type(member) == "table" and statuses[member[1]]
     if status then
       if status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
         status = "active"
       end
-      found[#found + 1] = { member[1], status, member[2], unpack(undo_of[number] or {}) }
+      local noted = redis.call("HMGET", results, number .. ".at", number .. ".why", "c" .. number .. ".at")
+      local started = redis.pcall("HGET", member[1], "processedOn")
+      local line = { number, member[1], status, member[2], member[6] or member[2], member[4] or "",
+        waitedFor(plan, member[8]), type(started) == "string" and started or "", noted[1] or "", noted[2] or "" }
+      local undo = undo_of[number]
+      if undo then line[11], line[12], line[13] = undo[1], undo[2], noted[3] or "" end
+      found[#found + 1] = line
     end
   end
   return found

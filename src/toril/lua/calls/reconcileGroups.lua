@@ -1,6 +1,6 @@
 --[[
-  reconcileGroups: settle the jobs of groups whose end nobody reported, and cancel groups whose time
-  is up.
+  reconcileGroups: settle the jobs of groups whose end nobody reported, let those go on whose stages
+  nobody opened, and mind the time limits of groups and signals.
 
   A worker of another make ends a job without knowing of groups, and other tools remove jobs. So every
   open group is looked at from time to time: what the finished sets say of its jobs is what counts.
@@ -13,7 +13,7 @@
             look_again_ms int
   Returns   how many jobs were settled, whether there is more (0 or 1), how many groups to skip then,
             in how many ms a group is due (-1 for none)
-  Emits     group:completed, group:compensating, group:failed, removed, added, waiting
+  Emits     group:completed, group:compensating, group:failed, group:blocked, removed, added, waiting
   Keeps     G1, G2, G3
   Flags     allow-oom
   Cost      O(most + the largest group), and three thousand events of queues from which jobs are gone
@@ -113,11 +113,11 @@ local function searchEnd(work, key, job, queue_base, id)
       or page.is_end and isWhole(queue_base)
     last = page.is_end and "" or "(" .. (page.first or "")
   end
-  if not is_told and record.state == "ACTIVE" then
+  if not is_told and (record.state == "ACTIVE" or record.state == "BLOCKED") then
     ask(work, key, field, id)
     return nil
   end
-  if redis.call("HDEL", key, field, "x.asks") == 2 then
+  if redis.call("HDEL", key, field, "x.asks") == 2 and record.state ~= "BLOCKED" then
     redis.call("ZREM", groups.asking(work.base), string.match(key, "([^:]+)$"))
   end
   return { state = known.state or "failed", started = known.is_started or not known.is_added,
@@ -193,6 +193,39 @@ local function keepFromOrphans(base, open)
   end
 end
 
+--- Say when a group is looked at again, if it is still open.
+local function lookAgain(work, open, id, state, due)
+  for _, index in ipairs({ open, stages.index(work.base) }) do
+    if not state then
+      redis.call("ZREM", index, id)
+    elseif not work.is_whole then
+      redis.call("ZADD", index, "XX", due, id)
+    end
+  end
+end
+
+--- The groups that are due: those with stages have an index of their own.
+local function dueGroups(work, open)
+  local ids, seen = {}, {}
+  for _, index in ipairs({ open, stages.index(work.base) }) do
+    for _, id in ipairs(redis.call("ZRANGEBYSCORE", index, "-inf", work.now, "LIMIT", 0, 100)) do
+      if not seen[id] then seen[id], ids[#ids + 1] = true, id end
+    end
+  end
+  return ids
+end
+
+--- In how many ms the next group is due, -1 for none.
+local function nextDue(work, open)
+  local wait_ms = -1
+  for _, index in ipairs({ open, stages.index(work.base) }) do
+    local first = redis.call("ZRANGE", index, 0, 0, "WITHSCORES")[2]
+    local left_ms = first and math.max(0, tonumber(first) - work.now)
+    if left_ms and (wait_ms < 0 or left_ms < wait_ms) then wait_ms = left_ms end
+  end
+  return wait_ms
+end
+
 --- Bring one group up to date, and say when it is looked at again.
 local function lookAt(work, open, id, a)
   local base, now, key = work.base, work.now, work.base .. ":groups:" .. id
@@ -201,44 +234,30 @@ local function lookAt(work, open, id, a)
   -- Of an index that BullMQ deleted while nothing kept it from that.
   local created = string.match(known.createdAt or "", "^%d+$")
   if known.state and created then redis.call("ZADD", base .. ":groups", "NX", created, id) end
-  local deadline = known.state == "ACTIVE" and tonumber(known["x.deadline"])
-  local group = deadline and deadline <= now and groups.read(key)
-  if group then
-    groups.turn(group, { id = "", reason = "timeout" }, now)
-    work.settled = work.settled + 1
-  end
-  if not known.state then
-    redis.call("ZREM", open, id)
-  elseif work.is_reading then
-    if not a.everything then redis.call("ZADD", open, now, id) end
-  elseif redis.call("ZSCORE", open, id) then
+  local kept, due, cost = stages.keepTime(key, known.state, tonumber(known["x.deadline"]), now)
+  work.settled, work.looked = work.settled + kept, work.looked + cost
+  if work.is_reading then due = now end
+  if due and due <= now then
+    work.is_unfinished = true
+  elseif known.state and redis.call("ZSCORE", open, id) then
     work.stayed = work.stayed + 1
-    local due = now + a.look_again_ms
-    if deadline and deadline > now then due = math.min(due, deadline) end
-    if not a.everything then redis.call("ZADD", open, due, id) end
   end
+  lookAgain(work, open, id, known.state, math.min(due or math.huge, now + a.look_again_ms))
 end
 
 function calls.reconcileGroups(KEYS, a, ARGV)
   local base, open = unpack(KEYS)
   local now = clock.now()
   local work = { base = base, now = now, looked = 0, settled = 0, stayed = 0, slices = 0, pages = {},
-    is_reading = false }
+    is_reading = false, is_unfinished = false, is_whole = a.everything }
   keepFromOrphans(base, open)
-  local ids
-  if a.everything then
-    ids = redis.call("ZRANGE", open, a.skip, a.skip + 99)
-  else
-    ids = redis.call("ZRANGEBYSCORE", open, "-inf", now, "LIMIT", 0, 100)
-  end
+  local ids = a.everything and redis.call("ZRANGE", open, a.skip, a.skip + 99) or dueGroups(work, open)
   local done = 0
   for _, id in ipairs(ids) do
     if work.looked >= a.most or work.is_reading then break end
     done = done + 1
     lookAt(work, open, id, a)
   end
-  local first = redis.call("ZRANGE", open, 0, 0, "WITHSCORES")
-  local wait_ms = first[2] and math.max(0, tonumber(first[2]) - now) or -1
-  local more = (work.is_reading or done < #ids or #ids == 100) and 1 or 0
-  return { work.settled, more, work.stayed, wait_ms }
+  local more = (work.is_reading or work.is_unfinished or done < #ids or #ids >= 100) and 1 or 0
+  return { work.settled, more, work.stayed, nextDue(work, open) }
 end

@@ -1,26 +1,36 @@
 --[[
-  resolveGroup: somebody has undone by hand what could not be undone; the group has failed in order.
+  resolveGroup: somebody has put right by hand what could not be undone: the group has failed in order;
+  or what could not be done: the group goes on as if it had been.
 
   Keys      base (of the queue that owns the group), group (record)
   Args      request str (so that the same call, sent again, is known), note str
   Returns   the state before
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
-  Emits     group:resolved
+  Emits     group:resolved, group:completed, added, waiting
   Keeps     G1, G3
   Flags     allow-oom
-  Cost      O(1)
+  Cost      O(members)
 ]]
 function calls.resolveGroup(KEYS, a, ARGV)
   local base, group = unpack(KEYS)
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
   if redis.call("HGET", group, "x.request") == a.request then return "FAILED_COMPENSATION" end
-  if known.state ~= "FAILED_COMPENSATION" then return known.state end
   local now = clock.now()
+  if known.state == "BLOCKED" then
+    redis.call("HSET", group, "x.note", a.note, "x.request", a.request)
+    stages.log(known, now, "resolved", "", a.note)
+    groups.emit(known, "group:resolved", "note", a.note)
+    stages.skipFailed(known, now)
+    return "BLOCKED"
+  end
+  if known.state ~= "FAILED_COMPENSATION" then return known.state end
+  stages.log(known, now, "resolved", "", a.note)
   redis.call("HSET", group, "state", "FAILED", "updatedAt", now, "x.note", a.note, "x.request",
     a.request)
   redis.call("ZREM", groups.asking(base), known.id)
-  redis.call("UNLINK", group .. ":undo", group .. ":results")
+  redis.call("HDEL", group, "x.asks")
+  redis.call("UNLINK", group .. ":undo", group .. ":stage", group .. ":signals")
   groups.emit(known, "group:resolved", "note", a.note)
   groups.close(known, now)
   return "FAILED_COMPENSATION"

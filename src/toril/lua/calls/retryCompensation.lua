@@ -21,32 +21,18 @@ local function isUnderWay(job)
   return known.name and not known.finishedOn
 end
 
---- The compensations that have not completed, by the number of their member.
+--- The compensations that have not completed, by the number of their member, and which of them are not
+--- over: they have taken longer than they might, and go on.
 local function unfinished(compensations)
-  local by_number = {}
+  local by_number, is_pending = {}, {}
   local statuses = redis.call("HGETALL", compensations) -- bounded: members of a group
   for i = 1, #statuses, 2 do
     if statuses[i + 1] ~= "completed" then
       by_number[string.match(statuses[i], "(%d+)$")] = statuses[i]
+      is_pending[statuses[i]] = statuses[i + 1] == "pending"
     end
   end
-  return by_number
-end
-
---- Remove the dead letter of a compensation: replayed, it would undo a second time. `budget` is how long
---- the lists may be that are searched.
-local function removeLetter(group, number, budget)
-  local field = "x.letter." .. number
-  local letter = redis.call("HGET", group, field)
-  if not letter then return end
-  redis.call("HDEL", group, field)
-  local letter_base, id = string.match(letter, "^(.+):([^:]+)$")
-  local queue = queues.at(letter_base)
-  budget.left = budget.left - redis.call("LLEN", queue.wait) - redis.call("LLEN", queue.paused)
-  local is_ours = redis.call("HGET", letter, "x.member") == group .. ":c" .. number
-  if not is_ours or budget.left < 0 or redis.call("EXISTS", letter .. ":lock") == 1 then return end
-  journal.emit(queue, "removed", "jobId", id, "prev", places.takeOut(queue, id))
-  jobs.delete(letter)
+  return by_number, is_pending
 end
 
 local function removeCompensation(compensations, job)
@@ -57,26 +43,30 @@ local function removeCompensation(compensations, job)
   redis.call("HDEL", compensations, job)
 end
 
---- Clear away what failed. Returns the numbers to be undone anew, and those of what still runs.
+--- Clear away what failed. Returns the numbers to be undone anew, those of what still runs, and how many
+--- of these the group had given up.
 --- The last in the list is the first to be undone in reverse order: what was tried first.
 local function clearFailed(group)
   local compensations, tried = group .. ":compensations", group .. ":tried"
-  local by_number, budget = unfinished(compensations), { left = LISTED_AT_MOST }
-  local numbers, under_way = {}, {}
+  local by_number, is_pending = unfinished(compensations)
+  local numbers, under_way, revived, budget = {}, {}, 0, { left = LISTED_AT_MOST }
   local order = redis.call("LRANGE", tried, 0, -1) -- bounded: members of a group
   for i = #order, 1, -1 do
     local job = by_number[order[i]]
-    if job and isUnderWay(job) then
+    if job and is_pending[job] then
+      under_way[#under_way + 1] = order[i]
+    elseif job and isUnderWay(job) then
       redis.call("HSET", compensations, job, "pending")
       under_way[#under_way + 1] = order[i]
+      revived = revived + 1
     elseif job then
-      removeLetter(group, order[i], budget)
+      stages.removeLetter(group, "x.letter." .. order[i], group .. ":c" .. order[i], budget)
       removeCompensation(compensations, job)
       numbers[#numbers + 1] = order[i]
     end
   end
   redis.call("DEL", tried)
-  return numbers, under_way
+  return numbers, under_way, revived
 end
 
 function calls.retryCompensation(KEYS, a, ARGV)
@@ -87,10 +77,10 @@ function calls.retryCompensation(KEYS, a, ARGV)
   if last["x.request"] == a.request then return tonumber(last["x.retried"]) end
   if known.state ~= "FAILED_COMPENSATION" then return known.state end
 
-  local numbers, under_way = clearFailed(group)
+  local numbers, under_way, revived = clearFailed(group)
   if #under_way > 0 then
     redis.call("RPUSH", group .. ":tried", unpack(under_way))
-    known.running = redis.call("HINCRBY", group, "x.running", #under_way)
+    known.running = redis.call("HINCRBY", group, "x.running", clock.digits(revived))
   end
   if #numbers > 0 then redis.call("RPUSH", group .. ":undo", unpack(numbers)) end
   local now, count = clock.now(), #numbers + #under_way

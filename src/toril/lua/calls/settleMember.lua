@@ -1,45 +1,67 @@
 --[[
-  settleMember: a person says how a member ended of which nobody knows it.
+  settleMember: a person, or another system, says how a member ended: a signal, one that blocks its group,
+  or one of which nobody knows it.
+
+  A signal may be told before its turn has come; it ends when it has.
 
   Keys      base (of the queue that owns the group), group (record), members, plan
-  Args      request str (so that the same call, sent again, is known), member str (the id or the name of
-            the job), state str ("completed" or "failed")
+  Args      request str (so that the same call, sent again, is known), member str (its key, its name or
+            the id of its job), state str ("completed" or "failed")
             After the map, raw: the return value as JSON, or the reason.
-  Returns   0
+  Returns   0; or the last refusal with the state of the group and the status of the member
   Refuses   MISSING             there is no such member, or several have the name   JobNotFoundError
             NO_GROUP            there is no such group   GroupNotFoundError
-            WRONG_GROUP_STATE   how it ended is known, or may still be found out   InvalidGroupStateError
-  Emits     group:completed, group:compensating, group:failed, removed, added, waiting
+            WRONG_GROUP_STATE   nobody asks how it ended   InvalidGroupStateError
+  Emits     group:completed, group:compensating, group:failed, group:blocked, removed, added, waiting
   Keeps     G1, G2, G3
   Flags     allow-oom
   Cost      O(members)
 ]]
+--- The member that is meant: by its key or the id of its job, else by its name if that is its alone.
+local function findMember(plan, wanted)
+  local found, named, count = nil, nil, 0
+  local flat = redis.call("HGETALL", plan) -- bounded: members of a group
+  for i = 1, #flat, 2 do
+    local member = string.match(flat[i], "^%d+$") and cmsgpack.unpack(flat[i + 1])
+    if member and not member[5] then
+      local one = { number = flat[i], job = member[1], kind = member[4], id = string.match(member[1], "([^:]+)$") }
+      if one.id == wanted or member[6] == wanted then found = one end
+      if member[2] == wanted then named, count = one, count + 1 end
+    end
+  end
+  return found or count == 1 and named or nil
+end
+
 function calls.settleMember(KEYS, a, ARGV)
   local base, group, members_, plan = unpack(KEYS)
   local value = ARGV[2]
-
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
-  if redis.call("HGET", group, "x.request") == a.request then return 0 end
+  local one = findMember(plan, a.member)
+  if not one then return refusals.MISSING end
+  local seek = "x.seek." .. one.job
+  local asked = hashes.read(group, "x.request", seek)
+  local told_by = redis.call("HGET", group .. ":results", one.number .. ".request")
+  if asked["x.request"] == a.request or told_by == a.request then return 0 end
 
-  local found, count = nil, 0
-  local planned = redis.call("HGETALL", plan) -- bounded: members_ of a group
-  for i = 1, #planned, 2 do
-    local member = string.match(planned[i], "^%d+$") and cmsgpack.unpack(planned[i + 1])
-    local id = member and not member[5] and string.match(member[1], "([^:]+)$")
-    if id and (id == a.member or member[2] == a.member) then
-      found, count = { number = planned[i], job = member[1], kind = member[4], id = id }, count + 1
+  local status, now = redis.call("HGET", members_, one.job), clock.now()
+  local is_open = known.state == "ACTIVE" or known.state == "BLOCKED"
+  local ended = { id = one.id, value = value, started = true, is_open = false }
+  if one.kind == "s" and is_open and (status == "planned" or status == "awaited") then
+    if not stages.tellSignal(known, one, status, a.state, value, now) then
+      return { refusals.WRONG_GROUP_STATE, known.state, "told" }
     end
+  elseif is_open and status == "pending" and asked[seek] == "" then
+    redis.call("HDEL", group, seek, "x.asks")
+    if known.state == "ACTIVE" then redis.call("ZREM", groups.asking(base), known.id) end
+    groups.memberEnded(group, one.kind, one.number, one.job, a.state, ended, now)
+  elseif known.state == "BLOCKED" and (status == "failed" or status == "cancelled") then
+    if not stages.overrule(known, one, status, a.state, ended, now) then
+      return { refusals.WRONG_GROUP_STATE, known.state, status }
+    end
+  else
+    return { refusals.WRONG_GROUP_STATE, known.state, status or "" }
   end
-  if count ~= 1 then return refusals.MISSING end
-  local field = "x.seek." .. found.job
-  if redis.call("HGET", group, field) ~= "" or redis.call("HGET", members_, found.job) ~= "pending" then
-    return refusals.WRONG_GROUP_STATE
-  end
-  redis.call("HSET", group, "x.request", a.request)
-  redis.call("HDEL", group, field, "x.asks")
-  redis.call("ZREM", groups.asking(base), known.id)
-  groups.memberEnded(group, found.kind, found.number, found.job, a.state,
-    { id = found.id, value = value, started = true, is_open = false }, clock.now())
+  redis.call("HSET", group .. ":results", one.number .. ".request", a.request)
   return 0
 end

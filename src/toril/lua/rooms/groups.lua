@@ -10,7 +10,9 @@
 --- In the record `x.letter.N` is the dead letter that the undoing of member N became.
 
 local MOST_AT_ONCE = 250
+local MOST_IN_GRAPH = 50
 local LOOK_AGAIN_MS = 30000
+local MOST_TOLD = 500000
 
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 function groups.ended(owner) return owner .. ":toril:groups-ended" end
@@ -22,8 +24,9 @@ local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id 
 --- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
 --- say then.
 function groups.read(key)
-  local record = hashes.read(key, "name", "state", "totalJobs", "completedCount",
-    "failedCount", "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep")
+  local record = hashes.read(key, "name", "state", "totalJobs", "completedCount", "failedCount",
+    "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep", "x.undo", "x.staged",
+    "x.pivot", "x.undoMs", "x.ends")
   if not record.state then return nil end
   for _, count in ipairs({ "totalJobs", "completedCount", "failedCount", "cancelledCount" }) do
     if not string.find(record[count] or "", "^%d+$") then return nil end
@@ -35,9 +38,15 @@ function groups.read(key)
     failed = tonumber(record.failedCount), cancelled = tonumber(record.cancelledCount),
     running = tonumber(record["x.running"]) or 0, -- compensation jobs that have not ended
     broken = tonumber(record["x.broken"]) or 0,  -- compensation jobs that failed for good
-    is_reverse = record["x.order"] == "reverse",
+    -- Workers that know nothing of graphs undo such a group in reverse order, which is right as well.
+    is_reverse = record["x.order"] == "reverse" and record["x.undo"] ~= "graph",
+    follows_graph = record["x.undo"] == "graph",
     undoes_late = record["x.late"] ~= "0",
-    keep = record["x.keep"] and cmsgpack.unpack(record["x.keep"])
+    keep = record["x.keep"] and cmsgpack.unpack(record["x.keep"]),
+    is_staged = record["x.staged"] ~= false,
+    pivot = record["x.pivot"] or nil,
+    undo_ms = tonumber(record["x.undoMs"]),
+    has_ends = record["x.ends"] ~= false
   }
 end
 
@@ -55,9 +64,10 @@ end
 function groups.delete(owner, id)
   local key = owner .. ":groups:" .. id
   redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results",
-    key .. ":compensations", key .. ":tried")
+    key .. ":compensations", key .. ":tried", key .. ":stage", key .. ":signals", key .. ":log")
   redis.call("ZREM", owner .. ":groups", id)
   redis.call("ZREM", openGroups(owner), id)
+  redis.call("ZREM", stages.index(owner), id)
   redis.call("ZREM", groups.ended(owner), id)
   redis.call("ZREM", groups.asking(owner), id)
 end
@@ -116,11 +126,16 @@ function groups.close(group, now)
 end
 
 local function endGroup(group, state, now)
+  local was_asking = state == "FAILED" or group.state == "BLOCKED"
   group.state = state
   redis.call("HSET", group.key, "state", state, "updatedAt", clock.stamp(now))
   redis.call("ZREM", openGroups(group.owner), group.id)
+  if group.is_staged then redis.call("ZREM", stages.index(group.owner), group.id) end
   if state ~= "FAILED_COMPENSATION" then
-    redis.call("UNLINK", group.key .. ":undo", group.key .. ":results")
+    redis.call("UNLINK", group.key .. ":undo", group.key .. ":stage", group.key .. ":signals")
+  end
+  if group.has_ends then
+    stages.announce(group, state == "COMPLETED" and "on_completed" or "on_failed", now)
   end
   if state == "COMPLETED" then
     groups.emit(group, "group:completed")
@@ -133,7 +148,7 @@ local function endGroup(group, state, now)
     redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
     return
   end
-  if state == "FAILED" then redis.call("ZREM", groups.asking(group.owner), group.id) end
+  if was_asking then redis.call("ZREM", groups.asking(group.owner), group.id) end
   groups.close(group, now)
 end
 
@@ -161,53 +176,63 @@ local function isStopped(group)
   return group.is_reverse and group.broken > 0
 end
 
---- Add the jobs that undo, as many as may be under way. In reverse order that is one, and only when
---- no member runs any more that would be undone: it could complete later than what is being undone.
-local function undoNext(group, now)
-  local most = group.is_reverse and 1 or MOST_AT_ONCE
+--- The numbers of those that may be undone now. In reverse order that is one, and only when no member
+--- runs any more that would be undone: it could complete later than what is being undone.
+local function takeUndoable(group)
+  local most = group.is_reverse and 1 or group.follows_graph and MOST_IN_GRAPH or MOST_AT_ONCE
   local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
-  if group.running >= most or waits or isStopped(group) then return end
-  local numbers = redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo",
-    most - group.running)
-  if not numbers then return end
+  if group.running >= most or waits or isStopped(group) then return nil end
+  if group.follows_graph then return stages.takeUndoable(group, most - group.running) end
+  return redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo", most - group.running)
+end
 
+--- What all jobs that undo are told: why, whose failure it was, and what the members returned, unless
+--- that would be too long for `count` of them.
+local function toldToUndo(group, count)
+  local why = redis.call("HMGET", group.key, "x.reason", "x.failedMember")
+  local label = why[2] and why[2] ~= "" and why[2]
+  return ',"reason":' .. (why[1] and texts.quote(why[1]) or "null") .. ',"failedMember":'
+    .. (label and texts.quote(label) or "null") .. ',"results":'
+    .. stages.results(group, math.floor(MOST_TOLD / count))
+end
+
+--- The text of a job that undoes a member which returned `value`.
+local function undoData(group, member, value, how, told)
+  local id = string.match(member[1], "([^:]+)$")
+  return '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(member[2])
+    .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (value or "null")
+    .. ',"compensationData":' .. how.data .. told .. "}"
+end
+
+--- Add the jobs that undo, as many as may be under way.
+local function undoNext(group, now)
+  local numbers = takeUndoable(group)
+  if not numbers then return end
   local plan = group.key .. ":plan"
   local found_members = redis.call("HMGET", plan, unpack(numbers))
   local values = redis.call("HMGET", group.key .. ":results", unpack(numbers))
   local targets = cmsgpack.unpack(redis.call("HGET", plan, "targets"))
-  local definitions, targets_used, written = {}, {}, {}
+  local definitions, homes, written, told = {}, {}, {}, toldToUndo(group, #numbers)
   for i, number in ipairs(numbers) do
-    local job_key, name, which = unpack(cmsgpack.unpack(found_members[i]))
-    local base, id = string.match(job_key, "^(.+):([^:]+)$")
-    local target = targets[base]
-    local how = definitions[which]
+    local member = cmsgpack.unpack(found_members[i])
+    local target = targets[string.match(member[1], "^(.+):[^:]+$")]
+    local how = definitions[member[3]]
     if not how then
-      how = cmsgpack.unpack(redis.call("HGET", plan, "c" .. which))
-      definitions[which] = how
+      how = cmsgpack.unpack(redis.call("HGET", plan, "c" .. member[3]))
+      definitions[member[3]] = how
     end
-    local to = targets_used[target]
-    if not to then
-      to = { queue = queues.at(target), count = 0 }
-      to.gate = gates.read(to.queue)
-      targets_used[target] = to
-    end
-    local data = '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(name)
-      .. ',"originalJobId":' .. cjson.encode(id) .. ',"originalReturnValue":' .. (values[i] or "null")
-      .. ',"compensationData":' .. how.data .. "}"
+    local placed = how.how or {}
     local new_id = freeId(target, group.id .. "-c", number)
     local membership = group.key .. ":c" .. number
-    jobs.insert(to.queue, to.gate, { id = new_id, name = how.name, group = membership }, data,
+    stages.insert(homes, target, { id = new_id, name = how.name, group = membership, lane = placed.lane,
+      priority = placed.priority, delay = placed.delay }, undoData(group, member, values[i], how, told),
       undoOpts(how.opts, membership), now)
-    to.count = to.count + 1
     written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
   end
   redis.call("HSET", group.key .. ":compensations", unpack(written))
   redis.call("RPUSH", group.key .. ":tried", unpack(numbers))
   group.running = redis.call("HINCRBY", group.key, "x.running", #numbers)
-  for _, to in pairs(targets_used) do
-    redis.call("INCRBY", to.queue.id, to.count)
-    places.wake(to.queue, to.gate)
-  end
+  stages.close(homes)
 end
 
 --- A group that is being undone is over when nothing of it runs and nothing is left to undo.
@@ -215,18 +240,21 @@ function groups.settle(group, now)
   if group.state ~= "COMPENSATING" then return end
   undoNext(group, now)
   if group.running > 0 then return end
-  if not isStopped(group) and redis.call("EXISTS", group.key .. ":undo") == 1 then return end
+  -- What stands before an undoing that failed waits until that is tried again.
+  local is_stopped = (group.is_reverse or group.follows_graph) and group.broken > 0
+  if not is_stopped and redis.call("EXISTS", group.key .. ":undo") == 1 then return end
   if group.undoes_late and liveMembers(group) > 0 then return end
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
 
---- Cancel the members that nobody runs.
-local function cancelMembers(group, lock_keys)
+--- Cancel the members that nobody runs, and tell those that run.
+local function cancelMembers(group, lock_keys, reason)
   local released = {}
   for _, lock in ipairs(lock_keys or {}) do
     released[lock] = true
   end
   local statuses = redis.call("HGETALL", group.key .. ":jobs") -- bounded: members of a group
+  if group.is_staged then stages.cancelPlanned(group, statuses) end
   local by_queue = {}
   for i = 1, #statuses, 2 do
     if statuses[i + 1] == "pending" then
@@ -247,14 +275,34 @@ local function cancelMembers(group, lock_keys)
       group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
     end
     if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+    if #cancelled < #job_keys then stages.tell(job_keys, reason) end
   end
 end
 
+--- Undoing has a time limit.
+local function limitUndoing(group, now)
+  local at = clock.stamp(now + group.undo_ms)
+  redis.call("HSET", group.key, "x.undoDeadline", at)
+  redis.call("ZADD", stages.index(group.owner), "LT", at, group.id)
+end
+
+--- Undoing has taken longer than it may: a person is asked. What is under way goes on. Returns 1 if so.
+function groups.overdue(group, now)
+  local at = group.undo_ms and tonumber(redis.call("HGET", group.key, "x.undoDeadline") or nil)
+  if not at or at > now then return 0 end
+  redis.call("HSET", group.key, "x.overdue", "1", "x.asks", "undoing was not done within its time limit")
+  stages.log(group, now, "undoing takes too long")
+  endGroup(group, "FAILED_COMPENSATION", now)
+  return 1
+end
+
 --- An active group cannot complete any more: cancel what has not started, undo what is done.
---- `cause` = { id, reason }: the job that failed, or "" for none.
+--- `cause` = { id, reason, label }: the job that failed, or "" for none.
 function groups.turn(group, cause, now, released)
-  cancelMembers(group, released)
-  redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason)
+  cancelMembers(group, released, cause.reason)
+  redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason, "x.failedMember",
+    cause.label or "")
+  stages.log(group, now, "compensating", cause.label, cause.reason)
   local runs = group.undoes_late and liveMembers(group) > 0
   if not runs and redis.call("EXISTS", group.key .. ":undo") == 0 then
     endGroup(group, "FAILED", now)
@@ -262,38 +310,69 @@ function groups.turn(group, cause, now, released)
   end
   group.state = "COMPENSATING"
   redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", now)
+  if group.undo_ms then limitUndoing(group, now) end
   groups.emit(group, "group:compensating", "failedJobId", cause.id, "reason", cause.reason)
   groups.settle(group, now)
+end
+
+--- Remember what a member returned, or why it did not, and when.
+local function noteEnd(group, number, state, ended, now)
+  if state == "completed" then
+    redis.call("HSET", group.key .. ":results", number, ended.value, number .. ".at", clock.stamp(now))
+  else
+    redis.call("HSET", group.key .. ":results", number .. ".at", clock.stamp(now), number .. ".why", ended.value)
+    if ended.letter and group.pivot then redis.call("HSET", group.key, "x.letter.m" .. number, ended.letter) end
+  end
+end
+
+--- Is what this member did to be undone, should the group turn?
+local function isUndone(group, kind, state, ended)
+  if kind == "u" or kind == "s" then return false end
+  if group.state ~= "ACTIVE" and group.state ~= "COMPENSATING" then return false end
+  if (state == "completed" or ended.is_open) and (group.state == "ACTIVE" or group.undoes_late) then
+    return true
+  end
+  return state ~= "completed" and kind == "f" and ended.started
+end
+
+--- A member of a group that goes forward has ended.
+local function goOn(group, number, state, ended, now)
+  if state ~= "completed" then
+    local cause = { id = ended.id, reason = ended.value, label = stages.label(group.key, number) }
+    if stages.isPastPivot(group) or number == group.pivot and ended.is_open then
+      stages.block(group, cause, now)
+    else
+      groups.turn(group, cause, now, ended.released)
+    end
+    return
+  end
+  if number == group.pivot then redis.call("UNLINK", group.key .. ":undo") end
+  if group.completed == group.total then
+    endGroup(group, "COMPLETED", now)
+  elseif group.is_staged then
+    stages.advance(group, number, now)
+  end
 end
 
 --- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
 --- released }; the value is the return value or the reason. A member whose end is open may have done
 --- its work, so it is undone as if it had completed, without a return value.
 function groups.memberEnded(key, kind, number, job, state, ended, now)
-  if redis.call("HGET", key .. ":jobs", job) ~= "pending" then return end
+  local status = redis.call("HGET", key .. ":jobs", job)
+  if status ~= "pending" and status ~= "awaited" then return end
   local group = groups.read(key)
   if not group then return end
   redis.call("HSET", key .. ":jobs", job, state)
   group[state] = redis.call("HINCRBY", key, state .. "Count", "1")
+  noteEnd(group, number, state, ended, now)
+  if isUndone(group, kind, state, ended) then redis.call("RPUSH", key .. ":undo", number) end
 
-  local is_undone = false
-  if state == "completed" or ended.is_open then
-    is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)
-  end
-  if is_undone and state == "completed" then
-    redis.call("HSET", key .. ":results", number, ended.value)
-  end
-  is_undone = is_undone or state ~= "completed" and kind == "f" and ended.started
-  if is_undone and (group.state == "ACTIVE" or group.state == "COMPENSATING") then
-    redis.call("RPUSH", key .. ":undo", number)
-  end
-
-  if group.state ~= "ACTIVE" then
+  if group.state == "ACTIVE" or group.state == "BLOCKED" then
+    goOn(group, number, state, ended, now)
+  elseif group.state == "COMPENSATING" and number == group.pivot and state == "completed" then
+    stages.keep(group, now)
+  else
     groups.settle(group, now)
-  elseif state ~= "completed" then
-    groups.turn(group, { id = ended.id, reason = ended.value }, now, ended.released)
-  elseif group.completed == group.total then
-    endGroup(group, "COMPLETED", now)
   end
 end
 
@@ -301,9 +380,33 @@ end
 function groups.reopen(group, count, now)
   group.state = "COMPENSATING"
   redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", clock.stamp(now))
+  redis.call("HDEL", group.key, "x.overdue", "x.asks", "x.undoDeadline")
+  stages.log(group, now, "retrying")
   redis.call("ZADD", openGroups(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
+  if group.is_staged then
+    redis.call("ZADD", stages.index(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
+  end
+  if group.undo_ms then limitUndoing(group, now) end
   redis.call("ZREM", groups.asking(group.owner), group.id)
   groups.emit(group, "group:retrying", "count", clock.digits(count))
+end
+
+--- An undoing that had failed has completed after all.
+local function repaired(group, now)
+  group.broken = redis.call("HINCRBY", group.key, "x.broken", "-1")
+  if group.state ~= "FAILED_COMPENSATION" or group.broken > 0 then return end
+  local left = redis.call("LLEN", group.key .. ":undo")
+  if left == 0 and group.running == 0 then
+    endGroup(group, "FAILED", now)
+  elseif left > 0 then
+    groups.reopen(group, left, now)
+  end
+end
+
+--- An undoing has ended that took longer than it might: nothing is left of it, perhaps.
+local function endedLate(group, now)
+  if group.state ~= "FAILED_COMPENSATION" or group.running > 0 or group.broken > 0 then return end
+  if redis.call("EXISTS", group.key .. ":undo") == 0 then endGroup(group, "FAILED", now) end
 end
 
 --- A job that undoes a member ended; `letter` is the key of the dead letter that it became. One that
@@ -315,22 +418,17 @@ function groups.compensationEnded(key, number, job, state, letter, now)
   local group = groups.read(key)
   if not group then return end
   redis.call("HSET", key .. ":compensations", job, state)
+  redis.call("HSET", key .. ":results", "c" .. number .. ".at", clock.stamp(now))
   if letter then redis.call("HSET", key, "x.letter." .. number, letter) end
   if before == "pending" then
     group.running = redis.call("HINCRBY", key, "x.running", "-1")
   end
   if is_repaired then
-    group.broken = redis.call("HINCRBY", key, "x.broken", "-1")
-    if group.state == "FAILED_COMPENSATION" and group.broken == 0 then
-      local left = redis.call("LLEN", key .. ":undo")
-      if left == 0 then
-        endGroup(group, "FAILED", now)
-      else
-        groups.reopen(group, left, now)
-      end
-    end
+    repaired(group, now)
   elseif state ~= "completed" then
     group.broken = redis.call("HINCRBY", key, "x.broken", "1")
+  else
+    endedLate(group, now)
   end
   groups.settle(group, now)
 end
@@ -376,6 +474,7 @@ function groups.stateOf(membership, job, is_again)
   if not key then return "ACTIVE" end
   if kind ~= "c" then
     local state = readState(key)
+    if state == "BLOCKED" then state = "ACTIVE" end
     if state ~= "ACTIVE" or not is_again then return state end
     return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
   end
@@ -410,14 +509,20 @@ end
 
 --- A member that has completed is to run once more in its active group. What it did at first becomes an
 --- entry of its own in the plan, so that both are undone.
-local function repeatMember(key, number, job)
+local function repeatMember(key, number, job, now)
   local group = groups.read(key)
-  if not group or group.state ~= "ACTIVE" then return false end
-  if redis.call("HGET", key .. ":jobs", job) ~= "completed" then return true end
+  if not group or group.state ~= "ACTIVE" and group.state ~= "BLOCKED" then return false end
+  local status = redis.call("HGET", key .. ":jobs", job)
+  if group.state == "BLOCKED" and (status == "failed" or status == "cancelled") then
+    stages.revive(group, job, status, now)
+    return true
+  end
+  if status ~= "completed" then return true end
   local first = clock.digits(group.total - 1 + redis.call("HINCRBY", key, "x.repeats", "1"))
   local member = cmsgpack.unpack(redis.call("HGET", key .. ":plan", number))
   member[5] = true
   redis.call("HSET", key .. ":plan", first, cmsgpack.pack(member))
+  stages.forgetPlan(group)
   if redis.call("LINSERT", key .. ":undo", "BEFORE", number, first) > 0 then
     redis.call("LREM", key .. ":undo", "1", number)
     redis.call("HSET", key .. ":results", first, redis.call("HGET", key .. ":results", number) or "null")
@@ -443,7 +548,7 @@ function groups.onRetried(membership, job, now)
   if kind == "c" then
     is_counted = groups.reviveCompensation(key, job, job, now)
   else
-    is_counted = repeatMember(key, number, job)
+    is_counted = repeatMember(key, number, job, now)
   end
   if not is_counted then redis.call("HSET", job, "x.forced", "1") end
 end

@@ -39,6 +39,13 @@ function texts.splice(data, metadata)
     .. metadata .. string.sub(data, brace), false
 end
 
+--- An object with more members at its end: `members` is the text between its braces.
+function texts.extend(data, members)
+  local brace = closingBrace(data) or #data
+  local is_empty = string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
+  return string.sub(data, 1, brace - 1) .. (is_empty and "" or ",") .. members .. string.sub(data, brace)
+end
+
 --- Where metadata of `size` bytes begin, and the brace behind them; nothing if the text has no room for
 --- them.
 function texts.findMeta(text, size)

@@ -29,6 +29,13 @@ class CompensationPayload(msgspec.Struct, frozen=True):
     original_return_value: Any
     """None also when nobody knows how the member ended: its process died."""
     compensation_data: Any
+    reason: str | None = None
+    """Why the group is undone."""
+    failed_member: str | None = None
+    """The key of the member whose failure turned the group; None if it was cancelled."""
+    results: Mapping[str, Any] | None = None
+    """What the members returned, by their keys; None if there are too many or they are too long:
+    ask ``get_group_results``."""
 
 
 def decode_compensation(data: Any) -> CompensationPayload | None:
@@ -44,4 +51,5 @@ def decode_compensation(data: Any) -> CompensationPayload | None:
     )
     if any(name not in data for name in names):
         return None
-    return CompensationPayload(*(data[name] for name in names))
+    told = (data.get(name) for name in ("reason", "failedMember", "results"))
+    return CompensationPayload(*(data[name] for name in names), *told)

@@ -1,0 +1,54 @@
+--[[
+  retryGroup: run the members again that block a group.
+
+  They are made anew, as if they had never run, as soon as those that they wait for have completed.
+
+  Keys      base (of the queue that owns the group), group (record), members, plan
+  Args      request str (so that the same call, sent again, is known)
+  Returns   how many are tried again, or the state that the group is in
+  Refuses   NO_GROUP            there is no such group   GroupNotFoundError
+  Emits     group:retrying, removed, added, waiting
+  Keeps     I1, G1, G2, G3
+  Flags     allow-oom
+  Cost      O(members)
+]]
+local LISTED_AT_MOST = 100000
+
+--- Nothing is left of what failed.
+local function removeJob(group, number, job, budget)
+  local base, id = string.match(job, "^(.+):([^:]+)$")
+  stages.removeLetter(group, "x.letter.m" .. number, nil, budget)
+  if redis.call("EXISTS", job) == 0 then return end
+  journal.emit(queues.at(base), "removed", "jobId", id, "prev", places.takeOut(queues.at(base), id))
+  redis.call("DEL", job .. ":lock")
+  jobs.delete(job)
+end
+
+function calls.retryGroup(KEYS, a, ARGV)
+  local base, group, members_, plan = unpack(KEYS)
+  local known = groups.read(group)
+  if not known then return refusals.NO_GROUP end
+  local last = hashes.read(group, "x.request", "x.retried")
+  if last["x.request"] == a.request then return tonumber(last["x.retried"]) end
+  if known.state ~= "BLOCKED" then return known.state end
+
+  local now, count, budget, written = clock.now(), 0, { left = LISTED_AT_MOST }, {}
+  for number, member in pairs(stages.plan(known).members) do
+    local status = not member[5] and redis.call("HGET", members_, member[1])
+    if status == "failed" or status == "cancelled" then
+      removeJob(group, number, member[1], budget)
+      written[#written + 1], written[#written + 2] = member[1], "planned"
+      redis.call("HDEL", group .. ":results", number .. ".at", number .. ".why", number .. ".request")
+      count = count + 1
+    end
+  end
+  if count > 0 then redis.call("HSET", members_, unpack(written)) end
+  redis.call("HSET", group, "failedCount", "0", "cancelledCount", "0", "x.request", a.request, "x.retried",
+    clock.digits(count))
+  known.failed, known.cancelled = 0, 0
+  stages.unblock(known, now)
+  groups.emit(known, "group:retrying", "count", clock.digits(count))
+  stages.log(known, now, "retrying")
+  stages.advanceAll(known, now)
+  return count
+end

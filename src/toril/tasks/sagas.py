@@ -1,0 +1,248 @@
+"""Groups of calls: who uses whose result comes after it, and each task's undo undoes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+import msgspec
+
+from toril.checking import shown
+from toril.client.flow_producer import FlowProducer
+from toril.errors import GroupValidationError, InvalidOptionError, JobFailedError
+from toril.options import Duration, NewJob
+from toril.protocol.groups import GroupInfo, GroupNode, GroupState
+from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
+from toril.tasks.calls import INPUTS, Call, Reference
+
+if TYPE_CHECKING:
+    from toril.tasks.app import App
+
+R = TypeVar("R")
+
+_JOB_FIELDS = tuple(name for name in NewJob.__struct_fields__ if name not in ("name", "data"))
+_UNDO_FIELDS = (
+    "attempts",
+    "backoff",
+    "timeout",
+    "delay",
+    "priority",
+    "lane",
+    "remove_on_complete",
+    "remove_on_fail",
+)
+
+
+class Step(Generic[R]):
+    """A call that is a member of a group."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<Step {self.key!r}>"
+
+    @property
+    def result(self) -> R:
+        """Stands for what the call will return: give it to another call as an argument.
+
+        That call runs after this one, with its result in this place.
+        """
+        return cast(R, Reference(self.key))
+
+
+class Saga:
+    """A group that is being put together; leaving the block creates it in one step.
+
+    An exception in the block creates nothing.  ``options`` are those of
+    ``FlowProducer.add_group``.
+    """
+
+    def __init__(
+        self, app: App, name: str, group_id: str | None, options: Mapping[str, Any]
+    ) -> None:
+        self._app = app
+        self._name = name
+        self._group_id = group_id
+        self._options = dict(options)
+        self._members: list[GroupJob | GroupSignal] = []
+        self._keys: set[str] = set()
+        self.node: GroupNode | None = None
+        """The group, once it is created."""
+
+    def __repr__(self) -> str:
+        return f"<Saga {self._name!r} of {len(self._members)} members>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.start()
+
+    def add(
+        self,
+        call: Call[R],
+        *,
+        after: Iterable[Step[Any]] = (),
+        key: str | None = None,
+        pivot: bool = False,
+    ) -> Step[R]:
+        """Make a call a member; it runs after those whose results it uses, and after ``after``."""
+        if not isinstance(call, Call):
+            raise GroupValidationError(f"saga.add() got {shown(call)}; write task.call(…)")
+        step: Step[R] = Step(self._new_key(key, call.name))
+        inputs = {name: reference.key for name, reference in call.references.items()}
+        before = [*(one.key for one in after), *inputs.values()]
+        options = {name: getattr(call, name) for name in _JOB_FIELDS}
+        self._members.append(
+            GroupJob(
+                call.name,
+                call.data,
+                queue_name=call.queue_name,
+                compensation=self._undo_of(call, inputs),
+                key=step.key,
+                after=tuple(dict.fromkeys(before)),
+                inputs=inputs,
+                pivot=pivot,
+                **options,
+            )
+        )
+        return step
+
+    def signal(
+        self,
+        name: str,
+        *,
+        after: Iterable[Step[Any]] = (),
+        timeout: Duration | None = None,
+        default: Any = msgspec.UNSET,
+    ) -> Step[Any]:
+        """Wait for somebody to call ``complete_member``; what that is told is the result."""
+        step: Step[Any] = Step(self._new_key(None, name))
+        before = tuple(one.key for one in after)
+        self._members.append(
+            GroupSignal(name, key=step.key, after=before, timeout=timeout, default=default)
+        )
+        return step
+
+    async def start(self) -> GroupNode:
+        """Create the group now; leaving the block does it."""
+        if self.node is None:
+            async with FlowProducer(
+                connection=self._app.shared_connection, prefix=self._app.prefix
+            ) as flow:
+                self.node = await flow.add_group(
+                    self._name, self._members, group_id=self._group_id, **self._options
+                )
+        return self.node
+
+    async def wait(self, timeout: Duration | None = None) -> GroupInfo:
+        """Wait until the group is over."""
+        return await self._app.queue(self._owner).wait_for_group(self._id, timeout)
+
+    async def results(self) -> dict[str, Any]:
+        """What the members returned so far, by their keys."""
+        return await self._app.queue(self._owner).get_group_results(self._id)
+
+    @property
+    def _id(self) -> str:
+        if self.node is None:
+            raise InvalidOptionError(f"{self!r} is not created yet; leave its block first")
+        return self.node.group_id
+
+    @property
+    def _owner(self) -> str:
+        named: str | None = self._options.get("queue_name")
+        jobs = (member.queue_name for member in self._members if isinstance(member, GroupJob))
+        return named or next(jobs)
+
+    def _new_key(self, key: str | None, name: str) -> str:
+        if key is None:
+            key, number = name, 1
+            while key in self._keys:
+                number += 1
+                key = f"{name}-{number}"
+        if key in self._keys:
+            raise GroupValidationError(f"two members of {self!r} have the key {key!r}")
+        self._keys.add(key)
+        return key
+
+    def _undo_of(self, call: Call[Any], inputs: Mapping[str, str]) -> Compensation | None:
+        task = self._app.tasks.get(call.name)
+        undo = None if task is None else task.undoing
+        if undo is None:
+            return None
+        data = dict(call.data or {})
+        if inputs:
+            data[INPUTS] = inputs
+        known = undo.fixed_options
+        options = {name: known[name] for name in _UNDO_FIELDS if known.get(name) is not None}
+        return Compensation(undo.name, data, **options)
+
+
+class GroupHandle(Generic[R]):
+    """A group of calls that was started; its result is that of its calls."""
+
+    __slots__ = ("_read", "_saga", "id")
+
+    def __init__(self, saga: Saga, group_id: str, read: Callable[[Mapping[str, Any]], R]) -> None:
+        self._saga = saga
+        self.id = group_id
+        self._read = read
+
+    def __repr__(self) -> str:
+        return f"<GroupHandle of group {self.id!r}>"
+
+    async def result(self, timeout: Duration | None = None) -> R:
+        """What the calls return, as soon as all have; raises ``JobFailedError`` if one failed."""
+        info = await self._saga.wait(timeout)
+        if info.state is not GroupState.COMPLETED:
+            raise JobFailedError(self.id, info.reason or f"the group is {info.state}")
+        return self._read(await self._saga.results())
+
+    async def wait(self, timeout: Duration | None = None) -> GroupInfo:
+        """Wait until the group is over, however it ends."""
+        return await self._saga.wait(timeout)
+
+
+async def start_chain(app: App, calls: Sequence[Call[Any]]) -> GroupHandle[Any]:
+    """One call after the other; the result is that of the last."""
+    if not calls:
+        raise GroupValidationError("a chain needs a call")
+    saga = Saga(app, "chain", None, {})
+    last: Step[Any] | None = None
+    for call in calls:
+        last = saga.add(call, after=() if last is None else (last,))
+    node = await saga.start()
+    assert last is not None
+    key = last.key
+
+    def read(results: Mapping[str, Any]) -> Any:
+        return calls[-1].signature.read_result(results.get(key))
+
+    return GroupHandle(saga, node.group_id, read)
+
+
+async def start_gather(app: App, calls: Iterable[Call[R]]) -> GroupHandle[list[R]]:
+    """All calls side by side; the result is a list, in the order given."""
+    made = list(calls)
+    saga = Saga(app, "gather", None, {})
+    keys = [saga.add(call).key for call in made]
+    node = await saga.start()
+
+    def read(results: Mapping[str, Any]) -> list[R]:
+        return [
+            call.signature.read_result(results.get(key))
+            for key, call in zip(keys, made, strict=True)
+        ]
+
+    return GroupHandle(saga, node.group_id, read)

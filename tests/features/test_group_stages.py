@@ -1,0 +1,883 @@
+"""Stages: members that become jobs when others have completed, and are undone the other way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from tests.helpers import wait_until
+from toril import Compensation, GroupJob, GroupSignal, Worker
+from toril.errors import (
+    GroupExistsError,
+    GroupNotFoundError,
+    GroupValidationError,
+    InvalidGroupStateError,
+    JobNotFoundError,
+)
+from toril.protocol import groups
+from toril.protocol.command import skew
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+    skew.ms = 0
+
+
+def job(name: str, *after: str, **options: Any) -> GroupJob:
+    """A member in a queue of its name."""
+    options.setdefault("queue_name", name)
+    return GroupJob(name, options.pop("data", {"n": name}), after=after, **options)
+
+
+def undone(*names: str) -> dict[str, Compensation]:
+    return {name: Compensation(f"undo-{name}", {"of": name}, attempts=1) for name in names}
+
+
+async def start(world: World, *members: Any, undo: str = "", **options: Any) -> Any:
+    options.setdefault("group_id", "g")
+    return await world.flow.add_group("order", members, undone(*undo), queue_name="a", **options)
+
+
+async def statuses(world: World) -> dict[str, str]:
+    return {member.key: member.status for member in await world.queue("a").get_group_jobs("g")}
+
+
+async def state(world: World) -> str:
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    return str(info.state)
+
+
+async def waiting(world: World, *names: str) -> str:
+    """Those of these queues in which a job waits."""
+    return "".join(
+        [name[-1:] if ":" not in name else name[0] for name in names if await count(world, name)]
+    )
+
+
+async def count(world: World, name: str) -> int:
+    counts = await world.queue(name).get_job_counts()
+    return counts["waiting"] + counts["delayed"] + counts["prioritized"]
+
+
+async def to_undo(world: World, names: str) -> str:
+    return "".join([name for name in names if await count(world, f"{name}:compensation")])
+
+
+# ---------------------------------------------------------------------------- starting
+
+
+async def test_the_same_call_finds_the_group_and_starts_nothing(world: World):
+    """A retry of the request that starts a saga is no second saga."""
+    first = await start(world, job("a"), job("b", "a"))
+    again = await start(world, job("a"), job("b", "a"))
+
+    assert (first.is_new, again.is_new) == (True, False)
+    assert [one.id for one in first.jobs] == [one.id for one in again.jobs]
+    assert await count(world, "a") == 1
+    assert (await world.queue("b").get_job(first.jobs[1].id)) is None
+
+
+async def test_another_group_under_the_id_is_refused_with_what_differs(world: World):
+    await start(world, job("a"), job("b", "a"))
+
+    with pytest.raises(GroupExistsError, match="member 'b'") as refused:
+        await start(world, job("a"), job("b", "a", data={"n": 2}))
+
+    assert refused.value.differences == ["member 'b'"]
+    assert await count(world, "a") == 1
+
+
+async def test_a_group_that_is_forgotten_is_not_started_again(world: World):
+    first = await start(world, job("a"), group_retention=True)
+    await world.complete("a")
+    assert await world.queue("a").get_group_state("g") is None
+
+    again = await start(world, job("a"), group_retention=True)
+
+    assert not again.is_new
+    assert again.jobs[0].id == first.jobs[0].id
+    assert await count(world, "a") == 0
+    with pytest.raises(GroupExistsError):
+        await start(world, job("a"))
+
+
+async def test_a_number_may_be_the_id_of_a_group(world: World):
+    await start(world, job("a"), group_id="42")
+
+    info = await world.queue("a").get_group_state("42")
+
+    assert info is not None
+    assert info.id == "42"
+
+
+async def test_any_queue_and_the_producer_know_the_group(world: World):
+    """The owner is looked for; what cannot be the id of a group is no group."""
+    node = await world.flow.add_group("order", [job("a"), job("b")], queue_name="orders")
+
+    for name in ("a", "b", "orders", "elsewhere"):
+        found = await world.queue(name).get_group_state(node.group_id)
+        assert found is not None
+        assert found.id == node.group_id
+    assert (await world.flow.get_group_state(node.group_id)) is not None
+    assert len(await world.flow.get_group_jobs(node.group_id)) == 2
+    await world.queue("b").cancel_group(node.group_id)
+    assert (await world.queue("a").wait_for_group(node.group_id, 1000)).state == "FAILED"
+    for unknown in ("a:b", "", "42", "never"):
+        assert await world.flow.get_group_state(unknown) is None
+        assert await world.queue("a").get_group_state(unknown) is None
+        assert await world.queue("a").get_group_jobs(unknown) == []
+        with pytest.raises(GroupNotFoundError):
+            await world.queue("a").get_group_results(unknown)
+        with pytest.raises(GroupNotFoundError):
+            await world.queue("a").get_group_timeline(unknown)
+        with pytest.raises(GroupNotFoundError):
+            await world.queue("a").cancel_group(unknown)
+
+
+async def test_nothing_is_sent_of_a_definition_that_is_wrong(world: World):
+    with pytest.raises(GroupValidationError, match=r"'a' after 'b' after 'a'"):
+        await start(world, job("a", "b"), job("b", "a"))
+
+    assert [key async for key in world.client.scan_iter(f"{world.prefix}:*")] == []
+
+
+# ---------------------------------------------------------------------------- forward
+
+
+async def test_a_member_becomes_a_job_when_its_predecessors_have_completed(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "a"), job("d", "b", "c"))
+    assert await waiting(world, *"abcd") == "a"
+    assert await statuses(world) == {"a": "pending", "b": "planned", "c": "planned", "d": "planned"}
+
+    await world.complete("a")
+    assert await waiting(world, *"abcd") == "bc"
+    await world.complete("b")
+    assert await waiting(world, *"abcd") == "c"
+    await world.complete("c")
+    assert await waiting(world, *"abcd") == "d"
+    await world.complete("d")
+
+    assert await state(world) == "COMPLETED"
+    left = [key async for key in world.client.scan_iter(f"{world.prefix}:a:groups:g:*")]
+    assert {key.rpartition(":")[2] for key in left} == {"jobs", "plan", "results"}
+
+
+async def test_results_go_into_the_data_byte_for_byte(world: World):
+    """Numbers beyond a float, escapes and nesting are as the member wrote them."""
+    values = {"n": 12345678901234567890123, "t": 'a"\\\u20ac\u0000', "f": 1.10, "l": [{}, []]}
+    await start(
+        world,
+        job("a"),
+        job("b", data={}),
+        job("c", "a", "b", data={"own": 1}, inputs={"of a": "a", 'of "b"': "b"}),
+        job("d", "a", data=None, inputs={"x": "a"}),
+    )
+    await world.complete("a", {"a": values})
+    await world.complete("b")
+
+    c = await world.hand("c").take_one("c")
+    d = await world.hand("d").take_one("d")
+    assert c.data == {"own": 1, "of a": values, 'of "b"': None}
+    assert d.data == {"x": values}
+    raw = await world.client.hget(f"{world.prefix}:c:{c.id}", "data")
+    stored = await world.client.hget(f"{world.prefix}:a:groups:g:results", "0")
+    assert stored in raw
+
+
+async def test_options_of_a_later_stage_are_kept(world: World):
+    await start(
+        world,
+        job("a"),
+        job("b", "a", priority=3, queue_name="q"),
+        job("c", "a", delay=60_000, queue_name="q"),
+        job("d", "a", lane="l", queue_name="q", attempts=7),
+    )
+    await world.complete("a")
+
+    counts = await world.queue("q").get_job_counts()
+    assert (counts["prioritized"], counts["delayed"]) == (1, 1)
+    d = (await world.hand("q").take(4))[-1]
+    assert (d.name, d.opts.attempts, d.opts.group.id) == ("d", 7, "g")
+    assert "0" in dict(
+        await world.client.zrange(f"{world.prefix}:q:marker", 0, -1, withscores=True)
+    )
+
+
+async def test_workers_run_a_staged_group(world: World):
+    """A sequence over three queues, by workers that wait."""
+    seen: list[tuple[str, Any]] = []
+
+    async def handle(job: Any) -> Any:
+        seen.append((job.name, job.data))
+        return job.name.upper()
+
+    workers = [
+        Worker(name, handle, connection=world.url, prefix=world.prefix) for name in ("a", "b", "c")
+    ]
+    async with workers[0], workers[1], workers[2]:
+        await start(
+            world,
+            job("a"),
+            job("b", "a", inputs={"a": "a"}),
+            job("c", "b", inputs={"b": "b", "a": "a"}),
+        )
+        info = await world.queue("a").wait_for_group("g", 10_000)
+
+    assert info.state == "COMPLETED"
+    assert seen[2] == ("c", {"n": "c", "b": "B", "a": "A"})
+
+
+async def test_a_custom_id_that_was_taken_meanwhile_fails_the_member(world: World):
+    await start(world, job("a"), job("b", "a", job_id="mine"), undo="a")
+    await world.queue("b").add("other", job_id="mine")
+
+    await world.complete("a")
+
+    assert await statuses(world) == {"a": "completed", "b": "failed"}
+    assert await to_undo(world, "ab") == "a"
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert "mine" in str(info.reason)
+
+
+async def test_a_thousand_members_of_one_stage_are_released_in_slices(world: World):
+    members = [job(f"b{n}", "a", queue_name="b") for n in range(600)]
+    await start(world, job("a"), *members)
+    await world.complete("a")
+    assert await count(world, "b") < 600
+
+    await world.queue("a").reconcile_groups()
+
+    assert await count(world, "b") == 600
+
+
+async def test_large_payloads_are_released_in_slices(world: World):
+    members = [job(f"b{n}", "a", queue_name="b", data={"x": "y" * 200_000}) for n in range(6)]
+    await start(world, job("a"), *members)
+    await world.complete("a")
+    assert await count(world, "b") < 6
+
+    for _ in range(3):
+        await world.queue("a").reconcile_groups()
+
+    assert await count(world, "b") == 6
+
+
+async def test_who_knows_nothing_of_stages_strands_nobody(world: World):
+    """A worker of an older version writes what it knows; the next look goes on from there."""
+    await start(world, job("a"), job("b", "a", inputs={"x": "a"}), undo="a")
+    key = f"{world.prefix}:a:groups:g"
+    (a, *_) = await world.queue("a").get_group_jobs("g")
+    job_a = await world.hand("a").take_one("a")
+    await world.client.hdel(f"{world.prefix}:a:{job_a.id}", "x.group")
+    await world.hand("a").complete(job_a, value=[1])
+    await world.client.hset(f"{key}:jobs", a.job_key, "completed")
+    await world.client.hincrby(key, "completedCount", 1)
+    assert await waiting(world, "b") == ""
+
+    await world.queue("a").reconcile_groups()
+
+    assert (await world.hand("b").take_one("b")).data == {"n": "b", "x": [1]}
+
+
+async def test_a_group_that_was_turned_by_others_ends(world: World):
+    """An older worker leaves planned members planned; they are cancelled at the next look."""
+    await start(world, job("a"), job("b", "a"), undo="a")
+    key = f"{world.prefix}:a:groups:g"
+    a = await world.hand("a").take_one("a")
+    await world.client.hset(key, mapping={"state": "COMPENSATING", "x.reason": "no"})
+    await world.hand("a").complete(a)
+    await world.undo_all("a")
+    assert await state(world) == "COMPENSATING"
+
+    await world.queue("a").reconcile_groups()
+
+    assert await state(world) == "FAILED"
+    assert await statuses(world) == {"a": "completed", "b": "cancelled"}
+
+
+# ---------------------------------------------------------------------------- back
+
+
+async def test_undoing_goes_back_through_the_graph(world: World):
+    """What came later is undone first, side by side where the graph allows."""
+    await start(
+        world,
+        job("a"),
+        job("b", "a"),
+        job("c", "a"),
+        job("d", "b", "c"),
+        job("e", "d"),
+        undo="abcd",
+    )
+    await world.complete("abcd")
+    await world.fail("e", "no way")
+
+    assert await to_undo(world, "abcd") == "d"
+    await world.undo_all("d")
+    assert await to_undo(world, "abcd") == "bc"
+    await world.undo_all("c")
+    assert await to_undo(world, "abcd") == "b"
+    await world.undo_all("b")
+    assert await to_undo(world, "abcd") == "a"
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
+async def test_a_member_without_compensation_does_not_break_the_order(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "b"), job("d", "c"), undo="ac")
+    await world.complete("abc")
+    await world.fail("d")
+
+    assert await to_undo(world, "abc") == "c"
+    await world.undo_all("c")
+    assert await to_undo(world, "abc") == "a"
+
+
+async def test_a_compensation_that_fails_stops_what_stands_before_it(world: World):
+    """Another branch goes on; retry_compensation goes on from there."""
+    await start(
+        world, job("a"), job("b", "a"), job("c"), job("d", "c"), job("e", "b", "d"), undo="abcd"
+    )
+    await world.complete("acbd")
+    await world.fail("e")
+
+    await world.undo_all("bd", failing="b")
+    assert await to_undo(world, "abcd") == "c"
+    await world.undo_all("c")
+    assert await state(world) == "FAILED_COMPENSATION"
+    assert await to_undo(world, "abcd") == ""
+
+    assert await world.queue("a").retry_compensation("g") == 1
+    await world.undo_all("b")
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
+async def test_what_runs_behind_a_member_ends_before_that_is_undone(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "a"), undo="ab")
+    await world.complete("a")
+    b = await world.hand("b").take_one("b")
+    await world.fail("c")
+    assert await to_undo(world, "ab") == ""
+
+    await world.hand("b").complete(b, value=1)
+
+    assert await to_undo(world, "ab") == "b"
+    await world.undo_all("ba")
+    assert await state(world) == "FAILED"
+
+
+async def test_reverse_and_parallel_are_still_there(world: World):
+    for order, expected in (("reverse", "b"), ("parallel", "ab")):
+        options = {"compensation_order": order, "group_id": order}
+        await start(world, job("a"), job("b", "a"), job("c", "b"), undo="ab", **options)
+        await world.complete("ab")
+        await world.fail("c")
+        assert await to_undo(world, "ab") == expected
+        for name in "ab":
+            await world.queue(f"{name}:compensation").drain()
+
+
+async def test_a_compensation_is_told_why_and_what_the_members_returned(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "b", key="see"), undo="a")
+    await world.complete("ab", {"a": {"id": 7}, "b": [1]})
+    await world.fail("c", "no")
+
+    undo = await world.hand("a:compensation").take_one()
+    told = undo.compensation
+    assert told is not None
+    assert told.original_return_value == {"id": 7}
+    assert (told.reason, told.failed_member) == ("ValueError: no", "see")
+    assert told.results == {"a": {"id": 7}, "b": [1]}
+
+
+async def test_results_that_are_too_long_are_not_told(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "b"), undo="a")
+    await world.complete("ab", {"b": "x" * 600_000})
+    await world.fail("c", "no")
+
+    undo = await world.hand("a:compensation").take_one()
+    assert undo.compensation is not None
+    assert undo.compensation.results is None
+    assert len((await world.queue("a").get_group_results("g"))["b"]) == 600_000
+
+
+async def test_a_compensation_may_have_a_lane_a_priority_and_a_delay(world: World):
+    compensation = {
+        "a": Compensation("undo", lane="l", timeout=1000),
+        "b": Compensation("undo", priority=4),
+        "c": Compensation("undo", delay=60_000),
+    }
+    members = [job(name) for name in "abcd"]
+    await world.flow.add_group("order", members, compensation, queue_name="a")
+    await world.complete("abc")
+    await world.fail("d")
+
+    assert (await world.queue("b:compensation").get_job_counts())["prioritized"] == 1
+    assert (await world.queue("c:compensation").get_job_counts())["delayed"] == 1
+    lane = await world.queue("a:compensation").get_lane("l")
+    assert lane is not None
+    undo = await world.hand("a:compensation").take_one()
+    assert (undo.opts.lane, undo.opts.timeout) == ("l", 1000)
+
+
+# ---------------------------------------------------------------------------- results
+
+
+async def test_results_and_the_timeline_are_told(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "b", key="see"), undo="ab")
+    await world.complete("a", {"a": {"x": 1}})
+    queue = world.queue("a")
+    assert await queue.get_group_results("g") == {"a": {"x": 1}}
+    await world.complete("b")
+    await world.fail("c", "no")
+    await world.undo_all("ba")
+
+    assert await queue.get_group_results("g") == {"a": {"x": 1}, "b": None}
+    steps = await queue.get_group_timeline("g")
+    what = [(step.what, step.member) for step in steps if step.what != "started"]
+    assert what == [
+        ("created", None),
+        ("completed", "a"),
+        ("completed", "b"),
+        ("failed", "see"),
+        ("compensating", "see"),
+        ("undone", "b"),
+        ("undone", "a"),
+        ("FAILED", None),
+    ]
+    assert [step.member for step in steps if step.what == "started"] == ["a", "b", "see"]
+    assert [step.reason for step in steps if step.reason] == ["ValueError: no", "ValueError: no"]
+
+
+async def test_members_that_share_a_name_stand_under_their_ids(world: World):
+    node = await start(world, job("a"), job("a"))
+    first, second = await world.hand("a").take(2)
+    await world.hand("a").complete(first, value=1)
+    await world.hand("a").complete(second, value=2)
+
+    results = await world.queue("a").get_group_results("g")
+
+    assert sorted(results) == sorted(one.id for one in node.jobs)
+
+
+async def test_the_blocking_client_does_all_of_it(world: World):
+    import asyncio
+
+    from toril import sync
+
+    def work() -> None:
+        with sync.FlowProducer(connection=world.url, prefix=world.prefix) as flow:
+            flow.add_group("order", [GroupSignal("s")], group_id="g", queue_name="a")
+            assert flow.get_group_state("g") is not None
+        with sync.Queue("b", connection=world.url, prefix=world.prefix) as queue:
+            queue.complete_member("g", "s", 5)
+            assert queue.get_group_results("g") == {"s": 5}
+            assert queue.get_group_timeline("g")[-1].what == "COMPLETED"
+            assert queue.wait_for_group("g").state == "COMPLETED"
+
+    await asyncio.to_thread(work)
+
+
+# ---------------------------------------------------------------------------- signals
+
+
+async def test_a_signal_completes_once(world: World):
+    await start(
+        world, job("a"), GroupSignal("ok", after=["a"]), job("c", "ok", inputs={"by": "ok"})
+    )
+    await world.complete("a")
+    assert (await statuses(world))["ok"] == "awaited"
+    assert await count(world, "c") == 0
+
+    queue = world.queue("c")
+    await queue.complete_member("g", "ok", {"who": "me"})
+
+    assert (await world.hand("c").take_one()).data == {"n": "c", "by": {"who": "me"}}
+    before = await world.client.hgetall(f"{world.prefix}:a:groups:g")
+    with pytest.raises(InvalidGroupStateError, match="it is completed"):
+        await queue.complete_member("g", "ok", 2)
+    with pytest.raises(InvalidGroupStateError):
+        await queue.fail_member("g", "ok", "no")
+    with pytest.raises(InvalidGroupStateError):
+        await queue.complete_member("g", "c")
+    with pytest.raises(JobNotFoundError):
+        await queue.complete_member("g", "nobody")
+    with pytest.raises(GroupNotFoundError):
+        await queue.complete_member("x", "ok")
+    assert await world.client.hgetall(f"{world.prefix}:a:groups:g") == before
+
+
+async def test_a_signal_that_comes_early_counts_when_its_turn_has_come(world: World):
+    await start(world, job("a"), GroupSignal("ok", after=["a"]), job("c", "ok"))
+
+    await world.queue("a").complete_member("g", "ok", 1)
+    assert (await statuses(world))["ok"] == "planned"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").complete_member("g", "ok", 2)
+    await world.complete("a")
+
+    assert await statuses(world) == {"a": "completed", "ok": "completed", "c": "pending"}
+    assert (await world.queue("a").get_group_results("g"))["ok"] == 1
+
+
+async def test_a_signal_that_fails_turns_the_group(world: World):
+    await start(world, job("a"), GroupSignal("ok", after=["a"]), undo="a")
+    await world.complete("a")
+
+    await world.queue("a").fail_member("g", "ok", "declined")
+
+    undo = await world.hand("a:compensation").take_one()
+    assert undo.compensation is not None
+    assert (undo.compensation.reason, undo.compensation.failed_member) == ("declined", "ok")
+    with pytest.raises(InvalidGroupStateError, match="COMPENSATING"):
+        await world.queue("a").complete_member("g", "ok")
+
+
+async def test_the_same_signal_sent_again_is_known(world: World):
+    await start(world, job("a"), GroupSignal("ok"), GroupSignal("more"))
+    keys = world.queue("a").keys
+    tell = groups.settle_member(keys, "g", "ok", "completed", b"1", request="r1")
+    other = groups.settle_member(keys, "g", "more", "completed", b"1", request="r2")
+
+    for command in (tell, other, tell, other):
+        await world.connection.run(command)
+
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert info.completed_count == 2
+
+
+async def test_a_signal_that_does_not_come_fails_or_has_a_default(world: World):
+    """The time begins with its turn."""
+    await start(
+        world,
+        job("a"),
+        GroupSignal("late", after=["a"], timeout=60_000, default={"d": 1}),
+        GroupSignal("never", after=["late"], timeout=60_000),
+        undo="a",
+    )
+    skew.ms += 120_000
+    await world.queue("a").reconcile_groups()
+    assert (await statuses(world))["late"] == "planned"
+    await world.complete("a")
+    due = await world.connection.run(groups.due(world.queue("a").keys))
+    assert due.wait_ms is not None
+    assert due.wait_ms <= 60_000
+
+    skew.ms += 60_001
+    await world.queue("a").reconcile_groups()
+    assert await statuses(world) == {"a": "completed", "late": "completed", "never": "awaited"}
+    assert (await world.queue("a").get_group_results("g"))["late"] == {"d": 1}
+    skew.ms += 60_001
+    await world.queue("a").reconcile_groups()
+
+    assert (await statuses(world))["never"] == "failed"
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert (info.state, info.reason) == ("COMPENSATING", "timeout")
+
+
+async def test_cancelling_ends_signals_and_plans(world: World):
+    await start(world, job("a"), GroupSignal("ok", timeout=1000), job("c", "ok"), undo="a")
+    await world.complete("a")
+
+    await world.queue("a").cancel_group("g", "changed their mind")
+
+    assert await statuses(world) == {"a": "completed", "ok": "cancelled", "c": "cancelled"}
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+    left = [key async for key in world.client.scan_iter(f"{world.prefix}:a:groups:g:*")]
+    assert not {"stage", "signals"} & {key.rpartition(":")[2] for key in left}
+
+
+# ---------------------------------------------------------------------------- the pivot
+
+
+async def past_pivot(world: World) -> None:
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), job("d", "c"), undo="a")
+    await world.complete("ab")
+
+
+async def test_after_the_pivot_a_failure_blocks_the_group(world: World):
+    await past_pivot(world)
+    await world.fail("c", "no")
+
+    assert await state(world) == "BLOCKED"
+    assert await to_undo(world, "a") == ""
+    assert (await world.event_names())[-1] == "group:blocked"
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert not info.is_finished
+    with pytest.raises(InvalidGroupStateError, match="no way back"):
+        await world.queue("a").cancel_group("g")
+    blocked = await world.queue("a").get_groups("BLOCKED")
+    assert [one.id for one in blocked] == ["g"]
+
+    assert await world.queue("a").retry_group("g") == 1
+    assert await state(world) == "ACTIVE"
+    await world.complete("cd")
+    assert await state(world) == "COMPLETED"
+    assert await world.client.zcard(f"{world.prefix}:a:toril:groups-asking") == 0
+
+
+async def test_before_the_pivot_a_failure_undoes(world: World):
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
+    await world.complete("a")
+    await world.fail("b")
+
+    assert await to_undo(world, "a") == "a"
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
+async def test_cancelling_after_the_pivot_is_refused(world: World):
+    await past_pivot(world)
+
+    with pytest.raises(InvalidGroupStateError, match="no way back"):
+        await world.queue("a").cancel_group("g")
+
+    assert await state(world) == "ACTIVE"
+
+
+async def test_a_blocked_group_is_resolved_by_hand(world: World):
+    await past_pivot(world)
+    await world.fail("c")
+
+    await world.queue("b").resolve_group("g", "sent by post")
+
+    assert await waiting(world, "d") == "d"
+    await world.complete("d")
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert (info.state, info.note) == ("COMPLETED", "sent by post")
+    assert (await world.queue("a").get_group_results("g"))["c"] is None
+
+
+async def test_one_member_of_a_blocked_group_is_completed_by_hand(world: World):
+    await past_pivot(world)
+    await world.fail("c")
+
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").fail_member("g", "c", "still no")
+    await world.queue("a").complete_member("g", "c", {"by": "post"})
+
+    assert await state(world) == "ACTIVE"
+    assert await waiting(world, "d") == "d"
+
+
+async def test_a_blocking_job_may_be_retried_by_hand(world: World):
+    await past_pivot(world)
+    await world.fail("c")
+    (failed,) = await world.queue("c").get_jobs("failed")
+
+    await world.queue("c").retry(failed.id)
+
+    assert await state(world) == "ACTIVE"
+    await world.complete("cd")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_pivot_that_completes_after_the_group_turned_blocks_it(world: World):
+    """Nothing was undone while nobody knew; the way goes on from the pivot."""
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
+    await world.complete("a")
+    b = await world.hand("b").take_one("b")
+    await world.queue("a").cancel_group("g", "too late")
+    assert await to_undo(world, "a") == ""
+
+    await world.hand("b").complete(b)
+
+    assert await state(world) == "BLOCKED"
+    assert await world.queue("a").retry_group("g") == 1
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_timeout_after_the_pivot_blocks_and_does_not_undo(world: World):
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a", timeout=60_000)
+    await world.complete("ab")
+    skew.ms += 60_001
+    await world.queue("a").reconcile_groups()
+
+    assert await state(world) == "BLOCKED"
+    assert await waiting(world, "c") == "c"
+    assert await world.queue("a").retry_group("g") == 0
+    await world.queue("a").reconcile_groups()
+    assert await state(world) == "ACTIVE"
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_blocked_signal_is_awaited_again(world: World):
+    await start(world, job("a", pivot=True), GroupSignal("ok", after=["a"]))
+    await world.complete("a")
+    await world.queue("a").fail_member("g", "ok", "no")
+    assert await state(world) == "BLOCKED"
+
+    await world.queue("a").retry_group("g")
+    assert (await statuses(world))["ok"] == "awaited"
+    await world.queue("a").complete_member("g", "ok")
+    assert await state(world) == "COMPLETED"
+
+
+# ---------------------------------------------------------------------------- the end
+
+
+async def test_a_job_is_added_when_the_group_completes(world: World):
+    await start(
+        world,
+        job("a"),
+        job("b", "a"),
+        on_completed=job("done", data={"order": 1}),
+        on_failed=job("sorry"),
+    )
+    await world.complete("ab", {"a": 1, "b": [2]})
+
+    done = await world.hand("done").take_one("done")
+    assert done.data == {
+        "order": 1,
+        "group": {
+            "id": "g",
+            "name": "order",
+            "state": "COMPLETED",
+            "reason": None,
+            "results": {"a": 1, "b": [2]},
+        },
+    }
+    assert await count(world, "sorry") == 0
+
+
+async def test_a_job_is_added_once_when_the_group_fails(world: World):
+    await start(world, job("a"), job("b", "a"), undo="a", on_failed=job("sorry", data=None))
+    await world.complete("a")
+    await world.fail("b", "no")
+    assert await count(world, "sorry") == 0
+    await world.undo_all("a", failing="a")
+
+    sorry = await world.hand("sorry").take_one("sorry")
+    assert sorry.data["group"]["state"] == "FAILED_COMPENSATION"
+    assert sorry.data["group"]["reason"] == "ValueError: no"
+    await world.queue("a").resolve_group("g", "by hand")
+    assert await count(world, "sorry") == 0
+
+
+# ---------------------------------------------------------------------------- time limits
+
+
+async def test_undoing_has_a_time_limit(world: World):
+    await start(world, job("a"), job("b", "a"), job("c", "b"), undo="ab", undo_timeout=60_000)
+    await world.complete("ab")
+    await world.fail("c")
+    skew.ms += 60_001
+    await world.queue("a").reconcile_groups()
+
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert info.state == "FAILED_COMPENSATION"
+    assert "time limit" in str(info.asks)
+    await world.undo_all("b")
+    assert await state(world) == "FAILED_COMPENSATION"
+    assert await world.queue("a").retry_compensation("g") == 0
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
+async def test_undoing_that_ends_late_ends_the_group(world: World):
+    await start(world, job("a"), job("b", "a"), undo="a", undo_timeout=60_000)
+    await world.complete("a")
+    await world.fail("b")
+    skew.ms += 60_001
+    await world.queue("a").reconcile_groups()
+    assert await state(world) == "FAILED_COMPENSATION"
+
+    await world.undo_all("a")
+
+    assert await state(world) == "FAILED"
+    assert json.loads((await world.events())[-1]["compensationResults"])[0]["status"] == "completed"
+
+
+async def test_a_running_member_learns_that_its_group_has_turned(world: World):
+    told: list[bool] = []
+    running: list[str] = []
+
+    async def patient(job: Any) -> str:
+        running.append(job.id)
+        await job.signal.wait()
+        told.append(job.is_cancelled)
+        return "stopped early"
+
+    async with Worker("a", patient, connection=world.url, prefix=world.prefix):
+        await start(world, job("a"), job("b"), undo="a")
+        await wait_until(lambda: bool(running))
+        await world.fail("b")
+        await wait_until(lambda: bool(told))
+        await wait_until(lambda: count(world, "a:compensation"))
+
+    assert told == [False]
+    undo = await world.hand("a:compensation").take_one()
+    assert undo.compensation is not None
+    assert undo.compensation.original_return_value == "stopped early"
+
+
+async def test_finished_groups_are_not_kept_for_ever(world: World):
+    node = await world.flow.add_group("order", [job("a")])
+    other = await world.flow.add_group("order", [job("a")], group_retention=False)
+    await world.complete("aa")
+    skew.ms += 8 * 86_400_000
+    last = await world.flow.add_group("order", [job("a")])
+    await world.complete("a")
+
+    assert await world.queue("a").get_group_state(node.group_id) is None
+    assert await world.queue("a").get_group_state(last.group_id) is not None
+    assert other.group_id
+
+
+# ---------------------------------------------------------------------------- cost
+
+
+async def commands_of(world: World, *members: Any) -> int:
+    """How many commands the server runs for ten groups from the first call to the last."""
+    for group_id in ("warm", *map(str, range(10))):
+        if group_id == "0":
+            await world.client.config_resetstat()
+        compensation = undone(*(member.name for member in members))
+        await world.flow.add_group("order", members, compensation, group_id=group_id)
+        for _ in members:
+            one = await world.hand("q").take_one()
+            await world.hand("q").complete(one)
+    stats = await world.client.info("commandstats")
+    inside = ("eval", "fcall", "info", "config", "client", "hello", "function")
+    return sum(
+        stat["calls"]
+        for name, stat in stats.items()
+        if not name.removeprefix("cmdstat_").startswith(inside)
+    )
+
+
+@pytest.mark.no_audit("commands are counted on a server of its own")
+async def test_a_staged_group_costs_little_more(client: Any, prefix: str):
+    """At most 1.3 times the commands of a group of three that is not staged."""
+    from tests.servers import Server
+
+    with Server() as server:
+        counting = type(client).from_url(server.url, decode_responses=True)
+        async with open_world(server.url, prefix, counting) as world:
+            plain = [job(name, queue_name="q") for name in "abc"]
+            staged = [job("d", queue_name="q")]
+            staged += [job("e", "d", queue_name="q"), job("f", "e", queue_name="q")]
+            cost, more = await commands_of(world, *plain), 0
+            await world.client.flushall()
+            more = await commands_of(world, *staged)
+        await counting.aclose()
+
+    assert cost <= 1850
+    assert more <= 1.3 * cost

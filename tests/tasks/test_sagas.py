@@ -1,0 +1,158 @@
+"""Groups of calls: who uses whose result runs after it, and what was done is undone."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from tests.helpers import wait_until
+from tests.tasks.test_tasks import Receipt, Running, app, run
+from toril import App, ArgumentsError, GroupValidationError, InvalidInputError, JobFailedError
+
+__all__ = ["app", "run"]
+
+
+async def test_a_call_runs_after_those_whose_results_it_uses(app: App, run: Running):
+    seen: list[Any] = []
+
+    @app.task(queue="payments")
+    async def charge(order: int, amount: Decimal) -> Receipt:
+        return Receipt(order, amount)
+
+    @app.task(queue="stock")
+    async def reserve(order: int) -> list[str]:
+        return ["shelf 7"]
+
+    @app.task(queue="parcels")
+    async def ship(order: int, receipt: Receipt, items: list[str], note: str = "") -> str:
+        seen.append((order, receipt, items, note))
+        return "sent"
+
+    run()
+    async with app.group("order", group_id="order-1") as saga:
+        receipt = saga.add(charge.call(1, Decimal("9.99")))
+        stock = saga.add(reserve.call(1), after=[receipt])
+        saga.add(ship.call(1, receipt=receipt.result, items=stock.result))
+    group = await saga.wait(timeout=20_000)
+
+    assert group.state == "COMPLETED"
+    assert seen == [(1, Receipt(1, Decimal("9.99")), ["shelf 7"], "")]
+    assert (await saga.results())["ship"] == "sent"
+
+
+async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
+    undone: list[Any] = []
+
+    @app.task(queue="payments")
+    async def charge(order: int) -> Receipt:
+        return Receipt(order, Decimal(5))
+
+    @charge.undo
+    async def refund(order: int, *, result: Receipt | None) -> None:
+        undone.append(("refund", order, result))
+
+    @app.task(queue="payments")
+    async def label(receipt: Receipt) -> str:
+        return "label"
+
+    @label.undo
+    async def tear(receipt: Receipt) -> None:
+        undone.append(("tear", receipt))
+
+    @app.task(queue="payments", attempts=1)
+    async def ship(label: str) -> None:
+        raise RuntimeError("no lorry")
+
+    run()
+    async with app.group("order") as saga:
+        receipt = saga.add(charge.call(1))
+        text = saga.add(label.call(receipt.result))
+        saga.add(ship.call(text.result))
+    info = await saga.wait(20_000)
+
+    assert info.state == "FAILED"
+    paid = Receipt(1, Decimal(5))
+    assert undone == [("tear", paid), ("refund", 1, paid)]
+
+
+async def test_a_chain_and_a_gather(app: App, run: Running):
+    order: list[int] = []
+
+    @app.task
+    async def double(n: int) -> Decimal:
+        order.append(n)
+        if n < 0:
+            raise ValueError("negative")
+        return Decimal(2 * n)
+
+    run()
+    chain = await app.chain(double.call(1), double.call(2), double.call(3))
+    assert await chain.result(20_000) == Decimal(6)
+    assert order == [1, 2, 3]
+    gathered = await app.gather([double.call(n) for n in (5, 4, 6)])
+    assert await gathered.result(20_000) == [Decimal(10), Decimal(8), Decimal(12)]
+    failed = await app.gather([double.call(1), double.call(-1)])
+    with pytest.raises(JobFailedError, match="negative"):
+        await failed.result(20_000)
+    assert (await failed.wait()).state == "FAILED"
+
+
+async def test_an_exception_in_the_block_creates_nothing(app: App):
+    @app.task
+    async def one() -> None: ...
+
+    saga = app.group("order", group_id="g")
+    with pytest.raises(ZeroDivisionError):
+        async with saga:
+            raise ZeroDivisionError
+    saga.add(one.call())
+
+    assert saga.node is None
+    assert await app.queue("default").get_group_state("g") is None
+    with pytest.raises(InvalidInputError, match="not created yet"):
+        await saga.wait()
+
+
+async def test_a_signal_is_a_step_too(app: App, run: Running):
+    seen: list[Any] = []
+
+    @app.task
+    async def send(by: dict[str, str]) -> None:
+        seen.append(by)
+
+    run()
+    async with app.group("order", group_id="g", queue_name="default") as saga:
+        approval = saga.signal("approval")
+        saga.add(send.call(approval.result))
+    await app.queue("default").complete_member("g", "approval", {"who": "me"})
+    await wait_until(lambda: seen)
+
+    assert seen == [{"who": "me"}]
+
+
+async def test_arguments_are_checked_where_the_call_is_made(app: App):
+    @app.task
+    async def one(n: int) -> int:
+        return n
+
+    @app.task
+    async def two(a: int, b: int) -> None: ...
+
+    async with app.group("order", group_id="g") as saga:
+        step = saga.add(one.call(1))
+        again = saga.add(one.call(2))
+        with pytest.raises(ArgumentsError):
+            two.call("x", step.result)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentsError):
+            two.call(1, b=2, c=step.result)  # type: ignore[call-arg]
+        with pytest.raises(GroupValidationError):
+            saga.add("one")  # type: ignore[arg-type]
+        with pytest.raises(GroupValidationError):
+            saga.add(one.call(1), key="one")
+        with pytest.raises(InvalidInputError, match="only a group"):
+            await app.enqueue(two.call(1, step.result))
+    with pytest.raises(GroupValidationError):
+        await app.chain()
+    assert (step.key, again.key) == ("one", "one-2")
