@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import html
 import io
@@ -171,14 +172,23 @@ async def test_very_many_dead_letters_are_counted_beside_the_page(
     visitor = visit()
     await forge(client, prefix, "dead", 30, source="pay")
     await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
-    monkeypatch.setattr("toril.dashboard.beside.WAIT_S", 0.0)
+    count, go = Queue.get_dead_letter_summary, asyncio.Event()
+
+    async def slowly(queue: Queue, **options: Any) -> Any:
+        options["on_progress"](17)
+        await go.wait()
+        return await count(queue, **options)
+
+    monkeypatch.setattr(Queue, "get_dead_letter_summary", slowly)
 
     page = (await visitor.get("/dead-letters?queue=dead")).text
 
     assert "Counting:" in page
+    assert 'value="17"' in page
     assert "of 30 looked at" in page
     assert "load delay:1s" in page, "it looks again"
     assert len(rows_of(page)) == 30
+    go.set()
 
     async def is_counted() -> bool:
         page = (await visitor.get("/dead-letters?queue=dead")).text
