@@ -16,7 +16,7 @@ from tests.dashboard.conftest import Visitor
 from tests.dashboard.world import World
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import NewJob, Queue, Worker
+from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard
 from toril.dashboard.exporting import file_name
 
@@ -290,6 +290,56 @@ async def test_a_schedule_shows_its_last_run(
 async def _has_run_twice(queue: Queue) -> bool:
     found = await queue.get_job_scheduler("often")
     return found is not None and found.iterations >= 3
+
+
+async def test_groups_are_found_without_reading_all_of_them(
+    visit: Callable[..., Visitor], shop: World, url: str, prefix: str, client: Any
+):
+    """A rare state among very many groups is looked for among the newest, and the page says so."""
+    visitor = visit()
+    overview = html.unescape((await visitor.get("/")).text)
+    assert re.search(r'class="bad" href="/groups\?queue=pay">\s*1 needs a person', overview)
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        for number in range(40):
+            await flows.add_group(f"g{number}", [GroupJob("x", queue_name="pay")])
+    visitor.app._pages._desk.forget()
+    for path, shown in (
+        ("/groups", 42),
+        ("/groups?state=FAILED_COMPENSATION", 1),
+        ("/groups?queue=pay&state=ACTIVE", 41),
+        ("/groups?queue=pay&state=COMPENSATING", 0),
+    ):
+        page = (await visitor.get(path)).text
+        assert page.count('<tr><th scope="row">') == shown, path
+        assert "were looked at" in page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toril.dashboard.reading.SEARCHED_AT_ONCE", 10)
+        patch.setattr("toril.protocol.groups.GROUPS_PER_READ", 10)
+        visitor.app._pages._desk.forget()
+        await client.config_resetstat()
+        await visitor.get("/groups?queue=pay&state=COMPENSATING")
+        calls = await client.info("commandstats")
+    assert calls["cmdstat_hmget"]["calls"] <= 20
+
+
+async def test_of_a_very_large_flow_a_page_shows_a_part(
+    visit: Callable[..., Visitor], url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toril.dashboard.reading.MOST_NODES", 30)
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        leaves = [FlowJob("leaf", queue_name="pay") for _ in range(8)]
+        twigs = [FlowJob("twig", queue_name="pay", children=leaves) for _ in range(6)]
+        tree = await flows.add(FlowJob("root", queue_name="pay", children=twigs))
+    leaf = tree.children[0].children[0].job
+
+    page = (await visit().get(f"/flow?queue=pay&id={leaf.id}")).text
+
+    assert page.count('class="node"') == 30
+    assert page.count(">twig</a>") == 6, "level by level"
+    assert page.count("s-waiting_children") == 7
+    assert page.count('aria-current="true"') == 1, "the one that was asked for"
+    assert "this flow has more" in page
 
 
 async def test_of_very_many_lanes_a_page_shows_a_hundred(
