@@ -19,6 +19,7 @@ from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard
 from toril.dashboard.exporting import file_name
+from toril.protocol.rights import acl_rules
 
 
 async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: World):
@@ -108,6 +109,30 @@ async def test_a_server_that_lets_the_doctor_see_nothing_is_shown_all_the_same(
     assert page.status_code == 200, page.text[-500:]
     assert answer.status_code == 200, answer.text[-500:]
     assert "pay" in page.text
+
+
+async def test_the_smallest_rights_of_an_operator_are_enough(
+    shop: World, url: str, prefix: str, client: Any
+):
+    await client.execute_command(
+        "ACL", "SETUSER", "operator", "on", ">secret", *acl_rules("operator", prefix)
+    )
+    app: Any = dashboard(
+        connection=url.replace("redis://", "redis://operator:secret@"), prefix=prefix
+    )
+    visitor = Visitor(app)
+    try:
+        answers = {path: await visitor.get(path) for path in shop.paths}
+        paused = await visitor.do("pause", queue="pay")
+    finally:
+        await visitor.http.aclose()
+        await app.close()
+        await client.execute_command("ACL", "DELUSER", "operator")
+
+    for path, answer in answers.items():
+        assert answer.status_code == 200, (path, answer.text[-500:])
+    assert "could not look" not in answers["/"].text
+    assert paused.status_code == 303
 
 
 async def test_a_page_says_when_the_server_is_gone(start_server: Any):
