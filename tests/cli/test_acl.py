@@ -133,6 +133,7 @@ async def test_producers_and_workers_need_no_more(users):
     "words",
     [
         ["queues"],
+        ["monitor", "--json"],
         ["jobs", "q"],
         ["doctor"],
         ["pause", "q"],

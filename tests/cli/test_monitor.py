@@ -274,7 +274,9 @@ async def _press_enter(url: str, prefix: str, name: str, expected: dict[str, str
             await shows(pilot, lambda: not isinstance(app.screen, WholeScreen))
 
 
-async def test_groups_that_need_a_person_are_seen_first_and_whole(url: str, prefix: str):
+async def test_groups_that_need_a_person_are_seen_first_and_whole(
+    toril: Toril, url: str, prefix: str
+):
     async def handle(job: Any) -> None:
         if job.name in ("reserve", "refund"):
             raise UnrecoverableError("the warehouse is on fire")
@@ -291,6 +293,8 @@ async def test_groups_that_need_a_person_are_seen_first_and_whole(url: str, pref
         for number in range(3):
             await flow.add_group(f"newer-{number}", [GroupJob("charge", queue_name="pay")])
 
+        looks = await asyncio.to_thread(lambda: toril("monitor", "--json", "-q", "pay").json)
+        assert [look["groups_needing_a_person"] for look in looks] == [1]
         async with monitor(url, prefix) as (app, pilot):
             await shows(pilot, lambda: cells(app, "queues")[0][0] == "pay !")
             await shows(pilot, lambda: "1 NEEDS A PERSON" in text(app, "summary"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import html
 import io
@@ -15,9 +16,10 @@ from tests.dashboard.conftest import Visitor
 from tests.dashboard.world import World
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import NewJob, Queue, Worker
+from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard
 from toril.dashboard.exporting import file_name
+from toril.protocol.rights import acl_rules
 
 
 async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: World):
@@ -109,6 +111,30 @@ async def test_a_server_that_lets_the_doctor_see_nothing_is_shown_all_the_same(
     assert "pay" in page.text
 
 
+async def test_the_smallest_rights_of_an_operator_are_enough(
+    shop: World, url: str, prefix: str, client: Any
+):
+    await client.execute_command(
+        "ACL", "SETUSER", "operator", "on", ">secret", *acl_rules("operator", prefix)
+    )
+    app: Any = dashboard(
+        connection=url.replace("redis://", "redis://operator:secret@"), prefix=prefix
+    )
+    visitor = Visitor(app)
+    try:
+        answers = {path: await visitor.get(path) for path in shop.paths}
+        paused = await visitor.do("pause", queue="pay")
+    finally:
+        await visitor.http.aclose()
+        await app.close()
+        await client.execute_command("ACL", "DELUSER", "operator")
+
+    for path, answer in answers.items():
+        assert answer.status_code == 200, (path, answer.text[-500:])
+    assert "could not look" not in answers["/"].text
+    assert paused.status_code == 303
+
+
 async def test_a_page_says_when_the_server_is_gone(start_server: Any):
     server = start_server(tcp=True)
     async with Queue("pay", connection=server.url) as queue:
@@ -171,14 +197,23 @@ async def test_very_many_dead_letters_are_counted_beside_the_page(
     visitor = visit()
     await forge(client, prefix, "dead", 30, source="pay")
     await client.hset(f"{prefix}:dead:meta", "opts.maxLenEvents", 10000)
-    monkeypatch.setattr("toril.dashboard.beside.WAIT_S", 0.0)
+    count, go = Queue.get_dead_letter_summary, asyncio.Event()
+
+    async def slowly(queue: Queue, **options: Any) -> Any:
+        options["on_progress"](17)
+        await go.wait()
+        return await count(queue, **options)
+
+    monkeypatch.setattr(Queue, "get_dead_letter_summary", slowly)
 
     page = (await visitor.get("/dead-letters?queue=dead")).text
 
     assert "Counting:" in page
+    assert 'value="17"' in page
     assert "of 30 looked at" in page
     assert "load delay:1s" in page, "it looks again"
     assert len(rows_of(page)) == 30
+    go.set()
 
     async def is_counted() -> bool:
         page = (await visitor.get("/dead-letters?queue=dead")).text
@@ -280,6 +315,56 @@ async def test_a_schedule_shows_its_last_run(
 async def _has_run_twice(queue: Queue) -> bool:
     found = await queue.get_job_scheduler("often")
     return found is not None and found.iterations >= 3
+
+
+async def test_groups_are_found_without_reading_all_of_them(
+    visit: Callable[..., Visitor], shop: World, url: str, prefix: str, client: Any
+):
+    """A rare state among very many groups is looked for among the newest, and the page says so."""
+    visitor = visit()
+    overview = html.unescape((await visitor.get("/")).text)
+    assert re.search(r'class="bad" href="/groups\?queue=pay">\s*1 needs a person', overview)
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        for number in range(40):
+            await flows.add_group(f"g{number}", [GroupJob("x", queue_name="pay")])
+    visitor.app._pages._desk.forget()
+    for path, shown in (
+        ("/groups", 42),
+        ("/groups?state=FAILED_COMPENSATION", 1),
+        ("/groups?queue=pay&state=ACTIVE", 41),
+        ("/groups?queue=pay&state=COMPENSATING", 0),
+    ):
+        page = (await visitor.get(path)).text
+        assert page.count('<tr><th scope="row">') == shown, path
+        assert "were looked at" in page
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toril.dashboard.reading.SEARCHED_AT_ONCE", 10)
+        patch.setattr("toril.protocol.groups.GROUPS_PER_READ", 10)
+        visitor.app._pages._desk.forget()
+        await client.config_resetstat()
+        await visitor.get("/groups?queue=pay&state=COMPENSATING")
+        calls = await client.info("commandstats")
+    assert calls["cmdstat_hmget"]["calls"] <= 20
+
+
+async def test_of_a_very_large_flow_a_page_shows_a_part(
+    visit: Callable[..., Visitor], url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toril.dashboard.reading.MOST_NODES", 30)
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        leaves = [FlowJob("leaf", queue_name="pay") for _ in range(8)]
+        twigs = [FlowJob("twig", queue_name="pay", children=leaves) for _ in range(6)]
+        tree = await flows.add(FlowJob("root", queue_name="pay", children=twigs))
+    leaf = tree.children[0].children[0].job
+
+    page = (await visit().get(f"/flow?queue=pay&id={leaf.id}")).text
+
+    assert page.count('class="node"') == 30
+    assert page.count(">twig</a>") == 6, "level by level"
+    assert page.count("s-waiting_children") == 7
+    assert page.count('aria-current="true"') == 1, "the one that was asked for"
+    assert "this flow has more" in page
 
 
 async def test_of_very_many_lanes_a_page_shows_a_hundred(

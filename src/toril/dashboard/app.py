@@ -23,7 +23,7 @@ from toril.dashboard.actions import ACTIONS, Context, Form
 from toril.dashboard.audit import AuditLog
 from toril.dashboard.exporting import FORMATS, file_name, written
 from toril.dashboard.operations import Operations
-from toril.dashboard.reading import MINUTES, Desk, NotFound, Wanted
+from toril.dashboard.reading import MINUTES, Desk, NotFound, Wanted, groups_searched
 from toril.dashboard.redacting import Redact, Redactor
 from toril.dashboard.security import (
     COOKIE,
@@ -365,6 +365,7 @@ class Pages:
             state=state,
             states=[one.value for one in GroupState],
             rows=await self._desk.groups(name, state),
+            searched=groups_searched(name),
         )
 
     async def _group(self, request: Request) -> Response:
@@ -410,8 +411,8 @@ class Pages:
 
     async def _flow(self, request: Request) -> Response:
         name, job_id = request.query_params.get("queue", ""), request.query_params.get("id", "")
-        tree, asked = await self._desk.flow(name, job_id)
-        return self._show(request, "flow.html", queue=name, tree=tree, asked=asked)
+        page = await self._desk.flow(name, job_id)
+        return self._show(request, "flow.html", queue=name, page=page)
 
     async def _log(self, request: Request) -> Response:
         names = await self._desk.finder.names()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ from toril.options import RateLimit
 from toril.protocol import glancing, groups, lanes, reading, scheduling
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
-from toril.protocol.flows import FlowNode
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 from toril.protocol.job import Job
@@ -51,6 +50,9 @@ SEARCHED_AT_ONCE = 1000
 MOST_ROWS = 100
 MOST_LOG_ROWS = 200
 MOST_FINGERPRINTS = 100
+MOST_NODES = 300
+MOST_CHILDREN = 20
+MOST_LEVELS = 10
 AT_ONCE = 16
 MINUTES = 60
 DOCTOR_S = 30.0
@@ -74,6 +76,8 @@ class QueueRow:
     added_per_s: float | None
     done_per_s: float | None
     failed_lately: int
+    needing_a_person: int
+    """How many groups go no further by themselves."""
 
     @property
     def waiting(self) -> int:
@@ -192,6 +196,14 @@ class JobPage:
 
 
 @dataclass(frozen=True)
+class LetterGroups:
+    """The largest groups of dead letters, and how many there are besides."""
+
+    groups: list[DeadLetterGroup]
+    left_out: int
+
+
+@dataclass(frozen=True)
 class LettersPage:
     queue: str
     total: int
@@ -239,13 +251,21 @@ class ScheduleRow:
         return "failed" if self.last.failed_reason else "completed"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tree:
     """A job of a flow with its state, and those it waits for."""
 
     job: Job
-    state: str
+    state: str = ""
     children: list[Tree] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FlowPage:
+    tree: Tree
+    asked: Relative
+    is_cut: bool
+    """Are there more jobs than are shown?"""
 
 
 class Desk:
@@ -288,13 +308,11 @@ class Desk:
 
     async def _each(self, names: Iterable[str], ask: Callable[[Queue], Awaitable[T]]) -> list[T]:
         """Ask several queues, a few at a time."""
-        turn = asyncio.Semaphore(AT_ONCE)
 
         async def one(name: str) -> T:
-            async with turn:
-                return await ask(self.queue(name))
+            return await ask(self.queue(name))
 
-        return list(await asyncio.gather(*(one(name) for name in names)))
+        return await _few(one(name) for name in names)
 
     # ------------------------------------------------------------------------ overview
 
@@ -319,6 +337,10 @@ class Desk:
             if look.waiting + look.prioritized
         ]
         waiting_since = dict(zip(crowded, await self._each(crowded, oldest), strict=True))
+        owners = [name for name, look in zip(names, glances, strict=True) if look.groups]
+        counts = [groups.count_needing_a_person(self.queue(name).keys) for name in owners]
+        answers = await self.connection.run_all(counts) if counts else []
+        needing_a_person = dict(zip(owners, answers, strict=True))
         workers = await self._workers()
         rows: list[QueueRow] = []
         for name, glance in zip(names, glances, strict=True):
@@ -334,6 +356,7 @@ class Desk:
                     None if rate is None else rate.added,
                     _per_second(done, failed) if rate is None else rate.completed + rate.failed,
                     sum(_aligned(failed)),
+                    needing_a_person.get(name, 0),
                 )
             )
         chart = self._chart([metrics[name] for name in names], names)
@@ -568,8 +591,8 @@ class Desk:
         return LettersPage(
             name,
             await queue.get_dead_letter_count(),
-            survey.value[:MOST_FINGERPRINTS],
-            max(len(survey.value) - MOST_FINGERPRINTS, 0),
+            survey.value.groups,
+            survey.value.left_out,
             survey.is_whole,
             survey.done,
             found,
@@ -577,11 +600,13 @@ class Desk:
 
     async def _summary(
         self, queue: Queue, wanted: DeadLetterFilter, which: str
-    ) -> Known[list[DeadLetterGroup]]:
-        async def find(note: Callable[[int], None]) -> list[DeadLetterGroup]:
-            return await queue.get_dead_letter_summary(on_progress=note, **wanted)
+    ) -> Known[LetterGroups]:
+        async def find(note: Callable[[int], None]) -> LetterGroups:
+            found = await queue.get_dead_letter_summary(on_progress=note, **wanted)
+            shown = found[:MOST_FINGERPRINTS]  # with an example each, which may be large
+            return LetterGroups(shown, len(found) - len(shown))
 
-        return await self.beside.known(("letters", queue.name, which), [], find)
+        return await self.beside.known(("letters", queue.name, which), LetterGroups([], 0), find)
 
     async def _letters(self, queue: Queue, wanted: DeadLetterFilter, start: int) -> JobList:
         now_ms = int(time.time() * 1000)
@@ -599,23 +624,20 @@ class Desk:
 
     async def _groups(self, name: str, state: str) -> list[tuple[str, GroupInfo]]:
         names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        most = MOST_ROWS - 1
+        looks = [glancing.look(self.queue(one).keys, most=1) for one in names]
+        glances = await self.connection.run_all(looks) if looks else []
+        owners = [one for one, look in zip(names, glances, strict=True) if look.groups]
+        searched = groups_searched(name)
 
         async def ask(queue: Queue) -> list[tuple[str, GroupInfo]]:
-            if state:
-                found = await queue.get_groups(state, 0, most, newest_first=True)
-            else:
-                look = await self.connection.run(glancing.look(queue.keys, most=1))
-                if not look.groups:
-                    return []
-                plan = groups.needing_a_person(queue.keys, most=MOST_ROWS)
-                found = await self.connection.follow(plan)
-                newest = await queue.get_groups((), 0, most, newest_first=True)
-                ids = {one.id for one in found}
-                found += [one for one in newest if one.id not in ids]
-            return [(queue.name, one) for one in found]
+            plan = groups.needing_a_person(queue.keys, most=MOST_ROWS)
+            found = await self.connection.follow(plan)
+            ids = {one.id for one in found}
+            newest = await queue.get_groups((), 0, searched - 1, newest_first=True)
+            found += [one for one in newest if one.id not in ids]
+            return [(queue.name, one) for one in found if state in ("", one.state)]
 
-        rows = [row for found in await self._each(names, ask) for row in found]
+        rows = [row for found in await self._each(owners, ask) for row in found]
         rows.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
         return rows[:MOST_ROWS]
 
@@ -718,27 +740,57 @@ class Desk:
 
         return await self.shared.get("workers", ask, fresh_s=2.0)
 
-    async def flow(self, name: str, job_id: str) -> tuple[Tree, Relative]:
-        """The whole flow that a job is part of, and the job that was asked for."""
+    async def flow(self, name: str, job_id: str) -> FlowPage:
+        """The flow that a job is part of, as much of it as a page shows."""
+        return await self.shared.get(("flow", name, job_id), lambda: self._flow(name, job_id))
+
+    async def _flow(self, name: str, job_id: str) -> FlowPage:
         queue = self.queue(name)
         job = await self._job(queue, job_id)
-        root = Relative(name, job_id)
-        for _ in range(20):
+        for _ in range(MOST_LEVELS):
             above = self._relative(job.parent_key)
             parent = None if above is None else await self.queue(above.queue).get_job(above.id)
             if above is None or parent is None:
                 break
-            root, job = above, parent
-        flows = FlowProducer(connection=self.connection, prefix=self.prefix)
-        node = await flows.get_flow(root.id, root.queue, depth=10, max_children=20)
-        if node is None:
-            raise NotFound(f"There is no job {job_id!r} in the queue {name!r}.")
-        return await self._tree(node), Relative(name, job_id)
+            job = parent
+        top = Tree(job)
+        everyone, level = [top], [top]
+        for _ in range(MOST_LEVELS):
+            families = await _few(self._children(one.job) for one in level)
+            following: list[Tree] = []
+            for one, children in zip(level, families, strict=True):
+                room = MOST_NODES - len(everyone) - len(following)
+                one.children = [Tree(child) for child in children[:room]]
+                following += one.children
+            everyone += following
+            level = following
+        states = await _few(
+            self.queue(one.job.queue_name).get_state(one.job.id) for one in everyone
+        )
+        for one, state in zip(everyone, states, strict=True):
+            one.state = state or "unknown"
+        return FlowPage(top, Relative(name, job_id), is_cut=len(everyone) >= MOST_NODES)
 
-    async def _tree(self, node: FlowNode) -> Tree:
-        state = await self.queue(node.job.queue_name).get_state(node.job.id)
-        children = [await self._tree(child) for child in node.children]
-        return Tree(node.job, state or "unknown", children)
+    async def _children(self, job: Job) -> list[Job]:
+        flows = FlowProducer(connection=self.connection, prefix=self.prefix)
+        node = await flows.get_flow(job.id, job.queue_name, depth=2, max_children=MOST_CHILDREN)
+        return [] if node is None else [child.job for child in node.children]
+
+
+async def _few(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The answers to many questions, a few of them under way at a time."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(question: Coroutine[Any, Any, T]) -> T:
+        async with turn:
+            return await question
+
+    return list(await asyncio.gather(*(one(question) for question in asking)))
+
+
+def groups_searched(queue: str) -> int:
+    """How many of the newest groups are looked at: of the one queue, or of each of all."""
+    return SEARCHED_AT_ONCE if queue else MOST_ROWS
 
 
 def _page(looked_at: list[Job], found: list[Job], start: int, size: int, count: int) -> JobList:

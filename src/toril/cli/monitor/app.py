@@ -29,6 +29,8 @@ from toril.protocol.visible_text import visible
 
 SHORTEST_INTERVAL_S = 0.2
 LONGEST_INTERVAL_S = 60.0
+WHOLE_EVERY_S = 1.0
+"""A whole job may be large, so it is not read more often."""
 
 _TITLES = {
     View.ACTIVE: ("Active", rows.ACTIVE_COLUMNS),
@@ -266,7 +268,7 @@ class MonitorApp(App[None]):
             read = partial(whole_job, queue, job_id)
         else:
             return
-        self.push_screen(WholeScreen(read, self._interval_s))
+        self.push_screen(WholeScreen(read, max(self._interval_s, WHOLE_EVERY_S)))
 
     def _job_of_row(self, watch: QueueWatch, key: str) -> str | None:
         """The job that a row of the view is about."""

@@ -77,6 +77,7 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
         while not is_searched:
             is_searched = not watcher.is_searching
             await watcher.tick()
+        await watcher.tick()  # what the groups need is asked of queues that are known to have some
         await watcher.close()
     finally:
         await connection.close()
@@ -85,5 +86,6 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
         assert watch.glance is not None
         facts = {field: getattr(watch.glance, field) for field in watch.glance.__struct_fields__}
         facts.pop("events")
+        facts["groups_needing_a_person"] = watch.needing_a_person
         looks.append({"queue": watch.name, "total": watch.glance.total, **facts})
     print_json(looks)
