@@ -22,9 +22,9 @@ _STATE = click.Choice([state.value for state in GroupState], case_sensitive=Fals
 
 @click.group("groups", cls=CommandGroup)
 def groups() -> None:
-    """Look at groups of jobs, cancel them, and settle those that could not be undone.
+    """List and cancel groups, and settle those that could not be undone.
 
-    QUEUE is the queue that owns the group: that of its first job, unless it was made otherwise.
+    QUEUE is the queue that owns the group: by default that of its first job.
 
     \b
     Examples:
@@ -38,8 +38,8 @@ def groups() -> None:
 @queue_argument
 @click.option("-s", "--state", "states", type=_STATE, multiple=True, help="Only in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
-@click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
+@click.option("--oldest-first", is_flag=True, help="Start with the oldest.")
 @with_server
 def list_groups(
     server: Server,
@@ -79,7 +79,7 @@ def list_groups(
 @click.argument("group_id", metavar="ID")
 @with_server
 def show(server: Server, queue_name: str, group_id: str) -> None:
-    """Show one group and its jobs, in whatever queues they are, and what became of undoing them."""
+    """Show one group, its jobs in all queues, and their compensations."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         group = _known(queue, group_id)
         members = queue.get_group_jobs(group_id)
@@ -112,7 +112,7 @@ def show(server: Server, queue_name: str, group_id: str) -> None:
     if group.state is GroupState.FAILED_COMPENSATION:
         where = f"{shlex.quote(queue_name)} {group_id}"
         echo()
-        echo("Repair the cause and try again, or put it right by hand and say so:")
+        echo("Fix the cause and try again, or fix it by hand and say so:")
         echo(f"  toril groups retry-compensation {where}")
         echo(f"  toril groups resolve {where} --note 'what was done'")
 
@@ -157,7 +157,7 @@ def _reasons(server: Server, members: list[GroupMember]) -> dict[str, str]:
 @groups.command("cancel")
 @queue_argument
 @click.argument("group_id", metavar="ID")
-@click.option("--reason", help="Why; it is kept with the group.")
+@click.option("--reason", help="Why; kept with the group.")
 @yes_option
 @with_server
 def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, yes: bool) -> None:
@@ -179,7 +179,7 @@ def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, y
 @click.argument("group_id", metavar="ID")
 @with_server
 def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
-    """Undo once more what could not be undone: a group in FAILED_COMPENSATION."""
+    """Retry the failed compensations of a group in FAILED_COMPENSATION."""
     with server.queue(queue_name) as queue:
         retried = queue.retry_compensation(group_id)
     say(
@@ -193,11 +193,11 @@ def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
 @groups.command("resolve")
 @queue_argument
 @click.argument("group_id", metavar="ID")
-@click.option("--note", required=True, help="What was done by hand; it is kept with the group.")
+@click.option("--note", required=True, help="What was done by hand; kept with the group.")
 @yes_option
 @with_server
 def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool) -> None:
-    """Close a group in FAILED_COMPENSATION that was put right by hand."""
+    """Close a group in FAILED_COMPENSATION that was fixed by hand."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
         confirm(f"Close group {group.name!r} ({group.state.value}) as put right?", yes=yes)
