@@ -86,7 +86,7 @@ def dev(
             if page is None:
                 echo("Or look at it in a browser: toril dashboard")
             else:
-                echo(f"See what is in it in a browser: {page}")
+                echo(f"Or look at it in a browser: {page}")
             echo("Ctrl-C stops it, once no other program uses it.")
         if opens and page is not None:
             webbrowser.open(page)

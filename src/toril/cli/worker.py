@@ -192,7 +192,7 @@ class Serving:
             from toril.contrib.prometheus import RelayCollector, WorkerMetrics
         except ImportError:
             echo(
-                'toril: there is no /metrics without prometheus_client: pip install "toril[prometheus]"',
+                'toril: /metrics needs prometheus_client: pip install "toril[prometheus]"',
                 err=True,
             )
             return None
