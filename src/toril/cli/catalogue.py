@@ -56,7 +56,9 @@ CATALOGUE: dict[str, Entry] = {
         _RUN, "Send jobs from an outbox to their queues, until SIGTERM or Ctrl-C.", "relay:relay"
     ),
     "acl": Entry(_RUN, "Print the smallest rights of a user on the server.", "acl:acl"),
-    "dev": Entry(_RUN, "Run a server in the foreground, for development.", "dev:dev"),
+    "dev": Entry(
+        _RUN, "Run a server in the foreground, for development, with its dashboard.", "dev:dev"
+    ),
     "demo": Entry(_RUN, "Show what Toril does, on a temporary server.", "demo.command:demo"),
     "bench": Entry(_RUN, "Measure how many jobs per second a server can do.", "bench:bench"),
     "completion": Entry(_RUN, "Print the completion script of a shell.", "completion:completion"),

