@@ -204,7 +204,7 @@ class QueueGroups(QueueWaiting):
                 if left_s <= 0:
                     raise WaitTimeoutError(
                         f"group {group_id!r} is still {info.state} after {timeout!r} ms;"
-                        f" it goes on, and may end later"
+                        f" it continues, and may end later"
                     )
                 event = await waiter.wait(min(left_s, LOOK_AGAIN_S)) or event
                 listening.refuse_if_closed()

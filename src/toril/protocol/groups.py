@@ -531,7 +531,7 @@ def after_event(known: GroupInfo, event: Event | None) -> GroupInfo:
 def cancel(keys: Keys, group_id: str, *, request: str, reason: str | None = None) -> Command[None]:
     """Cancel what has not started and undo what is done; ``request`` names this very call."""
     if reason is not None and (not isinstance(reason, str) or not reason):
-        raise InvalidOptionError(f"reason={reason!r} must be a text that says why")
+        raise InvalidOptionError(f"reason={reason!r} must be a string that says why")
 
     def parse(reply: Any) -> None:
         if isinstance(reply, int):
@@ -573,7 +573,7 @@ def retry_compensation(keys: Keys, group_id: str, *, request: str) -> Command[in
 def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[None]:
     """Say that what could not be undone has been put right by other means."""
     if not isinstance(note, str) or not note:
-        raise InvalidOptionError(f"note={note!r} must be a text that says what was done")
+        raise InvalidOptionError(f"note={note!r} must be a string that says what was done")
 
     def parse(reply: Any) -> None:
         if reply != b"FAILED_COMPENSATION":
@@ -603,7 +603,7 @@ def settle_member(
             )
         if code == Refusal.WRONG_GROUP_STATE:
             raise InvalidGroupStateError(
-                f"group {group_id!r} does not ask how member {member!r} ended; get_group_jobs tells"
+                f"group {group_id!r} does not ask how member {member!r} ended; see get_group_jobs()"
             )
 
     record = record_key(keys, group_id)

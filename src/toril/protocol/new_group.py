@@ -119,7 +119,7 @@ def new_group(
     """Check everything that can be checked without the server."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise GroupValidationError(
-            f"group name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+            f"group name {name!r} must be a string of 1 to {MAX_NAME_LENGTH} characters"
         )
     if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
         raise GroupValidationError(
@@ -172,7 +172,9 @@ def _member(job: GroupJob | Mapping[str, Any]) -> GroupJob:
     if isinstance(job, Mapping):
         job = _member_of_mapping(job)
     if not isinstance(job, GroupJob):
-        raise GroupValidationError(f"{job!r} is no GroupJob, nor a mapping that describes one")
+        raise GroupValidationError(
+            f"{job!r} is neither a GroupJob nor a mapping that describes one"
+        )
     if getattr(job, "parent", None) is not None:
         raise GroupValidationError("A job cannot belong to both a group and a flow")
     if job.deduplication is not None:
