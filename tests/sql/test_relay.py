@@ -539,7 +539,7 @@ async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):
     await relay.close(timeout=5000)
     await asyncio.wait_for(running, 20)
 
-    with pytest.raises(InvalidOptionError, match="already (been )?started"):
+    with pytest.raises(InvalidOptionError, match=r"already (been )?started"):
         await relay.run()
 
 

@@ -38,7 +38,7 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
     show_default=True,
     help="Skip the audit if there are more keys.",
 )
-@click.option("--fix", is_flag=True, help="Remove libraries of functions that nobody calls.")
+@click.option("--fix", is_flag=True, help="Remove function libraries that no program uses.")
 @click.option("--explain", metavar="CODE", help="Explain a code, such as D201, and exit.")
 @with_server
 def doctor(
@@ -52,8 +52,8 @@ def doctor(
 ) -> int:
     """Find problems in a running system, and say what to do.
 
-    It checks the server, the queues, their workers, and the keyspace; and the configuration of the workers,
-    consumers, queues and relays that are given as MODULE:OBJECT.  Everything is only read, unless
+    It checks the server, the queues, their workers, and the keyspace; and the configuration of the
+    workers, consumers, queues and relays that are given as MODULE:OBJECT.  It only reads, unless
     you ask for --fix.  Exit code: 0 when nothing is wrong, 1 with warnings, 2 with errors.
 
     \b
