@@ -55,7 +55,9 @@ CATALOGUE: dict[str, Entry] = {
     "relay": Entry(
         _RUN, "Send jobs from an outbox to their queues, until SIGTERM or Ctrl-C.", "relay:relay"
     ),
-    "acl": Entry(_RUN, "Print the smallest rights of a user on the server.", "acl:acl"),
+    "acl": Entry(
+        _RUN, "Print the ACL rules that a producer, a worker or an operator needs.", "acl:acl"
+    ),
     "dev": Entry(
         _RUN, "Run a server in the foreground, for development, with its dashboard.", "dev:dev"
     ),
