@@ -227,7 +227,7 @@ async def test_the_connection_has_bullmqs_name(make_events, client, prefix):
 
 @pytest.mark.parametrize("place", ["$", "now", "-1", "1-", ""])
 async def test_a_place_that_does_not_exist_is_refused(make_events, place):
-    with pytest.raises(InvalidOptionError, match="no id of an event"):
+    with pytest.raises(InvalidOptionError, match="not an event id"):
         make_events(last_event_id=place)
 
 

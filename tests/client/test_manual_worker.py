@@ -66,7 +66,7 @@ async def test_a_job_is_taken_and_completed(queue, taker):
     assert (stored.return_value, stored.progress, stored.data) == ({"receipt": 7}, 50, {"n": 2})
     assert stored.attempts_made == 1
     assert await queue.get_state(job.id) == "completed"
-    with pytest.raises(JobNotInStateError, match="settled already"):
+    with pytest.raises(JobNotInStateError, match="already settled"):
         await job.fail(ValueError("too late"))
 
 

@@ -198,7 +198,7 @@ async def test_the_workers_of_a_queue_and_of_no_other(queue, make_queue, url, pr
 
 @pytest.mark.parametrize("state", ["done", "wait", ""])
 async def test_a_state_that_does_not_exist_is_refused(queue, state):
-    with pytest.raises(InvalidOptionError, match="no state of a job"):
+    with pytest.raises(InvalidOptionError, match="not a state of a job"):
         await queue.get_jobs(state if state else [""])
 
 

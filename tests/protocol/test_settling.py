@@ -180,7 +180,7 @@ def test_a_strategy_nobody_knows_fails_the_job_and_says_so(strategy):
     outcome = decide(job(attempts=5, backoff={"type": "mine"}), Raised(NO), policy)
 
     assert outcome.kind == "failed"
-    assert "asks for the backoff 'mine' and this worker knows no such strategy" in outcome.reason
+    assert "asks for the backoff 'mine' and this worker has no such strategy" in outcome.reason
     assert "ValueError: no" in json.loads(outcome.payloads[1])[-1]
 
 

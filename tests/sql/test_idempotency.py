@@ -252,7 +252,7 @@ async def test_a_session_of_the_wrong_kind_is_refused(engine):
     with Session(engine) as session, pytest.raises(InvalidOptionError, match="'with once"):
         async with once(session, FakeJob()):
             pass
-    with pytest.raises(InvalidOptionError, match="no session"):
+    with pytest.raises(InvalidOptionError, match="not an SQLAlchemy session"):
         once(object(), FakeJob())
 
 
@@ -372,9 +372,9 @@ def test_handlers_and_engines_of_different_kinds_are_refused(engine):
 
     with pytest.raises(InvalidOptionError, match="an async def and needs an async engine"):
         idempotent(SqlStore(engine))(handler)
-    with pytest.raises(InvalidOptionError, match="no engine"):
+    with pytest.raises(InvalidOptionError, match="not an SQLAlchemy engine"):
         SqlStore(object())
-    with pytest.raises(InvalidOptionError, match="no store"):
+    with pytest.raises(InvalidOptionError, match="not a store"):
         idempotent(object())
 
 

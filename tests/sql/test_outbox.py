@@ -323,7 +323,7 @@ def test_what_could_not_become_a_job_is_refused_at_once(
 
 
 def test_something_that_is_no_session_is_refused(metadata):
-    with pytest.raises(InvalidOptionError, match="no session or connection"):
+    with pytest.raises(InvalidOptionError, match="not a session or connection"):
         Outbox(metadata).add(object(), "q", "n")
 
 

@@ -539,7 +539,7 @@ async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):
     await relay.close(timeout=5000)
     await asyncio.wait_for(running, 20)
 
-    with pytest.raises(InvalidOptionError, match="started already"):
+    with pytest.raises(InvalidOptionError, match=r"already (been )?started"):
         await relay.run()
 
 
@@ -856,7 +856,7 @@ async def test_a_queue_without_a_hash_tag_is_no_queue_of_a_cluster(shop, cluster
         with engine.connect() as connection:
             row = select(outbox.table.c.error).where(outbox.table.c.id == job_id)
             error = connection.execute(row).scalar()
-        assert error.startswith("CrossSlotError: the keys of queue 'mail' lie in different slots")
+        assert error.startswith("CrossSlotError: the keys of queue 'mail' are in different slots")
         assert f"prefix='{{{table_name}}}'" in error
     async with Queue("{good}", connection=target, prefix=table_name) as queue:
         assert (await queue.get_job("good")) is not None

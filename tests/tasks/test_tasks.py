@@ -435,7 +435,7 @@ async def test_dead_letters_of_undoing_have_a_queue_that_can_be_named(
     async def refund(order: int) -> None: ...
 
     app.on_worker(lambda worker: letters.add(worker.dead_letter_queue))
-    letters: set[str] = set()
+    letters: set[str | None] = set()
     running = asyncio.create_task(app.run())
     await wait_until(lambda: len(letters) == 2 or running.done())
     await app.close()

@@ -21,7 +21,7 @@ DAMAGES = {
     "data that are no text": {"data": b"\xff\xfe"},
     "data that are not there": {"data": None},
     "traces that are no JSON": {"stacktrace": "[oops"},
-    "a name that is no text": {"name": b"\xff"},
+    "a name that is not a string": {"name": b"\xff"},
     "a parent that is no JSON": {"parentKey": "nobody:knows:it", "parent": "{"},
     "a parent that is not there": {"parentKey": "nobody:knows:it"},
     "a parent without a name": {"parentKey": "nobody:knows:it", "parent": '{"fpof":true}'},
@@ -252,7 +252,7 @@ async def test_an_id_at_whose_key_there_is_no_hash_stops_nobody(place, queue, st
     assert await inside.ids("active") == []
 
 
-@pytest.mark.no_audit("its key is no text")
+@pytest.mark.no_audit("its key is not a string")
 async def test_a_job_whose_id_is_no_text_runs_and_can_be_removed(
     queue, start_worker, inside, url, prefix
 ):

@@ -195,7 +195,7 @@ def test_a_router_refuses_what_cannot_work():
     router = Router()
     router.on("one", print)
 
-    with pytest.raises(InvalidOptionError, match="registered already"):
+    with pytest.raises(InvalidOptionError, match="already registered"):
         router.on("one", print)
     with pytest.raises(InvalidOptionError, match="not callable"):
         router.on("two", 2)
@@ -482,7 +482,7 @@ async def test_a_signal_with_nonsense_fails_that_job_alone(error, queue, start_w
     await inside.until_finished(2)
 
     assert (await inside.ids("failed"), await inside.ids("completed")) == ([bad.id], [good.id])
-    assert "is no duration" in (reason := (await inside.job(bad.id))["failedReason"]) or (
+    assert "is not a duration" in (reason := (await inside.job(bad.id))["failedReason"]) or (
         "out of range" in reason
     )
 

@@ -86,7 +86,7 @@ async def test_a_sweep_that_meets_a_bug_is_followed_by_the_next(url, prefix, cap
         await wait_until(lambda: sweeps >= 3)
 
         assert worker.is_running
-    assert "stalled jobs could not be looked for" in caplog.text
+    assert "cannot search for stalled jobs" in caplog.text
 
 
 async def test_a_job_that_cannot_be_begun_fails_instead_of_staying(queue, start_worker, inside):

@@ -16,9 +16,9 @@ from toril.protocol.rights import ROLES, acl_rules
 @click.option("--user", metavar="NAME", help="The user's name.  [default: the role]")
 @with_server
 def acl(server: Server, role: str, user: str | None) -> None:
-    """Print the smallest rights that a producer, a worker or an operator needs.
+    """Print the ACL rules that a producer, a worker or an operator needs.
 
-    Nothing is sent: give the line to your server, with a password in place of SECRET.
+    Nothing is sent: run the printed line on your server, with a password in place of SECRET.
 
     \b
     Examples:

@@ -20,15 +20,15 @@ JOBS_PER_CALL = 1000
 @queue_argument
 @click.argument("name")
 @click.argument("data", required=False)
-@click.option("--delay", type=DURATION, help="Run it so much later: 10s, 5m, 2h.")
+@click.option("--delay", type=DURATION, help="Run it after this time: 10s, 5m, 2h.")
 @click.option("--priority", type=int, help="1 is the most urgent; jobs without one come first.")
-@click.option("--attempts", type=int, help="How often to try, in all.")
-@click.option("--backoff", type=DURATION, help="How long to wait before another attempt.")
+@click.option("--attempts", type=int, help="How often to run it at most, the first run included.")
+@click.option("--backoff", type=DURATION, help="How long to wait before a retry.")
 @click.option("--timeout", type=DURATION, help="How long an attempt may take.")
-@click.option("--id", "job_id", help="Its id; nothing is added where a job has it already.")
-@click.option("--lane", help="Run it after all earlier jobs of this lane.")
+@click.option("--id", "job_id", help="Its id; nothing is added if a job with it exists.")
+@click.option("--lane", help="Run it after the earlier jobs of this lane.")
 @click.option("--order-ms", type=int, help="Its place in the lane; the time of adding by default.")
-@click.option("--lifo", is_flag=True, default=None, help="Before all others, instead of after.")
+@click.option("--lifo", is_flag=True, default=None, help="Put it at the front of the queue.")
 @click.option(
     "--from",
     "lines",
@@ -36,9 +36,9 @@ JOBS_PER_CALL = 1000
     metavar="FILE",
     help="Add a job for every line of this file, each the JSON of one job's data; - is stdin.",
 )
-@click.option("--wait", is_flag=True, help="Wait until it has run, and print what it returned.")
+@click.option("--wait", is_flag=True, help="Wait until it has run, and print its result.")
 @click.option(
-    "--wait-timeout", type=DURATION, default="60s", show_default=True, help="But no longer."
+    "--wait-timeout", type=DURATION, default="60s", show_default=True, help="How long to wait."
 )
 @with_server
 def add(
@@ -53,7 +53,7 @@ def add(
 ) -> None:
     """Add a job, or many from a file.
 
-    NAME says which handler runs it; DATA is JSON, or @FILE, or - for what comes in.
+    NAME selects the handler; DATA is JSON, or @FILE, or - for what comes in.
 
     \b
     Examples:

@@ -24,10 +24,10 @@ _PICK_UPS = 100
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=100, show_default=True)
 @with_server
 def bench(server: Server, jobs: int, concurrency: int) -> None:
-    """Measure how fast a server does jobs.
+    """Measure how many jobs per second a server can do.
 
     Adds jobs that do nothing to a queue of its own and runs them in this process; the queue is
-    removed afterwards.  Other programs of that server will notice, so mind which one it is.
+    removed afterwards.  Other programs on that server will notice it.
 
     \b
     Examples:

@@ -19,52 +19,50 @@ class Entry(NamedTuple):
 _LOOK, _CHANGE, _FEATURES, _RUN = "Look", "Change", "Features", "Run"
 
 CATALOGUE: dict[str, Entry] = {
-    "queues": Entry(_LOOK, "List the queues and how many jobs are where.", "queues:queues"),
+    "queues": Entry(_LOOK, "List the queues and their counts.", "queues:queues"),
     "jobs": Entry(_LOOK, "List the jobs of a queue.", "jobs:jobs"),
-    "job": Entry(_LOOK, "Show all about one job, and why it is not running.", "job:job"),
-    "events": Entry(_LOOK, "Print what happens, as it happens.", "events:events"),
-    "monitor": Entry(_LOOK, "Watch queues, full screen and live.", "monitor.command:monitor"),
-    "dashboard": Entry(
-        _LOOK, "Serve a web page on which queues are seen and put right.", "dashboard:dashboard"
+    "job": Entry(_LOOK, "Show everything about a job, and why it is not running.", "job:job"),
+    "events": Entry(_LOOK, "Print events as they happen.", "events:events"),
+    "monitor": Entry(_LOOK, "Watch queues live, full screen.", "monitor.command:monitor"),
+    "dashboard": Entry(_LOOK, "Serve a dashboard for your browser.", "dashboard:dashboard"),
+    "doctor": Entry(
+        _LOOK, "Find problems in a running system, and say what to do.", "doctor:doctor"
     ),
-    "doctor": Entry(_LOOK, "Examine a running system and say what will hurt.", "doctor:doctor"),
     "add": Entry(_CHANGE, "Add a job, or many from a file.", "add:add"),
-    "retry": Entry(_CHANGE, "Let failed or completed jobs run again.", "changing:retry"),
-    "promote": Entry(_CHANGE, "Let delayed jobs run now.", "changing:promote"),
-    "cancel": Entry(_CHANGE, "Let jobs run no further.", "changing:cancel"),
+    "retry": Entry(_CHANGE, "Run failed or completed jobs again.", "changing:retry"),
+    "promote": Entry(_CHANGE, "Run delayed jobs now.", "changing:promote"),
+    "cancel": Entry(_CHANGE, "Cancel jobs, waiting or running.", "changing:cancel"),
     "remove": Entry(_CHANGE, "Remove jobs.", "changing:remove"),
-    "pause": Entry(_CHANGE, "Let no worker take from a queue.", "pausing:pause"),
-    "resume": Entry(_CHANGE, "Let workers take from a queue again.", "pausing:resume"),
-    "drain": Entry(_CHANGE, "Remove the jobs that wait.", "emptying:drain"),
+    "pause": Entry(_CHANGE, "Pause a queue: workers take no more jobs from it.", "pausing:pause"),
+    "resume": Entry(_CHANGE, "Resume a paused queue.", "pausing:resume"),
+    "drain": Entry(_CHANGE, "Remove waiting jobs.", "emptying:drain"),
     "clean": Entry(_CHANGE, "Remove old jobs in one state.", "emptying:clean"),
-    "obliterate": Entry(_CHANGE, "Remove a queue and all that is in it.", "emptying:obliterate"),
-    "dlq": Entry(_FEATURES, "Look at dead letters, and send them back.", "dead_letters:dlq"),
+    "obliterate": Entry(_CHANGE, "Remove a queue and everything in it.", "emptying:obliterate"),
+    "dlq": Entry(_FEATURES, "List, replay and purge dead letters.", "dead_letters:dlq"),
     "groups": Entry(
         _FEATURES,
-        "Look at groups of jobs, cancel them, and settle those that could not be undone.",
+        "List and cancel groups, and settle those that could not be undone.",
         "groups:groups",
     ),
-    "lanes": Entry(_FEATURES, "Look at lanes, and let them wait or go on.", "lanes:lanes"),
-    "schedulers": Entry(
-        _FEATURES, "Look at schedulers, make them and remove them.", "schedulers:schedulers"
-    ),
+    "lanes": Entry(_FEATURES, "List, pause, resume and drain lanes.", "lanes:lanes"),
+    "schedulers": Entry(_FEATURES, "List, create and remove schedulers.", "schedulers:schedulers"),
     "schedules": Entry(
         _FEATURES,
         "Compare the schedules of an app's code with those of the server.",
         "schedules:schedules",
     ),
-    "worker": Entry(_RUN, "Run workers until they are told to stop.", "worker:worker"),
+    "worker": Entry(_RUN, "Run workers until SIGTERM or Ctrl-C.", "worker:worker"),
     "relay": Entry(
-        _RUN, "Carry jobs from an outbox to their queues, until it is told to stop.", "relay:relay"
+        _RUN, "Send jobs from an outbox to their queues, until SIGTERM or Ctrl-C.", "relay:relay"
     ),
     "acl": Entry(
-        _RUN, "Print the smallest rights that a producer, a worker or an operator needs.", "acl:acl"
+        _RUN, "Print the ACL rules that a producer, a worker or an operator needs.", "acl:acl"
     ),
-    "dev": Entry(_RUN, "Run a server of your own in the foreground.", "dev:dev"),
-    "demo": Entry(
-        _RUN, "Watch a short show of what Toril does, on a server of its own.", "demo.command:demo"
+    "dev": Entry(
+        _RUN, "Run a server in the foreground, for development, with its dashboard.", "dev:dev"
     ),
-    "bench": Entry(_RUN, "Measure how fast a server does jobs.", "bench:bench"),
+    "demo": Entry(_RUN, "Show what Toril does, on a temporary server.", "demo.command:demo"),
+    "bench": Entry(_RUN, "Measure how many jobs per second a server can do.", "bench:bench"),
     "completion": Entry(_RUN, "Print the completion script of a shell.", "completion:completion"),
 }
 

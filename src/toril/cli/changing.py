@@ -28,9 +28,9 @@ _ALL = click.option("--all", "all_of_them", is_flag=True, help="All jobs of the 
     type=click.Choice(["failed", "completed"]),
     default="failed",
     show_default=True,
-    help="Which jobs --all means.",
+    help="The state that --all means.",
 )
-@click.option("--reset-attempts", is_flag=True, help="Give them all of their attempts anew.")
+@click.option("--reset-attempts", is_flag=True, help="Reset their attempt counts.")
 @with_server
 def retry(
     server: Server,
@@ -40,7 +40,7 @@ def retry(
     state: str,
     reset_attempts: bool,
 ) -> int:
-    """Let failed or completed jobs run again.
+    """Run failed or completed jobs again.
 
     \b
     Examples:
@@ -72,7 +72,7 @@ def retry(
 def promote(
     server: Server, job_ids: tuple[str, ...], queue_name: str | None, all_of_them: bool
 ) -> int:
-    """Let delayed jobs run now.
+    """Run delayed jobs now.
 
     \b
     Examples:
@@ -95,14 +95,14 @@ def promote(
 @click.command("cancel")
 @_IDS
 @queue_option
-@click.option("--reason", help="Why; it becomes the reason of the failure.")
+@click.option("--reason", help="Why; becomes the reason of the failure.")
 @with_server
 def cancel(
     server: Server, job_ids: tuple[str, ...], queue_name: str | None, reason: str | None
 ) -> int:
-    """Let jobs run no further.
+    """Cancel jobs, waiting or running.
 
-    A job that waits ends as failed; the worker that runs one is told to stop it.
+    A waiting job fails; the worker of a running job is told to stop it.
 
     \b
     Example:
@@ -120,7 +120,7 @@ def cancel(
 @click.command("remove")
 @_IDS
 @queue_option
-@click.option("--keep-children", is_flag=True, help="Leave the children of a flow alone.")
+@click.option("--keep-children", is_flag=True, help="Keep the children of a flow.")
 @yes_option
 @with_server
 def remove(
@@ -177,5 +177,5 @@ def _only_queue(job_ids: tuple[str, ...], queue_name: str | None) -> str:
     if job_ids:
         raise click.UsageError("give either ids or --all")
     if queue_name is None:
-        raise InvalidOptionError("--all needs --queue: it never means the jobs of all queues")
+        raise InvalidOptionError("--all needs --queue: it never affects the jobs of all queues")
     return queue_name

@@ -19,30 +19,29 @@ NOT_INSTALLED = 'the dashboard is not installed; install it with: pip install "t
 
 
 @click.command("dashboard")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "-p", "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True,
-    help="On which port; 0 takes a free one.",
+    help="The port; 0 takes a free one.",
 )  # fmt: skip
 @click.option(
     "--password",
     metavar="TEXT",
-    help="Ask for this password.  Beyond this machine there has to be one."
-    "  [TORIL_DASHBOARD_PASSWORD]",
+    help="Ask for this password; required beyond this machine.  [TORIL_DASHBOARD_PASSWORD]",
 )
-@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option(
     "--allow-host",
     "allowed_hosts",
     metavar="NAME",
     multiple=True,
-    help="A host name by which it is reached; may be given several times.",
+    help="A host name that browsers use for it; may be repeated.",
 )
 @click.option(
     "--redact",
     metavar="FIELD",
     multiple=True,
-    help="Mask the fields of this name in payloads; may be given several times.",
+    help="Mask fields with this name in payloads; may be repeated.",
 )
 @with_server
 def dashboard(
@@ -54,9 +53,9 @@ def dashboard(
     allowed_hosts: tuple[str, ...],
     redact: tuple[str, ...],
 ) -> None:
-    """Serve a web page on which queues are seen and put right, until Ctrl-C.
+    """Serve a dashboard for your browser, until Ctrl-C.
 
-    On this machine it needs no password.  On any other address it does not start without one.
+    On this machine it needs no password; on any other address it requires one.
 
     \b
     Examples:
@@ -109,7 +108,7 @@ def _say_where(server: Server, url: str, *, is_in_the_clear: bool) -> None:
         return
     echo(f"The dashboard of {server.label} is at {url}")
     if is_in_the_clear:
-        echo("Passwords travel in the clear over http: put a proxy with TLS before it.")
+        echo("Passwords are sent in clear text over http: put a proxy with TLS in front of it.")
     echo("Ctrl-C stops it.")
 
 

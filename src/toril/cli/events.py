@@ -25,10 +25,10 @@ _COLOURS = {
 
 @click.command("events")
 @click.argument("queue_names", metavar="[QUEUE]...", nargs=-1, shell_complete=complete_queue)
-@click.option("--since", metavar="ID", help="After this event; 0 is all that is remembered.")
+@click.option("--since", metavar="ID", help="After this event; 0 starts with the oldest.")
 @click.option("-e", "--event", "names", multiple=True, help="Only events of this name.")
 @click.option("--job", "job_id", help="Only events of this job.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many.")
 @with_server
 def events(
     server: Server,
@@ -38,9 +38,9 @@ def events(
     job_id: str | None,
     count: int | None,
 ) -> None:
-    """Print what happens, as it happens, until Ctrl-C.
+    """Print events as they happen, until Ctrl-C.
 
-    Of all queues that exist now when none is named.  With --json each event is one line.
+    Without QUEUE, of all queues that exist now.  With --json each event is one line.
 
     \b
     Examples:

@@ -22,6 +22,6 @@ def queue_of(server: Server, job_id: str, queue_name: str | None) -> str:
         )
     if len(found) > 1:
         raise InvalidOptionError(
-            f"job {job_id!r} exists in the queues {', '.join(found)}; say which one with --queue"
+            f"job {job_id!r} exists in the queues {', '.join(found)}; choose one with --queue"
         )
     return found[0]

@@ -24,9 +24,9 @@ _STATE = click.Choice([state.value for state in GroupState], case_sensitive=Fals
 
 @click.group("groups", cls=CommandGroup)
 def groups() -> None:
-    """Look at groups of jobs, cancel them, and settle those that could not be undone.
+    """List and cancel groups, and settle those that could not be undone.
 
-    QUEUE is the queue that owns the group: that of its first job, unless it was made otherwise.
+    QUEUE is the queue that owns the group: by default that of its first job.
 
     \b
     Examples:
@@ -41,8 +41,8 @@ def groups() -> None:
 @queue_argument
 @click.option("-s", "--state", "states", type=_STATE, multiple=True, help="Only in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
-@click.option("--oldest-first", is_flag=True, help="Begin with the oldest.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
+@click.option("--oldest-first", is_flag=True, help="Start with the oldest.")
 @with_server
 def list_groups(
     server: Server,
@@ -82,7 +82,7 @@ def list_groups(
 @click.argument("group_id", metavar="ID")
 @with_server
 def show(server: Server, queue_name: str, group_id: str) -> None:
-    """Show one group and its jobs, in whatever queues they are, and what became of undoing them."""
+    """Show one group, its jobs in all queues, and their compensations."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         group = _known(queue, group_id)
         members = queue.get_group_jobs(group_id)
@@ -138,7 +138,7 @@ def _print_advice(group: GroupInfo, members: list[GroupMember], where: str) -> N
     """What a person can do about a group that waits for one."""
     if group.state is GroupState.FAILED_COMPENSATION:
         echo()
-        echo("Repair the cause and try again, or put it right by hand and say so:")
+        echo("Fix the cause and try again, or fix it by hand and say so:")
         echo(f"  toril groups retry-compensation {where}")
         echo(f"  toril groups resolve {where} --note 'what was done'")
     if group.state is GroupState.BLOCKED:
@@ -194,7 +194,7 @@ def _reasons(server: Server, members: list[GroupMember]) -> dict[str, str]:
 @groups.command("cancel")
 @queue_argument
 @click.argument("group_id", metavar="ID")
-@click.option("--reason", help="Why; it is kept with the group.")
+@click.option("--reason", help="Why; kept with the group.")
 @yes_option
 @with_server
 def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, yes: bool) -> None:
@@ -276,7 +276,7 @@ def retry(server: Server, queue_name: str, group_id: str) -> None:
 @click.argument("group_id", metavar="ID")
 @with_server
 def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
-    """Undo once more what could not be undone: a group in FAILED_COMPENSATION."""
+    """Retry the failed compensations of a group in FAILED_COMPENSATION."""
     with server.queue(queue_name) as queue:
         retried = queue.retry_compensation(group_id)
     say(
@@ -290,7 +290,7 @@ def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
 @groups.command("resolve")
 @queue_argument
 @click.argument("group_id", metavar="ID")
-@click.option("--note", required=True, help="What was done by hand; it is kept with the group.")
+@click.option("--note", required=True, help="What was done by hand; kept with the group.")
 @yes_option
 @with_server
 def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool) -> None:

@@ -19,11 +19,11 @@ from toril.protocol.job import Job
 @click.argument("job_id", metavar="ID")
 @queue_option
 @click.option(
-    "--logs", "log_rows", type=int, default=20, show_default=True, help="Rows of its log."
+    "--logs", "log_rows", type=int, default=20, show_default=True, help="Rows of its log to show."
 )
 @with_server
 def job(server: Server, job_id: str, queue_name: str | None, log_rows: int) -> None:
-    """Show all about one job, and why it is not running.
+    """Show everything about a job, and why it is not running.
 
     Its options, times, attempts, log, stack traces, parent, lane and group.
 

@@ -18,9 +18,9 @@ _STATE = click.Choice([state.replace("_", "-") for state in STATES])
 @queue_argument
 @click.option("-s", "--state", "states", type=_STATE, multiple=True, help="Only in this state.")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
-@click.option("--oldest-first", is_flag=True, help="Begin with the oldest of each state.")
-@click.option("--name", help="Of these, only jobs with this name.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
+@click.option("--oldest-first", is_flag=True, help="Start with the oldest of each state.")
+@click.option("--name", help="Only jobs with this name, of those listed.")
 @with_server
 def jobs(
     server: Server,

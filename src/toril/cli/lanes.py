@@ -18,7 +18,7 @@ from toril.protocol.lanes import Lane
 
 @click.group("lanes", cls=CommandGroup)
 def lanes() -> None:
-    """Look at lanes, and let them wait or go on.
+    """List, pause, resume and drain lanes.
 
     The jobs of a lane run one at a time, in order; different lanes run side by side.
 
@@ -35,7 +35,7 @@ def lanes() -> None:
 @lanes.command("list")
 @queue_argument
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
 @click.option(
     "-s",
     "--state",
@@ -44,7 +44,7 @@ def lanes() -> None:
 )
 @with_server
 def list_lanes(server: Server, queue_name: str, limit: int, skip: int, state: str | None) -> None:
-    """List the lanes that have jobs, those longest at work first."""
+    """List the lanes that have jobs, the longest running first."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         if state is None:
             total = queue.get_lane_count()
@@ -108,10 +108,10 @@ def show(server: Server, queue_name: str, lane: str) -> None:
 @queue_argument
 @click.argument("lane")
 @click.option("-n", "--limit", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out so many first.")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Skip this many first.")
 @with_server
 def list_jobs(server: Server, queue_name: str, lane: str, limit: int, skip: int) -> None:
-    """List the jobs of a lane: those that hold it, those that wait in order, the delayed ones."""
+    """List the jobs of a lane: those that hold it, waiting ones in order, delayed ones."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_lane_jobs(lane, skip, skip + limit - 1)
     if server.as_json:
@@ -139,7 +139,7 @@ def list_jobs(server: Server, queue_name: str, lane: str, limit: int, skip: int)
 @create_option
 @with_server
 def pause(server: Server, queue_name: str, lane: str, create: bool) -> None:
-    """Let no worker take from a lane; a job that runs goes on."""
+    """Pause a lane; a running job continues."""
     with server.queue(queue_name, may_be_missing=create) as queue:
         queue.pause_lane(lane)
     say(server, f"Lane {lane!r} is paused.", queue=queue_name, lane=lane, is_paused=True)
@@ -150,7 +150,7 @@ def pause(server: Server, queue_name: str, lane: str, create: bool) -> None:
 @click.argument("lane")
 @with_server
 def resume(server: Server, queue_name: str, lane: str) -> None:
-    """Let a lane go on that is paused, or halted by a failure."""
+    """Resume a lane that is paused, or halted by a failure."""
     with server.queue(queue_name) as queue:
         had_stopped = queue.resume_lane(lane)
     how = "goes on" if had_stopped else "was neither paused nor halted"
@@ -160,11 +160,11 @@ def resume(server: Server, queue_name: str, lane: str) -> None:
 @lanes.command("drain")
 @queue_argument
 @click.argument("lane")
-@click.option("--delayed", is_flag=True, help="The delayed ones too.")
+@click.option("--delayed", is_flag=True, help="Also delayed ones.")
 @yes_option
 @with_server
 def drain(server: Server, queue_name: str, lane: str, delayed: bool, yes: bool) -> None:
-    """Remove the jobs of a lane that wait."""
+    """Remove the waiting jobs of a lane."""
     with server.queue(queue_name) as queue:
         found = queue.get_lane(lane)
         depth = found.depth if found is not None else 0

@@ -43,7 +43,7 @@ def log_options(command: F) -> F:
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="Lines for people, or one JSON object a line.",
+        help="Lines for people, or one JSON object per line.",
     )(command)
 
 

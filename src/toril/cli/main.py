@@ -98,7 +98,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
             echo(err=True)
         if isinstance(error.__cause__ or error.__context__, KeyboardInterrupt):
             return INTERRUPTED
-        return _say("nothing was done: it was not confirmed; --yes does it without asking", REFUSED)
+        return _say(
+            "nothing was done, because it was not confirmed; use --yes to skip the question",
+            REFUSED,
+        )
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

@@ -13,9 +13,9 @@ from toril.cli.server import Server, create_option, queue_argument, with_server
 @create_option
 @with_server
 def pause(server: Server, queue_name: str, create: bool) -> None:
-    """Let no worker take from a queue.
+    """Pause a queue: workers take no more jobs from it.
 
-    Jobs that run go on, and jobs can be added; they wait until 'toril resume QUEUE'.
+    Running jobs continue, and jobs can be added; they wait until 'toril resume QUEUE'.
     """
     with server.queue(queue_name, may_be_missing=create) as queue:
         queue.pause()
@@ -26,7 +26,7 @@ def pause(server: Server, queue_name: str, create: bool) -> None:
 @queue_argument
 @with_server
 def resume(server: Server, queue_name: str) -> None:
-    """Let workers take from a queue again."""
+    """Resume a paused queue."""
     with server.queue(queue_name) as queue:
         queue.resume()
-    say(server, f"Queue {queue_name!r} goes on.", queue=queue_name, is_paused=False)
+    say(server, f"Queue {queue_name!r} is resumed.", queue=queue_name, is_paused=False)

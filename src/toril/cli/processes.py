@@ -126,7 +126,7 @@ def _watch(children: list[_Child], told: _Signals, timeout_s: float, until_done:
             if child.deaths >= MOST_DEATHS:
                 echo(
                     f"toril: process {child.number} died {child.deaths} times in a row soon after"
-                    f" its start; giving up, see the log above",
+                    f" its start; giving up; see the log above",
                     err=True,
                 )
                 return _end(children, told, timeout_s, GAVE_UP)

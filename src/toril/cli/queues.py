@@ -30,10 +30,10 @@ _ALWAYS = ("waiting", "active", "completed", "failed")
 @click.argument("queue_name", metavar="[QUEUE]", required=False, shell_complete=complete_queue)
 @with_server
 def queues(server: Server, queue_name: str | None) -> None:
-    """List the queues and how many jobs are where.
+    """List the queues and their counts.
 
-    With QUEUE, tell more of that one: its limits and its workers.  Without, the key space is
-    searched for queues, in small slices.
+    With QUEUE, show more about that one: its limits and its workers.  Without it, the keyspace is
+    scanned for queues, in small slices.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from toril.cli.worker import Serving
     type=DURATION,
     default="25s",
     show_default=True,
-    help="For the batch under way, when it is told to stop.",
+    help="How long the current batch may take after SIGTERM.",
 )
 @click.option(
     "--metrics-port",
@@ -43,7 +43,7 @@ def relay(
     log_format: str,
     verbose: bool,
 ) -> None:
-    """Carry jobs from an outbox to their queues, until it is told to stop.
+    """Send jobs from an outbox to their queues, until SIGTERM or Ctrl-C.
 
     RELAY is a toril.outbox.Relay, made with its engine and its server.  Any
     number may run at the same time.

@@ -42,7 +42,7 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
                 continue
             changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
             seen = now
-            echo(f"{changed} changed: starting anew", err=True)
+            echo(f"{changed} changed: restarting", err=True)
             _end(process, timeout_s)
             process = _start(command)
     except _Told:

@@ -17,7 +17,7 @@ from toril.protocol.scheduling import JobScheduler
 
 @click.group("schedulers", cls=CommandGroup)
 def schedulers() -> None:
-    """Look at schedulers, make them and remove them.
+    """List, create and remove schedulers.
 
     \b
     Examples:
@@ -48,11 +48,11 @@ def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
 @schedulers.command("set")
 @queue_argument
 @click.argument("scheduler_id", metavar="ID")
-@click.option("--every", type=DURATION, help="So often: 10s, 5m, 1h.")
+@click.option("--every", type=DURATION, help="Run this often: 10s, 5m, 1h.")
 @click.option("--cron", help="At the times of this pattern: '0 9 * * 1-5'.")
 @click.option("--tz", help="The time zone of the pattern.  [default: UTC]")
-@click.option("--times", "--limit", "limit", type=int, help="So many times, then no more.")
-@click.option("--immediately", is_flag=True, help="The first time now.")
+@click.option("--times", "--limit", "limit", type=int, help="Run this many times in all.")
+@click.option("--immediately", is_flag=True, help="Run for the first time now.")
 @click.option("--name", help="The name of its jobs.  [default: ID]")
 @click.option("--data", help="The data of its jobs, as JSON, @FILE or - for stdin.")
 @with_server
@@ -64,7 +64,7 @@ def set_scheduler(
     data: str | None,
     **schedule: Any,
 ) -> None:
-    """Make a scheduler, or change the one with this id."""
+    """Create a scheduler, or change the one with this id."""
     payload = None if data is None else read_json(data, "--data")
     with server.queue(queue_name, may_be_missing=True) as queue:
         job = queue.upsert_job_scheduler(
@@ -86,12 +86,12 @@ def set_scheduler(
 @yes_option
 @with_server
 def remove(server: Server, queue_name: str, scheduler_id: str, yes: bool) -> None:
-    """Forget a scheduler and its next job."""
+    """Remove a scheduler and its next job."""
     with server.queue(queue_name) as queue:
         confirm(f"Remove scheduler {scheduler_id!r} of queue {queue_name!r}?", yes=yes)
         if not queue.remove_job_scheduler(scheduler_id):
             raise RefusedError(f"queue {queue_name!r} has no scheduler {scheduler_id!r}")
-    say(server, f"Scheduler {scheduler_id!r} is gone.", id=scheduler_id, removed=True)
+    say(server, f"Scheduler {scheduler_id!r} was removed.", id=scheduler_id, removed=True)
 
 
 def _rhythm(scheduler: JobScheduler) -> str:

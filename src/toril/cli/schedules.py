@@ -34,7 +34,7 @@ def schedules() -> None:
 @click.argument("target", metavar="MODULE:APP")
 @with_server
 def list_schedules(server: Server, target: str) -> None:
-    """List what the code declares, and what the server has of it and of earlier code."""
+    """List what the code declares, and what the server has."""
     found = _ask(server, target, App.schedules)
     if server.as_json:
         print_json([_facts(one) for one in found])
@@ -51,9 +51,9 @@ def list_schedules(server: Server, target: str) -> None:
 @yes_option
 @with_server
 def prune(server: Server, target: str, yes: bool) -> None:
-    """Remove the schedules that earlier code declared and this one does not.
+    """Remove schedules that the code no longer declares.
 
-    Schedulers that were made by hand are left alone.
+    Schedulers that were made by hand are kept.
     """
     gone = [one for one in _ask(server, target, App.schedules) if one.schedule is None]
     if gone:

@@ -105,7 +105,7 @@ def server_options(command: F) -> F:
         click.option(
             "--prefix",
             metavar="TEXT",
-            help="What the keys of all queues begin with.  [TORIL_PREFIX, else bull]",
+            help="The prefix of all keys.  [TORIL_PREFIX, else bull]",
         ),
         click.option(
             "--url",
@@ -171,7 +171,7 @@ def queue_option(command: F) -> F:
         "--queue",
         "queue_name",
         metavar="QUEUE",
-        help="The queue of the job; looked for when it is left out.",
+        help="The queue of the job.  [default: searched for]",
         shell_complete=complete_queue,
     )(command)
 
@@ -181,5 +181,5 @@ def create_option(command: F) -> F:
     return click.option(
         "--create",
         is_flag=True,
-        help="Although the queue does not exist yet: before its first job.",
+        help="Even if the queue does not exist yet.",
     )(command)

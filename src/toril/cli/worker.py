@@ -32,41 +32,41 @@ _AFTER_TIMEOUT_S = 5.0
     metavar="QUEUE[:N]",
     multiple=True,
     shell_complete=complete_queue,
-    help="For an app, a router or a function; N jobs of it at a time.  May be repeated.",
+    help="For an app, a router or a function; N jobs at a time.  May be repeated.",
 )
 @click.option("-c", "--concurrency", type=click.IntRange(1), help="Jobs at a time.  [default: 10]")
-@click.option("--name", "worker_name", help="What the worker is called in lists and jobs.")
+@click.option("--name", "worker_name", help="The worker's name in lists and jobs.")
 @click.option(
     "--executor",
     type=click.Choice(["local", "process"]),
-    help="Handlers here and in threads, or in processes that can be killed.  [default: local]",
+    help="Run handlers in this process, or in processes that can be killed.  [default: local]",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1, 256),
     default=1,
     show_default=True,
-    help="So many processes, each with this concurrency; one that dies is started again.",
+    help="Run this many processes, each with this concurrency; restart those that die.",
 )
-@click.option("--burst", is_flag=True, help="End when the queues are empty.")
+@click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
-    help="Serve /metrics, /healthz and /readyz here; with --processes the next ports too.",
+    help="Serve /metrics, /healthz and /readyz here; with --processes also on the next ports.",
 )
 @click.option(
     "--metrics-host", default="127.0.0.1", show_default=True, help="The address to serve them on."
 )
+@click.option("--reload", is_flag=True, help="Restart when a .py file changes; not for production.")
 @click.option(
-    "--reload", is_flag=True, help="Start anew when a .py file changes; not for production."
+    "--reload-dir", "directories", multiple=True, help="The directory to watch.  [default: .]"
 )
-@click.option("--reload-dir", "directories", multiple=True, help="Where to look.  [default: .]")
 @click.option(
     "--timeout",
     type=DURATION,
     default="8s",
     show_default=True,
-    help="For running jobs, when it is told to stop; Docker kills after 10 s, Kubernetes after 30.",
+    help="Time for running jobs after SIGTERM; Docker kills after 10 s, Kubernetes after 30.",
 )
 @click.option("--uvloop", is_flag=True, help="Run on uvloop.")
 @log_options
@@ -89,12 +89,12 @@ def worker(
     log_format: str,
     verbose: bool,
 ) -> int:
-    """Run workers until they are told to stop.
+    """Run workers until SIGTERM or Ctrl-C.
 
     OBJECT is an App, a Worker, a list of Workers, a ConsumerRegistrar, a function without
     parameters that returns one of these, or a Router or a function of a job, which need --queue.
-    Modules are looked for in the current directory first.  The first SIGTERM or Ctrl-C lets running
-    jobs finish within --timeout, a second one hands them back at once.
+    Modules are searched for in the current directory first.  The first SIGTERM or Ctrl-C lets
+    running jobs finish within --timeout, a second one hands them back at once.
 
     \b
     Examples:
@@ -192,7 +192,7 @@ class Serving:
             from toril.contrib.prometheus import RelayCollector, WorkerMetrics
         except ImportError:
             echo(
-                'toril: no /metrics, they need prometheus_client: pip install "toril[prometheus]"',
+                'toril: /metrics needs prometheus_client: pip install "toril[prometheus]"',
                 err=True,
             )
             return None

@@ -56,7 +56,7 @@ class Background:
         try:
             await self._work()
         except Exception:
-            logger.exception("%s ended by an error", self._name)
+            logger.exception("%s ended with an error", self._name)
 
 
 async def call(callback: Callable[..., Any], *args: Any) -> None:

@@ -59,7 +59,7 @@ class ClusterTransport:
                 self._slots.forget()
                 raise
             sending.was_sent = False
-        raise LineError(f"{self._label} sends slot {slot} in circles")
+        raise LineError(f"{self._label} redirects slot {slot} in circles")
 
     # unasync: off
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:

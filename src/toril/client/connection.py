@@ -270,7 +270,7 @@ class Connection:
         if not self._dialect.has_functions and not self._has_told:
             self._has_told = True
             logger.warning(
-                "%s has no functions for us (%s); calls go as scripts, which is slower",
+                "%s does not support functions (%s); calls are sent as scripts, which is slower",
                 self._transport,
                 error,
             )

@@ -260,7 +260,7 @@ class ManualWorker:
             if job.is_settled or (job.code is not None and type(job.attempt) is not type(attempt)):
                 job.is_settled = True
                 raise JobNotInStateError(
-                    f"job {job.id!r} was settled already; take the next one with get_next_job()"
+                    f"job {job.id!r} was already settled; take the next one with get_next_job()"
                 )
             if job.code is None:
                 job.attempt = attempt
@@ -398,7 +398,7 @@ class ManualWorker:
         try:
             await self._connection.follow(plan)
         except TorilError as error:
-            logger.warning("stalled jobs could not be looked for: %s", error)
+            logger.warning("cannot search for stalled jobs: %s", error)
 
     # ------------------------------------------------------------------ the end
 
@@ -433,7 +433,7 @@ class ManualWorker:
 def _own_connection(target: Target) -> Connection:
     if isinstance(target, Connection):
         raise InvalidOptionError(
-            "a manual worker needs connections of its own; pass a URL or a client"
+            "a manual worker needs its own connections; pass a URL or a client"
         )
     return Connection(target)
 

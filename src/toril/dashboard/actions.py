@@ -77,7 +77,7 @@ class Form:
         try:
             return msgspec.json.decode(self.text(name) or "null")
         except msgspec.DecodeError as error:
-            raise InvalidOptionError(f"The field {name!r} is no JSON: {error}") from error
+            raise InvalidOptionError(f"The field {name!r} is not JSON: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ async def _rate_limit(on: Context) -> Change:
     if number is None:
         return Change("lift the rate limit", _said(on.queue.remove_global_rate_limit, "no limit"))
     if duration is None:
-        raise InvalidOptionError("Say in which time: a duration such as 1s or 1m.")
+        raise InvalidOptionError("Give the time of the limit: a duration such as 1s or 1m.")
     return Change(
         f"set the rate limit to {number} in {duration} ms",
         _said(lambda: on.queue.set_global_rate_limit(RateLimit(number, duration)), "set"),
@@ -580,7 +580,7 @@ async def _lane_settings(on: Context) -> Change:
     weight, concurrency = on.form.whole("weight"), on.form.whole("concurrency")
     most, duration = on.form.whole("max"), on.form.duration_ms("duration")
     if most is not None and duration is None:
-        raise InvalidOptionError("Say in which time: a duration such as 1s or 1m.")
+        raise InvalidOptionError("Give the time of the limit: a duration such as 1s or 1m.")
 
     async def change() -> str:
         said: list[str] = []

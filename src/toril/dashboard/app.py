@@ -197,9 +197,9 @@ class Pages:
             return user
         if user is None:
             if not self._guard.has_login:
-                raise Refusal(401, "You are not let in here.")
+                raise Refusal(401, "You have no access here.")
             if request.method == "POST" or path == "live":
-                raise Refusal(401, "Log in first: the session is over.")
+                raise Refusal(401, "Log in first: the session has ended.")
             return RedirectResponse(showing.link(_root(request), "/login"), 303)
         request.state.user = user
         if request.method == "POST":
@@ -505,7 +505,7 @@ async def _form(request: Request) -> Form:
     if request.headers.get("content-type", "").partition(";")[0] != (
         "application/x-www-form-urlencoded"
     ):
-        raise Refusal(415, "Only forms of the dashboard are taken.")
+        raise Refusal(415, "Only forms of the dashboard are accepted.")
     body = bytearray()
     async for part in request.stream():
         body += part

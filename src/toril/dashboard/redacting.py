@@ -19,7 +19,7 @@ class Redactor:
 
     def __init__(self, redact: Redact | None) -> None:
         if isinstance(redact, str):
-            raise InvalidOptionError("redact= is a list of field names, not one text")
+            raise InvalidOptionError("redact= is a list of field names, not one string")
         self._hides_all = redact is True
         self._function = redact if callable(redact) else None
         names = () if redact is None or isinstance(redact, bool) or callable(redact) else redact

@@ -78,7 +78,7 @@ class User:
             object.__setattr__(self, "role", Role(self.role))
         except ValueError:
             raise InvalidOptionError(
-                f"role={self.role!r} of user {self.name!r} is no role; use 'read' or 'operate'"
+                f"role={self.role!r} of user {self.name!r} is not a role; use 'read' or 'operate'"
             ) from None
 
     @property
@@ -121,7 +121,7 @@ class Guard:
                 f" use at least {SHORTEST_PASSWORD} characters"
             )
         if isinstance(allowed_hosts, str):
-            raise InvalidOptionError("allowed_hosts= is a list of names, not one text")
+            raise InvalidOptionError("allowed_hosts= is a list of names, not one string")
         self._authenticate = authenticate
         self._password = None if password is None else _digest(password)
         self._read_only = read_only
@@ -250,7 +250,7 @@ def check_same_origin(request: Request) -> None:
         raise Refusal(
             403,
             "The request does not come from a page of this dashboard."
-            " If a proxy stands before it, let it pass the Host header on.",
+            " If it is behind a proxy, let the proxy pass on the Host header.",
         )
 
 

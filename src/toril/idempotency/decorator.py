@@ -57,7 +57,7 @@ def idempotent(
     ``SqlStore`` the view has a parameter ``session``, whose transaction holds the record.
     """
     if not hasattr(store, "wrap"):
-        raise InvalidOptionError(f"{store!r} is no store; use @idempotent(SqlStore(engine))")
+        raise InvalidOptionError(f"{store!r} is not a store; use @idempotent(SqlStore(engine))")
     if options is not None:
         check_lifetime(store.ttl_ms, options, worker)
 

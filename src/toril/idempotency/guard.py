@@ -114,7 +114,7 @@ def once(
     """
     if not isinstance(target, Session | Connection | AsyncSession | AsyncConnection):
         raise InvalidOptionError(
-            f"{target!r} is no session or connection of SQLAlchemy; pass the one that the work"
+            f"{target!r} is not an SQLAlchemy session or connection; pass the one that the work"
             f" is done in"
         )
     return Once(
@@ -140,7 +140,7 @@ def _insert_unless_there(target: Blocking, table: Table, values: dict[str, Any])
         case "mysql" | "mariadb":
             return _insert_on_mysql(target, table, values)
     raise InvalidOptionError(
-        f"idempotency knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
+        f"idempotency supports PostgreSQL, MySQL, MariaDB and SQLite, not {dialect.name!r}"
     )
 
 

@@ -177,4 +177,4 @@ def _opener(engine: Sessions) -> Callable[[], Any]:
         return sessionmaker(engine, expire_on_commit=False)
     if isinstance(engine, sessionmaker | async_sessionmaker):
         return engine
-    raise InvalidOptionError(f"{engine!r} is no engine or sessionmaker of SQLAlchemy")
+    raise InvalidOptionError(f"{engine!r} is not an SQLAlchemy engine or sessionmaker")

@@ -48,7 +48,7 @@ def retry_window(
         limits = WorkerOptions()
     if not isinstance(limits, WorkerOptions):
         raise InvalidOptionError(
-            f"worker={shown(worker)} is no worker; give the Worker that runs such jobs"
+            f"worker={shown(worker)} is not a worker; give the Worker that runs such jobs"
         )
     attempts, delay_ms, timeout_ms, backoff = _read(options)
     lock_ms, interval_ms = limits.lock_ms, limits.stalled_interval_ms

@@ -30,14 +30,14 @@ class Backoff(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or not self.type:
             raise InvalidOptionError(
-                f"backoff type={shown(self.type)} must be a text: 'fixed', 'exponential', or the"
+                f"backoff type={shown(self.type)} must be a string: 'fixed', 'exponential', or the"
                 f" name of a strategy of the worker"
             )
         whole(self.delay, "backoff delay", most=MAX_DELAY_MS)
         check_text(self.type, "backoff type")
         is_number = isinstance(self.jitter, int | float) and not isinstance(self.jitter, bool)
         if not is_number or not 0 <= self.jitter <= 1:
-            raise InvalidOptionError(f"jitter={shown(self.jitter)} must lie between 0 and 1")
+            raise InvalidOptionError(f"jitter={shown(self.jitter)} must be between 0 and 1")
 
     @classmethod
     def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:

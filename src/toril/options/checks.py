@@ -25,11 +25,11 @@ def milliseconds(value: Duration, option: str, *, least: int = 0) -> int:
         value = round(value.total_seconds() * 1000)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidOptionError(
-            f"{option}={shown(value)} is no duration; give milliseconds as an int, or a timedelta"
+            f"{option}={shown(value)} is not a duration; give an int (milliseconds) or a timedelta"
         )
     if not least <= value <= MAX_DELAY_MS:
         raise InvalidOptionError(
-            f"{option}={value!r} is out of range; it must lie between {least} and {MAX_DELAY_MS} ms"
+            f"{option}={value!r} is out of range; it must be between {least} and {MAX_DELAY_MS} ms"
         )
     return value
 
@@ -44,8 +44,8 @@ def epoch_ms(value: int | datetime, option: str) -> int:
         return round(value.timestamp() * 1000)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidOptionError(
-            f"{option}={shown(value)} is no moment; give milliseconds since the epoch as an int,"
-            f" or a datetime with its time zone"
+            f"{option}={shown(value)} is not a point in time; give an int (milliseconds since the"
+            f" epoch) or a datetime with its time zone"
         )
     return whole(value, option)
 
@@ -62,13 +62,13 @@ def whole(value: int, option: str, *, least: int = 0, most: int = 2**53 - 1) -> 
 def check_text(value: str, option: str) -> None:
     """Refuse what looks like a text and cannot be sent: with half a surrogate pair in it."""
     if not isinstance(value, str):
-        raise InvalidOptionError(f"{option}={shown(value)} must be a text")
+        raise InvalidOptionError(f"{option}={shown(value)} must be a string")
     if value.isascii():
         return
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise InvalidOptionError(f"{option}={value!r} is no valid Unicode text: {error}") from error
+        raise InvalidOptionError(f"{option}={value!r} is not valid Unicode: {error}") from error
 
 
 def flag(value: bool | None, option: str) -> None:
@@ -86,7 +86,7 @@ def check_choice(value: str | None, choices: tuple[str, ...], option: str) -> No
 def refuse_unknown(options: Mapping[str, Any], known: frozenset[str], owner: str) -> None:
     """Raise for the first option that is not ``known``, with the name that was probably meant."""
     if not isinstance(options, Mapping):
-        raise InvalidOptionError(f"{owner} must be a dict of options, and not {shown(options)}")
+        raise InvalidOptionError(f"{owner} must be a dict of options, not {shown(options)}")
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(str(option), known, n=1)

@@ -39,12 +39,12 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
         name = getattr(self.queue_name, "name", self.queue_name)
         if not isinstance(name, str) or not name:
             raise InvalidNameError(
-                f"dead_letter_queue={self.queue_name!r} names no queue; give a text that is not"
+                f"dead_letter_queue={self.queue_name!r} is not a queue; give a name that is not"
                 f" empty, a Queue or DeadLetterOptions"
             )
         if self.on_dead_letter is not None and not callable(self.on_dead_letter):
             raise InvalidOptionError(
-                f"on_dead_letter={self.on_dead_letter!r} cannot be called; give a function of a job"
+                f"on_dead_letter={self.on_dead_letter!r} is not callable; give a function of a job"
                 f" and a letter"
             )
         flag(self.include_stalled, "include_stalled")

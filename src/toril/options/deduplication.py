@@ -30,7 +30,9 @@ class Deduplication(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
-            raise InvalidOptionError(f"deduplication id={shown(self.id)} must be a text, not empty")
+            raise InvalidOptionError(
+                f"deduplication id={shown(self.id)} must be a non-empty string"
+            )
         check_text(self.id, "deduplication id")
         for mode in ("extend", "replace", "keep_last_if_active", "reschedule"):
             flag(getattr(self, mode), f"deduplication {mode}")

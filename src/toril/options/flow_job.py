@@ -21,11 +21,11 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
         super().__post_init__()
         if not isinstance(self.queue_name, str):
             raise InvalidNameError(
-                f"queue_name={shown(self.queue_name)} of job {self.name!r} must be a text"
+                f"queue_name={shown(self.queue_name)} of job {self.name!r} must be a string"
             )
         if self.prefix is not None and not isinstance(self.prefix, str):
             raise InvalidNameError(
-                f"prefix={shown(self.prefix)} of job {self.name!r} must be a text"
+                f"prefix={shown(self.prefix)} of job {self.name!r} must be a string"
             )
         if self.children != () and (
             not isinstance(self.children, list | tuple)
@@ -41,5 +41,5 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
                 if getattr(deduplication, mode):
                     raise InvalidOptionError(
                         f"job {self.name!r} has children, and its deduplication asks for {mode};"
-                        f" a job with children cannot be replaced or put off"
+                        f" a job with children cannot be replaced or delayed"
                     )

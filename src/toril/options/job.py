@@ -183,11 +183,11 @@ class NewJob(_Named, frozen=True, kw_only=True):
             check_lane(self.lane)
             if self.priority or self.lifo:
                 raise InvalidOptionError(
-                    f"job {self.name!r} has a lane and a priority or lifo; there order_ms decides"
+                    f"job {self.name!r} has both a lane and priority or lifo; lanes use order_ms"
                 )
         if self.order_ms is not None:
             if self.lane is None:
-                raise InvalidOptionError(f"job {self.name!r} has an order_ms and no lane")
+                raise InvalidOptionError(f"job {self.name!r} has order_ms but no lane")
             _order_ms(self.order_ms)
         if self.ordering_delay is not None:
             _ordering_delay_ms(self.ordering_delay)
@@ -239,7 +239,7 @@ def _run_at_ms(value: int | datetime) -> int:
     moment_ms = epoch_ms(value, "run_at")
     if moment_ms < _SECONDS and not isinstance(value, datetime):
         raise InvalidOptionError(
-            f"run_at={value!r} is a day in 1970 or soon after, for it is read as milliseconds; if"
+            f"run_at={value!r} is a date around 1970, because it is read as milliseconds; if"
             f" these are seconds, write run_at={value!r} * 1000, or give a datetime"
         )
     return moment_ms
@@ -252,7 +252,7 @@ _SECONDS = 10**11
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise InvalidNameError(
-            f"job name {shown(name)} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+            f"job name {shown(name)} must be a string of 1 to {MAX_NAME_LENGTH} characters"
         )
     if not name.isascii():
         check_text(name, "job name")
@@ -261,14 +261,14 @@ def _check_name(name: Any) -> None:
 def _check_job_id(job_id: Any) -> None:
     if not isinstance(job_id, str):
         raise InvalidNameError(
-            f"job_id={shown(job_id)} must be a text; numbers are given out by the queue itself, so"
+            f"job_id={shown(job_id)} must be a string; the queue assigns numbers itself, so"
             f" put a word before it, such as 'order-{shown(job_id)}'"
         )
 
 
 def _check_idempotency_key(key: Any) -> None:
     if not (isinstance(key, str) and key):
-        raise InvalidOptionError(f"idempotency_key={shown(key)} must be a text, not empty")
+        raise InvalidOptionError(f"idempotency_key={shown(key)} must be a non-empty string")
     check_text(key, "idempotency_key")
 
 

@@ -43,7 +43,7 @@ class Keep(msgspec.Struct, frozen=True, kw_only=True):
         """The same, with an error that names ``option``."""
         if not isinstance(value, Keep | int):
             raise InvalidOptionError(
-                f"{option}={shown(value)} says not which jobs stay; give True, False, a number of"
-                f" jobs, or Keep(count=…, age=…)"
+                f"{option}={shown(value)} does not say which jobs to keep; give True, False, a"
+                f" number of jobs, or Keep(count=…, age=…)"
             )
         return cls.of(value)

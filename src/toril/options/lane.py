@@ -24,6 +24,6 @@ def check_lane(lane: str) -> None:
     """Refuse what cannot be a lane: anything but a text of some length."""
     if not isinstance(lane, str) or not lane or len(lane) > MAX_LANE_LENGTH:
         raise InvalidOptionError(
-            f"lane={shown(lane)} must be a text of 1 to {MAX_LANE_LENGTH} characters"
+            f"lane={shown(lane)} must be a string of 1 to {MAX_LANE_LENGTH} characters"
         )
     check_text(lane, "lane")

@@ -35,7 +35,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         for option in ("cron", "tz"):
             text = getattr(self, option)
             if text is not None and not isinstance(text, str):
-                raise InvalidOptionError(f"{option}={shown(text)} must be a text")
+                raise InvalidOptionError(f"{option}={shown(text)} must be a string")
         flag(self.immediately, "immediately")
         if self.every is not None:
             milliseconds(self.every, "every", least=1)
@@ -48,10 +48,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         if self.offset is not None:
             milliseconds(self.offset, "offset")
         if self.cron is not None and self.offset is not None:
-            raise InvalidOptionError("offset goes with every=; a cron pattern says when it runs")
+            raise InvalidOptionError("offset is only for every=; a cron pattern says when it runs")
         if self.every is not None and (self.tz is not None or self.immediately):
             raise InvalidOptionError(
-                "tz and immediately go with cron=; every= has no zone and begins at once"
+                "tz and immediately are only for cron=; every= has no time zone and starts at once"
             )
         if self.immediately and self.start is not None:
             raise InvalidOptionError("immediately and start exclude each other; give one")
@@ -81,7 +81,7 @@ def schedule_of(repeat: Repeat) -> Schedule:
     """The schedule that ``repeat=`` describes."""
     if not isinstance(repeat, Mapping):
         raise InvalidOptionError(
-            f"repeat={shown(repeat)} is no schedule; write {{'every': 60_000}} or"
+            f"repeat={shown(repeat)} is not a schedule; write {{'every': 60_000}} or"
             f" {{'cron': '0 9 * * *', 'tz': 'Europe/Berlin'}}"
         )
     given = {"cron" if name == "pattern" else name: value for name, value in repeat.items()}

@@ -38,7 +38,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
             check_text(self.name, "worker_name")
         if self.limiter is not None and not isinstance(self.limiter, RateLimit):
             raise InvalidOptionError(
-                f"limiter={shown(self.limiter)} is no limit; write RateLimit(max=10, duration=1000)"
+                f"limiter={shown(self.limiter)} is not a limit; write RateLimit(max=10,"
+                f" duration=1000)"
             )
         for option, least in (("lock_duration", 50), ("stalled_interval", 20), ("drain_delay", 1)):
             milliseconds(getattr(self, option), option, least=least)

@@ -45,7 +45,7 @@ def open_database(engine: Engine | AsyncEngine) -> Database:
         return AsyncDatabase(engine)
     if isinstance(engine, Engine):
         return ThreadDatabase(engine)
-    raise InvalidOptionError(f"{engine!r} is no engine of SQLAlchemy; use create_engine(…)")
+    raise InvalidOptionError(f"{engine!r} is not an SQLAlchemy engine; use create_engine(…)")
 
 
 def _most_transactions(engine: Engine) -> int:

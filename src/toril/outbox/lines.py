@@ -78,7 +78,7 @@ def open_line(target: Any, table: Callable[[], Table]) -> Opened:
         if opening is not None:
             return opening(target, table)
     raise InvalidOptionError(
-        f"{target!r} is no session or connection that the outbox knows; pass the one whose"
+        f"{target!r} is not a session or connection that the outbox knows; pass the one whose"
         f" transaction the job belongs to: of SQLAlchemy, Django, or one of the drivers"
         f" {', '.join(sorted(_OPENINGS.keys() - {'sqlalchemy', 'django'}))}"
     )
@@ -100,7 +100,7 @@ def _open_sqlalchemy(target: Any, table: Callable[[], Table]) -> Opened:
         case Connection():
             return _sqlalchemy_line(target)
     raise InvalidOptionError(
-        f"{target!r} is no session or connection of SQLAlchemy; pass the one whose transaction"
+        f"{target!r} is not an SQLAlchemy session or connection; pass the one whose transaction"
         f" the job belongs to"
     )
 
@@ -167,7 +167,7 @@ def _open_django(target: Any, _: object) -> Line:
         return Line(Dialect.of(vendor, "format"), _runner(target))
     owner: Any = getattr(target, "db", None)
     if not hasattr(owner, "vendor"):
-        raise InvalidOptionError(f"{target!r} is no connection of Django; use django.db.connection")
+        raise InvalidOptionError(f"{target!r} is not a Django connection; use django.db.connection")
     return Line(Dialect.of(owner.vendor, "format"), lambda statement: _execute(target, statement))
 
 
@@ -195,7 +195,7 @@ def _async(name: str, paramstyle: str) -> Callable[..., Opened]:
 def _open_asyncpg(target: Any, _: object) -> Opened:
     if not hasattr(target, "is_in_transaction"):
         raise InvalidOptionError(
-            f"{target!r} is no connection of asyncpg; take one, as with: async with pool.acquire()"
+            f"{target!r} is not an asyncpg connection; take one, as with: async with pool.acquire()"
         )
 
     async def run(statement: Statement) -> None:

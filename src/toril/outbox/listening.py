@@ -27,7 +27,7 @@ async def listen(engine: Engine | AsyncEngine, channel: str, wake: Callable[[], 
         try:
             await hear(engine, channel, wake)
         except Exception as error:  # noqa: BLE001 (polling goes on whatever happens here)
-            logger.warning("cannot listen for new outbox rows, polling goes on: %s", error)
+            logger.warning("cannot listen for new outbox rows, continuing to poll: %s", error)
         await asyncio.sleep(_PAUSE_S)
 
 

@@ -248,7 +248,7 @@ def _values(
     if isinstance(queue, FlowJob):
         if name is not None or data is not None or options:
             raise InvalidOptionError(
-                f"{queue.name!r} brings its name, its data and its options along; give no others"
+                f"{queue.name!r} already has a name, data and options; do not pass others"
             )
         if queue.children:
             raise InvalidOptionError(f"{queue.name!r} has children; use outbox.add_flow(…)")
@@ -260,7 +260,7 @@ def _values(
 
 def _values_of_job(queue: str, job: NewJob) -> dict[str, Any]:
     if not isinstance(job, NewJob):
-        raise InvalidOptionError(f"{shown(job)} is no NewJob; write NewJob(name, data, …)")
+        raise InvalidOptionError(f"{shown(job)} is not a NewJob; write NewJob(name, data, …)")
     options: Mapping[str, Any] = {
         name: value for name in OPTION_NAMES if (value := getattr(job, name)) is not None
     }

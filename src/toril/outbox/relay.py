@@ -227,7 +227,7 @@ class Relay:
     async def run(self) -> None:
         """Relay until ``close`` is called."""
         if self._running is not None or self._is_closing:
-            raise InvalidOptionError("this relay was started already; make a new one")
+            raise InvalidOptionError("this relay was already started; make a new one")
         self._running = asyncio.ensure_future(self._loop())
         hearing = asyncio.ensure_future(self._hear())
         try:

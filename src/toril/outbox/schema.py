@@ -120,7 +120,7 @@ def family_of(dialect: str) -> str:
     family = "mysql" if dialect == "mariadb" else dialect
     if family not in _TYPES:
         raise InvalidOptionError(
-            f"the outbox knows PostgreSQL, MySQL, MariaDB and SQLite, not {dialect!r}"
+            f"the outbox supports PostgreSQL, MySQL, MariaDB and SQLite, not {dialect!r}"
         )
     return family
 

@@ -188,7 +188,7 @@ def _read_group(row: OutboxRow) -> NewGroup:
 def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
     """The columns of a row that starts a flow; what could not start later is refused now."""
     if not isinstance(flow, FlowJob):
-        raise InvalidOptionError(f"{flow!r} is no FlowJob; a flow is made of FlowJob(name, …)")
+        raise InvalidOptionError(f"{flow!r} is not a FlowJob; a flow is made of FlowJob(name, …)")
     if flow.parent is not None or flow.prefix is not None:
         option = "prefix" if flow.parent is None else "parent"
         raise InvalidOptionError(
@@ -269,7 +269,7 @@ def _decode(row: OutboxRow) -> dict[str, Any]:
     except ValueError as error:
         raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
     if not isinstance(stored, dict):
-        raise _unreadable(row, "its data is no object")
+        raise _unreadable(row, "its data is not an object")
     return stored
 
 

@@ -76,7 +76,9 @@ class Dialect(msgspec.Struct, frozen=True):
                 return f":{number}"
             case "format" | "pyformat":
                 return "%s"
-        raise InvalidOptionError(f"the outbox knows no parameters of style {self.paramstyle!r}")
+        raise InvalidOptionError(
+            f"the outbox does not support parameters of style {self.paramstyle!r}"
+        )
 
 
 def statements_for(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Iterator[Statement]:

@@ -113,7 +113,7 @@ def _many(url: str, parts: SplitResult) -> Address:
     default_port = 26379 if flavour == "sentinel" else 6379
     hosts = tuple(_host(item, default_port) for item in host_list.split(",") if item)
     if not hosts:
-        raise InvalidOptionError(f"connection {redacted(url)!r} names no host")
+        raise InvalidOptionError(f"connection {redacted(url)!r} has no host")
     given = {name: _SWITCH.get(value.lower(), value) for name, value in parse_qsl(parts.query)}
     sentinel_options: dict[str, Any] = {
         name.removeprefix(_SENTINEL_OPTION): value
@@ -137,14 +137,14 @@ def _many(url: str, parts: SplitResult) -> Address:
     if flavour == "sentinel":
         if not segments:
             raise InvalidOptionError(
-                f"connection {redacted(url)!r} names no master; write "
+                f"connection {redacted(url)!r} has no master name; write "
                 f"redis+sentinel://host:26379/mymaster/0"
             )
         service = segments[0]
         if len(segments) > 1:
             if not segments[1].isdecimal():
                 raise InvalidOptionError(
-                    f"connection {redacted(url)!r} names a database that is no number; write "
+                    f"connection {redacted(url)!r} has a database that is not a number; write "
                     f"redis+sentinel://host:26379/mymaster/0"
                 )
             options["db"] = int(segments[1])

@@ -67,7 +67,7 @@ def grave_of(target: object, source: Keys) -> tuple[DeadLetterOptions, Keys]:
     if keys.prefix != source.prefix:
         raise InvalidOptionError(
             f"dead_letter_queue {keys.name!r} has the prefix {keys.prefix!r} and"
-            f" queue {source.name!r} has {source.prefix!r}; one atomic move needs one prefix"
+            f" queue {source.name!r} has {source.prefix!r}; both need the same prefix"
         )
     if keys.name == source.name:
         raise InvalidOptionError(

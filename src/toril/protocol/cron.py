@@ -51,13 +51,13 @@ class Cron(msgspec.Struct, frozen=True):
 def parse(pattern: str) -> Cron:
     """Read a pattern of five fields, or six with the seconds before them."""
     if not isinstance(pattern, str):
-        raise InvalidOptionError(f"cron={pattern!r} is no text")
+        raise InvalidOptionError(f"cron={pattern!r} is not a string")
     text = _MACROS.get(pattern.strip().lower(), pattern).upper()
     fields = text.split()
     if len(fields) not in (5, 6):
         raise _not_understood(pattern, f"it has {len(fields)} fields, and needs 5 or 6")
     if "W" in fields[-3]:
-        raise _not_understood(pattern, "workers of BullMQ know no 'W'")
+        raise _not_understood(pattern, "BullMQ's workers do not know 'W'")
     fields[-3] = _plain_days(fields[-3], "1-31")
     fields[-1] = _plain_days(fields[-1], "0-6")
     weekdays = re.sub(r"(?<![^,])7(?![^,])", "0", fields[-1])
@@ -110,7 +110,7 @@ def zone_of(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
         raise InvalidOptionError(
-            f"tz={name!r} is no time zone; use a name such as 'Europe/Berlin' or 'UTC'"
+            f"tz={name!r} is not a time zone; use a name such as 'Europe/Berlin' or 'UTC'"
         ) from None
 
 

@@ -81,7 +81,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         for option in ("name", "failed_reason", "fingerprint", "source_queue"):
             value = getattr(self, option)
             if value is not None and not isinstance(value, str):
-                raise InvalidOptionError(f"{option}={value!r} must be a text")
+                raise InvalidOptionError(f"{option}={value!r} must be a string")
         for option in ("since", "until"):
             value = getattr(self, option)
             if isinstance(value, timedelta):

@@ -53,6 +53,8 @@ def entry(deduplication: Deduplication) -> dict[str, str | int | bool]:
 def key(keys: Keys, deduplication_id: str) -> str:
     """Where the owner's id is kept."""
     if not isinstance(deduplication_id, str) or not deduplication_id:
-        raise InvalidOptionError(f"deduplication id={deduplication_id!r} must be a text, not empty")
+        raise InvalidOptionError(
+            f"deduplication id={deduplication_id!r} must be a non-empty string"
+        )
     check_text(deduplication_id, "deduplication id")
     return f"{keys.base}:de:{deduplication_id}"

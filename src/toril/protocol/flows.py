@@ -108,10 +108,10 @@ def _remember_order(nodes: list[PreparedNode]) -> None:
 
 def _check(job: FlowJob, *, is_child: bool) -> None:
     if not isinstance(job, FlowJob):
-        raise InvalidOptionError(f"{job!r} is no FlowJob; a flow is made of FlowJob(name, …)")
+        raise InvalidOptionError(f"{job!r} is not a FlowJob; a flow is made of FlowJob(name, …)")
     if is_child and job.parent is not None:
         raise InvalidOptionError(
-            f"job {job.name!r} is a child in this flow and names another parent as well"
+            f"job {job.name!r} is a child in this flow and also names another parent"
         )
     if is_child and job.deduplication is not None:
         raise InvalidOptionError(

@@ -556,7 +556,7 @@ def after_event(known: GroupInfo, event: Event | None) -> GroupInfo:
 def cancel(keys: Keys, group_id: str, *, request: str, reason: str | None = None) -> Command[None]:
     """Cancel what has not started and undo what is done; ``request`` names this very call."""
     if reason is not None and (not isinstance(reason, str) or not reason):
-        raise InvalidOptionError(f"reason={reason!r} must be a text that says why")
+        raise InvalidOptionError(f"reason={reason!r} must be a string that says why")
 
     def parse(reply: Any) -> None:
         if isinstance(reply, int):
@@ -622,7 +622,7 @@ def retry_group(keys: Keys, group_id: str, *, request: str) -> Command[int]:
 def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[None]:
     """Say that what could not be done, or undone, has been put right by other means."""
     if not isinstance(note, str) or not note:
-        raise InvalidOptionError(f"note={note!r} must be a text that says what was done")
+        raise InvalidOptionError(f"note={note!r} must be a string that says what was done")
 
     def parse(reply: Any) -> None:
         if reply not in (b"FAILED_COMPENSATION", b"BLOCKED"):

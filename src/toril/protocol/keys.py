@@ -173,7 +173,7 @@ def check_job_id(job_id: str, what: str = "job id") -> None:
         )
     if _INTEGER.fullmatch(job_id):
         raise InvalidNameError(
-            f"{what} {job_id!r} is a number, and those are given out by the queue itself;"
+            f"{what} {job_id!r} is a number, and the queue assigns numbers itself;"
             f" put a word before it, such as 'order-{job_id}'"
         )
     if job_id in RESERVED_IDS:
@@ -190,7 +190,7 @@ def check_known_id(job_id: str) -> None:
     if not isinstance(job_id, str) or not job_id or job_id in RESERVED_IDS:
         raise InvalidNameError(f"{job_id!r} cannot be the id of a job")
     if not job_id.isascii() and _NO_TEXT.search(job_id):
-        raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it is no valid Unicode text")
+        raise InvalidNameError(f"{job_id!r} cannot be the id of a job: it is not valid Unicode")
     first, colon, _ = job_id.partition(":")
     if colon and first in _FAMILIES and not _SCHEDULED_ID.fullmatch(job_id):
         raise InvalidNameError(
@@ -203,7 +203,7 @@ def check_known_scheduler_id(scheduler_id: str) -> None:
     if not isinstance(scheduler_id, str) or not scheduler_id:
         raise InvalidNameError(f"{scheduler_id!r} cannot be the id of a scheduler")
     if not scheduler_id.isascii() and _NO_TEXT.search(scheduler_id):
-        raise InvalidNameError(f"scheduler id {scheduler_id!r} is no valid Unicode text")
+        raise InvalidNameError(f"scheduler id {scheduler_id!r} is not valid Unicode")
 
 
 def check_scheduler_id(scheduler_id: str) -> None:
@@ -253,7 +253,7 @@ def check_one_slot(*queues: Keys) -> None:
     for queue in queues:
         if slot(queue.wait) != slot(queue.active):
             raise CrossSlotError(
-                f"the keys of queue {queue.name!r} lie in different slots of the cluster; put a "
+                f"the keys of queue {queue.name!r} are in different slots of the cluster; put a "
                 f"hash tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
                 f"'{{{queue.name}}}'"
             )
@@ -261,6 +261,6 @@ def check_one_slot(*queues: Keys) -> None:
     if len(slots) > 1:
         names = ", ".join(repr(queue.name) for queue in slots.values())
         raise CrossSlotError(
-            f"queues {names} lie in different slots of the cluster and cannot share one atomic "
+            f"queues {names} are in different slots of the cluster and cannot share one atomic "
             f"step; give them one hash tag: prefix='{{bull}}', or names such as '{{shop}}-orders'"
         )

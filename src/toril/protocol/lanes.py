@@ -78,7 +78,7 @@ STATES = ("paused", "halted", "stopped")
 def stopped(keys: Keys, state: str, start: int, end: int) -> Plan[list[str]]:
     """The lanes that are paused or halted, whether they have jobs or not, the oldest stop first."""
     if state not in STATES:
-        raise InvalidOptionError(f"{state!r} is no state of lanes; choose one of {STATES}")
+        raise InvalidOptionError(f"{state!r} is not a state of lanes; choose one of {STATES}")
     wanted = ("paused", "halted") if state == "stopped" else (state,)
     found: dict[str, int] = {}
     cursor = "0"

@@ -34,7 +34,7 @@ def _minutes(reply: list[bytes]) -> list[int]:
 def metrics(keys: Keys, kind: str, start: int, end: int) -> Plan[Metrics]:
     """The metrics of ``kind``, with the minutes from ``start`` to ``end``."""
     if kind not in KINDS:
-        raise InvalidOptionError(f"there are no metrics of {kind!r}; use {' or '.join(KINDS)}")
+        raise InvalidOptionError(f"there are no metrics for {kind!r}; use {' or '.join(KINDS)}")
     key = f"{keys.base}:metrics:{kind}"
     answers: list[Any] = yield [
         plain("HMGET", key, "count", "prevTS", parse=lambda reply: [*map(codec.number, reply)]),

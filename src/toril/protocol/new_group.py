@@ -262,7 +262,7 @@ def _members(name: Any, jobs: Any, compensation: Any) -> tuple[NewMember, ...]:
     """The members of a group, if it can have these."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise GroupValidationError(
-            f"group name {name!r} must be a text of 1 to {MAX_NAME_LENGTH} characters"
+            f"group name {name!r} must be a string of 1 to {MAX_NAME_LENGTH} characters"
         )
     if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
         raise GroupValidationError(
@@ -430,7 +430,7 @@ def _member(job: Any) -> NewMember:
         job = _member_of_mapping(job)
     if not isinstance(job, GroupJob):
         raise GroupValidationError(
-            f"{job!r} is no GroupJob or GroupSignal, nor a mapping that describes one"
+            f"{job!r} is neither a GroupJob or GroupSignal nor a mapping that describes one"
         )
     if getattr(job, "parent", None) is not None:
         raise GroupValidationError("A job cannot belong to both a group and a flow")

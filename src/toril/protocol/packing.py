@@ -65,4 +65,4 @@ def raw(text: str, argument: str = "") -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         what = f"{argument}={text!r}" if argument else f"{text!r}"
-        raise InvalidInputError(f"{what} is no valid Unicode text: {error}") from error
+        raise InvalidInputError(f"{what} is not valid Unicode: {error}") from error

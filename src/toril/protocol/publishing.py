@@ -49,7 +49,7 @@ def publish(
 ) -> Command[str]:
     """Write an event named ``name``; returns its id."""
     if not isinstance(name, str) or not name:
-        raise InvalidInputError(f"{name!r} is no name of an event; give a text that is not empty")
+        raise InvalidInputError(f"{name!r} is not a name for an event; give a non-empty string")
     if name in RESERVED or name.startswith("group:"):
         raise InvalidInputError(
             f"events named {name!r} are written by the queue itself; choose another name, such as"
@@ -87,6 +87,6 @@ def _utf8(text: str, event: str, field: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidInputError(
-            f"field {field!r} of event {event!r} is no text that can be stored: {error}"
+            f"field {field!r} of event {event!r} cannot be stored as text: {error}"
         ) from error
     return text

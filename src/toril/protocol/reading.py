@@ -73,7 +73,7 @@ def check_states(states: Iterable[str]) -> tuple[str, ...]:
     for state in wanted:
         if state not in _CONTAINERS:
             raise InvalidOptionError(
-                f"{state!r} is no state of a job; the states are {', '.join(STATES)}"
+                f"{state!r} is not a state of a job; the states are {', '.join(STATES)}"
             )
     return wanted or STATES
 
@@ -229,7 +229,7 @@ def counts_per_priority(keys: Keys, priorities: Sequence[int]) -> Plan[dict[int,
     """How many jobs wait with each priority; 0 is that of jobs without one."""
     for priority in priorities:
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise InvalidOptionError(f"priority {priority!r} is no whole number")
+            raise InvalidOptionError(f"priority {priority!r} is not a whole number")
         if not 0 <= priority <= MAX_PRIORITY:
             raise InvalidOptionError(f"priority {priority} is not between 0 and {MAX_PRIORITY}")
     paused, *found = yield [

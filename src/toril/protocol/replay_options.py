@@ -82,7 +82,7 @@ class Changes(msgspec.Struct, frozen=True):
         if not given:
             return None
         if keep_delay and ("delay" in given or "run_at" in given):
-            raise InvalidOptionError("keep_delay goes with neither delay nor run_at; give one")
+            raise InvalidOptionError("keep_delay cannot be combined with delay or run_at; give one")
         return cls(NewJob("replayed", **given))
 
     @property

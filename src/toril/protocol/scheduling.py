@@ -212,7 +212,7 @@ def _first_cron_ms(scheduler_id: str, schedule: Schedule, pattern: str, now_ms: 
     next_ms = cron.next_after(cron.parse(pattern), max(now_ms, schedule.start_ms or 0), zone)
     if next_ms is None:
         raise InvalidOptionError(
-            f"cron={pattern!r} of scheduler {scheduler_id!r} never comes in fifty years"
+            f"cron={pattern!r} of scheduler {scheduler_id!r} does not occur within fifty years"
         )
     return next_ms
 

@@ -213,7 +213,7 @@ def _wait_before_retry(
         strategy = strategy.get(backoff.type)
     if strategy is None:
         raise UnrecoverableError(
-            f"job {job.id!r} asks for the backoff {backoff.type!r} and this worker knows no such"
+            f"job {job.id!r} asks for the backoff {backoff.type!r} and this worker has no such"
             f" strategy; pass Worker(…, backoff_strategy=…)"
         ) from error
     return min(int(strategy(made, backoff.type, error, job)), MAX_DELAY_MS)

@@ -81,7 +81,7 @@ class BaseConsumer(ABC, Generic[T]):
         for name in HOOKS:
             if not inspect.iscoroutinefunction(getattr(cls, name)):
                 raise InvalidOptionError(
-                    f"{cls.__name__}.{name} must be an async def; blocking work belongs into"
+                    f"{cls.__name__}.{name} must be an async def; move blocking work into"
                     f" await asyncio.to_thread(…)"
                 )
         for base in cls.__dict__.get("__orig_bases__", ()):

@@ -35,12 +35,12 @@ def check_ids(payload: Any) -> None:
     """Refuse a payload that names no workflow or no step."""
     if not isinstance(payload, JobPayload):
         raise InvalidOptionError(
-            f"{shown(payload)} is no payload; write JobPayload(workflow_id=…, step_id=…, data=…)"
+            f"{shown(payload)} is not a payload; write JobPayload(workflow_id=…, step_id=…, data=…)"
         )
     for name in ("workflow_id", "step_id"):
         value = getattr(payload, name)
         if not isinstance(value, str) or not value:
-            raise InvalidNameError(f"{name}={value!r} must be a text, not empty")
+            raise InvalidNameError(f"{name}={value!r} must be a non-empty string")
 
 
 def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
@@ -56,7 +56,7 @@ def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
         )
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise PayloadMismatchError(
-            f"job {job.id!r} of queue {job.queue_name!r} is no step that this consumer can read:"
+            f"job {job.id!r} of queue {job.queue_name!r} is not a step that this consumer can read:"
             f" {error}; correct the producer, then replay the job"
         ) from error
     return msgspec.structs.replace(payload, attempt=job.attempts_made + 1)

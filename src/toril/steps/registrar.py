@@ -28,7 +28,7 @@ class ConsumerRegistrar:
     def register(self, consumer: C) -> C:
         """Add a consumer to the group, and return it."""
         if any(known is consumer for known in self.consumers):
-            raise InvalidOptionError(f"{consumer!r} is registered already")
+            raise InvalidOptionError(f"{consumer!r} is already registered")
         self.consumers.append(consumer)
         return consumer
 

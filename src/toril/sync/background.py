@@ -40,7 +40,7 @@ class Background:
         try:
             self._work()
         except Exception:
-            logger.exception("%s ended by an error", self._thread.name)
+            logger.exception("%s ended with an error", self._thread.name)
 
 
 def call(callback: Callable[..., Any], *args: Any) -> None:

@@ -60,7 +60,7 @@ class ClusterTransport:
                 self._slots.forget()
                 raise
             sending.was_sent = False
-        raise LineError(f"{self._label} sends slot {slot} in circles")
+        raise LineError(f"{self._label} redirects slot {slot} in circles")
 
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int

@@ -44,8 +44,8 @@ class QueueEvents:
     ) -> None:
         if last_event_id is not None and not events.is_event_id(last_event_id):
             raise InvalidOptionError(
-                f"last_event_id={last_event_id!r} is no id of an event; give the id of one"
-                f" ('1700000000000-0'), '0' for all that is remembered, or None for what is new"
+                f"last_event_id={last_event_id!r} is not an event id; give one"
+                f" ('1700000000000-0'), '0' for the oldest event, or None for new ones"
             )
         self.name = name
         self.keys = Keys(prefix, name)

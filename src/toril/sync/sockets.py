@@ -168,7 +168,7 @@ def _parsed(where: Address) -> dict[str, Any]:
         pass
     # Outside of the handler: what redis-py says of a URL may quote a part of it.
     raise InvalidOptionError(
-        f"connection '{where}' has an option of the wrong kind; socket_timeout, db and such take"
+        f"connection '{where}' has an option of the wrong type; socket_timeout, db and such take"
         f" numbers, and a port is below 65536"
     )
 

@@ -196,7 +196,7 @@ class App:
         check_queue_name(task.queue_name)
         if task.name in self._tasks:
             raise InvalidOptionError(
-                f"the app has a task {task.name!r} already; give this one a name=… of its own"
+                f"the app has a task {task.name!r} already; give this one another name=…"
             )
         if task.schedule is not None:
             task.call()  # a schedule has no arguments to give
@@ -395,7 +395,7 @@ class App:
         ``Worker``.
         """
         if self._closing is not None:
-            raise InvalidOptionError("this app runs already")
+            raise InvalidOptionError("this app is already running")
         self._closing = closing = asyncio.Event()
         self._workers = self.make_workers(queues, concurrency=concurrency, **options)
         declaring = asyncio.create_task(self._declare_patiently())
@@ -454,7 +454,7 @@ class App:
             else dict.fromkeys(self.queue_names if queues is None else queues, default)
         )
         if not chosen:
-            raise InvalidOptionError("the app has no task, so there is no queue to work on")
+            raise InvalidOptionError("the app has no task, so there is no queue to serve")
         known = set(self.queue_names)
         for name in chosen:
             if name not in known:
@@ -614,7 +614,7 @@ def _errors(errors: Errors, option: str) -> tuple[type[BaseException], ...]:
     found = errors if isinstance(errors, tuple) else (errors,)
     for one in found:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
-            raise InvalidOptionError(f"{option}={one!r} is no class of exceptions")
+            raise InvalidOptionError(f"{option}={one!r} is not an exception class")
     return found
 
 

@@ -216,13 +216,13 @@ def _find_context(
 def _refuse_kind(name: str, parameter: inspect.Parameter) -> None:
     if parameter.kind is parameter.VAR_POSITIONAL:
         raise InvalidOptionError(
-            f"task {name!r} has *{parameter.name}; arguments travel by name, so write a parameter"
+            f"task {name!r} has *{parameter.name}; arguments are sent by name, so use a parameter"
             f" that is a list"
         )
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise InvalidOptionError(
-            f"task {name!r} has the positional-only parameter {parameter.name!r}; arguments travel"
-            f" by name, so leave the '/' out"
+            f"task {name!r} has the positional-only parameter {parameter.name!r}; arguments are"
+            f" sent by name, so leave the '/' out"
         )
 
 
@@ -249,7 +249,7 @@ def _checked(name: str, what: str, hint: Any) -> Any:
     for custom in _custom_types(info, set()):
         if not issubclass(custom, PurePath) and not hasattr(custom, "model_validate"):
             raise InvalidOptionError(
-                f"{what} of task {name!r} cannot be JSON: nobody knows how to read a"
+                f"{what} of task {name!r} cannot be JSON: there is no way to read a"
                 f" {custom.__qualname__!r}; use a dataclass, a TypedDict, an attrs class, a"
                 f" msgspec.Struct or a pydantic model"
             )

@@ -149,7 +149,7 @@ class Task(Generic[Q, T, P, R]):
         or None when nobody knows.
         """
         if self.undoing is not None:
-            raise InvalidOptionError(f"task {self.name!r} has an undo already: {self.undoing!r}")
+            raise InvalidOptionError(f"task {self.name!r} already has an undo: {self.undoing!r}")
         self.undoing = self.app.register_undo(self, function)
         return function
 

@@ -43,7 +43,7 @@ def refuse_in_child() -> None:
     if _is_child:
         raise InvalidOptionError(
             "a worker was started while its own script was imported by a process of"
-            ' executor="process"; put what starts it under if __name__ == "__main__":'
+            ' executor="process"; put the code that starts it under if __name__ == "__main__":'
         )
 
 

@@ -109,7 +109,7 @@ class LocalExecutor:
         if self._threads.abandon(running):
             logger.warning(
                 "job %r (%r) of queue %r is past its timeout and its function does not return; the"
-                " attempt has failed, the thread goes on (%d such threads). Look at"
+                " attempt has failed, the thread keeps running (%d such threads). Check"
                 " job.is_cancelled in it, or use executor='process', which can kill it",
                 job.id,
                 job.name,

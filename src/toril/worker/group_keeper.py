@@ -56,9 +56,9 @@ class GroupKeeper:
                 for keys in self._owners:
                     pause_s = min(pause_s, await self._keep_due(keys))
             except TorilError as error:
-                logger.warning("open groups could not be looked at: %s", error)
+                logger.warning("cannot check open groups: %s", error)
             except Exception:
-                logger.exception("open groups could not be looked at")
+                logger.exception("cannot check open groups")
 
     async def _rest(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):

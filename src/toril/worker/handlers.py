@@ -64,7 +64,7 @@ class Router:
 
             return register
         if name in self._handlers:
-            raise InvalidOptionError(f"a handler for {name!r} is registered already")
+            raise InvalidOptionError(f"a handler for {name!r} is already registered")
         if not callable(handler):
             raise InvalidOptionError(f"the handler for {name!r} is not callable: {handler!r}")
         self._handlers[name] = handler

@@ -94,7 +94,7 @@ class Lease:
     def _complain(self, error: Exception) -> None:
         """Once for each outage: tries follow each other quickly, because locks expire."""
         if not isinstance(error, TorilError):
-            logger.error("the lease met an error that it does not know", exc_info=error)
+            logger.error("the lease got an unexpected error", exc_info=error)
         elif not self._is_in_trouble:
             logger.warning("the locks of running jobs cannot be renewed: %s", error)
         self._is_in_trouble = True

@@ -41,7 +41,7 @@ class Life:
 
     async def start(self) -> None:
         if self.loop is not None:
-            raise InvalidOptionError("this worker has been started already; make a new one")
+            raise InvalidOptionError("this worker has already been started; make a new one")
         if self.is_closing:
             raise InvalidOptionError("this worker is closed; make a new one")
         refuse_in_child()
@@ -194,4 +194,4 @@ class Life:
             flights = [flight.name for flight in parts.flights]
             await parts.connection.run(settling.leave(parts.keys, flights))
         except TorilError as error:
-            logger.warning("the traces of a worker of queue %r remain: %s", parts.keys.name, error)
+            logger.warning("keys of a worker of queue %r remain: %s", parts.keys.name, error)

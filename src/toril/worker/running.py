@@ -54,7 +54,7 @@ def run(*workers: Service, timeout: Duration | None = 8_000, uvloop: bool = Fals
 def _refuse_in_loop() -> None:
     if asyncio._get_running_loop() is not None:
         raise RunningLoopError(
-            "toril.run(…) runs an event loop of its own, and one runs here already (a notebook, an"
+            "toril.run(…) starts an event loop, and one is already running here (a notebook, an"
             " async function); use `await worker.run()` there, or"
             " `task = asyncio.create_task(worker.run())` and later `await worker.close()`"
         )

@@ -39,10 +39,10 @@ class Sweeper:
             try:
                 await self.sweep()
             except TorilError as error:
-                logger.warning("stalled jobs could not be looked for: %s", error)
+                logger.warning("cannot search for stalled jobs: %s", error)
             except Exception:
                 # Nobody else may be there to bring jobs back: one that trips this must not end it.
-                logger.exception("stalled jobs could not be looked for")
+                logger.exception("cannot search for stalled jobs")
             await asyncio.sleep(self._interval_ms / 1000 * random.uniform(1.0, 1.05))
 
     async def sweep(self) -> list[str]:

@@ -180,7 +180,7 @@ def _check(design: Design) -> None:
         if one is not None and not callable(one):
             raise InvalidOptionError(f"the backoff strategy {one!r} is not callable")
     if isinstance(design.target, Connection):
-        raise InvalidOptionError("a worker needs connections of its own; pass a URL or a client")
+        raise InvalidOptionError("a worker needs its own connections; pass a URL or a client")
 
 
 def _burial_of(design: Design) -> Burial | None:

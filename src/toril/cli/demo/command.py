@@ -25,13 +25,12 @@ from toril.logs import get_logger
 @click.command("demo")
 @with_server
 def demo(server: Server) -> None:
-    """Watch a short show of what Toril does, on a server of its own.
+    """Show what Toril does, on a temporary server.
 
-    An order that succeeds, one that fails and undoes itself, lanes in order, dead letters that come
-    back, and how fast it all is.  Nothing is left behind.  With --json only what happened is
-    printed.
+    An order that succeeds, one that fails and is undone, lanes in order, dead letters that are
+    replayed, and how fast it is.  Nothing is left behind.  With --json only the facts are printed.
     """
-    refuse_given("url", "prefix", because="the show has a server of its own")
+    refuse_given("url", "prefix", because="the demo has its own server")
     get_logger("toril.jobs").setLevel(logging.CRITICAL)  # what fails here fails on purpose
     facts = asyncio.run(show(Console(quiet=server.as_json)))
     if server.as_json:

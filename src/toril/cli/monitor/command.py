@@ -24,18 +24,19 @@ from toril.protocol.command import plain
     metavar="QUEUE",
     multiple=True,
     shell_complete=complete_queue,
-    help="Only this one; may be given several times.  [default: all that are found]",
+    help="Only this queue; may be repeated.  [default: all that are found]",
 )
 @click.option(
-    "-i", "--interval", type=DURATION, default="1s", show_default=True, help="How often to look."
+    "-i", "--interval", type=DURATION, default="1s", show_default=True, help="How often to refresh."
 )
 @with_server
 def monitor(server: Server, queue_names: tuple[str, ...], interval: int) -> None:
-    """Watch queues, full screen and live.
+    """Watch queues live, full screen.
 
-    Counts, throughput and times of every queue; running jobs, lanes, groups, dead letters and
-    events of the chosen one.  '?' shows the keys.  Each look costs the server the same number of
-    commands, however many jobs there are.  With --json one look is printed, for programs.
+    It shows counts, throughput and times of every queue, and running jobs, lanes, groups, dead
+    letters and events of the selected one.  '?' shows the keys.  Each refresh costs the server the
+    same number of commands, however many jobs there are.  With --json the current state is printed
+    once, for programs.
 
     \b
     Examples:

@@ -77,7 +77,7 @@ def find_task(path: str) -> Any:
     except ImportError as error:
         raise NoHandlerError(f"there is no task {path!r}: {error}") from error
     if not isinstance(task, Task):
-        raise NoHandlerError(f"{path!r} is no task of Django but {task!r}")
+        raise NoHandlerError(f"{path!r} is not a Django task but {task!r}")
     return task
 
 

@@ -57,7 +57,7 @@ def encode_limited(value: Any, size_limit: int | None, what: str) -> bytes:
     if size_limit is not None and len(text) > size_limit:
         raise PayloadTooLargeError(
             f"{what} takes {len(text)} bytes as JSON, and its size_limit is {size_limit};"
-            f" store the bulk elsewhere and put a reference into the job"
+            f" store the data elsewhere and put a reference into the job"
         )
     return text
 
@@ -101,7 +101,7 @@ def _refuse_nan(value: Any, what: str) -> None:
         item = stack.pop()
         if isinstance(item, float) and not math.isfinite(item):
             raise PayloadError(
-                f"{what} contains {item!r}, which JSON cannot express; send None or a text instead"
+                f"{what} contains {item!r}, which JSON cannot express; send None or a string"
             )
         if isinstance(item, Mapping):
             stack.extend(item.values())

@@ -27,7 +27,7 @@ class Command(BaseCommand):
         """Run until told to end."""
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TorilBackend):
-            raise CommandError(f"TASKS[{options['backend']!r}] is no TorilBackend")
+            raise CommandError(f"TASKS[{options['backend']!r}] is not a TorilBackend")
         try:
             relay = backend.make_relay()
         except ImportError as error:

@@ -35,7 +35,7 @@ class Command(BaseCommand):
         """Run until told to end."""
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TorilBackend):
-            raise CommandError(f"TASKS[{options['backend']!r}] is no TorilBackend")
+            raise CommandError(f"TASKS[{options['backend']!r}] is not a TorilBackend")
         queues = options["queues"] or sorted(backend.queues)
         for name in queues:
             if name not in backend.queues:
