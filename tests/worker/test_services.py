@@ -56,20 +56,20 @@ async def test_a_reply_that_cannot_be_taken_in_ends_the_worker(url, prefix, capl
 
 async def test_an_outcome_is_written_while_another_job_still_runs(queue, start_worker, inside):
     """It leaves with the turn of the loop in which it came, whoever else is busy."""
-    may_end = asyncio.Event()
+    may_end = {"slow": asyncio.Event(), "quick": asyncio.Event()}
 
     async def handler(job):
-        if job.name == "slow":
-            await may_end.wait()
+        await may_end[job.name].wait()
 
     worker = await start_worker(handler, concurrency=3, drain_delay=600_000)
-    await queue.add("slow")
-    await wait_until(lambda: worker.is_processing)
-    await queue.add("quick")
+    await queue.add_bulk([NewJob("slow"), NewJob("quick")])
+    await wait_until(lambda: len(worker.current_jobs) == 2)
+    await asyncio.sleep(0.1)  # until it has confirmed them, and waits at the server again
 
+    may_end["quick"].set()
     await inside.until_finished(1)
     assert len(await inside.ids("active")) == 1
-    may_end.set()
+    may_end["slow"].set()
     await inside.until_finished(2)
 
 
