@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import redis
 import redis.asyncio
+import uvloop
 
 from tests.helpers import not_run
-from toril import Queue, Worker
+from toril import NewJob, Queue, Worker
 from toril.client.connection import Connection
 from toril.client.sockets import maker
 from toril.errors import ServerUnavailableError
@@ -84,6 +85,28 @@ async def test_one_loop_after_another_over_tls(tls_address, certificate, prefix)
         assert job.data == number
 
     await queue.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_large_jobs_and_many_replies_come_whole_over_tls(
+    tls_address, certificate, prefix, loop
+):
+    """The line takes the socket over from redis-py, the encryption included."""
+    url = f"{tls_address}?ssl_ca_certs={certificate[0]}"
+
+    async def program() -> list[int]:
+        async with Queue("q", connection=url, prefix=prefix) as queue:
+            jobs = [NewJob("job", {"x": "y" * 50_000, "n": number}) for number in range(60)]
+            added = await queue.add_bulk(jobs)
+            read = await asyncio.gather(*(queue.get_job(job.id) for job in added))
+            assert all(len(job.data["x"]) == 50_000 for job in read)
+            return [job.data["n"] for job in read]
+
+    def run() -> list[int]:
+        with asyncio.Runner(loop_factory=loop) as runner:
+            return runner.run(program())
+
+    assert await asyncio.to_thread(run) == list(range(60))
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(tls_address, prefix):

@@ -54,6 +54,25 @@ async def test_a_reply_that_cannot_be_taken_in_ends_the_worker(url, prefix, capl
     assert "stopped" in caplog.text
 
 
+async def test_an_outcome_is_written_while_another_job_still_runs(queue, start_worker, inside):
+    """It leaves with the turn of the loop in which it came, whoever else is busy."""
+    may_end = {"slow": asyncio.Event(), "quick": asyncio.Event()}
+
+    async def handler(job):
+        await may_end[job.name].wait()
+
+    worker = await start_worker(handler, concurrency=3, drain_delay=600_000)
+    await queue.add_bulk([NewJob("slow"), NewJob("quick")])
+    await wait_until(lambda: len(worker.current_jobs) == 2)
+    await asyncio.sleep(0.1)  # until it has confirmed them, and waits at the server again
+
+    may_end["quick"].set()
+    await inside.until_finished(1)
+    assert len(await inside.ids("active")) == 1
+    may_end["slow"].set()
+    await inside.until_finished(2)
+
+
 async def test_a_job_inherits_nothing_of_one_that_opened_a_line(queue, start_worker, inside):
     """Replies are read in the context of whoever opened the socket, and new jobs begin there."""
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody")

@@ -46,11 +46,21 @@ class Batcher:
     async def add(self, job: Prepared) -> Added:
         """Add one job, alone or with others that are added meanwhile."""
         line = self._lines.here()
-        if not line.is_away:
-            return await self._add_alone(job, line)
-        answer: asyncio.Future[Added] = asyncio.get_running_loop().create_future()
-        line.waiting.append((job, answer))
-        return await answer
+        if line.is_away:
+            waiting: asyncio.Future[Added] = line.loop.create_future()
+            line.waiting.append((job, waiting))
+            return await waiting
+        line.is_away = True
+        try:
+            answer = (await self._connection.run(adding.add(self._keys, [job])))[0]
+        finally:
+            line.is_away = False
+            if line.waiting and not line.loop.is_closed():
+                line.is_away = True
+                line.sender = line.loop.create_task(self._send_waiting(line))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
         """Add many jobs, in slices; raises the first refusal when all have been answered.
@@ -77,19 +87,6 @@ class Batcher:
         sender = self._lines.here().sender
         if sender is not None:
             await sender
-
-    async def _add_alone(self, job: Prepared, line: _Line) -> Added:
-        line.is_away = True
-        try:
-            answer = (await self._connection.run(adding.add(self._keys, [job])))[0]
-        finally:
-            line.is_away = False
-            if line.waiting and not line.loop.is_closed():
-                line.is_away = True
-                line.sender = line.loop.create_task(self._send_waiting(line))
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
     async def _send_waiting(self, line: _Line) -> None:
         """Send batch after batch until nobody waits; a caller that left is no reason to stop."""
