@@ -413,7 +413,13 @@ def _doctor() -> str:
 
 
 def _severities(code: str) -> str:
-    return ", ".join(dict.fromkeys(one.severity.value for one in ailments_by_code()[code]))
+    found = [
+        severity.value
+        for one in ailments_by_code()[code]
+        for severity in (one.severity, one.worst)
+        if severity is not None
+    ]
+    return ", ".join(dict.fromkeys(found))
 
 
 def _code(code: str) -> str:

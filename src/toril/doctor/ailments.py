@@ -22,12 +22,14 @@ class Ailment(msgspec.Struct, frozen=True):
     problem: str
     harm: str
     remedy: str
+    worst: Severity | None = None
+    """How bad it is when it has come far."""
 
-    def of(self, subject: str, *, severity: Severity | None = None, **facts: object) -> Finding:
-        """This ailment of ``subject``; ``severity`` where it depends on how far it has come."""
+    def of(self, subject: str, *, has_come_far: bool = False, **facts: object) -> Finding:
+        """This ailment of ``subject``."""
         return Finding(
             code=self.code,
-            severity=severity or self.severity,
+            severity=self.worst if has_come_far and self.worst else self.severity,
             subject=subject,
             problem=self.problem.format(**facts),
             harm=self.harm.format(**facts),
@@ -71,6 +73,7 @@ CLOCKS_DIFFER = Ailment(
     "this host's clock is {off_ms} ms {side} the server's",
     "Toril uses the server's clock; run_at times and Node workers use this one.",
     "Synchronise both with NTP.",
+    worst=ERROR,
 )
 NO_PASSWORD = Ailment(
     "D106",
@@ -173,6 +176,7 @@ DEAD_LETTERS = Ailment(
     "{letters}, the oldest for {age}",
     "This work was not done.",
     "toril dlq summary says why; then replay or purge them.",
+    worst=WARNING,
 )
 FAILED_JOBS = Ailment(
     "D204",
@@ -180,6 +184,7 @@ FAILED_JOBS = Ailment(
     "it keeps {jobs} that failed for good",
     "They were not done, and only this set says so.",
     "Use Worker(dead_letter_queue=…) and an alert; retry_all() retries the present ones.",
+    worst=WARNING,
 )
 COMPLETED_JOBS = Ailment(
     "D205",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from toril.doctor import ailments
-from toril.doctor.finding import Finding, Severity
+from toril.doctor.finding import Finding
 from toril.doctor.job_options import check_retries
 from toril.doctor.queue_facts import QueueFacts
 from toril.doctor.standstills import check_standstills
@@ -70,7 +70,7 @@ def _letters(queue: QueueFacts) -> Iterator[Finding]:
         count = queue.counts.get("waiting", 0)
         yield ailments.DEAD_LETTERS.of(
             queue.subject,
-            severity=Severity.WARNING if age_ms > LETTERS_WAIT_MS else None,
+            has_come_far=age_ms > LETTERS_WAIT_MS,
             letters=counted(count, "dead letter"),
             age=lasting(age_ms),
         )
@@ -80,7 +80,7 @@ def _letters(queue: QueueFacts) -> Iterator[Finding]:
         count = queue.counts["failed"]
         yield ailments.FAILED_JOBS.of(
             queue.subject,
-            severity=Severity.WARNING if count > MANY_FAILED else None,
+            has_come_far=count > MANY_FAILED,
             jobs=counted(count, "job"),
         )
 

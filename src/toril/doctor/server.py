@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from toril.doctor import ailments
-from toril.doctor.finding import Finding, Severity
+from toril.doctor.finding import Finding
 from toril.doctor.reader import SLOT_COUNT, ConnectionReader
 from toril.protocol.discovering import ClusterNode
 
@@ -130,7 +130,7 @@ def _clock(facts: ServerFacts) -> Iterator[Finding]:
         return
     side = "ahead of" if facts.clock_ms > 0 else "behind"
     yield ailments.CLOCKS_DIFFER.of(
-        "clock", severity=Severity.ERROR if off_ms > _FAR_OFF_MS else None, off_ms=off_ms, side=side
+        "clock", has_come_far=off_ms > _FAR_OFF_MS, off_ms=off_ms, side=side
     )
 
 
