@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from datetime import timedelta
@@ -26,12 +27,14 @@ from toril import (
     Worker,
 )
 from toril.errors import (
+    GroupNotFoundError,
     GroupValidationError,
     InvalidNameError,
     InvalidOptionError,
     PayloadError,
     PayloadTooLargeError,
     UnknownOptionError,
+    WaitTimeoutError,
 )
 from toril.outbox import Outbox, Relay, table_sql
 
@@ -149,6 +152,30 @@ async def test_two_rows_with_one_group_id_start_one_group(engine, outbox, relay,
 
     assert await payments.get_waiting_count() == 1
     assert (await relay.stats()).parked == 0
+
+
+async def test_a_group_is_waited_for_before_it_is_relayed(tmp_path, url, prefix, payments):
+    """By who has its id from the request, while the relay has not sent the row yet."""
+    connection = sqlite3.connect(tmp_path / "x.db")
+    for statement in table_sql("sqlite"):
+        connection.execute(statement)
+    outbox = Outbox()
+    group_id = outbox.add_group(connection, "g", [GroupJob("n", queue_name="payments")])
+    connection.commit()
+    connection.close()
+    with pytest.raises(GroupNotFoundError):
+        await payments.wait_for_group(group_id, timeout=20_000)
+    with pytest.raises(WaitTimeoutError, match="a relay runs"):
+        await payments.wait_for_group(group_id, timeout=30, may_come=True)
+    waiting = asyncio.create_task(payments.wait_for_group(group_id, timeout=20_000, may_come=True))
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    async with (
+        Relay(engine, outbox, connection=url, prefix=prefix) as relay,
+        Worker("payments", lambda job: None, connection=url, prefix=prefix),
+    ):
+        await relay.drain()
+        assert (await waiting).state == "COMPLETED"
+    engine.dispose()
 
 
 async def test_another_group_under_the_id_is_parked_at_once(engine, outbox, relay, payments):
