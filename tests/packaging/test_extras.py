@@ -16,6 +16,13 @@ CORE = """
 import toril, toril.sync, toril.testing, toril.steps, toril.doctor, toril.idempotency
 [getattr(toril, name) for name in toril.__all__]
 [getattr(toril.testing, name) for name in toril.testing.__all__]
+
+import sqlite3
+from toril.outbox import Outbox, table_sql
+connection = sqlite3.connect(":memory:")
+for statement in table_sql("sqlite"):
+    connection.execute(statement)
+Outbox().add(connection, "payments", "charge")
 """
 PROGRAMS = {
     "cli": """
@@ -27,7 +34,11 @@ import importlib.util
 if importlib.util.find_spec("toril.dashboard"):
     import toril.dashboard
 """,
-    "django": "import toril.contrib.django.backend",
+    "django": """
+import importlib, toril.contrib.django.backend
+importlib.import_module("toril.contrib.django.migrations.0001_outbox")
+importlib.import_module("toril.contrib.django.management.commands.toril_relay")
+""",
     "embedded": """
 import tempfile
 from toril.client import embedded
@@ -39,6 +50,7 @@ with tempfile.TemporaryDirectory() as directory, embedded.start(directory) as se
     "opentelemetry": "import toril.contrib.opentelemetry",
     "outbox": """
 import toril.outbox, toril.idempotency.sql_store
+[getattr(toril.outbox, name) for name in toril.outbox.__all__]
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import greenlet_spawn
 import asyncio

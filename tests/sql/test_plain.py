@@ -232,6 +232,26 @@ def test_a_class_of_ones_own_is_known_by_what_it_inherits(tmp_path):
     connection.close()
 
 
+class Traced:
+    """As the tools that trace databases wrap what they watch."""
+
+    def __init__(self, wrapped):
+        self._wrapped = wrapped
+
+    __class__ = property(lambda self: self._wrapped.__class__)
+
+    def __getattr__(self, name):
+        return getattr(self._wrapped, name)
+
+
+def test_a_wrapper_that_passes_for_a_connection_is_one(service, connection):
+    service.outbox.add(Traced(connection), "payments", "charge")
+    service.outbox.add(Traced(connection.cursor()), "payments", "charge")
+    connection.commit()
+
+    assert len(service.rows()) == 2
+
+
 def test_what_could_not_become_a_job_is_refused_before_it_is_written(tmp_path):
     connection = sqlite3.connect(tmp_path / "x.db")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from datetime import timedelta
@@ -18,6 +19,7 @@ from toril import (
     FlowJob,
     FlowProducer,
     GroupJob,
+    GroupSignal,
     Keep,
     NewJob,
     Parent,
@@ -25,12 +27,14 @@ from toril import (
     Worker,
 )
 from toril.errors import (
+    GroupNotFoundError,
     GroupValidationError,
     InvalidNameError,
     InvalidOptionError,
     PayloadError,
     PayloadTooLargeError,
     UnknownOptionError,
+    WaitTimeoutError,
 )
 from toril.outbox import Outbox, Relay, table_sql
 
@@ -148,6 +152,91 @@ async def test_two_rows_with_one_group_id_start_one_group(engine, outbox, relay,
 
     assert await payments.get_waiting_count() == 1
     assert (await relay.stats()).parked == 0
+
+
+async def test_a_group_is_waited_for_before_it_is_relayed(tmp_path, url, prefix, payments):
+    """By who has its id from the request, while the relay has not sent the row yet."""
+    connection = sqlite3.connect(tmp_path / "x.db")
+    for statement in table_sql("sqlite"):
+        connection.execute(statement)
+    outbox = Outbox()
+    group_id = outbox.add_group(connection, "g", [GroupJob("n", queue_name="payments")])
+    connection.commit()
+    connection.close()
+    with pytest.raises(GroupNotFoundError):
+        await payments.wait_for_group(group_id, timeout=20_000)
+    with pytest.raises(WaitTimeoutError, match="a relay runs"):
+        await payments.wait_for_group(group_id, timeout=30, may_come=True)
+    waiting = asyncio.create_task(payments.wait_for_group(group_id, timeout=20_000, may_come=True))
+    engine = create_engine(f"sqlite:///{tmp_path}/x.db")
+    async with (
+        Relay(engine, outbox, connection=url, prefix=prefix) as relay,
+        Worker("payments", lambda job: None, connection=url, prefix=prefix),
+    ):
+        await relay.drain()
+        assert (await waiting).state == "COMPLETED"
+    engine.dispose()
+
+
+async def test_another_group_under_the_id_is_parked_at_once(engine, outbox, relay, payments):
+    with engine.begin() as connection:
+        saga(outbox, connection, group_id="order-123")
+        outbox.add_group(
+            connection, "other", [GroupJob("n", queue_name="payments")], group_id="order-123"
+        )
+
+    await relay.drain()
+
+    (row,) = await relay.get_parked()
+    assert (row.name, row.attempts) == ("other", 1)
+    assert "GroupExistsError" in row.error
+    assert (await payments.get_group_state("order-123")).name == "order-fulfilment"
+
+
+async def test_stages_signals_and_ends_travel_with_the_row(
+    engine, outbox, make_relay, payments, url, prefix
+):
+    """All that a group can be told, through the table and back, and relayed twice on the way."""
+    jobs = [
+        GroupJob("reserve", {"order": 1}, queue_name="payments"),
+        GroupJob(
+            "charge",
+            {"order": 1},
+            queue_name="payments",
+            after=["reserve"],
+            inputs={"pieces": "reserve"},
+        ),
+        GroupSignal("approval", after=["reserve"], timeout=timedelta(days=1), default={"by": "is"}),
+        GroupJob("ship", {}, queue_name="payments", after=["charge", "approval"], pivot=True),
+    ]
+    ran = []
+
+    def handler(job):
+        ran.append((job.name, job.data.get("pieces")))
+        return {"is": "GroupJob"} if job.name == "reserve" else None
+
+    with engine.begin() as connection:
+        group_id = outbox.add_group(
+            connection,
+            "order",
+            jobs,
+            {"reserve": Compensation("release", lane="a")},
+            undo_timeout=timedelta(hours=1),
+            on_completed=GroupJob("invoice", {"order": 1}, queue_name="payments"),
+        )
+    for _ in range(2):
+        await make_relay().drain()
+        again(engine, outbox)
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        await wait_until(lambda: ("charge", {"is": "GroupJob"}) in ran)
+        await payments.complete_member(group_id, "approval", {"by": "back office"})
+        info = await payments.wait_for_group(group_id, timeout=20_000)
+        await wait_until(lambda: len(ran) == 4)
+
+    assert info.state == "COMPLETED"
+    assert [name for name, _ in ran] == ["reserve", "charge", "ship", "invoice"]
+    again(engine, outbox)
+    await make_relay().drain()
 
 
 def flow_of(**options):
@@ -382,7 +471,8 @@ async def test_plain_connections(tmp_path, url, prefix):
         ({"compensation": {"other": Compensation("undo")}}, GroupValidationError),
         ({"compensation": 5}, GroupValidationError),
         ({"group_id": "a b"}, InvalidNameError),
-        ({"group_id": "12"}, InvalidNameError),
+        ({"group_id": "a:b"}, InvalidNameError),
+        ({"jobs": [GroupJob("n", queue_name="q", after=["other"])]}, GroupValidationError),
         ({"timeoutt": 5}, UnknownOptionError),
         ({"timeout": -5}, InvalidOptionError),
         ({"jobs": [GroupJob("n", object(), queue_name="q")]}, PayloadError),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from toril.checking import by_hand_for
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.client.waiting import LOOK_AGAIN_S, QueueWaiting
+from toril.client.waiting import LOOK_AGAIN_S, SHORTEST_LOOK_S, QueueWaiting
 from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
 from toril.options import Duration, Keep, check_text, milliseconds, whole
 from toril.protocol import codec, groups, starting
@@ -297,16 +297,21 @@ class QueueGroups(GroupReading, QueueWaiting):
         """
         return await self._connection.follow(groups.reconcile_all(self.keys))
 
-    async def wait_for_group(self, group_id: str, timeout: Duration | None = None) -> GroupInfo:
+    async def wait_for_group(
+        self, group_id: str, timeout: Duration | None = None, *, may_come: bool = False
+    ) -> GroupInfo:
         """Wait until a group is over, and return it.
 
         A group that has been forgotten is returned as it ended, for a day.  Raises
-        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.
+        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` a
+        group that does not exist is waited for too: a row of an outbox that no relay has sent.
         """
         deadline = math.inf
         if timeout is not None:
             deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
         owner = await self._owner_of(group_id)
+        if owner is None and may_come:
+            owner = await self._wait_for_start(group_id, deadline)
         if owner is None:
             raise groups.not_found(group_id)
         if owner.base != self.keys.base:
@@ -338,6 +343,22 @@ class QueueGroups(GroupReading, QueueWaiting):
                 listening.refuse_if_closed()
         finally:
             listening.remove(waiter)
+
+    async def _wait_for_start(self, group_id: str, deadline: float) -> Keys:
+        """The queue that owns a group, once it is there."""
+        check_group_id(group_id)
+        look_s = SHORTEST_LOOK_S
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise WaitTimeoutError(
+                    f"group {group_id!r} has not been started and was waited for no longer; if its"
+                    f" row is in an outbox, see whether a relay runs"
+                )
+            await asyncio.sleep(min(left_s, look_s))
+            if owner := await self._owner_of(group_id):
+                return owner
+            look_s = min(2 * look_s, 4 * WATCH_S)
 
     async def _watch_group(self, owner: Keys, group_id: str, deadline: float) -> GroupInfo:
         """Wait for a group of another queue, whose events are not listened to."""

@@ -73,7 +73,8 @@ Opened = Line | Awaitable[Line]
 
 def open_line(target: Any, table: Callable[[], Table]) -> Opened:
     """The line through a session, a connection or a cursor; to be awaited if that is async."""
-    for kind in type(target).__mro__:
+    # Not type(): a connection that somebody traces is in a wrapper that passes for it.
+    for kind in target.__class__.__mro__:
         opening = _OPENINGS.get(kind.__module__.partition(".")[0])
         if opening is not None:
             return opening(target, table)
@@ -175,7 +176,7 @@ def _open_django(target: Any, _: object) -> Line:
 
 
 def _open_psycopg(target: Any, _: object) -> Opened:
-    cursor = getattr(target, "cursor_factory", type(target))
+    cursor = getattr(target, "cursor_factory", target.__class__)
     is_raw = any(kind.__module__ == "psycopg.raw_cursor" for kind in cursor.__mro__)
     dialect = Dialect.of("postgresql", "numeric_dollar" if is_raw else "format")
     if iscoroutinefunction(cursor.execute):

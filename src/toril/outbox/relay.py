@@ -27,6 +27,7 @@ from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
 from toril.errors import (
     CrossSlotError,
+    GroupExistsError,
     InvalidInputError,
     InvalidOptionError,
     LaneFullError,
@@ -478,7 +479,9 @@ class Relay:
 
         A queue whose keys lie in several slots may only want a relay with another prefix.
         """
-        is_wrong = isinstance(error, InvalidInputError) and not isinstance(error, CrossSlotError)
+        is_wrong = isinstance(error, InvalidInputError | GroupExistsError) and not isinstance(
+            error, CrossSlotError
+        )
         return is_wrong or row.attempts + 1 >= self._max_attempts
 
     def _count(self, sent: Sequence[Sent]) -> None:
