@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.helpers import wait_until_sync
+from tests.helpers import wait_until, wait_until_sync
+from toril import Queue
 from toril.client import embedded
 from toril.errors import EmbeddedServerError
 
@@ -115,6 +116,14 @@ def test_uses_in_one_process_are_counted(directory: Path) -> None:
         assert client.ping()
     second.close()
     wait_until_sync(lambda: is_stopped(directory))
+
+
+async def test_it_stops_with_the_queue_that_started_it(directory: Path) -> None:
+    async with Queue("q", connection=f"embedded:{directory}") as queue:
+        await queue.add("n")
+        assert not is_stopped(directory)
+
+    await wait_until(lambda: is_stopped(directory))
 
 
 def test_two_processes_share_one_server(directory: Path) -> None:

@@ -116,6 +116,7 @@ async def test_a_failover_that_is_never_heard_of_again_holds_nobody_for_long(ser
     transport = ServerTransport(make(sockets, server.url), "label", news=[news])
     for _ in range(3):
         await asyncio.wait_for(transport.exchange(Sending(PORT), 5), 20)
+    assert transport.sockets.here().is_open.is_set(), "nobody is held twice"
     await transport.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, Worker
+from toril import Connection, NewJob, Queue, Worker
 from toril.client.listening import Waiter
 from toril.client.waiting import LOOK_AGAIN_S
 from toril.errors import JobFailedError, JobRemovedError, ServerUnavailableError, WaitTimeoutError
@@ -359,3 +359,35 @@ async def test_what_ended_before_is_told_at_once_although_more_may_come(queue, u
         assert await queue.wait_until_empty(5000)
 
     assert await queue.wait_for(job.id, may_come=True) == {"echo": {"n": 1}}
+
+
+async def test_closing_a_queue_ends_the_waits_although_its_connection_stays(url, prefix):
+    """What it shares with others is not closed: nobody else would tell those who wait."""
+    shared = Connection(url)
+    queue = Queue("q", connection=shared, prefix=prefix)
+    job = await queue.add("n")
+    waits = [
+        asyncio.create_task(queue.wait_for(job.id)),
+        asyncio.create_task(queue.wait_until_empty()),
+    ]
+    await wait_until(lambda: len(queue._listen()._waiters) == 2)
+    await queue.close()
+
+    for wait in waits:
+        with pytest.raises(ServerUnavailableError, match="was closed while waiting"):
+            await asyncio.wait_for(wait, LOOK_AGAIN_S * 4)
+    await shared.close()
+
+
+async def test_what_has_finished_is_not_listened_for(url, prefix):
+    async def handler(job):
+        return "done"
+
+    options = {"connection": url, "prefix": prefix}
+    async with Queue("q", **options) as queue, Queue("q", **options) as late:
+        job = await queue.add("n")
+        async with Worker("q", handler, **options):
+            assert await queue.wait_for(job.id) == "done"
+
+        assert await late.wait_for(job.id) == "done"
+        assert not late._listen().is_reading

@@ -34,16 +34,28 @@ _SENDING = (
     "tests/client/test_lines.py",
 )
 TESTS: dict[str, tuple[str, ...]] = {
-    "worker/pump": _WORKER,
+    "worker/pump": (
+        *_WORKER,
+        "tests/worker/test_local_events.py",
+        "tests/worker/test_big_jobs.py",
+    ),
     "worker/flight": _WORKER,
     "worker/outbox": (*_WORKER, "tests/worker/test_crashes.py"),
-    "worker/lease": _WORKER,
+    "worker/lease": (*_WORKER, "tests/worker/test_crashes.py", "tests/worker/test_outage_log.py"),
     "worker/crew": _WORKER,
     "client/line": (*_SENDING, "tests/client/test_loops.py"),
-    "client/transport": _SENDING,
-    "client/connection": (*_SENDING, "tests/client/test_sharing.py"),
+    "client/transport": (
+        *_SENDING,
+        "tests/client/test_bounds.py",
+        "tests/test_embedded.py::test_it_stops_with_the_queue_that_started_it",
+    ),
+    "client/connection": (*_SENDING, "tests/client/test_bounds.py", "tests/client/test_sharing.py"),
     "client/waiting": ("tests/client/test_wait_for.py",),
-    "client/batching": ("tests/client/test_adding.py", "tests/client/test_pipelining.py"),
+    "client/batching": (
+        "tests/client/test_adding.py",
+        "tests/client/test_bounds.py",
+        "tests/client/test_pipelining.py",
+    ),
     "protocol/sending": (*_SENDING, "tests/client/test_made_once.py"),
     "protocol/confirming": ("tests/worker/test_lost_replies.py",),
     "protocol/failovers": ("tests/protocol/test_failovers.py",),

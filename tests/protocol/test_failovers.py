@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toril.protocol.failovers import Told, read
+from toril.protocol.failovers import LONGEST_HOLD_S, Told, read
 
 REPLICA = "slave 10.0.0.2:6379 10.0.0.2 6379 @ main 10.0.0.1 6379"
 
@@ -31,3 +31,8 @@ def test_only_what_concerns_the_own_primary_is_heard(channel, data, told):
 @pytest.mark.parametrize("message", [None, {"type": "pong", "channel": None, "data": ""}])
 def test_silence_is_no_news(message):
     assert read(message, "main") is Told.NOTHING
+
+
+def test_writes_are_held_back_for_three_seconds_at_most():
+    """docs/guides/production.md promises it."""
+    assert LONGEST_HOLD_S == 3

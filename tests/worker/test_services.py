@@ -10,6 +10,7 @@ import pytest
 from tests.helpers import let_pass, wait_until
 from tests.proxy import Proxy, runs
 from toril import NewJob, Queue, Worker
+from toril.protocol import leasing
 
 
 async def nothing(job):
@@ -253,3 +254,45 @@ async def _blocked(client, count: int) -> bool:
 
 async def _is_popped(client, prefix: str) -> bool:
     return await client.exists(f"{prefix}:q:marker") == 0
+
+
+async def test_a_closed_worker_has_ended_its_thread_and_its_lines(start_worker, client, prefix):
+    async def has_no_line() -> bool:
+        return not any(row["name"].startswith(prefix) for row in await client.client_list())
+
+    worker = await start_worker(print)
+    thread = worker._parts.lease._thread
+    assert thread.is_alive()
+    assert not await has_no_line()
+
+    await worker.close()
+
+    assert not thread.is_alive()
+    await wait_until(has_no_line)
+
+
+async def test_locks_are_renewed_five_hundred_at_a_time(
+    queue, start_worker, client, prefix, monkeypatch
+):
+    """A worker that holds many must not keep the server from everybody else."""
+    sizes = []
+    renew = leasing.renew
+
+    def noted(keys, held, **options):
+        sizes.append(len(held))
+        return renew(keys, held, **options)
+
+    worker = await start_worker(print)
+    await worker.close()
+    names = [f"{prefix}:q:{number}" for number in range(1001)]
+    await client.mset({f"{name}:lock": "token" for name in names})
+    for number in range(1001):
+        worker._parts.lease._locks.hold(str(number), "token")
+    monkeypatch.setattr(leasing, "renew", noted)
+    worker._parts.lease._connection = worker._parts.lease._make_connection()
+    await asyncio.to_thread(worker._parts.lease._renew)
+
+    assert sizes == [500, 500, 1]
+    assert await client.pttl(f"{names[-1]}:lock") > 0
+    worker._parts.lease._connection.close()
+    await client.delete(*(f"{name}:lock" for name in names))
