@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, Worker
+from toril import FlowProducer, GroupJob, GroupSignal, Worker
 from toril.contrib.prometheus import OTHER, QueueCollector, WorkerMetrics
 
 
@@ -59,6 +59,27 @@ async def test_groups_are_counted_by_state(queue, registry, url, prefix):
 
     assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "ACTIVE"}) == 2
     assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "COMPLETED"}) == 0
+    collector.close()
+
+
+async def test_blocked_groups_are_counted_by_their_index(queue, registry, url, prefix):
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        members = [GroupSignal("a"), GroupJob("b", queue_name="q", after=["a"], pivot=True)]
+        await flow.add_group("g", [*members, GroupSignal("c", after=["b"])], group_id="g")
+    await queue.complete_member("g", "a")
+
+    async def handler(job):
+        return None
+
+    async def is_awaited():
+        return (await queue.get_group_jobs("g"))[2].status == "awaited"
+
+    async with Worker("q", handler, connection=url, prefix=prefix):
+        await wait_until(is_awaited)
+    await queue.fail_member("g", "c", "no")
+    collector = QueueCollector(["q"], connection=url, prefix=prefix, registry=registry)
+
+    assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "BLOCKED"}) == 1
     collector.close()
 
 

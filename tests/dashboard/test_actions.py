@@ -13,7 +13,16 @@ from tests.dashboard.conftest import Visitor
 from tests.dashboard.world import World
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import NewJob, Queue, RateLimit, UnrecoverableError, Worker
+from toril import (
+    FlowProducer,
+    GroupJob,
+    GroupSignal,
+    NewJob,
+    Queue,
+    RateLimit,
+    UnrecoverableError,
+    Worker,
+)
 from toril.dashboard.actions import ACTIONS
 
 Visit = Callable[..., Visitor]
@@ -290,6 +299,41 @@ async def test_a_compensation_is_retried(visit: Visit, shop: World):
     info = await shop.queue.get_group_state(shop.stuck_group)
     assert info is not None
     assert info.state == "COMPENSATING"
+
+
+async def test_a_signal_is_given_and_a_blocked_group_goes_on(visit: Visit, url: str, prefix: str):
+    visitor = visit()
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+
+    async def handler(job: Any) -> None:
+        if job.name == "ship":
+            raise UnrecoverableError("no lorry")
+
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        members = [
+            GroupJob("charge", queue_name="pay", pivot=True),
+            GroupSignal("approval", after=["charge"]),
+            GroupJob("ship", queue_name="pay", after=["approval"]),
+        ]
+        await flow.add_group("order", members, group_id="g")
+        async with Worker("pay", handler, **options):
+            await wait_until(lambda: _has(queue, "awaited"))
+            page = (await visitor.get("/group?queue=pay&id=g")).text
+            assert "Say how it ended" in page
+            assert "no job yet" in page
+            told = {"queue": "pay", "id": "g", "member": "approval", "result": '{"by": 1}'}
+            await asked(visitor, "complete-member", "'approval'", **told)
+            await done(visitor, "complete-member", **told)
+            await wait_until(lambda: _has(queue, "failed"))
+        page = (await visitor.get("/group?queue=pay&id=g")).text
+        assert "point of no return" in page
+        assert "blocked" in page, "the timeline"
+        assert "1 member tried again" in await done(visitor, "retry-group", queue="pay", id="g")
+        assert (await visitor.do("retry-group", queue="pay", id="g")).status_code == 409
+
+
+async def _has(queue: Queue, status: str) -> bool:
+    return any(one.status == status for one in await queue.get_group_jobs("g"))
 
 
 async def make_it_ask(client: Any, queue: Queue, group_id: str, job_id: str) -> None:

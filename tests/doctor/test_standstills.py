@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.doctor.test_doctor import codes, pretend_to_work
 from tests.helpers import wait_until
-from toril import Compensation, FlowProducer, GroupJob, Queue, UnrecoverableError, Worker
+from toril import (
+    Compensation,
+    FlowProducer,
+    GroupJob,
+    GroupSignal,
+    Queue,
+    UnrecoverableError,
+    Worker,
+)
 from toril.doctor import Severity, examine
 
 HOUR_MS = 3_600_000
@@ -179,3 +189,26 @@ async def test_groups_that_could_not_be_undone_are_an_error(queue, url, prefix):
     assert finding.severity is Severity.ERROR
     assert node.group_id in finding.problem
     assert "D230" not in codes(resolved)
+
+
+async def test_groups_that_cannot_go_on_are_told(url: str, prefix: str):
+    """Behind the pivot nothing is undone, so somebody has to let the group go on."""
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Queue("payments", **options) as queue:
+        members = [GroupJob("charge", queue_name="payments", pivot=True)]
+        await flow.add_group("order", [*members, GroupSignal("ok", after=["charge"])], group_id="g")
+
+        async def handle(job: Any) -> None:
+            return None
+
+        async def is_awaited() -> bool:
+            return (await queue.get_group_jobs("g"))[1].status == "awaited"
+
+        async with Worker("payments", handle, **options):
+            await wait_until(is_awaited)
+        await queue.fail_member("g", "ok", "declined")
+        finding = told(await examine(url, prefix=prefix), "D233")
+        await queue.resolve_group("g", "by hand")
+
+        assert "'g'" in finding.problem
+        assert "D233" not in codes(await examine(url, prefix=prefix))

@@ -828,6 +828,27 @@ async def test_a_running_member_learns_that_its_group_has_turned(world: World):
     assert undo.compensation.original_return_value == "stopped early"
 
 
+async def test_any_worker_of_a_group_minds_the_time_limit_of_a_signal(world: World):
+    """The owner has no worker; that of a member's queue looks after the group."""
+
+    async def handle(job: Any) -> None:
+        return None
+
+    members = [job("a"), GroupSignal("ok", after=["a"], timeout=200), job("b", "ok")]
+    async with Worker("a", handle, connection=world.url, prefix=world.prefix):
+        await world.flow.add_group("order", members, group_id="g", queue_name="orders")
+        await wait_until(lambda: _is_over(world, "orders"))
+
+    info = await world.queue("orders").get_group_state("g")
+    assert info is not None
+    assert (info.state, info.reason) == ("FAILED", "timeout")
+
+
+async def _is_over(world: World, owner: str) -> bool:
+    info = await world.queue(owner).get_group_state("g")
+    return info is not None and info.is_finished
+
+
 async def test_finished_groups_are_not_kept_for_ever(world: World):
     node = await world.flow.add_group("order", [job("a")])
     other = await world.flow.add_group("order", [job("a")], group_retention=False)

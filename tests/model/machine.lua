@@ -59,6 +59,7 @@ local LEFT_MS = 1000
 
 -- What the scripts call: the server, but for time, which stands still. Notes what they touch.
 local clock, touched, events, covered
+local at_load = {} -- constants are read once, when the library is loaded
 local function touch(key)
   if not touched[key] then
     touched[key] = true
@@ -96,7 +97,7 @@ local redis = {
 }
 
 local function COVER(number, ...)
-  covered[number] = true
+  (covered or at_load)[number] = true
   return ...
 end
 
@@ -192,6 +193,7 @@ end
 local function explore(_, ARGV)
   asked, at = ARGV, 0
   kinds, contents, touched, events, covered = {}, {}, {}, {}, {}
+  for number in pairs(at_load) do covered[number] = true end
   READS, KNOWN = READS or setOf(READING), KNOWN or setOf(NAMES)
   for _ = 1, tonumber(word()) do
     local key = word()

@@ -22,7 +22,14 @@ FILES = (
     *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler", "purgeDeadLetters"),
     *("rooms/jobs", "rooms/takes", "rooms/laneTakes", "rooms/lanes", "rooms/batches"),
     *("rooms/places", "rooms/deduplication", "rooms/burials", "rooms/replays", "rooms/parents"),
-    *("rooms/groups", "rooms/members", "rooms/schedules", "rooms/gates", "rooms/metrics"),
+    *(
+        "rooms/groups",
+        "rooms/stages",
+        "rooms/members",
+        "rooms/schedules",
+        "rooms/gates",
+        "rooms/metrics",
+    ),
     "rooms/requests",
 )
 

@@ -16,14 +16,14 @@ BUGS = {
     "a late completer is ignored": (
         groups.GROUP,
         "groups",
-        'is_undone = kind ~= "u" and (group.state == "ACTIVE" or group.undoes_late)',
-        'is_undone = kind ~= "u" and group.state == "ACTIVE"',
+        'ended.is_open) and (group.state == "ACTIVE" or group.undoes_late) then',
+        'ended.is_open) and group.state == "ACTIVE" then',
     ),
     "who died half-way is not undone": (
         groups.GROUP,
         "groups",
-        'if state == "completed" or ended.is_open then',
-        'if state == "completed" then',
+        'if (state == "completed" or ended.is_open) and',
+        'if state == "completed" and',
     ),
     "a group ends while a member runs": (
         groups.GROUP,
@@ -34,14 +34,14 @@ BUGS = {
     "an end counts twice": (
         groups.ALONE,
         "groups",
-        '  if redis.call("HGET", key .. ":jobs", job) ~= "pending" then return end\n',
+        '  if status ~= "pending" and status ~= "awaited" then return end\n',
         "",
     ),
     "every failure turns the group": (
         groups.GROUP,
         "groups",
-        '  if group.state ~= "ACTIVE" then\n    groups.settle(group, now)\n  elseif',
-        "  if false then\n    groups.settle(group, now)\n  elseif",
+        '  if group.state == "ACTIVE" or group.state == "BLOCKED" then\n    goOn(',
+        "  if true then\n    goOn(",
     ),
     "a failed undoing is hidden": (
         groups.GROUP,
@@ -60,6 +60,60 @@ BUGS = {
         "groups",
         'redis.call("RPUSH", key .. ":undo", number)',
         'redis.call("LPUSHX", key .. ":undo", number)',
+    ),
+    "a gate opens before all have completed": (
+        groups.JOINED,
+        "stages",
+        '    if statuses[i] ~= "completed" then return {} end\n',
+        "",
+    ),
+    "a member becomes a job twice": (
+        groups.PIVOT,
+        "stages",
+        'if statuses[#after + i] == "planned" then',
+        "if true then",
+    ),
+    "nobody opens the gate": (
+        groups.STAGED,
+        "groups",
+        "    stages.advance(group, number, now)\n",
+        "",
+    ),
+    "a stage is undone before the next": (
+        groups.UNDONE_IN_STAGES,
+        "stages",
+        "if unsettled[behind] or isHeld(behind) then",
+        "if false then",
+    ),
+    "a stage is undone while the next runs": (
+        groups.JOINED,
+        "stages",
+        'statuses[i + 1] == "pending" and plan.number_of[statuses[i]]',
+        "false",
+    ),
+    "planned members outlive their group": (
+        groups.STAGED,
+        "stages",
+        'if statuses[i + 1] == "planned" or statuses[i + 1] == "awaited" then',
+        'if statuses[i + 1] == "awaited" then',
+    ),
+    "what came before the pivot is undone": (
+        groups.PIVOT,
+        "groups",
+        "if stages.isPastPivot(group) or number == group.pivot and ended.is_open then",
+        "if false then",
+    ),
+    "a pivot that completes late is undone past": (
+        groups.PIVOT,
+        "groups",
+        'and number == group.pivot and state == "completed" then',
+        "and false then",
+    ),
+    "a signal waits for ever": (
+        groups.SIGNALLED,
+        "stages",
+        "if tonumber(limits[i + 1]) <= now then",
+        "if false then",
     ),
     "a member is cancelled that somebody runs": (
         groups.GROUP,

@@ -34,7 +34,7 @@ from toril.protocol import glancing, groups, lanes, reading, scheduling
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
-from toril.protocol.groups import GroupInfo, GroupMember
+from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
 from toril.protocol.job import Job
 from toril.protocol.keys import split_job_key
 from toril.protocol.lanes import Lane
@@ -230,7 +230,17 @@ class LanesPage:
 class GroupPage:
     info: GroupInfo
     members: list[GroupMember]
-    events: list[tuple[int, str]]
+    steps: list[GroupStep]
+
+    @property
+    def tellable(self) -> list[GroupMember]:
+        """The members of which a person may say how they ended."""
+        told = {"awaited"}
+        if self.info.asks and self.info.needs_a_person:
+            told |= {"pending", "active"}
+        if self.info.state is GroupState.BLOCKED:
+            told |= {"failed", "cancelled"}
+        return [one for one in self.members if one.status in told]
 
 
 @dataclass(frozen=True)
@@ -649,15 +659,8 @@ class Desk:
             raise NotFound(str(error)) from error
         if info is None:
             raise NotFound(f"There is no group {group_id!r} that the queue {name!r} owns.")
-        look = await self.connection.run(glancing.look(queue.keys, most=MOST_LOG_ROWS))
-        events = [
-            (int(one.id.partition("-")[0]), one.name.removeprefix("group:"))
-            for one in look.events
-            if one.name.startswith("group:") and group_id in str(one.data)
-        ]
-        return GroupPage(
-            info, await queue.get_group_jobs(group_id), [(info.created_at, "created"), *events]
-        )
+        members = await queue.get_group_jobs(group_id)
+        return GroupPage(info, members, await queue.get_group_timeline(group_id))
 
     # ------------------------------------------------------------------------ lanes
 

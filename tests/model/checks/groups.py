@@ -71,6 +71,12 @@ class _Group:
         self.is_staged = "x.staged" in record
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
 
+    def before(self, number: int) -> tuple[int, ...]:
+        """Those for whom a member of a staged group waits, directly or not."""
+        if self.record["name"] == "joined":
+            return (0, 1) if number == 2 else ()
+        return tuple(range(number))
+
     @property
     def mapped(self) -> int:
         return int(self.record.get("x.pivot", MAPPED)) if "g-s1" not in str(self.members) else 1
@@ -149,7 +155,8 @@ class _Group:
             yield f"group is {self.state} and nobody knows why"
         if len(set(self.undo)) != len(self.undo):
             yield f"something is to be undone twice: {self.undo}"
-        if self.record.get("x.order") == "reverse" and len(self.running) > 1:
+        is_line = self.record.get("x.order") == "reverse" and self.record["name"] != "joined"
+        if is_line and len(self.running) > 1 and not self.repeated:
             yield f"{self.running} are undone at once and not in reverse order"
 
     def _lists(self) -> Iterator[str]:
@@ -175,21 +182,25 @@ class _Group:
             yield f"group is {self.state}; it counts as ended: {ended}"
 
     def _stages(self) -> Iterator[str]:
-        """Each waits for the one before it, and is undone before that is."""
+        """Each waits for those before it, and is undone before they are."""
         status_of = {_number_of(key): status for key, status in self.members.items()}
-        undo_of = {int(key.rpartition("-c")[2]): status for key, status in self.undoings.items()}
-        for number in range(1, len(status_of)):
-            before, status = status_of[number - 1], status_of[number]
-            if status == "planned" and before == "completed":
-                yield f"{number} is planned, and {number - 1} has completed"
-            if status in ("pending", "awaited", "completed") and before != "completed":
-                yield f"{number} is {status}, and {number - 1} is {before}"
+        undoings = self.as_members([key.rpartition("-c")[2] for key in self.undoings])
+        undo_of = dict(zip(map(int, undoings), self.undoings.values(), strict=True))
+        again = set(map(int, self.repeated.values()))
+        for number, status in status_of.items():
+            before = {one: status_of[one] for one in self.before(number) if one not in again}
+            if status == "planned" and before and set(before.values()) == {"completed"}:
+                yield f"{number} is planned, and before it are {before}"
+            has_come = status in ("pending", "awaited", "completed")
+            if has_come and set(before.values()) - {"completed"}:
+                yield f"{number} is {status}, and before it are {before}"
         for number in undo_of:
-            later = [other for other in self.undo if int(other) > number]
-            later += [str(n) for n, end in undo_of.items() if n > number and end != "completed"]
+            behind = [one for one in status_of if number in self.before(one)]
+            later = [one for one in self.as_members(self.undo) if int(one) in behind]
+            later += [str(one) for one in behind if undo_of.get(one, "completed") != "completed"]
             if later:
                 yield f"{number} is undone before {later}"
-            if any(n > number and status == "pending" for n, status in status_of.items()):
+            if any(status_of[one] == "pending" for one in behind):
                 yield f"{number} is undone while a later one runs: {status_of}"
         if self.is_past_pivot and (self.undoings or self.undo):
             yield f"the pivot has completed, and {self.undoings} are undone"
@@ -263,6 +274,8 @@ def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator
         for view in (before, after)
     )
     if now.is_past_pivot:  # what came before is never undone
+        return
+    if now.is_staged and now.repeated:  # by the graph, and no longer by the order of completion
         return
     done = now.as_members(now.undo)[: len(was.undo)]
     if now.state == "ACTIVE" and done != was.as_members(was.undo):

@@ -71,6 +71,20 @@ def staged(*, pivot: bool = False, signal: bool = False, timeout: int | None = N
     return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
 
 
+def joined() -> Any:
+    """The third member waits for the first and the second."""
+    members = [
+        GroupJob("one", {"n": "one"}, queue_name="q"),
+        GroupJob("two", {"n": "two"}, queue_name="q"),
+        GroupJob("three", {"n": "three"}, queue_name="q", after=["one", "two"]),
+    ]
+    undo = {
+        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
+    }
+    made = new_group("joined", members, undo)
+    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
+
+
 def _of_group(make: Any) -> Any:
     """What can be asked of a group as long as there is one."""
     return lambda view: make() if "g" in view.queues["q"].groups else None
@@ -102,6 +116,14 @@ def _signal(state: str, request: str) -> Client:
         ),
         True,
     )
+
+
+def _run_again(view: View) -> Any:
+    done = view.queues["q"].order.get("completed")
+    return moving.retry(keys_of("q"), done[0], call="by hand", force=True) if done else None
+
+
+BY_HAND = Client("run a member again", _run_again)
 
 
 STAGED = World(
@@ -144,6 +166,26 @@ SIGNALLED = World(
     faults=((LOST, 1), (DEATH, 1)),
     may_remove=True,
 )
+JOINED = World(
+    "two stages, the second after two",
+    QUEUES,
+    TWO_WORKERS,
+    (joined(),),
+    (CANCEL,),
+    ends=failing("one", "three", "undo-one"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+AGAIN_BY_HAND = World(
+    "three stages, and one runs again",
+    QUEUES,
+    ONE_WORKER,
+    (staged(),),
+    (BY_HAND, LOOK),
+    ends=failing("three"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
 PIVOT = World(
     "three stages and a pivot",
     QUEUES,
@@ -155,13 +197,6 @@ PIVOT = World(
     may_remove=True,
 )
 
-
-def _run_again(view: View) -> Any:
-    done = view.queues["q"].order.get("completed")
-    return moving.retry(keys_of("q"), done[0], call="by hand", force=True) if done else None
-
-
-BY_HAND = Client("run a member again", _run_again)
 
 GROUP = World(
     "a group of three",
@@ -252,5 +287,5 @@ BROKEN = World(
 
 WORLDS = (
     *(GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN),
-    *(STAGED, UNDONE_IN_STAGES, LIMITED, SIGNALLED, PIVOT),
+    *(STAGED, UNDONE_IN_STAGES, LIMITED, SIGNALLED, JOINED, AGAIN_BY_HAND, PIVOT),
 )
