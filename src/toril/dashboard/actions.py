@@ -483,6 +483,16 @@ async def _retry_compensation(on: Context) -> Change:
     return Change(f"retry the compensation of group {group_id}", retry)
 
 
+@action("retry-group")
+async def _retry_group(on: Context) -> Change:
+    group_id = on.form.needed("id")
+
+    async def retry() -> str:
+        return f"{counted(await on.queue.retry_group(group_id), 'job')} tried again"
+
+    return Change(f"run the blocked members of group {group_id} again", retry)
+
+
 @action("resolve-group")
 async def _resolve_group(on: Context) -> Change:
     group_id, note = on.form.needed("id"), on.form.needed("note")
