@@ -106,6 +106,8 @@ async def test_every_action_has_a_button_that_does_it(
         said["remove-schedule"] = person.press("Remove", sure="Remove 1 schedule, 'nightly'")
         person.open("/job?queue=pay&id=works")
         said["remove"] = person.press("Remove", sure="Remove 1 job")
+        person.open(f"/group?queue=pay&id={shop.blocked_group}")
+        said["retry-group"] = person.press("Run it again")
         person.open(f"{jobs}failed")
         said["retry-all"] = person.press("Retry all failed", sure="all failed jobs")
         person.open(f"{jobs}delayed")

@@ -323,15 +323,15 @@ async def test_groups_are_found_without_reading_all_of_them(
     """A rare state among very many groups is looked for among the newest, and the page says so."""
     visitor = visit()
     overview = html.unescape((await visitor.get("/")).text)
-    assert re.search(r'class="bad" href="/groups\?queue=pay">\s*1 needs a person', overview)
+    assert re.search(r'class="bad" href="/groups\?queue=pay">\s*2 need a person', overview)
     async with FlowProducer(connection=url, prefix=prefix) as flows:
         for number in range(40):
             await flows.add_group(f"g{number}", [GroupJob("x", queue_name="pay")])
     visitor.app._pages._desk.forget()
     for path, shown in (
-        ("/groups", 42),
+        ("/groups", 44),
         ("/groups?state=FAILED_COMPENSATION", 1),
-        ("/groups?queue=pay&state=ACTIVE", 41),
+        ("/groups?queue=pay&state=ACTIVE", 42),
         ("/groups?queue=pay&state=COMPENSATING", 0),
     ):
         page = (await visitor.get(path)).text
@@ -346,6 +346,28 @@ async def test_groups_are_found_without_reading_all_of_them(
         await visitor.get("/groups?queue=pay&state=COMPENSATING")
         calls = await client.info("commandstats")
     assert calls["cmdstat_hmget"]["calls"] <= 20
+
+
+async def test_a_group_shows_its_stages_and_what_it_waits_for(
+    visit: Callable[..., Visitor], shop: World
+):
+    visitor = visit()
+    staged = html.unescape((await visitor.get(f"/group?queue=pay&id={shop.staged_group}")).text)
+    stages = re.search(r'<ol class="stages">(.*?)</ol>', staged, re.DOTALL)
+    assert stages is not None
+    assert re.findall(r'"node">(\w+)', stages[1]) == ["draft", "approval", "send"]
+    assert re.findall(r"badge s-(\w+)", stages[1]) == ["completed", "awaited", "planned"]
+    assert '<option value="approval">' in staged
+    assert re.search(r"draft completed", staged)
+
+    blocked = html.unescape((await visitor.get(f"/group?queue=pay&id={shop.blocked_group}")).text)
+    assert "There is no way back" in blocked
+    assert "Run it again" in blocked
+    assert "Resolve the group" in blocked
+    assert '<option value="late">' in blocked
+    assert "no money" in blocked
+    gone = await visitor.get("/group?queue=pay&id=nobody")
+    assert gone.status_code == 404
 
 
 async def test_of_a_very_large_flow_a_page_shows_a_part(

@@ -13,6 +13,7 @@ from toril import (
     FlowJob,
     FlowProducer,
     GroupJob,
+    GroupSignal,
     NewJob,
     Queue,
     UnrecoverableError,
@@ -28,6 +29,8 @@ class World:
     lane: str
     group: str
     stuck_group: str
+    staged_group: str
+    blocked_group: str
     letter: str
     parent: str
     text: str
@@ -53,6 +56,8 @@ class World:
             link("", "/groups", queue=name, state="FAILED_COMPENSATION"),
             link("", "/group", queue=name, id=self.group),
             link("", "/group", queue=name, id=self.stuck_group),
+            link("", "/group", queue=name, id=self.staged_group),
+            link("", "/group", queue=name, id=self.blocked_group),
             "/lanes",
             link("", "/lanes", queue=name),
             link("", "/lane", queue=name, lane=self.lane),
@@ -98,6 +103,22 @@ async def world(url: str, prefix: str, text: str = "", *, long: str = "") -> Asy
             {f"book{free}": Compensation(f"unbook{free}")},
         )
 
+        staged = await flows.add_group(
+            f"staged{free}",
+            [
+                GroupJob(f"draft{free}", queue_name=name, key="draft"),
+                GroupSignal("approval", after=["draft"]),
+                GroupJob(f"send{free}", queue_name=name, key="send", after=["approval"]),
+            ],
+        )
+        blocked = await flows.add_group(
+            f"blocked{free}",
+            [
+                GroupJob(f"commit{free}", queue_name=name, key="commit", pivot=True),
+                GroupJob(f"fails late{free}", queue_name=name, key="late", after=["commit"]),
+            ],
+        )
+
         async def unable(job: Any) -> None:
             raise UnrecoverableError(f"cannot undo {free}")
 
@@ -106,6 +127,8 @@ async def world(url: str, prefix: str, text: str = "", *, long: str = "") -> Asy
             compensation_worker(name, unable, **options),
         ):
             await wait_until(lambda: _is_stuck(queue, stuck.group_id))
+            await wait_until(lambda: _is_stuck(queue, blocked.group_id, "BLOCKED"))
+            await wait_until(lambda: _is_awaited(queue, staged.group_id))
             await wait_until(lambda: _is_finished(queue, f"fails{text}", f"works{text}"))
         await queue.add(f"fails again{free}", {f"o{free}": free})
         async with Worker(name, handler, dead_letter_queue=dead, **options):
@@ -128,13 +151,26 @@ async def world(url: str, prefix: str, text: str = "", *, long: str = "") -> Asy
         )
         [letter] = await letters.get_dead_letter_jobs()
         yield World(
-            queue, letters, lane, group.group_id, stuck.group_id, letter.id, tree.job.id, text
+            queue,
+            letters,
+            lane,
+            group.group_id,
+            stuck.group_id,
+            staged.group_id,
+            blocked.group_id,
+            letter.id,
+            tree.job.id,
+            text,
         )
 
 
-async def _is_stuck(queue: Queue, group_id: str) -> bool:
+async def _is_stuck(queue: Queue, group_id: str, state: str = "FAILED_COMPENSATION") -> bool:
     info = await queue.get_group_state(group_id)
-    return info is not None and info.state == "FAILED_COMPENSATION"
+    return info is not None and info.state == state
+
+
+async def _is_awaited(queue: Queue, group_id: str) -> bool:
+    return any(one.status == "awaited" for one in await queue.get_group_jobs(group_id))
 
 
 async def _is_finished(queue: Queue, *ids: str) -> bool:

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from toril.cli.printing import when
-from toril.protocol.groups import GroupMember, GroupStep
+from toril.protocol.groups import GroupMember, GroupStep, stage_of
 
 HERE = ("pending", "active", "awaited", "failed")
 """A stage in which a member is one of these is where the group stands."""
 
 COLUMNS = ["stage", "member", "queue", "status", "after", "undone", "job"]
-
-
-def stage_of(members: Sequence[GroupMember]) -> dict[str, int]:
-    """The stage of each member by its key: one more than the latest of those that it waits for."""
-    after = {member.key: member.after for member in members}
-    found: dict[str, int] = {}
-    left = list(after)
-    while left:
-        ready = [key for key in left if all(one in found or one not in after for one in after[key])]
-        for key in ready or left:  # a graph that somebody damaged is shown all the same
-            found[key] = 1 + max((found.get(one, 0) for one in after[key]), default=0)
-        left = [key for key in left if key not in found]
-    return found
 
 
 def rows(members: Sequence[GroupMember], undone: Mapping[str, str]) -> list[list[str]]:

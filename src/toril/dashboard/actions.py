@@ -488,9 +488,9 @@ async def _retry_group(on: Context) -> Change:
     group_id = on.form.needed("id")
 
     async def retry() -> str:
-        return f"{counted(await on.queue.retry_group(group_id), 'member')} tried again"
+        return f"{counted(await on.queue.retry_group(group_id), 'job')} tried again"
 
-    return Change(f"retry what blocks group {group_id}", retry)
+    return Change(f"run the blocked members of group {group_id} again", retry)
 
 
 @action("resolve-group")

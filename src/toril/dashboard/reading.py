@@ -23,6 +23,8 @@ from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
 from toril.doctor import Finding, Severity, examine
 from toril.errors import (
+    GroupNotFoundError,
+    InvalidInputError,
     InvalidNameError,
     NotDeadLettersError,
     ServerRefusalError,
@@ -230,17 +232,25 @@ class LanesPage:
 class GroupPage:
     info: GroupInfo
     members: list[GroupMember]
-    steps: list[GroupStep]
+    stage_of: dict[str, int]
+    timeline: list[GroupStep]
 
     @property
-    def tellable(self) -> list[GroupMember]:
-        """The members of which a person may say how they ended."""
-        told = {"awaited"}
-        if self.info.asks and self.info.needs_a_person:
-            told |= {"pending", "active"}
+    def stages(self) -> list[list[GroupMember]]:
+        """The members that may run together, in the order in which they come."""
+        found: dict[int, list[GroupMember]] = {}
+        for member in self.members:
+            found.setdefault(self.stage_of[member.key], []).append(member)
+        return [found[number] for number in sorted(found)]
+
+    @property
+    def questions(self) -> list[GroupMember]:
+        """The members of which somebody may say how they ended."""
         if self.info.state is GroupState.BLOCKED:
-            told |= {"failed", "cancelled"}
-        return [one for one in self.members if one.status in told]
+            return [one for one in self.members if one.status == "failed"]
+        if self.info.asks and self.info.needs_a_person:
+            return [one for one in self.members if one.status in ("pending", "active", "awaited")]
+        return [one for one in self.members if one.status == "awaited"]
 
 
 @dataclass(frozen=True)
@@ -571,7 +581,11 @@ class Desk:
             return None
         names = [job.queue_name, *(await self.finder.names())[:MOST_QUEUES]]
         group_id = job.group_id
-        found = await self._each(names, lambda queue: queue.get_group_state(group_id))
+        try:
+            reads = [groups.read(self.queue(name).keys, group_id) for name in names]
+        except GroupNotFoundError:
+            return None  # another program wrote something that is no id of a group
+        found = await self.connection.run_all(reads)
         return next((name for name, one in zip(names, found, strict=True) if one), None)
 
     # ------------------------------------------------------------------------ dead letters
@@ -652,15 +666,18 @@ class Desk:
         return rows[:MOST_ROWS]
 
     async def group(self, name: str, group_id: str) -> GroupPage:
-        queue = self.queue(name)
+        # Read where it is said to be: the public calls search all queues for a group that is gone.
+        keys = self.queue(name).keys
         try:
-            info = await queue.get_group_state(group_id)
-        except InvalidNameError as error:
-            raise NotFound(str(error)) from error
+            plan = groups.timeline(keys, group_id)
+            info = await self.connection.run(groups.read(keys, group_id))
+            steps = [] if info is None else await self.connection.follow(plan)
+        except (GroupNotFoundError, InvalidInputError):
+            info = None
         if info is None:
             raise NotFound(f"There is no group {group_id!r} that the queue {name!r} owns.")
-        members = await queue.get_group_jobs(group_id)
-        return GroupPage(info, members, await queue.get_group_timeline(group_id))
+        members = await self.connection.run(groups.members(keys, group_id))
+        return GroupPage(info, members, groups.stage_of(members), steps)
 
     # ------------------------------------------------------------------------ lanes
 

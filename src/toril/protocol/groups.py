@@ -155,6 +155,19 @@ class GroupStep(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+def stage_of(members: Sequence[GroupMember]) -> dict[str, int]:
+    """The stage of each member by its key: one more than the latest of those that it waits for."""
+    after = {member.key: member.after for member in members}
+    found: dict[str, int] = {}
+    left = list(after)
+    while left:
+        ready = [key for key in left if all(one in found or one not in after for one in after[key])]
+        for key in ready or left:  # a graph that somebody damaged is shown all the same
+            found[key] = 1 + max((found.get(one, 0) for one in after[key]), default=0)
+        left = [key for key in left if key not in found]
+    return found
+
+
 # ---------------------------------------------------------------------------- keys
 
 

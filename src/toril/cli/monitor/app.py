@@ -263,7 +263,7 @@ class MonitorApp(App[None]):
             return
         queue = Queue(watch.name, connection=self._connection, prefix=self.watcher.prefix)
         if self.view is View.GROUPS:
-            read = partial(whole_group, queue, key)
+            read = partial(whole_group, self._connection, queue, key)
         elif job_id := self._job_of_row(watch, key):
             read = partial(whole_job, queue, job_id)
         else:

@@ -49,8 +49,10 @@ _STYLES = {
     "paused": "yellow",
     "halted": "red",
     "cancelled": "yellow",
+    "awaited": "bold yellow",
 }
 _MARKS = {"completed": "✓", "failed": "✗", "cancelled": "-", "active": "▶", "pending": "·"}
+_MARKS |= {"planned": "…", "awaited": "?"}
 _UNDOING = {
     "pending": ("to be undone", "yellow"),
     "completed": ("undone", "green"),
@@ -182,7 +184,7 @@ def member_line(members: list[GroupMember]) -> Shown:
     """The jobs of a group in one line: ``charge ✓  reserve ✗  mail -``."""
     line = Shown()
     for member in members:
-        line.append(f"{member.name} ")
+        line.append(f"{member.name or member.key} ")
         mark = _MARKS.get(member.status, "?")
         line.append(f"{mark} {member.status}", _STYLES.get(member.status, ""))
         if member.compensation_status:

@@ -17,8 +17,10 @@ from toril.cli import job as job_command
 from toril.cli.monitor.rows import member_line
 from toril.cli.printing import text_of
 from toril.cli.shown import Shown
+from toril.client.connection import Connection
 from toril.client.queue import Queue
 from toril.errors import TorilError
+from toril.protocol import groups
 
 MOST_LOG_ROWS = 100
 MOST_TEXT = 64 * 1024
@@ -94,9 +96,10 @@ async def whole_job(queue: Queue, job_id: str) -> Shown:
     return text
 
 
-async def whole_group(queue: Queue, group_id: str) -> Shown:
+async def whole_group(connection: Connection, queue: Queue, group_id: str) -> Shown:
     """Where a group is and why, and each of its members."""
-    group = await queue.get_group_state(group_id)
+    # Read where it was seen: the public calls search all queues for a group that is gone.
+    group = await connection.run(groups.read(queue.keys, group_id))
     if group is None:
         return Shown(f"Group {group_id!r} is gone.")
     text = _facts(group_command.facts_of(group))
@@ -107,7 +110,7 @@ async def whole_group(queue: Queue, group_id: str) -> Shown:
             "\n"
         )
     text.append_lines("\n").append("Members", "bold")
-    for member in await queue.get_group_jobs(group_id):
+    for member in await connection.run(groups.members(queue.keys, group_id)):
         text.append_lines("\n").append(f"{member.job_id} in {member.queue_name}: ")
         text.append_text(member_line([member]))
     return text
