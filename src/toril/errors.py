@@ -62,7 +62,7 @@ class InvalidInputError(TorilError, ValueError):
 
 
 class InvalidNameError(InvalidInputError):
-    """A queue name, prefix, job name or job id that would break the key space."""
+    """A queue name, prefix, job name or job id that cannot be used in keys."""
 
 
 class InvalidOptionError(InvalidInputError):
@@ -70,7 +70,7 @@ class InvalidOptionError(InvalidInputError):
 
 
 class UnknownOptionError(InvalidOptionError):
-    """An option that nobody knows, most often a misspelt one."""
+    """An option that does not exist, most often a typo."""
 
 
 class PayloadError(InvalidInputError):
@@ -82,11 +82,11 @@ class PayloadTooLargeError(PayloadError):
 
 
 class GroupValidationError(InvalidInputError):
-    """A group of jobs that cannot be created as it is."""
+    """A group that cannot be created."""
 
 
 class CrossSlotError(InvalidInputError):
-    """Keys that one script must touch live in different slots of a cluster."""
+    """Keys that one script needs are in different slots of a cluster."""
 
 
 class MissingKeyError(InvalidInputError):
@@ -94,11 +94,11 @@ class MissingKeyError(InvalidInputError):
 
 
 class ServerError(TorilError, ConnectionError):
-    """The server could not be made to do what was asked."""
+    """The server did not do what was asked."""
 
 
 class ServerUnavailableError(ServerError):
-    """Nobody answered, or not in time; the command had no effect."""
+    """The server did not answer in time; the command had no effect."""
 
 
 class AmbiguousResultError(ServerError):
@@ -111,17 +111,17 @@ class AmbiguousResultError(ServerError):
 
 
 class ServerOutOfMemoryError(ServerError):
-    """The server reached ``maxmemory`` and takes no more; draining goes on."""
+    """The server reached ``maxmemory`` and accepts no new jobs; workers keep draining."""
 
 
 class ServerRefusalError(ServerError):
-    """The server answered with an error of its own, such as a key of the wrong type."""
+    """The server answered with an error, such as a key of the wrong type."""
 
 
 class ServerUnusableError(ServerRefusalError):
-    """The server cannot serve until somebody changes it or its address.
+    """The server cannot be used until somebody changes it or its address.
 
-    The password, the rights, the version or the database is wrong, or it is a replica.
+    The password, the permissions, the version or the database is wrong, or it is a replica.
     """
 
 
@@ -142,15 +142,15 @@ class JobLockedError(RefusedError):
 
 
 class LockLostError(RefusedError):
-    """The worker no longer holds the job's lock, so nothing of it was written."""
+    """The worker no longer holds the job's lock, so nothing was written."""
 
 
 class PendingChildrenError(RefusedError):
-    """A parent cannot complete while children of it are pending."""
+    """A parent cannot complete while its children are pending."""
 
 
 class FailedChildrenError(RefusedError):
-    """A child failed that takes its parent with it."""
+    """A child failed, and its option fails the parent too."""
 
 
 class ParentNotFoundError(RefusedError):
@@ -166,11 +166,11 @@ class SchedulerOwnsJobError(RefusedError):
 
 
 class SchedulerConflictError(RefusedError):
-    """No free slot was found for a scheduler's next iteration."""
+    """The ids of a scheduler's next jobs are already taken."""
 
 
 class StaleRequestError(RefusedError):
-    """A request that a newer one of the same worker has overtaken."""
+    """A newer request of the same worker has already been served."""
 
 
 class NotPausedError(RefusedError):
@@ -178,23 +178,23 @@ class NotPausedError(RefusedError):
 
 
 class LaneFullError(RefusedError):
-    """As many jobs of the lane wait, for their turn or a time, as ``max_lane_size`` allows."""
+    """The lane already has ``max_lane_size`` waiting and delayed jobs."""
 
 
 class DeadLetterNotFoundError(JobNotFoundError):
-    """There is no such dead letter: it never was, or it was replayed or purged."""
+    """There is no such dead letter, or it was replayed or purged."""
 
 
 class DeadLetterSourceError(RefusedError):
-    """Nobody knows from which queue a dead letter came, or that queue is out of reach."""
+    """The source queue of a dead letter is unknown or cannot be reached."""
 
 
 class TooManyReplaysError(RefusedError):
-    """A dead letter came back as often as ``max_replays`` allows."""
+    """A dead letter was already replayed ``max_replays`` times."""
 
 
 class NotDeadLettersError(RefusedError):
-    """What waits in the queue are no dead letters: it is a queue like any other."""
+    """The queue is not a dead letter queue: ordinary jobs wait in it."""
 
 
 class GroupNotFoundError(RefusedError, LookupError):
@@ -202,7 +202,7 @@ class GroupNotFoundError(RefusedError, LookupError):
 
 
 class InvalidGroupStateError(RefusedError):
-    """The group is not in a state in which this can be done."""
+    """The group is in a state in which this cannot be done."""
 
 
 class GroupExistsError(RefusedError):
@@ -214,11 +214,11 @@ class GroupExistsError(RefusedError):
 
 
 class DuplicateRowError(RefusedError):
-    """The outbox table of an earlier version holds one row for each job id."""
+    """The outbox table of an earlier version allows one row per job id."""
 
 
 class JobFailedError(TorilError):
-    """The job waited for failed for good."""
+    """The job that was waited for failed for good."""
 
     def __init__(self, job_id: str, reason: str) -> None:
         super().__init__(f"job {job_id!r} failed: {reason}")
@@ -227,10 +227,10 @@ class JobFailedError(TorilError):
 
 
 class JobRemovedError(JobFailedError):
-    """The job waited for was removed, so nobody will ever know how it ends."""
+    """The job that was waited for was removed, so its end is unknown."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(job_id, "it does not exist (any more)")
+        super().__init__(job_id, "it does not exist any more")
 
 
 class WaitTimeoutError(TorilError, TimeoutError):
@@ -258,19 +258,19 @@ class EmbeddedServerError(TorilError):
 
 
 class RunningLoopError(TorilError, RuntimeError):
-    """Something that blocks was called where an event loop runs."""
+    """A blocking function was called inside a running event loop."""
 
 
 class UnsupportedPlatformError(TorilError, NotImplementedError):
-    """This operating system lacks what the feature is made of."""
+    """This operating system does not support the feature."""
 
 
 class Signal(TorilError):
-    """Raised by a handler to say what is to become of its job."""
+    """Raised by a handler to decide what happens to its job."""
 
 
 class UnrecoverableError(Signal):
-    """Fail the job for good, whatever attempts are left."""
+    """Fail the job for good, even if attempts are left."""
 
 
 def _milliseconds(value: int | timedelta) -> int:
@@ -287,7 +287,7 @@ class DelayedError(Signal):
 
 
 class PayloadMismatchError(UnrecoverableError):
-    """The job's data does not fit the type that its consumer reads, and never will."""
+    """The job's data does not fit the type that its consumer reads."""
 
 
 class ArgumentsError(PayloadMismatchError, TypeError):
@@ -303,7 +303,7 @@ class ExpiredError(UnrecoverableError):
 
 
 class DamagedJobError(UnrecoverableError):
-    """What is stored of the job cannot be read, or its outcome cannot be written beside it."""
+    """The stored job cannot be read, or its outcome cannot be written."""
 
 
 class ClaimRefusedError(DelayedError):
@@ -316,10 +316,10 @@ class ClaimRefusedError(DelayedError):
 
 
 class RateLimitError(Signal):
-    """Put the job back and let nobody take from the queue for ``duration`` (ms, or a timedelta).
+    """Put the job back and hold the queue for ``duration`` (ms, or a timedelta).
 
-    With ``lane`` only the job's own lane waits for that long, and other jobs go on.  A job without
-    a lane then waits alone.
+    With ``lane`` only the job's own lane is held, and other jobs continue.  A job without a lane
+    then waits alone.
     """
 
     def __init__(
@@ -331,4 +331,4 @@ class RateLimitError(Signal):
 
 
 class WaitingChildrenError(Signal):
-    """Step aside until the children added by the handler are done."""
+    """Wait until the children added by the handler are done."""

@@ -225,4 +225,4 @@ def test_failures_tell_what_failed():
     failed, removed = JobFailedError("41", "no"), JobRemovedError("42")
 
     assert (failed.job_id, failed.reason, str(failed)) == ("41", "no", "job '41' failed: no")
-    assert (removed.job_id, removed.reason) == ("42", "it does not exist (any more)")
+    assert (removed.job_id, removed.reason) == ("42", "it does not exist any more")

@@ -93,7 +93,7 @@ def test_five_hundred_after_five_hundred_are_one_gate():
         ([job("a"), job("b", pivot=True)], r"member 'a' is neither before nor after the pivot 'b'"),
         ([GroupSignal("a")], r"signals only; give it a queue_name"),
         ([job(f"j{n}") for n in range(1001)], r"1001 jobs, and 1000 is the most \('j1000'"),
-        ([object()], r"is no GroupJob or GroupSignal"),
+        ([object()], r"neither a GroupJob or GroupSignal"),
     ],
 )
 def test_what_cannot_be_is_refused(members: list[Any], words: str):
@@ -114,7 +114,10 @@ def test_a_graph_with_too_many_edges_is_refused():
     [
         (lambda: job("a", after=7), "multiple values"),
         (lambda: GroupJob("a", queue_name="q", after="b"), r"member 'a' must be a list of members"),
-        (lambda: GroupJob("a", queue_name="q", after=[1]), r"member 'a' names 1, which is no text"),
+        (
+            lambda: GroupJob("a", queue_name="q", after=[1]),
+            r"member 'a' names 1, which is not a string",
+        ),
         (lambda: GroupJob("a", queue_name="q", key=""), r"key='' of member 'a'"),
         (lambda: GroupJob("a", queue_name="q", inputs=["b"]), r"inputs=.* of member 'a' must be a"),
         (lambda: job("a", "b", data=[1], inputs={"x": "b"}), r"member 'a' has inputs, so its data"),

@@ -236,7 +236,7 @@ def complete_member(
 @queue_argument
 @click.argument("group_id", metavar="ID")
 @click.argument("member", metavar="MEMBER")
-@click.option("--reason", required=True, help="Why; it is kept with the group.")
+@click.option("--reason", required=True, help="Why; kept with the group.")
 @yes_option
 @with_server
 def fail_member(

@@ -63,7 +63,7 @@ class QueueDeadLetters:
     _connection: Connection
 
     async def get_dead_letter_count(self) -> int:
-        """How many dead letters wait here, with a priority or a delay or without."""
+        """How many dead letters are here, including prioritized and delayed ones."""
         return await self._connection.follow(dead_letters.total_count(self.keys))
 
     @renamed("oldest_first", "newest_first", operator.not_)
@@ -72,7 +72,7 @@ class QueueDeadLetters:
     ) -> list[Job]:
         """The dead letters from ``start`` to ``end``, both included, the newest first unless told.
 
-        Behind them come those that somebody gave a priority or a delay.
+        Those with a priority or a delay come last.
         """
         jobs = await self._page(start, end, oldest_first=not newest_first)
         if jobs and not any(_metadata(job) is not None for job in jobs):
@@ -84,7 +84,7 @@ class QueueDeadLetters:
         return await self._connection.run(reading.job(self.keys, job_id))
 
     async def is_dead_letter_queue(self) -> bool:
-        """Was a letter ever buried here, or do letters wait here, or nothing at all?"""
+        """Whether this is a dead letter queue: it ever got a letter, or it is empty."""
         try:
             await self._are_letters(force=False)
         except NotDeadLettersError:
@@ -175,7 +175,7 @@ class QueueDeadLetters:
         resume: bool | str = False,
         **filters: Unpack[ReplayFilter],
     ) -> int:
-        """Send the dead letters that pass the filters back to their queues; returns how many.
+        """Send the dead letters that match the filters back to their queues; returns how many.
 
         Works in slices, the oldest first; what arrives meanwhile is left alone.  ``rate`` is how
         many jobs to send per second, ``dry_run`` only counts, and ``resume`` goes on where an
@@ -217,10 +217,10 @@ class QueueDeadLetters:
         force: bool = False,
         **filters: Unpack[DeadLetterFilter],
     ) -> int:
-        """Remove the dead letters that pass the filters for good; returns how many.
+        """Remove the dead letters that match the filters for good; returns how many.
 
-        Without a filter every waiting job of this queue goes.  Works in slices, as a replay does.
-        ``force`` does it in a queue that is no dead letter queue, to whatever waits there.
+        Without a filter, every waiting job of this queue is removed.  Works in slices, as a replay.
+        ``force`` also purges a queue that is not a dead letter queue.
         """
         wanted = Filter.of(**filters)
         is_sure = await self._are_letters(force=force)

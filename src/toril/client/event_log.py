@@ -20,15 +20,15 @@ class QueueEventLog:
     async def publish_event(
         self, name: str, data: Mapping[str, Any] | None = None, *, job_id: str | None = None
     ) -> str:
-        """Tell everybody who listens to this queue, in any language; returns the event's id.
+        """Send an event to all listeners of this queue, in any language; returns its id.
 
-        ``data`` are the event's fields.  Their values travel as text: one that is no text is
+        ``data`` are the event's fields.  Their values are sent as text: anything else is
         written as JSON.  Names that the queue itself uses are refused.
         """
         return await self._connection.run(publishing.publish(self.keys, name, data, job_id=job_id))
 
     async def trim_events(self, max_length: int) -> int:
-        """Forget all events but the newest ``max_length``; returns how many were forgotten."""
+        """Remove all events except the newest ``max_length``; returns how many."""
         return await self._connection.run(
             publishing.trim(self.keys, whole(max_length, "max_length"))
         )

@@ -14,7 +14,7 @@ class QueueExplaining:
     _connection: Connection
 
     async def explain(self, job_id: str) -> str:
-        """Why a job, of a lane or not, is not running, in a sentence."""
+        """Say in a sentence why a job is not running."""
         facts = await self._connection.run(explaining.facts_about(self.keys, job_id))
         job = await self._connection.run(reading.job(self.keys, job_id))
         workers = await self._connection.run(reading.workers(self.keys))

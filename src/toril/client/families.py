@@ -21,13 +21,13 @@ class QueueFamilies:
         return await self._connection.follow(families.children_values(self.keys, job_id))
 
     async def get_failed_children(self, job_id: str) -> dict[str, str]:
-        """Why children failed that do not fail their parent: those ignored, or gone on without."""
+        """Why children failed that did not fail their parent."""
         return await self._connection.follow(families.failed_children(self.keys, job_id))
 
     async def get_dependencies(self, job_id: str) -> Dependencies:
-        """All children of a job, by what came of them."""
+        """All children of a job, by outcome."""
         return await self._connection.follow(families.dependencies(self.keys, job_id))
 
     async def get_dependencies_count(self, job_id: str) -> DependenciesCount:
-        """How many children of a job there are of each kind."""
+        """How many children of a job have each outcome."""
         return await self._connection.follow(families.dependencies_count(self.keys, job_id))

@@ -18,19 +18,19 @@ class QueueLimits:
     _connection: Connection
 
     async def set_global_concurrency(self, concurrency: int) -> None:
-        """Let at most this many jobs run at once, over all workers."""
+        """Limit how many jobs run at once, over all workers."""
         await self._connection.run(limiting.set_concurrency(self.keys, concurrency))
 
     async def get_global_concurrency(self) -> int | None:
-        """How many jobs may run at once over all workers; None without a limit."""
+        """How many jobs may run at once, over all workers; None if there is no limit."""
         return await self._connection.run(limiting.concurrency(self.keys))
 
     async def remove_global_concurrency(self) -> None:
-        """Let the workers run as many jobs at once as they like."""
+        """Remove the limit of jobs that run at once."""
         await self._connection.run(limiting.remove_concurrency(self.keys))
 
     async def is_maxed(self) -> bool:
-        """Do as many jobs run as the global concurrency allows?"""
+        """Whether as many jobs run as the global concurrency allows."""
         return await self._connection.follow(limiting.is_maxed(self.keys))
 
     @by_hand
@@ -41,8 +41,7 @@ class QueueLimits:
         *,
         max: int | None = None,  # noqa: A002
     ) -> None:
-        """Let at most ``limit.max`` jobs start in any window of ``limit.duration``, over all
-        workers.
+        """Limit starts to ``limit.max`` jobs per ``limit.duration``, over all workers.
 
         Two numbers in place of a ``RateLimit`` are its old form.
         """
@@ -62,24 +61,24 @@ class QueueLimits:
         return await self._connection.run(limiting.rate(self.keys))
 
     async def remove_global_rate_limit(self) -> None:
-        """Let jobs start as fast as they are taken."""
+        """Remove the rate limit over all workers."""
         await self._connection.run(limiting.remove_rate(self.keys))
 
     async def rate_limit(self, duration: Duration) -> None:
-        """Let nobody take from the queue for ``duration``, as after a 429 of a service.
+        """Hold the queue for ``duration``: no worker takes a job, as after a 429 of a service.
 
-        Workers of Node's BullMQ keep to it only if they have a ``limiter``, or the queue a global
+        Workers of Node's BullMQ respect it only if they have a ``limiter``, or the queue a global
         rate limit.
         """
         await self._connection.run(limiting.hold(self.keys, duration))
 
     async def remove_rate_limit(self) -> None:
-        """Begin a new window: nothing is counted, and a hold by ``rate_limit`` ends."""
+        """Start a new window; a hold by ``rate_limit`` ends."""
         await self._connection.run(limiting.release(self.keys))
 
     async def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
-        """For how many ms no job may start because of a rate limit; 0 when one may.
+        """How many ms until a job may start again under the rate limit; 0 if one may now.
 
-        ``max`` is that of a worker's limiter; without it the global rate limit counts.
+        ``max`` is that of a worker's limiter; without it the global rate limit is used.
         """
         return await self._connection.follow(limiting.wait_ms(self.keys, max))

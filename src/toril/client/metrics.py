@@ -9,7 +9,7 @@ from toril.protocol.measuring import Metrics
 
 
 class QueueMetrics:
-    """What workers with ``metrics_points`` have counted."""
+    """Counts of workers with ``metrics_points``."""
 
     keys: Keys
     _connection: Connection

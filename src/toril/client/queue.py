@@ -49,8 +49,8 @@ class Queue(
 ):
     """A queue of jobs on a Redis or Valkey server.
 
-    ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
-    ``default_job_options`` are the options of jobs that are added without them.
+    ``connection`` is a URL or a redis-py client; None means ``TORIL_URL``, or else localhost.
+    ``default_job_options`` are used for jobs that are added without them.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Queue(
         await self.close()
 
     async def close(self) -> None:
-        """Finish the adds under way and close the connection."""
+        """Finish pending adds and close the connection."""
         await self.adder.close()
         await self._close_listening()
         if self._owns_connection:

@@ -28,7 +28,7 @@ Callback = Callable[[Event], Any]
 class QueueEvents:
     """What happens in queue ``name``, as it happens.
 
-    Iterate over it, or let it call you with ``on``: each of the two hears every event once, from
+    Iterate over it, or let it call you with ``on``: each of the two receives every event once, from
     the moment ``async with`` begins (or from the first use without it), or after ``last_event_id``;
     ``"0"`` is the beginning of what the server remembers.  A lost connection loses no place.
     """
@@ -86,13 +86,13 @@ class QueueEvents:
         """Call ``callback(event)`` for each event of this name, ``"*"`` for all of them.
 
         ``"completed:41"`` is the completion of job 41.  Callbacks are called one at a time, in the
-        order of the events; one that fails is logged and hurts nobody.
+        order of the events; if one fails, that is logged and nothing else is affected.
         """
         self._callbacks.setdefault(event, []).append(callback)
         self._listen()
 
     def off(self, event: str, callback: Callback) -> None:
-        """Call it no more."""
+        """Remove a callback."""
         if callback in self._callbacks.get(event, ()):
             self._callbacks[event].remove(callback)
 
@@ -108,7 +108,7 @@ class QueueEvents:
             return self._page.popleft()
 
     async def close(self) -> None:
-        """Stop listening; whoever iterates is done."""
+        """Stop listening; iteration ends."""
         await self._background.stop()
 
     def _listen(self) -> None:

@@ -26,7 +26,7 @@ class QueueReading:
         return await self._connection.run(reading.job(self.keys, job_id))
 
     async def get_state(self, job_id: str) -> str | None:
-        """Where the job is: "waiting", "active", "completed", …, or None when there is none.
+        """The state of the job: "waiting", "active", "completed", …, or None if there is none.
 
         "unknown" is a job that another program dropped from every list: nobody will run it.
         """
@@ -81,13 +81,13 @@ class QueueReading:
         return await self._connection.run(reading.log_count(self.keys, job_id))
 
     async def get_workers(self) -> list[WorkerInfo]:
-        """The workers that are connected now, those of BullMQ among them."""
+        """The workers that are connected now, including those of BullMQ."""
         return await self._connection.run(reading.workers(self.keys))
 
     async def get_waiting(
         self, start: int = 0, end: int = -1, *, newest_first: bool = False
     ) -> list[Job]:
-        """Jobs that are ready to run, in the order in which they will."""
+        """Jobs that are ready to run, in order."""
         return await self.get_jobs("waiting", start, end, newest_first=newest_first)
 
     async def get_waiting_count(self) -> int:
@@ -107,7 +107,7 @@ class QueueReading:
     async def get_delayed(
         self, start: int = 0, end: int = -1, *, newest_first: bool = False
     ) -> list[Job]:
-        """Jobs that wait for their time, the next one first."""
+        """Delayed jobs, the next one first."""
         return await self.get_jobs("delayed", start, end, newest_first=newest_first)
 
     async def get_delayed_count(self) -> int:

@@ -32,7 +32,7 @@ class QueueSchedulers:
         immediately: bool = False,
         template: NewJob | None = None,
     ) -> Job:
-        """Make a scheduler or change the one with this id; returns its next job.
+        """Create a scheduler or change the one with this id; returns its next job.
 
         It runs ``every`` so often, or at the times of a ``cron`` pattern in the zone ``tz`` (UTC
         without one): between ``start`` and ``end``, at most ``limit`` times.  ``template`` is the
@@ -59,7 +59,7 @@ class QueueSchedulers:
         return await self._connection.follow(scheduling.one(self.keys, scheduler_id))
 
     async def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
-        """The schedulers of the queue, those due first before the others."""
+        """The schedulers of the queue, the next due first."""
         return await self._connection.follow(scheduling.many(self.keys, start, end))
 
     async def get_job_scheduler_count(self) -> int:
@@ -67,7 +67,7 @@ class QueueSchedulers:
         return await self._connection.run(scheduling.count(self.keys))
 
     async def remove_job_scheduler(self, scheduler_id: str) -> bool:
-        """Forget a scheduler and its next job, unless that waits or runs; was there one?"""
+        """Remove a scheduler, and its pending job; False if there is none."""
         return await self._connection.run(scheduling.remove(self.keys, scheduler_id))
 
     async def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
@@ -78,9 +78,9 @@ class QueueSchedulers:
         )
 
     async def remove_repeating_job(self, lane: str, repeat: Repeat) -> bool:
-        """End what ``add(…, lane=lane, repeat=repeat)`` began; was there such a scheduler?
+        """Remove what ``add(…, lane=lane, repeat=repeat)`` created; False if there is none.
 
-        For jobs without a lane it is their name that counts.
+        For jobs without a lane, pass their name.
         """
         check_text(lane, "lane")
         scheduler_id = scheduling.repeating_id(lane, schedule_of(repeat))

@@ -276,7 +276,7 @@ ONE_ATTEMPT = Ailment(
     INFO,
     "{jobs} are tried once",
     "A short problem, such as a lost connection, fails them for good.",
-    "Set attempts=3 or more, if the handler may run twice.",
+    "Set Set attempts=3 or more, if the handler may run twice.",
 )
 NO_BACKOFF = Ailment(
     "D222",
@@ -391,7 +391,7 @@ NO_DEAD_LETTERS = Ailment(
     WARNING,
     "it has no dead letter queue",
     "Jobs that failed for good stay in the failed set, where nobody looks.",
-    "Use Worker(…, dead_letter_queue='{queue}-dlq'), and an alert on its count.",
+    "Use Use Worker(…, dead_letter_queue='{queue}-dlq'), and an alert on its count.",
 )
 UNBOUNDED = Ailment(
     "D304",
@@ -412,7 +412,7 @@ SHORT_LOCKS = Ailment(
     WARNING,
     "its locks last {lock_ms} ms",
     "A short pause of the process or the network counts as death: jobs run twice.",
-    "Use lock_duration=30_000, the default.",
+    "Use Use lock_duration=30_000, the default.",
 )
 
 # ---------------------------------------------------------------------------- outboxes

@@ -20,7 +20,7 @@ MARK = "toril_idempotency"
 
 
 class Store(Protocol):
-    """Where it is written down that work was done."""
+    """Where it is recorded that work was done."""
 
     ttl_ms: int
     prefix: str
@@ -45,7 +45,7 @@ def idempotent(
     header: str | None = None,
     key: KeyOf | None = None,
 ) -> Callable[[Any], Callable[..., Any]]:
-    """Do a handler's work once: a second run returns what the first returned, and does nothing.
+    """Do a handler's work once: a second run does nothing and returns the first result.
 
     With a ``SqlStore`` the handler is called with the job and a session whose transaction holds the
     record.  ``options`` are those its jobs are added with (and ``worker`` who runs them): if their

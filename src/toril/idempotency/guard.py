@@ -28,8 +28,8 @@ Async = AsyncSession | AsyncConnection
 class Once:
     """The guard of one piece of work.
 
-    ``is_repeat`` says that the work was done before, and ``result`` what it gave.  Otherwise do the
-    work and set ``result``, which is written down at the end of the block and commits with it.
+    ``is_repeat`` says that the work was done before, and ``result`` is what it returned.  Otherwise
+    do the work and set ``result``, which is stored at the end of the block and commits with it.
     """
 
     def __init__(

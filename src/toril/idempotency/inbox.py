@@ -1,4 +1,4 @@
-"""Views that answer a request once: whoever sends it again is given the first answer.
+"""Views that do their work once per request: a repeated request gets the first answer.
 
 For webhooks and for clients that repeat a request whose answer was lost.  The record of the key and
 the answer commit with the work, as they do for jobs.

@@ -1,8 +1,7 @@
 """Every option of a job or a worker, its default and its check: one noun a module.
 
-Options are frozen values.  An ``int`` is milliseconds wherever a duration is meant, and a
-``timedelta`` does as well.  ``None`` means "not given": the default of the queue or of the worker
-decides.
+Options are frozen values.  A duration is an ``int`` of milliseconds, or a ``timedelta``.
+``None`` means "not given": the default of the queue or of the worker decides.
 """
 
 from toril.options.backoff import Backoff

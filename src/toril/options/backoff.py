@@ -19,8 +19,8 @@ class Backoff(msgspec.Struct, frozen=True):
     """How long a failed job waits before its next attempt.
 
     ``type`` is ``"fixed"``, ``"exponential"``, or the name of a strategy that the worker knows.
-    With ``jitter`` j the wait is drawn evenly from the last j-th part of it, so that jobs which
-    failed together do not come back together.
+    With ``jitter``, a random part of the wait, up to that fraction, is subtracted, so that jobs
+    which failed together do not come back together.
     """
 
     type: str
@@ -46,7 +46,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
     @classmethod
     def exponential(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
-        """A wait that doubles with every attempt, beginning with ``delay``."""
+        """A wait that starts with ``delay`` and doubles with every attempt."""
         return cls("exponential", milliseconds(delay, "backoff delay"), jitter)
 
     @classmethod

@@ -60,7 +60,7 @@ def whole(value: int, option: str, *, least: int = 0, most: int = 2**53 - 1) -> 
 
 
 def check_text(value: str, option: str) -> None:
-    """Refuse what looks like a text and cannot be sent: with half a surrogate pair in it."""
+    """Refuse a string that cannot be encoded, such as half a surrogate pair."""
     if not isinstance(value, str):
         raise InvalidOptionError(f"{option}={shown(value)} must be a string")
     if value.isascii():

@@ -13,10 +13,10 @@ from toril.options.keep import Keep
 
 
 class DeadLetterOptions(msgspec.Struct, frozen=True):
-    """Where a worker sends the jobs that failed for good, and who is told.
+    """Where a worker sends jobs that failed for good, and who is notified.
 
     ``queue_name`` is a name or a ``Queue``.  ``on_dead_letter(job, letter)``, plain or async, is
-    called after each move.  Jobs given up because workers died over them go the same way unless
+    called after each move.  Jobs that failed because their workers died are included unless
     ``include_stalled`` is False.  ``keep_source`` leaves the job in the source's ``failed`` too.
     ``keep`` says how many letters stay, and for how long: the oldest are removed when new ones
     come.

@@ -13,7 +13,7 @@ from toril.options.checks import Duration, check_text, flag, milliseconds, refus
 
 
 class Deduplication(msgspec.Struct, frozen=True):
-    """Let only one job with this ``id`` in at a time.
+    """Allow only one job with this ``id`` at a time.
 
     Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the
     time at every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),

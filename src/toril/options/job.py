@@ -175,7 +175,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
 
     @property
     def is_bare(self) -> bool:
-        """Has it no options at all? Then there is nothing to look at one by one."""
+        """Whether it has no options at all, so that none needs to be checked."""
         return msgspec.structs.astuple(self)[2:] == _NO_OPTIONS  # behind the name and the data
 
     def _check_lane(self) -> None:

@@ -10,7 +10,7 @@ from toril.options.checks import Duration, milliseconds, whole
 
 
 class Keep(msgspec.Struct, frozen=True, kw_only=True):
-    """Which finished jobs stay: the newest ``count``, none older than ``age``."""
+    """Which finished jobs are kept: the newest ``count``, none older than ``age``."""
 
     count: int | None = None
     age: Duration | None = None

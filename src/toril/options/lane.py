@@ -21,7 +21,7 @@ ON_EXHAUSTED: tuple[str, ...] = get_args(OnExhausted)
 
 
 def check_lane(lane: str) -> None:
-    """Refuse what cannot be a lane: anything but a text of some length."""
+    """Refuse anything but a string of a reasonable length."""
     if not isinstance(lane, str) or not lane or len(lane) > MAX_LANE_LENGTH:
         raise InvalidOptionError(
             f"lane={shown(lane)} must be a string of 1 to {MAX_LANE_LENGTH} characters"

@@ -19,7 +19,7 @@ CHILD_POLICIES = (
 
 
 class Parent(msgspec.Struct, frozen=True):
-    """The job that a new one is a child of: its id and the queue it is in.
+    """The parent of a new job: its id and its queue.
 
     Without ``prefix`` it is under the prefix of the child's queue.
     """

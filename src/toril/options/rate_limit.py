@@ -8,7 +8,7 @@ from toril.options.checks import Duration, milliseconds, whole
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """At most ``max`` jobs are started in any window of ``duration``."""
+    """At most ``max`` jobs start per ``duration``."""
 
     max: int
     duration: Duration

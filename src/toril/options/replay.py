@@ -13,7 +13,7 @@ from toril.options.lane import OnExhausted, OnRetry
 
 
 class ReplacedOptions(TypedDict, total=False):
-    """The options of a job that a replay may replace, as keyword arguments."""
+    """The options of a job that a replay may change, as keyword arguments."""
 
     delay: Duration | None
     run_at: int | datetime | None

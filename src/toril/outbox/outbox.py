@@ -123,8 +123,8 @@ class Outbox:
 
         ``target`` is a session or connection of SQLAlchemy, Django's connection, or a connection
         or cursor of a driver; if that is async, the call is to be awaited.
-        Rolled back, the job never exists; committed, it is enqueued by a relay.  Rows of one
-        ``lane`` are enqueued in the order in which they were written.
+        If the transaction is rolled back, the job never exists; if it commits, a relay enqueues it.
+        Rows of one ``lane`` are enqueued in the order in which they were written.
 
         In place of a queue and a name a call of a task will do: ``add(session, charge.call(1))``.
         """

@@ -142,7 +142,7 @@ class GroupSignal(_Signal, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or len(self.name) > MAX_NAME_LENGTH:
             raise GroupValidationError(
-                f"signal name {shown(self.name)} must be a text of 1 to {MAX_NAME_LENGTH}"
+                f"signal name {shown(self.name)} must be a string of 1 to {MAX_NAME_LENGTH}"
                 f" characters"
             )
         check_text(self.name, "signal name")
@@ -289,7 +289,7 @@ def check_group_id(group_id: Any) -> str:
     """Refuse an id that a new group cannot have."""
     if not isinstance(group_id, str) or not _GROUP_ID.fullmatch(group_id):
         raise InvalidNameError(
-            f"group id {shown(group_id)} cannot be used: it must be a text of 1 to 255 characters"
+            f"group id {shown(group_id)} cannot be used: it must be a string of 1 to 255 characters"
             f" without ':', braces and white space; join parts with '-' instead"
         )
     check_text(group_id, "group_id")
@@ -352,7 +352,7 @@ def _check_place(member: NewMember) -> None:
     key = member.key
     if key is not None and (not isinstance(key, str) or not key or len(key) > MAX_NAME_LENGTH):
         raise GroupValidationError(
-            f"key={shown(key)} of member {member.name!r} must be a text of 1 to {MAX_NAME_LENGTH}"
+            f"key={shown(key)} of member {member.name!r} must be a string of 1 to {MAX_NAME_LENGTH}"
             f" characters"
         )
     if key is not None:
@@ -366,8 +366,8 @@ def _check_place(member: NewMember) -> None:
     for one in keys:
         if not isinstance(one, str):
             raise GroupValidationError(
-                f"after={shown(after)} of member {member.name!r} names {shown(one)}, which is no"
-                f" text; name members by their keys"
+                f"after={shown(after)} of member {member.name!r} names {shown(one)}, which is not"
+                f" a string; name members by their keys"
             )
         check_text(one, "after")
     msgspec.structs.force_setattr(member, "after", keys)

@@ -126,7 +126,7 @@ class BaseConsumer(ABC, Generic[T]):
     # ------------------------------------------------------------------ running
 
     async def start(self) -> None:
-        """Begin to take steps, and return."""
+        """Start taking steps, and return."""
         await self.worker.start()
 
     async def run(self) -> None:
@@ -134,11 +134,11 @@ class BaseConsumer(ABC, Generic[T]):
         await self.worker.run()
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Take nothing more, let running steps finish within ``timeout``, hand the rest back."""
+        """Take no more steps, let running ones finish within ``timeout``, hand back the rest."""
         await self.worker.close(timeout)
 
     def has_claimed(self, job: ActiveJob) -> bool:
-        """Did the claim of this attempt go through?"""
+        """Whether the claim of this attempt succeeded."""
         return (job.id, job.token) in self._claimed
 
     async def process(self, job: Any) -> Any:

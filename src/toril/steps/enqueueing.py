@@ -28,9 +28,9 @@ _UNFIT_FOR_AN_ID = re.compile(r"[^A-Za-z0-9_.=@#+~-]")
 
 
 class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """When a step runs, how often it is tried, and how long it is kept.
+    """When a step runs, how often it is retried, and how long it is kept.
 
-    What is None is decided by the queue's ``default_job_options``, and then by ``DEFAULTS``.
+    For None, the queue's ``default_job_options`` apply, and then ``DEFAULTS``.
     """
 
     job_id: str | None = None

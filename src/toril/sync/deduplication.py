@@ -9,17 +9,17 @@ from toril.sync.connection import Connection
 
 
 class QueueDeduplication:
-    """Looking up deduplication ids, and giving them free before their time."""
+    """Looking up deduplication ids, and freeing them early."""
 
     keys: Keys
     _connection: Connection
 
     def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
-        """The id of the job that keeps others with this deduplication id out, or None."""
+        """The id of the job that owns this deduplication id, or None."""
         return self._connection.run(deduplicating.owner(self.keys, deduplication_id))
 
     def remove_deduplication_key(self, deduplication_id: str, *, job_id: str | None = None) -> bool:
-        """Let the next job with this deduplication id in; True when one had owned it.
+        """Free this deduplication id for the next job; True if a job owned it.
 
         With ``job_id`` only if that job owns it.
         """

@@ -19,26 +19,26 @@ class QueueEditing:
     """What operators do to a queue and its jobs.
 
     Methods that touch many jobs work in slices of a few milliseconds, so that other clients are
-    served meanwhile, and call ``on_progress`` with the number of jobs done so far.  When such a
-    call breaks off, calling it again goes on.
+    served meanwhile, and call ``on_progress`` with the number of jobs done so far.  If such a
+    call is interrupted, calling it again resumes.
     """
 
     keys: Keys
     _connection: Connection
 
     def pause(self) -> None:
-        """Let no worker take from this queue; jobs that run go on, and adding goes on."""
+        """Stop workers from taking jobs; running jobs continue, and jobs can be added."""
         self._connection.follow(pausing.pause(self.keys))
 
     def resume(self) -> None:
-        """Let workers take from this queue again."""
+        """Let workers take jobs again."""
         self._connection.follow(pausing.resume(self.keys))
 
     def is_paused(self) -> bool:
         return self._connection.run(pausing.is_paused(self.keys))
 
     def drain(self, delayed: bool = False, *, on_progress: OnProgress | None = None) -> int:
-        """Remove the jobs that wait, with ``delayed`` also the delayed ones; returns how many.
+        """Remove waiting jobs, with ``delayed`` also delayed ones; returns how many.
 
         Active and finished jobs stay, and so do the pending iterations of schedulers.
         """
@@ -86,9 +86,9 @@ class QueueEditing:
         return self._connection.follow(plan)
 
     def retry(self, job_id: str, *, reset_attempts: bool = False, force: bool = False) -> None:
-        """Let a failed or completed job run again.
+        """Run a failed or completed job again.
 
-        Its attempts are counted on, so it is not retried by itself when it fails once more, unless
+        Its attempt count is not reset, so it is not retried if it fails once more, unless
         ``reset_attempts`` is given.  A member of a group that is over or being undone is refused
         with ``InvalidGroupStateError``, unless ``force`` is given.
         """
@@ -111,7 +111,7 @@ class QueueEditing:
         force: bool = False,
         on_progress: OnProgress | None = None,
     ) -> int:
-        """Let all failed (or completed) jobs run again, the oldest first; returns how many.
+        """Run all failed (or completed) jobs again, the oldest first; returns how many.
 
         Only those that finished up to ``until``, which is now unless it is given.  Members of
         groups that are over or being undone stay, unless ``force`` is given.
@@ -127,16 +127,16 @@ class QueueEditing:
         return self._connection.follow(plan)
 
     def promote(self, job_id: str) -> None:
-        """Let a delayed job run now."""
+        """Run a delayed job now."""
         self._connection.run(moving.promote(self.keys, job_id, call=new_job_id()))
 
     def promote_all(self, *, on_progress: OnProgress | None = None) -> int:
-        """Let all delayed jobs run now; returns how many."""
+        """Run all delayed jobs now; returns how many."""
         plan = moving.promote_all(self.keys, on_progress=on_progress)
         return self._connection.follow(plan)
 
     def cancel(self, job_id: str, reason: str | None = None) -> Cancelled:
-        """Let a job run no further; returns what that came to.
+        """Cancel a job; returns what happened to it.
 
         A job that waits ends as failed, with the reason "cancelled: …"; in a long list it is marked
         and ends when its turn comes.  The worker that runs a job is told to stop it, which ends an
@@ -146,12 +146,12 @@ class QueueEditing:
         return self._connection.follow(cancelling.cancel(self.keys, job_id, reason=reason))
 
     def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
-        """Give a job another priority; with ``lifo`` it comes before others of the same."""
+        """Change a job's priority; with ``lifo`` it comes before others with the same one."""
         command = moving.change_priority(self.keys, job_id, priority, call=new_job_id(), lifo=lifo)
         self._connection.run(command)
 
     def change_delay(self, job_id: str, delay: Duration) -> None:
-        """Put a delayed job off until ``delay`` from now."""
+        """Let a delayed job run ``delay`` from now."""
         delay_ms = milliseconds(delay, "delay")
         self._connection.run(moving.change_delay(self.keys, job_id, delay_ms, call=new_job_id()))
 
@@ -160,7 +160,7 @@ class QueueEditing:
         self._connection.run(editing.update_data(self.keys, job_id, data))
 
     def update_progress(self, job_id: str, progress: Any) -> None:
-        """Say how far a job is: a number, a text or any JSON."""
+        """Set a job's progress: a number, a string or any JSON."""
         self._connection.run(editing.update_progress(self.keys, job_id, progress))
 
     def add_log(self, job_id: str, row: str, *, keep: int | None = None) -> int:
@@ -170,13 +170,13 @@ class QueueEditing:
         return self._connection.run(editing.add_log(self.keys, job_id, row, keep=keep))
 
     def clear_logs(self, job_id: str, *, keep: int = 0) -> None:
-        """Forget a job's log, but for its last ``keep`` rows."""
+        """Remove a job's log, except for its last ``keep`` rows."""
         self._connection.run(editing.clear_logs(self.keys, job_id, keep=whole(keep, "keep")))
 
     def extend_lock(self, job_id: str, token: str, duration: Duration) -> None:
-        """Hold the lock that ``token`` has on a job for ``duration`` from now.
+        """Extend the lock that ``token`` holds on a job to ``duration`` from now.
 
-        Raises ``LockLostError`` when somebody else has it, or nobody.
+        Raises ``LockLostError`` if somebody else holds it, or nobody.
         """
         lock_ms = milliseconds(duration, "duration", least=1)
         self._connection.run(leasing.extend_lock(self.keys, job_id, token, lock_ms=lock_ms))

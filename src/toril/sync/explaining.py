@@ -15,7 +15,7 @@ class QueueExplaining:
     _connection: Connection
 
     def explain(self, job_id: str) -> str:
-        """Why a job, of a lane or not, is not running, in a sentence."""
+        """Say in a sentence why a job is not running."""
         facts = self._connection.run(explaining.facts_about(self.keys, job_id))
         job = self._connection.run(reading.job(self.keys, job_id))
         workers = self._connection.run(reading.workers(self.keys))

@@ -49,44 +49,44 @@ class QueueLanes:
         return self._connection.follow(reading.jobs_of(self.keys, ids))
 
     def pause_lane(self, lane: str) -> None:
-        """Let no worker take from this lane; a job that runs goes on, and adding goes on."""
+        """Stop workers from taking jobs of this lane; a running job continues."""
         self._connection.run(lanes.pause(self.keys, lane))
 
     def resume_lane(self, lane: str) -> bool:
-        """Go on with a lane that is paused, halted or held back by a handler; False for others."""
+        """Resume a lane that is paused, halted or held by a handler; False for others."""
         return self._connection.run(lanes.resume(self.keys, lane))
 
     def drain_lane(self, lane: str, *, delayed: bool = False) -> int:
-        """Remove the jobs of a lane that wait, with ``delayed`` also those that wait for a time.
+        """Remove the waiting jobs of a lane, with ``delayed`` also delayed ones.
 
-        Returns how many. A job that runs stays.
+        Returns how many. A running job stays.
         """
         return self._connection.follow(lanes.drain(self.keys, lane, delayed=delayed))
 
     def recover_lanes(self) -> int:
-        """Let lanes go that are held by jobs which are gone; returns how many.
+        """Free lanes that are held by jobs that no longer exist; returns how many.
 
-        Workers do this by themselves at every sweep (``stalled_interval``).
+        Workers do this at every sweep (``stalled_interval``).
         """
         return self._connection.follow(lanes.recover(self.keys))
 
     @lane_first("concurrency")
     def set_lane_concurrency(self, lane: str | None, concurrency: int | None) -> None:
-        """How many jobs of a lane may run at once; None for the lane means each without its own.
+        """Limit how many jobs of a lane run at once; lane None is the default for all lanes.
 
-        None for the number takes it back. With more than one, jobs start in order and may end in
+        None as the number removes the limit. With more than one, jobs start in order but may end in
         another.
         """
         self._connection.follow(lanes.set_concurrency(self.keys, concurrency, lane))
 
     @lane_first("limit")
     def set_lane_rate_limit(self, lane: str | None, limit: RateLimit | None) -> None:
-        """How many jobs of a lane may start in which time; None means each lane without its own.
+        """Limit how many jobs of a lane start per time; lane None is the default for all lanes.
 
-        None for the limit takes it back.
+        None as the limit removes it.
         """
         self._connection.follow(lanes.set_rate_limit(self.keys, limit, lane))
 
     def set_lane_weight(self, lane: str, weight: int) -> None:
-        """How many turns this lane gets for one of another, when not all can run at once."""
+        """How many turns this lane gets for each turn of another lane."""
         self._connection.run(lanes.set_weight(self.keys, lane, weight))

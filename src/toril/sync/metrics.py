@@ -10,7 +10,7 @@ from toril.sync.connection import Connection
 
 
 class QueueMetrics:
-    """What workers with ``metrics_points`` have counted."""
+    """Counts of workers with ``metrics_points``."""
 
     keys: Keys
     _connection: Connection

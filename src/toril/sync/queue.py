@@ -50,8 +50,8 @@ class Queue(
 ):
     """A queue of jobs on a Redis or Valkey server.
 
-    ``connection`` is a URL, a redis-py client, or None for ``TORIL_URL`` or else localhost.
-    ``default_job_options`` are the options of jobs that are added without them.
+    ``connection`` is a URL or a redis-py client; None means ``TORIL_URL``, or else localhost.
+    ``default_job_options`` are used for jobs that are added without them.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Queue(
         self.close()
 
     def close(self) -> None:
-        """Finish the adds under way and close the connection."""
+        """Finish pending adds and close the connection."""
         self.adder.close()
         self._close_listening()
         if self._owns_connection:

@@ -33,7 +33,7 @@ class QueueSchedulers:
         immediately: bool = False,
         template: NewJob | None = None,
     ) -> Job:
-        """Make a scheduler or change the one with this id; returns its next job.
+        """Create a scheduler or change the one with this id; returns its next job.
 
         It runs ``every`` so often, or at the times of a ``cron`` pattern in the zone ``tz`` (UTC
         without one): between ``start`` and ``end``, at most ``limit`` times.  ``template`` is the
@@ -60,7 +60,7 @@ class QueueSchedulers:
         return self._connection.follow(scheduling.one(self.keys, scheduler_id))
 
     def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
-        """The schedulers of the queue, those due first before the others."""
+        """The schedulers of the queue, the next due first."""
         return self._connection.follow(scheduling.many(self.keys, start, end))
 
     def get_job_scheduler_count(self) -> int:
@@ -68,7 +68,7 @@ class QueueSchedulers:
         return self._connection.run(scheduling.count(self.keys))
 
     def remove_job_scheduler(self, scheduler_id: str) -> bool:
-        """Forget a scheduler and its next job, unless that waits or runs; was there one?"""
+        """Remove a scheduler, and its pending job; False if there is none."""
         return self._connection.run(scheduling.remove(self.keys, scheduler_id))
 
     def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
@@ -79,9 +79,9 @@ class QueueSchedulers:
         )
 
     def remove_repeating_job(self, lane: str, repeat: Repeat) -> bool:
-        """End what ``add(…, lane=lane, repeat=repeat)`` began; was there such a scheduler?
+        """Remove what ``add(…, lane=lane, repeat=repeat)`` created; False if there is none.
 
-        For jobs without a lane it is their name that counts.
+        For jobs without a lane, pass their name.
         """
         check_text(lane, "lane")
         scheduler_id = scheduling.repeating_id(lane, schedule_of(repeat))

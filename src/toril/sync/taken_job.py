@@ -60,7 +60,7 @@ class TakenJob(StoredJob):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether somebody asked for the job to be stopped; known when its lock is renewed."""
+        """Whether the job was cancelled; updated when its lock is renewed."""
         return self.cancel_reason is not None
 
     @property
@@ -70,14 +70,14 @@ class TakenJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows with every take of this job, and with every take of its lane if it has one."""
+        """Grows each time this job, or a job of its lane, is taken."""
         fence = codec.number(self.raw(b"x.fence"))
         return self.attempts_started if fence is None else fence
 
     # ------------------------------------------------------------------ how it ends
 
     def complete(self, value: Any = None) -> None:
-        """The job is done; ``value`` is what it returns.
+        """Complete the job with ``value``.
 
         Raises ``PayloadError``, and changes nothing, if ``value`` cannot be written as JSON.
         """
@@ -86,10 +86,10 @@ class TakenJob(StoredJob):
 
     @by_hand
     def fail(self, error: BaseException) -> None:
-        """The attempt failed, as if a handler had raised ``error``.
+        """Fail the attempt, as if a handler had raised ``error``.
 
-        The job is tried again if it has attempts left, after its backoff; otherwise it fails for
-        good, and goes to the dead letters if there is a queue for them.
+        The job is retried after its backoff if it has attempts left; otherwise it fails for good,
+        and becomes a dead letter if there is a queue for them.
         """
         if not isinstance(error, BaseException):
             raise InvalidInputError(
@@ -103,17 +103,17 @@ class TakenJob(StoredJob):
         self._holder._settle(self, Raised(DelayedError(milliseconds(delay, "delay"))))
 
     def move_to_waiting_children(self) -> None:
-        """Step aside until the children of this job are done; it is then taken again."""
+        """Wait until the children of this job are done; it is then taken again."""
         self._holder._settle(self, Raised(WaitingChildrenError()))
 
     def move_to_wait(self) -> None:
-        """Give it back unfinished, to the front of the queue; the attempt does not count."""
+        """Hand it back to the front of the queue; the attempt does not count."""
         self._holder._settle(self, Released(is_begun=True))
 
     # ------------------------------------------------------------------ meanwhile
 
     def extend_lock(self, duration: Duration) -> None:
-        """Hold the lock for ``duration`` from now."""
+        """Extend the lock to ``duration`` from now."""
         lock_ms = milliseconds(duration, "duration", least=1)
         renewal = self._run(
             leasing.renew(self._holder.keys, [(self.id, self.token)], lock_ms=lock_ms)
@@ -125,7 +125,7 @@ class TakenJob(StoredJob):
             raise LockLostError(f"the lock of job {self.id!r} is not held with this token")
 
     def report(self, value: Any) -> None:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
         keys = self._holder.keys
         self._run(editing.update_progress(keys, self.id, value, token=self.token))
 
@@ -152,17 +152,17 @@ class TakenJob(StoredJob):
         return connection.follow(families.children_values(self._holder.keys, self.id))
 
     def failed_children(self) -> dict[str, str]:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
         connection = self._holder._connection
         return connection.follow(families.failed_children(self._holder.keys, self.id))
 
     def dependencies(self) -> families.Dependencies:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
         connection = self._holder._connection
         return connection.follow(families.dependencies(self._holder.keys, self.id))
 
     def dependencies_count(self) -> families.DependenciesCount:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""
         connection = self._holder._connection
         return connection.follow(families.dependencies_count(self._holder.keys, self.id))
 

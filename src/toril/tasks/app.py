@@ -141,10 +141,10 @@ class App:
         extra: str = "refuse",
         **options: Unpack[TaskOptions],
     ) -> Any:
-        """Make a task of a function, with or without options.
+        """Turn a function into a task, with or without options.
 
         The job's name is the function's unless ``name`` says otherwise.  Only errors in
-        ``retry_on`` are tried again, those in ``give_up_on`` never.  ``extra="ignore"`` lets jobs
+        ``retry_on`` are retried, those in ``give_up_on`` never.  ``extra="ignore"`` lets jobs
         have arguments that the function does not know, for rolling deploys.
         """
         if extra not in ("refuse", "ignore"):
@@ -171,7 +171,7 @@ class App:
 
     @property
     def tasks(self) -> dict[str, AnyTask]:
-        """The tasks by their names, those that undo others included."""
+        """The tasks by their names, including those that undo others."""
         return dict(self._tasks)
 
     @property
@@ -214,7 +214,7 @@ class App:
 
     @property
     def watches_enqueue(self) -> bool:
-        """Does anybody want to see what is enqueued?"""
+        """Whether middleware or a test observes what is enqueued."""
         return bool(self._on_enqueue or self._on_enqueued or self._eager is not None)
 
     async def enqueue(self, call: Call[R]) -> Handle[R]:
@@ -296,7 +296,7 @@ class App:
         return await start_gather(self, calls)
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
-        """``enqueue`` for code that blocks."""
+        """``enqueue`` for blocking code."""
         if self._eager is not None:
             task = self._tasks[call.name]
             state = self.lifespan.state
@@ -318,7 +318,7 @@ class App:
 
     @contextmanager
     def eager(self, *, raise_failures: bool = True) -> Iterator[None]:
-        """Inside the block ``enqueue`` runs the task at once, here, without a server.
+        """Inside the block, ``enqueue`` runs the task at once, in this process, without a server.
 
         A task that fails raises from ``enqueue``; with ``raise_failures=False`` from
         ``handle.result()``, as it would with a server.
@@ -375,11 +375,11 @@ class App:
 
     @property
     def workers(self) -> list[Worker]:
-        """The workers that run now."""
+        """The workers that are running."""
         return list(self._workers)
 
     def on_worker(self, callback: Callable[[Worker], object]) -> None:
-        """Call ``callback`` with every worker that is made, before it starts: to listen to it."""
+        """Call ``callback`` with every new worker before it starts, to listen to its events."""
         self._on_worker.append(callback)
 
     async def run(
@@ -420,7 +420,7 @@ class App:
             await self._close_queues()
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Take nothing more, let running jobs finish within ``timeout``, hand the rest back."""
+        """Take no more jobs, let running ones finish within ``timeout``, hand back the rest."""
         await self._close_workers(timeout)
         if self._closing is not None:
             self._closing.set()
@@ -515,7 +515,7 @@ class App:
     # ------------------------------------------------------------------ schedules
 
     async def declare_schedules(self) -> list[Declared]:
-        """Have the server keep the schedules of the code; returns those that were changed."""
+        """Store the schedules of the code on the server; returns those that were changed."""
         changed = []
         for one in await self.schedules():
             if one.schedule is None or one.is_current:
@@ -525,7 +525,7 @@ class App:
         return changed
 
     async def schedules(self) -> list[Declared]:
-        """What the code declares, and what the server has of it and of earlier code."""
+        """The schedules that the code declares, and those that the server has."""
         found: list[Declared] = []
         for queue_name in self.queue_names:
             stored = {s.id: s for s in await self.queue(queue_name).get_job_schedulers()}
@@ -544,7 +544,7 @@ class App:
         return found
 
     async def prune_schedules(self) -> list[Declared]:
-        """Remove the schedules that earlier code declared and this one does not."""
+        """Remove schedules that the code no longer declares."""
         gone = [one for one in await self.schedules() if one.schedule is None]
         for one in gone:
             await self.queue(one.queue_name).remove_job_scheduler(one.id)

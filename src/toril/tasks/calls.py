@@ -1,4 +1,4 @@
-"""A call of a task as a value, and what came of one that was enqueued."""
+"""A call of a task as a value, and the handle of one that was enqueued."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Reference(msgspec.Struct, frozen=True):
 class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
     """A task with its arguments: name, queue, data and options, checked and not yet enqueued.
 
-    It goes wherever a job is described: ``app.enqueue_many``, ``queue.add_bulk``, a scheduler's
-    ``template``, a child of a flow, ``outbox.add``.
+    You can use it wherever a job is described: ``app.enqueue_many``, ``queue.add_bulk``, the
+    ``template`` of a scheduler, a child of a flow, ``outbox.add``.
     """
 
     signature: Any = None
@@ -60,16 +60,16 @@ class Handle(Generic[R]):
         return self._queue.name
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the task returns, as soon as it has; raises ``JobFailedError`` if it failed."""
+        """Wait for the result of the task; raises ``JobFailedError`` if it failed."""
         value: R = self._signature.read_result(await self._queue.wait_for(self.id, timeout))
         return value
 
     async def state(self) -> str | None:
-        """Where the job is: "waiting", "active", "completed" …, or None when it is gone."""
+        """The state of the job: "waiting", "active", "completed" …, or None if it is gone."""
         return await self._queue.get_state(self.id)
 
     async def job(self) -> Job | None:
-        """The job as it is now, or None when it is gone."""
+        """The job as it is now, or None if it is gone."""
         return await self._queue.get_job(self.id)
 
     async def cancel(self, reason: str = "cancelled") -> Cancelled:
@@ -78,7 +78,7 @@ class Handle(Generic[R]):
 
 
 class BlockingHandle(Generic[R]):
-    """``Handle`` for code that blocks."""
+    """``Handle`` for blocking code."""
 
     __slots__ = ("_queue", "_signature", "duplicated", "id")
 
@@ -98,16 +98,16 @@ class BlockingHandle(Generic[R]):
         return self._queue.name
 
     def result(self, timeout: Duration | None = None) -> R:
-        """What the task returns, as soon as it has; raises ``JobFailedError`` if it failed."""
+        """Wait for the result of the task; raises ``JobFailedError`` if it failed."""
         value: R = self._signature.read_result(self._queue.wait_for(self.id, timeout))
         return value
 
     def state(self) -> str | None:
-        """Where the job is: "waiting", "active", "completed" …, or None when it is gone."""
+        """The state of the job: "waiting", "active", "completed" …, or None if it is gone."""
         return self._queue.get_state(self.id)
 
     def job(self) -> Job | None:
-        """The job as it is now, or None when it is gone."""
+        """The job as it is now, or None if it is gone."""
         return self._queue.get_job(self.id)
 
     def cancel(self, reason: str = "cancelled") -> Cancelled:

@@ -72,7 +72,7 @@ class EagerHandle(Handle[R]):
 
 
 class BlockingEagerHandle(BlockingHandle[R]):
-    """``EagerHandle`` for code that blocks."""
+    """``EagerHandle`` for blocking code."""
 
     __slots__ = ("_outcome", "context")
 
@@ -119,7 +119,7 @@ async def run_now(call: Call[R], task: Any, state: Any, *, raises: bool) -> Hand
 
 
 def run_blocking(call: Call[R], task: Any, state: Any, *, raises: bool) -> BlockingHandle[R]:
-    """``run_now`` for code that blocks."""
+    """``run_now`` for blocking code."""
     context, arguments = _prepare(call, task, state)
     value: Any = None
     failure: BaseException | None = None

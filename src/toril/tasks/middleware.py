@@ -12,7 +12,7 @@ RunNext = Callable[[Any], Awaitable[Any]]
 
 
 class TaskMiddleware:
-    """Override one side or both; ``next`` goes on.
+    """Override one side or both; ``next`` continues.
 
     ::
 

@@ -25,7 +25,7 @@ def cron(
     end: int | datetime | None = None,
     limit: int | None = None,
 ) -> Schedule:
-    """At the times of a cron ``pattern`` in the zone ``tz`` (UTC without one)."""
+    """Run at the times of a cron ``pattern`` in the time zone ``tz`` (by default UTC)."""
     return Schedule(cron=pattern, tz=tz, start=start, end=end, limit=limit)
 
 
@@ -42,7 +42,7 @@ def every(
     end: int | datetime | None = None,
     limit: int | None = None,
 ) -> Schedule:
-    """Once in every ``interval``: ``every(minutes=5)`` or ``every(timedelta(minutes=5))``."""
+    """Run once per interval: ``every(minutes=5)`` or ``every(timedelta(minutes=5))``."""
     length = (interval or timedelta()) + timedelta(
         days=days, hours=hours, minutes=minutes, seconds=seconds
     )

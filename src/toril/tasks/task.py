@@ -34,7 +34,7 @@ _OF_ARGUMENTS = ("job_id", "lane", "deduplication")
 
 
 class TaskOptions(JobOptions, total=False):
-    """What ``@app.task`` takes beside the options of a job."""
+    """What ``@app.task`` takes in addition to the options of a job."""
 
     lane: str | Callable[..., str | None] | None  # type: ignore[misc]
     job_id: str | Callable[..., str | None] | None  # type: ignore[misc]
@@ -93,7 +93,7 @@ class Task(Generic[Q, T, P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Add a job that calls the function with these arguments; returns when the server has it.
 
-        Raises ``ArgumentsError``, and adds nothing, when they do not fit the annotations.
+        Raises ``ArgumentsError``, and adds nothing, if they do not fit the annotations.
         """
         if self.app.watches_enqueue:
             return await self.app.enqueue(self.call(*args, **kwargs))
@@ -106,7 +106,7 @@ class Task(Generic[Q, T, P, R]):
         return Handle(queue, added.id, self.signature, duplicated=added.is_duplicate)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """The same as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
+        """The call as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
         arguments = self.signature.bind(args, kwargs)
         references = {
             name: value for name, value in arguments.items() if isinstance(value, Reference)
@@ -137,16 +137,16 @@ class Task(Generic[Q, T, P, R]):
 
     @property
     def sync(self) -> BlockingTask[P, R]:
-        """``task.sync.enqueue(…)`` for code that blocks."""
+        """``task.sync.enqueue(…)`` for blocking code."""
         return BlockingTask(self)
 
     # ------------------------------------------------------------------ declaring
 
     def undo(self, function: F) -> F:
-        """Register what undoes this task in a group that fails, as a decorator.
+        """Decorator: register the function that undoes this task if its group fails.
 
-        It takes the arguments of the task and, if it wants to, ``result``: what the task returned,
-        or None when nobody knows.
+        It takes the arguments of the task and, optionally, ``result``: what the task returned,
+        or None if that is unknown.
         """
         if self.undoing is not None:
             raise InvalidOptionError(f"task {self.name!r} already has an undo: {self.undoing!r}")
@@ -154,7 +154,7 @@ class Task(Generic[Q, T, P, R]):
         return function
 
     def is_final(self, error: BaseException) -> bool:
-        """Is there no use in trying again after ``error``?"""
+        """Whether retrying after ``error`` is useless."""
         if isinstance(error, self.give_up_on):
             return True
         return self.retry_on is not None and not isinstance(error, self.retry_on)
@@ -178,7 +178,7 @@ class Task(Generic[Q, T, P, R]):
 
 
 class BlockingTask(Generic[P, R]):
-    """A task for code that blocks: a script, a thread, Django, Flask."""
+    """A task for blocking code: a script, a thread, Django, Flask."""
 
     def __init__(self, task: Task[..., Any, P, R]) -> None:
         self._task = task

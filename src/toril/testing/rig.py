@@ -66,7 +66,7 @@ class Rig:
         self._ran: list[Ran] = []
         self._connection = Connection(url)
         self.sync = BlockingRig(self)
-        """The same for tests that block: ``rig.sync.drain()``, ``rig.sync.advance(…)``."""
+        """The same for blocking tests: ``rig.sync.drain()``, ``rig.sync.advance(…)``."""
 
     # ------------------------------------------------------------------ what was enqueued
 
@@ -102,7 +102,7 @@ class Rig:
         raise_failures: bool = True,
         timeout: Duration = PATIENCE_MS,
     ) -> list[Ran]:
-        """Run everything until nothing is left, in this process; returns what ended, in order.
+        """Run all jobs in this process until none is left; returns those that ended, in order.
 
         ``with_delayed`` also runs what is due later, in its order in time.  The first failure for
         good is raised unless ``raise_failures`` is False; of several, all of them in a group.
@@ -186,7 +186,7 @@ class Rig:
     # ------------------------------------------------------------------ time
 
     async def advance(self, by: timedelta | int) -> None:
-        """Go on as if that much time had gone by: for delays, schedules, deadlines, locks, limits.
+        """Behave as if that much time had passed: for delays, schedules, deadlines, locks, limits.
 
         What has become due runs at the next ``drain``.
         """
@@ -206,7 +206,7 @@ class Rig:
     # ------------------------------------------------------------------ the end
 
     async def close(self) -> None:
-        """Forget everything that the test left on the server."""
+        """Remove everything that the test left on the server."""
         skew.ms = 0
         async for key in self._keys():
             await self._connection.run(plain("UNLINK", key, parse=int))
@@ -260,7 +260,7 @@ class BlockingRig:
         if asyncio._get_running_loop() is not None:
             program.close()
             raise RunningLoopError(
-                "rig.sync is for tests that block, and an event loop runs here; use the rig itself:"
+                "rig.sync is for blocking tests, and an event loop runs here; use the rig itself:"
                 " `await rig.drain()`"
             )
         if self._loop is None:
@@ -279,7 +279,7 @@ class BlockingRig:
 
 @contextmanager
 def running_sync(app: App, *, url: str | None = None) -> Iterator[Rig]:
-    """``running`` for tests that block.
+    """``running`` for blocking tests.
 
     ::
 

@@ -81,7 +81,7 @@ class ActiveJob(StoredJob):
 
     @property
     def signal(self) -> asyncio.Event:
-        """Set when the job is to stop: it was cancelled, its lock was lost, its worker gives it up.
+        """Set when the job should stop: it was cancelled, lost its lock, or is being handed back.
 
         An ``async def`` is cancelled as well; this is for what it started beside itself.  It is
         also set, and nothing is cancelled, when the job's group has turned: what it does now will
@@ -133,7 +133,7 @@ class ActiveJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows with every take of this job, and with every take of its lane if it has one.
+        """Grows each time this job, or a job of its lane, is taken.
 
         A write with a smaller number than one seen before comes from a worker that lost the job.
         """
@@ -141,7 +141,7 @@ class ActiveJob(StoredJob):
         return self.attempts_started if fence is None else fence
 
     async def report(self, value: Any) -> None:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
         await self._writer.progress(self, value)
 
     async def progress(self, value: Any) -> None:
@@ -159,7 +159,7 @@ class ActiveJob(StoredJob):
         self._data = data
 
     async def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
+        """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
         await self._writer.extend_lock(self, duration)
 
     async def children_values(self) -> dict[str, Any]:
@@ -168,17 +168,17 @@ class ActiveJob(StoredJob):
         return values
 
     async def failed_children(self) -> dict[str, str]:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
         reasons: dict[str, str] = await self.read_family("failed_children")
         return reasons
 
     async def dependencies(self) -> Dependencies:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
         children: Dependencies = await self.read_family("dependencies")
         return children
 
     async def dependencies_count(self) -> DependenciesCount:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""
         counts: DependenciesCount = await self.read_family("dependencies_count")
         return counts
 

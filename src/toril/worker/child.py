@@ -234,7 +234,7 @@ class _ChildJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        """Grows each time this job is taken: refuse writes with a smaller number."""
         return self.attempts_started
 
 
@@ -251,7 +251,7 @@ class BlockingChildJob(_ChildJob):
         return signal
 
     def report(self, value: Any) -> None:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
         self._child.ask("report", value).result()
 
     def progress(self, value: Any) -> None:
@@ -279,16 +279,16 @@ class BlockingChildJob(_ChildJob):
         return values
 
     def failed_children(self) -> dict[str, str]:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
         reasons: dict[str, str] = self._child.ask("read_family", "failed_children").result()
         return reasons
 
     def dependencies(self) -> Dependencies:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
         return Dependencies(**self._child.ask("read_family", "dependencies").result())
 
     def dependencies_count(self) -> DependenciesCount:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""
         return DependenciesCount(**self._child.ask("read_family", "dependencies_count").result())
 
 
@@ -305,7 +305,7 @@ class AsyncChildJob(_ChildJob):
         return signal
 
     async def report(self, value: Any) -> None:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
         await asyncio.wrap_future(self._child.ask("report", value))
 
     async def progress(self, value: Any) -> None:
@@ -335,20 +335,20 @@ class AsyncChildJob(_ChildJob):
         return values
 
     async def failed_children(self) -> dict[str, str]:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
         reasons: dict[str, str] = await asyncio.wrap_future(
             self._child.ask("read_family", "failed_children")
         )
         return reasons
 
     async def dependencies(self) -> Dependencies:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
         return Dependencies(
             **await asyncio.wrap_future(self._child.ask("read_family", "dependencies"))
         )
 
     async def dependencies_count(self) -> DependenciesCount:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""
         return DependenciesCount(
             **await asyncio.wrap_future(self._child.ask("read_family", "dependencies_count"))
         )

@@ -1,4 +1,4 @@
-"""What a handler is given: one type for handlers on the loop, in threads and in processes."""
+"""What a handler receives: one type for handlers on the loop, in threads and in processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StopSignal(Protocol):
 
 @runtime_checkable
 class Context(Protocol[D_co]):
-    """The job that a handler runs, and what the handler may do with it.
+    """The job that a handler runs, and what the handler can do with it.
 
     ``Context[OrderData]`` says what its ``data`` is.  The methods that reach the server are awaited
     in an ``async def`` handler, and simply called in a plain one.
@@ -77,7 +77,7 @@ class Context(Protocol[D_co]):
     def deduplication_id(self) -> str | None: ...
     @property
     def idempotency_key(self) -> str:
-        """The same text at every attempt and redelivery: for databases and payment providers."""
+        """The same string for every attempt and redelivery: for databases and payment providers."""
 
     @property
     def compensation(self) -> CompensationPayload | None: ...
@@ -89,7 +89,7 @@ class Context(Protocol[D_co]):
     def token(self) -> str: ...
     @property
     def fence(self) -> int:
-        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        """Grows each time this job is taken: refuse writes with a smaller number."""
 
     @property
     def state(self) -> Any:
@@ -97,9 +97,9 @@ class Context(Protocol[D_co]):
 
     @property
     def signal(self) -> StopSignal:
-        """Set when the job is to stop: it was cancelled, its lock was lost, its worker gives it up.
+        """Set when the job should stop: it was cancelled, lost its lock, or is being handed back.
 
-        An event to look at and to wait for, made when it is first asked for.
+        An event to check or to wait for.
         """
 
     @property
@@ -108,25 +108,25 @@ class Context(Protocol[D_co]):
     def is_lost(self) -> bool: ...
 
     def report(self, value: Any) -> Any:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
 
     def log(self, row: str) -> Any:
-        """Append a row to the job's log; gives how many rows it has."""
+        """Append a row to the job's log; returns how many rows it has."""
 
     def update_data(self, data: Any) -> Any:
         """Replace the job's data, for its next attempt as well."""
 
     def extend_lock(self, duration: int) -> Any:
-        """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
+        """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
 
     def children_values(self) -> Any:
         """What the completed children returned, by their full keys."""
 
     def failed_children(self) -> Any:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
 
     def dependencies(self) -> Any:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
 
     def dependencies_count(self) -> Any:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""

@@ -33,7 +33,7 @@ class ThreadJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows with every take of this job: a write with a smaller number comes from a zombie."""
+        """Grows each time this job is taken: refuse writes with a smaller number."""
         return self._job.fence
 
     @property
@@ -55,7 +55,7 @@ class ThreadJob(StoredJob):
         return self._job.make_signal(threading.Event)
 
     def report(self, value: Any) -> None:
-        """Say how far the job is: a number, a text or any JSON."""
+        """Report progress: a number, a string or any JSON."""
         self._wait(self._job.report(value))
 
     def progress(self, value: Any) -> None:
@@ -73,7 +73,7 @@ class ThreadJob(StoredJob):
         self._data = data
 
     def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed by itself meanwhile."""
+        """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
         self._wait(self._job.extend_lock(duration))
 
     def children_values(self) -> dict[str, Any]:
@@ -81,15 +81,15 @@ class ThreadJob(StoredJob):
         return self._wait(self._job.children_values())
 
     def failed_children(self) -> dict[str, str]:
-        """Why children failed that do not fail this job, by their full keys."""
+        """Why children failed that did not fail this job, by their full keys."""
         return self._wait(self._job.failed_children())
 
     def dependencies(self) -> Dependencies:
-        """All children of this job, by what came of them."""
+        """All children of this job, by outcome."""
         return self._wait(self._job.dependencies())
 
     def dependencies_count(self) -> DependenciesCount:
-        """How many children are completed, pending, failed without and with consequences."""
+        """How many children are completed, pending, ignored and failed."""
         return self._wait(self._job.dependencies_count())
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:

@@ -32,7 +32,7 @@ class Worker:
     """Runs the jobs of queue ``name`` with ``handler``, up to ``concurrency`` at a time.
 
     ``handler`` is a function of a job or a ``Router``.  ``await worker.run()`` runs until
-    ``worker.close()``; ``toril.run(worker)`` does so from a script and minds SIGTERM.
+    ``worker.close()``; ``toril.run(worker)`` does so from a script and handles SIGTERM.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Worker:
     async def run(self) -> None:
         """Take and run jobs until ``close`` is called.
 
-        When the task that awaits this is cancelled, running jobs are stopped and handed back.
-        Raises ``ServerUnusableError`` when the server can never serve: a wrong password, missing
-        rights, a version that is too old, a replica.
+        If the task that awaits this is cancelled, running jobs are stopped and handed back.
+        Raises ``ServerUnusableError`` if the server cannot be used: a wrong password, missing
+        permissions, a version that is too old, a replica.
         """
         await self._life.run()
 
     async def start(self) -> None:
-        """Begin to take jobs, and return."""
+        """Start taking jobs, and return."""
         await self._life.start()
 
     async def __aenter__(self) -> Self:
@@ -120,15 +120,15 @@ class Worker:
         await self.close(timeout=0 if error_type is asyncio.CancelledError else None)
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Take nothing more, let running jobs finish within ``timeout``, hand the rest back.
+        """Take no more jobs, let running ones finish within ``timeout``, hand back the rest.
 
-        Without a timeout running jobs may take as long as they need. A second call can only shorten
-        the limit: ``close(timeout=0)`` ends a patient one.
+        Without a timeout, running jobs may take as long as they need. A second call can only
+        shorten the limit: ``close(timeout=0)`` ends the wait.
         """
         await self._life.close(None if timeout is None else milliseconds(timeout, "timeout") / 1000)
 
     def pause(self) -> None:
-        """Take nothing until ``resume``; running jobs go on."""
+        """Take no jobs until ``resume``; running jobs continue."""
         self._life.pause()
 
     def resume(self) -> None:
@@ -139,7 +139,7 @@ class Worker:
 
     @property
     def dead_letter_queue(self) -> str | None:
-        """The name of the queue that takes the jobs that failed for good."""
+        """The name of its dead letter queue."""
         burial = self._parts.burial
         return None if burial is None else burial.keys.name
 
@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def is_processing(self) -> bool:
-        """Is a job running right now?"""
+        """Whether a job is running right now."""
         return bool(self._parts.crew.jobs)
 
     @property
@@ -161,7 +161,7 @@ class Worker:
         return self._parts.crew.jobs
 
     def current_job(self) -> tuple[ActiveJob, int] | None:
-        """The job that has been running longest, and for how many ms; None when idle."""
+        """The job that has been running longest, and for how many ms; None if idle."""
         jobs = self._parts.crew.jobs
         if not jobs:
             return None
@@ -170,7 +170,7 @@ class Worker:
 
     @property
     def last_reply_age(self) -> float | None:
-        """Seconds since the server last answered the pump: what a health check should look at."""
+        """Seconds since the server last answered; use it in health checks."""
         heard_at, loop = self._parts.pulse.heard_at, self._life.loop
         return None if loop is None or not heard_at else loop.time() - heard_at
 
@@ -181,7 +181,7 @@ class Worker:
 
     @property
     def abandoned_threads(self) -> int:
-        """How many plain handlers still run although their jobs failed by their ``timeout``."""
+        """How many plain handlers still run although their jobs failed with a timeout."""
         return self._parts.executor.abandoned
 
     @property
@@ -191,6 +191,6 @@ class Worker:
         return 0 if burial is None else burial.count
 
     def on(self, event: str, callback: Callback) -> None:
-        """Call ``callback`` at a local event: active, completed, failed, deadLettered, progress,
+        """Call ``callback`` for a local event: active, completed, failed, deadLettered, progress,
         stalled, lost, error, drained, closed …"""
         self._parts.emitter.on(event, callback)
