@@ -57,12 +57,13 @@ async def _is_gone(queue, deduplication_id):
 
 
 async def test_a_throttle_outlives_its_owner_and_ends(queue, url, prefix, client):
-    throttle = Deduplication("d", ttl=300)
+    throttle = Deduplication("d", ttl=60_000)
     first = await queue.add("a", deduplication=throttle)
     async with Worker("q", lambda job: None, connection=url, prefix=prefix):
         await wait_until(lambda: _is_in(queue, first.id, "completed"))
 
     assert (await queue.add("b", deduplication=throttle)).id == first.id
+    await client.pexpire(f"{prefix}:q:de:d", 1)
     await wait_until(lambda: _is_gone(queue, "d"))
     assert (await queue.add("c", deduplication=throttle)).id != first.id
 

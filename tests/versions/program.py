@@ -25,7 +25,9 @@ async def work(url: str, prefix: str) -> None:
     ledger = redis.asyncio.Redis.from_url(url)
 
     async def handler(job: Any) -> str:
-        words = (job.name, job.id, str((job.data or {}).get("n", "")), os.environ["WHO"])
+        data = job.data or {}
+        n = data.get("compensationData", data).get("n", "")
+        words = (job.name, job.id, str(n), os.environ["WHO"])
         await ledger.rpush("ledger", "\t".join(words))
         await asyncio.sleep(0.002)
         if job.name == "doomed" or (job.name == "flaky" and job.attempts_made == 0):

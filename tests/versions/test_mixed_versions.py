@@ -140,13 +140,16 @@ async def _check(queue: Queue, lines: list[str]) -> None:
     once = ("plain", "later", "urgent", "ordered", "same")
     assert [f"{name} {n}" for name in once for n in everything if not runs[f"{name} {n}"]] == []
     assert [n for n in everything if len(runs[f"flaky {n}"]) < 2] == []
-    for name in ("child", "kept", "doomed"):
+    for name in ("child", "doomed"):
         assert [n for n in fourth if not runs[f"{name} {n}"]] == [], name
-    # What completed in a group that failed is undone, once, whoever ran which of them.
+    # What started in a group that failed is undone, whoever ran which of them; the rest never starts.
     groups = await queue.get_groups()
     assert len(groups) == len(fourth)
-    undone = Counter(line.split("\t")[1] for line in ledger if line.startswith("undone"))
-    assert len(undone) == len(fourth)
+    started = {n for n in fourth if runs[f"kept {n}"]}
+    assert {n for n in fourth if runs[f"undone {n}"]} == started
+    assert started
+    compensations = Counter(line.split("\t")[1] for line in ledger if line.startswith("undone"))
+    assert len(compensations) == len(started), "one job for each"
     # A handler runs again only when its worker was killed.
     extra = sum(len(runs[f"{name} {n}"]) - 1 for name in once for n in everything)
     assert extra <= KILLS * PER_WORKER
