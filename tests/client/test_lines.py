@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import warnings
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
@@ -193,3 +196,24 @@ async def test_a_server_that_never_answers_is_left(weather, connect, prefix):
         await connection.run(increment(prefix))
 
     await connection.close()
+
+
+async def test_a_line_that_is_closed_is_nothing_to_warn_of(weather, prefix):
+    """Redis-py and its streams warn of what they find open, and some programs end by a warning."""
+    _, url = weather
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        connection = Connection(url)
+        await asyncio.gather(*(connection.run(increment(prefix)) for _ in range(3)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connection.run(
+                    plain("BLPOP", f"{prefix}:q:toril:none", 30, parse=bool, block_ms=30_000)
+                )
+        await connection.close()
+        del connection
+        gc.collect()
+        await asyncio.sleep(0)
+
+    assert [str(one.message) for one in seen if one.category is ResourceWarning] == []

@@ -138,26 +138,29 @@ class Line(asyncio.Protocol):
     def close(self) -> None:
         """Nobody uses it any more. What is half sent is not sent on."""
         self._lose(LineError("the connection was closed here"))
-        transport = self._give_up_transport()
-        if transport is None:
+        writer = self._socket._writer
+        if writer is None:
             return
-        if transport.get_write_buffer_size():
-            transport.abort()
+        if writer.transport.get_write_buffer_size():
+            writer.transport.abort()
         else:
-            transport.close()
+            writer.transport.close()
+        self._take_from_redis()
 
     def forsake(self) -> None:
         """Close it when its loop is closed, without a call to that loop: it would raise."""
         self.is_open = False
-        transport = self._give_up_transport()
-        if transport is None:
+        writer = self._socket._writer
+        if writer is None:
             return
+        transport = writer.transport
         line = transport.get_extra_info("socket")
         with contextlib.suppress(RuntimeError):
             transport.abort()
         with contextlib.suppress(AttributeError, OSError):
             line._sock.close()
             transport._sock = None  # or it would warn that nobody closed it
+        self._take_from_redis()
 
     def _lose(self, trouble: Exception) -> None:
         self.is_open = False
@@ -167,8 +170,7 @@ class Line(asyncio.Protocol):
         if tell is not None:
             tell()
 
-    def _give_up_transport(self) -> Any:
-        """Take it from redis-py, which would warn of a connection that it finds open."""
-        socket = self._socket
-        writer, socket._writer, socket._reader = socket._writer, None, None
-        return None if writer is None else writer.transport
+    def _take_from_redis(self) -> None:
+        """Redis-py would warn of a connection that it finds open, and so would its stream: only
+        when the transport is closed may they go."""
+        self._socket._reader = self._socket._writer = None
