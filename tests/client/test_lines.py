@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril.client.connection import Connection
 from toril.errors import AmbiguousResultError
 from toril.protocol.command import Command, Resend, plain
@@ -94,7 +94,7 @@ async def test_a_line_that_the_server_closed_meanwhile_is_not_written_to(weather
     assert await connection.run(increment(prefix)) == 1
     proxy.lines[0].close()
     await proxy.lines[0].wait_closed()
-    await asyncio.sleep(0.01)  # until it has come here
+    await let_pass(0.01, "it has come here")
 
     assert await connection.run(increment(prefix)) == 2
     await connection.close()
@@ -106,7 +106,7 @@ async def test_a_reply_that_nobody_asked_for_is_nobodys_answer(weather, connect,
     connection = connect(url)
     await connection.run(increment(prefix))
     proxy.lines[0].write(b":41\r\n")
-    await asyncio.sleep(0.01)  # until it has come here
+    await let_pass(0.01, "it has come here")
 
     assert await connection.run(increment(prefix)) == 2
     await connection.close()

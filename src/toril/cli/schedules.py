@@ -84,10 +84,13 @@ def _ask(
 
 
 def _rhythm(one: Declared) -> str:
-    schedule: Any = one.schedule or one.stored
-    if schedule.every_ms is not None:
-        return f"every {span(schedule.every_ms)}"
-    return f"{schedule.cron} {schedule.tz or 'UTC'}"
+    if one.schedule is not None:
+        every_ms, pattern, zone = one.schedule.every_ms, one.schedule.cron, one.schedule.tz
+    elif one.stored is not None:
+        every_ms, pattern, zone = one.stored.every, one.stored.cron, one.stored.tz
+    else:
+        return ""
+    return f"{pattern} {zone or 'UTC'}" if every_ms is None else f"every {span(every_ms)}"
 
 
 def _next(one: Declared) -> str:
