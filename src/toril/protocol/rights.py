@@ -32,8 +32,31 @@ _READ = (
 _LITERAL = re.compile(r'"([A-Z]{3,})"')
 _COMMANDS = frozenset(
     {
-        *("COPY", "DEL", "EXISTS", "GET", "HDEL", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HMGET"),
-        *("HSCAN", "HSET", "HSTRLEN", "INCR", "INCRBY", "LINDEX", "LINSERT", "LLEN", "LPOP"),
+        *(
+            "HVALS",
+            "COPY",
+            "DEL",
+            "EXISTS",
+            "GET",
+            "HDEL",
+            "HEXISTS",
+            "HGET",
+            "HGETALL",
+            "HINCRBY",
+            "HMGET",
+        ),
+        *(
+            "HSCAN",
+            "HSET",
+            "HSETNX",
+            "HSTRLEN",
+            "INCR",
+            "INCRBY",
+            "LINDEX",
+            "LINSERT",
+            "LLEN",
+            "LPOP",
+        ),
         *("LPOS", "LPUSH", "LRANGE", "LREM", "LSET", "LTRIM", "MGET", "OBJECT", "PERSIST"),
         *("PEXPIRE", "PEXPIREAT", "PTTL", "RENAME", "RPOP", "RPUSH", "SADD", "SCAN", "SCARD"),
         *("SET", "SISMEMBER", "SMISMEMBER", "SPOP", "SRANDMEMBER", "SREM", "SSCAN", "TIME", "TYPE"),
