@@ -320,15 +320,15 @@ async def test_a_signal_is_given_and_a_blocked_group_goes_on(visit: Visit, url: 
             await wait_until(lambda: _has(queue, "awaited"))
             page = (await visitor.get("/group?queue=pay&id=g")).text
             assert "Say how it ended" in page
-            assert "no job yet" in page
+            assert "planned" in page
             told = {"queue": "pay", "id": "g", "member": "approval", "result": '{"by": 1}'}
             await asked(visitor, "complete-member", "'approval'", **told)
             await done(visitor, "complete-member", **told)
             await wait_until(lambda: _has(queue, "failed"))
         page = (await visitor.get("/group?queue=pay&id=g")).text
-        assert "point of no return" in page
+        assert "There is no way back" in page
         assert "blocked" in page, "the timeline"
-        assert "1 member tried again" in await done(visitor, "retry-group", queue="pay", id="g")
+        assert "1 job tried again" in await done(visitor, "retry-group", queue="pay", id="g")
         assert (await visitor.do("retry-group", queue="pay", id="g")).status_code == 409
 
 
