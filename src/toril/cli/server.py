@@ -75,6 +75,7 @@ class Server:
         """All queues under the prefix; walks through the whole key space."""
         from toril.protocol import discovering
 
+        self.connection.meet()
         plan = discovering.queue_names(self.prefix, is_cluster=self.connection.is_cluster)
         return self.connection.follow(plan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toril.client.sockets import (
@@ -31,12 +31,16 @@ class ClusterTransport:
     finds_primary = True
 
     def __init__(
-        self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str
+        self,
+        make_node: Callable[[Node], ServerTransport],
+        seeds: Sequence[Node],
+        label: str,
+        known: Mapping[Node, ServerTransport],
     ) -> None:
         self._make_node = make_node
         self._label = label
         self._slots = SlotMap(seeds)
-        self._nodes: dict[Node, ServerTransport] = {}
+        self._nodes: dict[Node, ServerTransport] = dict(known)
         self.is_closed = False
 
     def __str__(self) -> str:
