@@ -25,7 +25,16 @@ from toril.client.reading import QueueReading
 from toril.client.schedulers import QueueSchedulers
 from toril.client.views import DeadLetterView, GroupView, LaneView, SchedulerView
 from toril.errors import InvalidOptionError
-from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
+from toril.options import (
+    OPTION_NAMES,
+    Duration,
+    JobOptions,
+    NewJob,
+    Repeat,
+    Replicas,
+    new_job,
+    refuse_unknown,
+)
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.job import Job
@@ -51,6 +60,8 @@ class Queue(
 
     ``connection`` is a URL or a redis-py client; None means ``TORIL_URL``, or else localhost.
     ``default_job_options`` are used for jobs that are added without them.
+    With ``replicas`` an add returns when that many replicas have the job, and raises
+    ``NotReplicatedError`` when they have not confirmed it within ``replicas_timeout``.
     """
 
     def __init__(
@@ -60,6 +71,8 @@ class Queue(
         connection: Target = None,
         prefix: str = "bull",
         default_job_options: JobOptions | None = None,
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
     ) -> None:
         self.keys = Keys(prefix, name)
         self.name = name
@@ -71,7 +84,7 @@ class Queue(
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._connection.check_slots(self.keys)
-        self.adder = Adder(self._connection, self.keys)
+        self.adder = Adder(self._connection, self.keys, Replicas.of(replicas, replicas_timeout))
         self._listenings = PerPlace(
             lambda: Listening(self._connection, self.keys), Listening.abandon
         )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from toril.client.ids import new_job_id
-from toril.options import NewJob
+from toril.options import NewJob, Replicas
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
 from toril.protocol.keys import Keys
@@ -19,10 +19,12 @@ class Adder:
     task a handle.
     """
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(
+        self, connection: Connection, keys: Keys, replicas: Replicas | None = None
+    ) -> None:
         self._connection = connection
         self._keys = keys
-        self._batcher = Batcher(connection, keys)
+        self._batcher = Batcher(connection, keys, replicas)
         self.send = self._batcher.add
         self.send_all = self._batcher.add_all
         self.close = self._batcher.close
