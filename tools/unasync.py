@@ -52,6 +52,7 @@ FILES = (
     "dead_letters.py",
     "letter_runs.py",
     "views.py",
+    "partitions.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

@@ -25,8 +25,8 @@ TorilError
 │   ├── NotDeadLettersError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
-│   ├── InvalidGroupStateError          ├── GroupExistsError
-│   └── DuplicateRowError
+│   ├── InvalidGroupStateError          ├── GroupExistsError     ├── DuplicateRowError
+│   └── PartitionMismatchError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -250,6 +250,23 @@ class GroupExistsError(RefusedError):
 
 class DuplicateRowError(RefusedError):
     """The outbox table of an earlier version allows one row per job id."""
+
+
+class PartitionMismatchError(RefusedError):
+    """A queue has another number of partitions than this process was told."""
+
+    def __init__(self, queue: str, given: int, known: int) -> None:
+        super().__init__(
+            f"queue {queue!r} has {known} partitions and this process was told {given}; every"
+            f" process must agree: write partitions={known}, or let the queue grow with"
+            f" `toril partitions grow`"
+        )
+        self.queue = queue
+        self.given = given
+        self.known = known
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.queue, self.given, self.known)
 
 
 class JobFailedError(TorilError):

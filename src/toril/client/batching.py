@@ -53,6 +53,11 @@ class Batcher:
         self._replicas = replicas
         self._lines = PerPlace(_Line)
 
+    @property
+    def is_away(self) -> bool:
+        """Is a call under way, which those that come now have to wait for?"""
+        return self._lines.here().is_away
+
     async def add(self, job: Prepared) -> Added:
         """Add one job, alone or with others that are added meanwhile."""
         line = self._lines.here()

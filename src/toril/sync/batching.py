@@ -26,6 +26,9 @@ MOST_CALLS_AT_ONCE = 4
 class Batcher:
     """Adds jobs to one queue; the twin of the async one, without anything to gather."""
 
+    is_away = False
+    """Nobody ever waits for the call of another."""
+
     def __init__(
         self, connection: Connection, keys: Keys, replicas: Replicas | None = None
     ) -> None:
