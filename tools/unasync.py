@@ -53,6 +53,7 @@ FILES = (
     "letter_runs.py",
     "views.py",
     "partitions.py",
+    "partitioned_events.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from toril import Deduplication, NewJob, Queue, RateLimit, sync
+from tests.helpers import wait_until
+from toril import Deduplication, NewJob, Queue, QueueEvents, RateLimit, sync
 from toril.client.partitions import PartitionedQueue
 from toril.errors import (
     InvalidOptionError,
@@ -248,3 +249,40 @@ async def test_dead_letters_of_the_whole(make_queue):
     assert await letters.get_dead_letter_jobs() == []
     assert await letters.get_dead_letter_summary() == []
     assert await letters.purge_dead_letters() == 0
+
+
+async def test_the_events_of_all_partitions_are_heard(mail, url, prefix):
+    options = {"connection": url, "prefix": prefix, "partitions": 4}
+    called = []
+    async with QueueEvents("mail", **options) as events:
+        events.on("added", called.append)
+        jobs = await mail.add_bulk([NewJob("x", lane=f"l{n}") for n in range(40)])
+        heard = set()
+        while len(heard) < 40:
+            event = await asyncio.wait_for(anext(events), 10)
+            if event.name == "added":
+                heard.add(event.job_id)
+        await wait_until(lambda: len(called) == 40)
+        assert heard == {job.id for job in jobs}
+        waiting = asyncio.create_task(_rest_of(events))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(waiting, 10)
+    async with QueueEvents("mail", last_event_id="0", **options) as again:
+        assert (await asyncio.wait_for(anext(again), 10)).id
+
+
+async def _rest_of(events):
+    async for _ in events:
+        pass
+
+
+def test_and_by_blocking_code(url, prefix):
+    options = {"connection": url, "prefix": prefix, "partitions": 3}
+    with sync.Queue("mail", **options) as mail, sync.QueueEvents("mail", **options) as events:
+        jobs = {mail.add("x").id for _ in range(9)}
+        heard = set()
+        while len(heard) < 9:
+            event = next(events)
+            if event.name == "added":
+                heard.add(event.job_id)
+    assert heard == jobs

@@ -117,7 +117,7 @@ def test_partitions_fold_into_one_row():
 
     rows = partitioning.fold(names, ["mail"])
 
-    assert [row.name for row in rows] == ["mail", "{mail-1}-dlq", "{other-1}", "plain"]
+    assert [row.name for row in rows] == ["mail", "plain", "{mail-1}-dlq", "{other-1}"]
     assert rows[0].queues == ("{mail-0}", "{mail-1}")
 
 

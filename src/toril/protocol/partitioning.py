@@ -252,4 +252,4 @@ def fold(names: Iterable[str], partitioned: Iterable[str]) -> list[Row]:
         found = whole_of(name)
         of = found[0] if found is not None and found[0] in known else name
         rows.setdefault(of, []).append(name)
-    return [Row(name, tuple(queues)) for name, queues in rows.items()]
+    return [Row(name, tuple(queues)) for name, queues in sorted(rows.items())]

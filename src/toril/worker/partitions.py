@@ -445,6 +445,10 @@ class PartitionedWorker(Worker):
     # ------------------------------------------------------------------ looking
 
     @property
+    def partitions(self) -> int:
+        return self._count
+
+    @property
     def dead_letter_queue(self) -> str | None:
         return self._workers[0].dead_letter_queue
 

@@ -155,6 +155,11 @@ class Worker:
     # ------------------------------------------------------------------ looking
 
     @property
+    def partitions(self) -> int:
+        """How many partitions of its queue it serves; 1 for a plain queue."""
+        return 1
+
+    @property
     def dead_letter_queue(self) -> str | None:
         """The name of its dead letter queue."""
         burial = self._parts.burial
