@@ -115,10 +115,10 @@ def test_minutes_of_metrics_are_added_where_they_belong():
 def test_partitions_fold_into_one_row():
     names = ["{mail-0}", "{mail-1}", "{mail-1}-dlq", "{other-1}", "plain"]
 
-    rows = partitioning.fold(names, ["mail"])
+    rows = partitioning.fold(names, {"mail": 3, "other": 0})
 
     assert [row.name for row in rows] == ["mail", "plain", "{mail-1}-dlq", "{other-1}"]
-    assert rows[0].queues == ("{mail-0}", "{mail-1}")
+    assert rows[0].queues == ("{mail-0}", "{mail-1}", "{mail-2}")
 
 
 def test_a_wrong_number_is_refused_with_both():

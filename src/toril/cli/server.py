@@ -92,8 +92,8 @@ class Server:
         stems = sorted({found[0] for name in names if (found := partitioning.whole_of(name))})
         reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
         known = self.connection.run_all(reads) if reads else []
-        whole = [stem for stem, numbers in zip(stems, known, strict=True) if numbers]
-        return partitioning.fold(names, whole)
+        counts = {stem: found[-1] for stem, found in zip(stems, known, strict=True) if found}
+        return partitioning.fold(names, counts)
 
     def queue_names(self) -> list[str]:
         """All queues under the prefix; walks through the whole key space."""

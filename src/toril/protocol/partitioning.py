@@ -9,7 +9,7 @@ else decides (a lane, a deduplication id, an id of the user's own) is spread by 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -244,12 +244,15 @@ class Row(msgspec.Struct, frozen=True):
     queues: tuple[str, ...]
 
 
-def fold(names: Iterable[str], partitioned: Iterable[str]) -> list[Row]:
-    """The names of queues, with the partitions of each queue that has some under its name."""
-    known = set(partitioned)
-    rows: dict[str, list[str]] = {}
+def fold(names: Iterable[str], partitioned: Mapping[str, int]) -> list[Row]:
+    """One row for each plain queue, and one for all partitions of each that is ``partitioned``."""
+    rows: dict[str, Row] = {}
     for name in names:
         found = whole_of(name)
-        of = found[0] if found is not None and found[0] in known else name
-        rows.setdefault(of, []).append(name)
-    return [Row(name, tuple(queues)) for name, queues in sorted(rows.items())]
+        count = 0 if found is None else partitioned.get(found[0], 0)
+        if found is None or found[1] >= count:
+            rows[name] = Row(name, (name,))
+        elif found[0] not in rows:
+            parts = tuple(name_of(found[0], number) for number in range(count))
+            rows[found[0]] = Row(found[0], parts)
+    return [row for _, row in sorted(rows.items())]
