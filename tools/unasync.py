@@ -54,6 +54,7 @@ FILES = (
     "views.py",
     "partitions.py",
     "partitioned_events.py",
+    "growing.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

@@ -255,18 +255,23 @@ class DuplicateRowError(RefusedError):
 class PartitionMismatchError(RefusedError):
     """A queue has another number of partitions than this process was told."""
 
-    def __init__(self, queue: str, given: int, known: int) -> None:
-        super().__init__(
-            f"queue {queue!r} has {known} partitions and this process was told {given}; every"
+    def __init__(self, queue: str, given: int, known: int, to_have: int = 0) -> None:
+        words = (
+            f"queue {queue!r} grows from {known} to {to_have} partitions, and takes no jobs"
+            f" meanwhile; start this process again with partitions={to_have} when it has grown"
+            if to_have
+            else f"queue {queue!r} has {known} partitions and this process was told {given}; every"
             f" process must agree: write partitions={known}, or let the queue grow with"
             f" `toril partitions grow`"
         )
+        super().__init__(words)
         self.queue = queue
         self.given = given
         self.known = known
+        self.to_have = to_have
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.queue, self.given, self.known)
+        return type(self), (self.queue, self.given, self.known, self.to_have)
 
 
 class JobFailedError(TorilError):

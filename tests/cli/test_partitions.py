@@ -6,6 +6,8 @@ import pytest
 
 from tests.cli.conftest import Toril
 from toril import NewJob
+from toril.protocol import partitioning
+from toril.protocol.partitioning import Numbers
 from toril.sync import Queue
 
 
@@ -48,3 +50,22 @@ def test_commands_work_on_the_whole(mail, toril: Toril):
     assert len(toril("events", "mail", "--since", "0", "--count", "5").out.splitlines()) == 5
     assert toril("drain", "mail", "--yes").code == 0
     assert mail.get_waiting_count() == 0
+
+
+def test_what_cannot_grow_is_refused(mail, toril: Toril):
+    assert len(toril("partitions", "list", "mail", "--json").json) == 3
+    assert "{mail-2}" in toril("partitions", "list", "mail").out
+
+    assert toril("partitions", "grow", "mail", "2", "--yes").code == 2
+    assert toril("partitions", "grow", "mail", "--yes").code == 2
+    assert "does not grow" in toril("partitions", "grow", "mail", "--stop").err
+    assert toril("partitions", "grow", "mail", "6").code == 1, "nobody said yes"
+    mail.add("x", lane="busy")
+    done = toril("partitions", "grow", "mail", "6", "--yes", "--wait", "0s")
+    assert done.code == 1
+    assert "1 have jobs" in done.err
+    mail.drain()
+    begun = partitioning.write(mail.keys, Numbers((), 3, 6))
+    mail._connection.run(begun)
+    assert toril("partitions", "grow", "mail", "--stop", "--json").json["partitions"] == 3
+    assert toril("partitions", "grow", "plain", "4", "--yes").code == 1

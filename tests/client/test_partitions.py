@@ -10,13 +10,17 @@ import pytest
 
 from tests.helpers import wait_until
 from toril import Deduplication, NewJob, Queue, QueueEvents, RateLimit, sync
+from toril.client import growing
+from toril.client import partitions as partitions_module
 from toril.client.partitions import PartitionedQueue
 from toril.errors import (
     InvalidOptionError,
     JobNotFoundError,
     NotPausedError,
     PartitionMismatchError,
+    RefusedError,
 )
+from toril.protocol.partitioning import Numbers
 from toril.sync.partitions import PartitionedQueue as BlockingPartitionedQueue
 
 MADE_OF_OTHERS = {
@@ -288,3 +292,90 @@ def test_and_by_blocking_code(url, prefix):
             if event.name == "added":
                 heard.add(event.job_id)
     assert heard == jobs
+
+
+# ---------------------------------------------------------------------- growing
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Processes ask at every call whether the number is still the same."""
+    monkeypatch.setattr(partitions_module, "AGREE_AGAIN_S", 0.0)
+
+
+async def grow_at_once(queue, number, **options):
+    return await growing.grow(queue._connection, queue.keys, number, grace_s=0.0, **options)
+
+
+async def test_a_queue_grows_and_keeps_what_it_has(mail, make_queue, soon):
+    before = await mail.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    owner = await mail.add("x", deduplication=Deduplication("daily", ttl=600_000))
+
+    assert await grow_at_once(mail, 16) == Numbers((4,), 16)
+
+    with pytest.raises(PartitionMismatchError, match="has 16 partitions"):
+        await mail.add("x")
+    grown = make_queue("mail", partitions=16)
+    assert await grown.get_waiting_count() == 41
+    # What was there is found and is not added again, wherever it would go now.
+    again = await grown.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    assert all(job.duplicated for job in again)
+    assert [job.queue_name for job in again] == [job.queue_name for job in before]
+    assert (await grown.add("x", job_id="j-7")).duplicated
+    assert (await grown.add("x", deduplication=Deduplication("daily"))).id == owner.id
+    assert (await grown.adder.send(grown.adder.prepare(NewJob("x", job_id="j-9")))).is_duplicate
+    new = await grown.add_bulk([NewJob("x", job_id=f"new-{n}") for n in range(200)])
+    assert len({job.queue_name for job in new}) == 16
+    assert await grown.get_waiting_count() == 241
+    assert await grow_at_once(grown, 32) == Numbers((4, 16), 32)
+
+
+async def test_while_it_grows_nothing_is_added(mail, make_queue, soon):
+    await mail.add("x", lane="busy")
+    began, told = asyncio.Event(), []
+
+    def tell(words):
+        told.append(words)
+        began.set()
+
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=20.0, tell=tell))
+    await asyncio.wait_for(began.wait(), 10)
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await mail.add("x")
+    with pytest.raises(PartitionMismatchError):
+        await make_queue("mail", partitions=8).add("x")
+    assert (await mail.get_job_counts("waiting"))["waiting"] == 1, "it can be read"
+    await wait_until(lambda: "1 lanes have jobs" in told)
+    assert await mail.drain() == 1
+
+    assert await growth == Numbers((4,), 8)
+
+
+async def test_growing_breaks_off_and_goes_on(mail, soon):
+    await mail.add("x", lane="busy")
+    with pytest.raises(RefusedError, match="1 have jobs"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    with pytest.raises(RefusedError, match="grows to 8 partitions already"):
+        await grow_at_once(mail, 12)
+    await growing.stop_growing(mail._connection, mail.keys)
+    await mail.add("x")
+    await mail.drain()
+    await mail.pause_lane("held")
+    with pytest.raises(RefusedError, match="lanes held are stopped"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    await mail.resume_lane("held")
+
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_what_cannot_grow_is_refused(mail, make_queue):
+    with pytest.raises(RefusedError, match="has no partitions"):
+        await grow_at_once(mail, 8)
+    await mail.add("x")
+    with pytest.raises(InvalidOptionError, match="cannot shrink to 2"):
+        await grow_at_once(mail, 2)
+    template = NewJob("x", lane="daily")
+    await mail.upsert_job_scheduler("s", every=3_600_000, template=template)
+    with pytest.raises(RefusedError, match="scheduler 's' adds jobs to lane 'daily'"):
+        await grow_at_once(mail, 8)
+    await mail.remove_job_scheduler("s")

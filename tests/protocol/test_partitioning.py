@@ -12,7 +12,15 @@ from toril.options import NewJob, Parent, RateLimit
 from toril.protocol import partitioning
 from toril.protocol.keys import Keys, check_queue_name, hash_tag, slot
 from toril.protocol.measuring import Metrics
-from toril.protocol.partitioning import deal, home_of, home_of_job, name_of, page, whole_of
+from toril.protocol.partitioning import (
+    Numbers,
+    deal,
+    home_of,
+    home_of_job,
+    name_of,
+    page,
+    whole_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +130,23 @@ def test_partitions_fold_into_one_row():
 
 
 def test_a_wrong_number_is_refused_with_both():
+    keys = Keys("bull", "mail")
     with pytest.raises(PartitionMismatchError, match=r"has 16 partitions .* was told 8") as error:
-        partitioning.refuse_mismatch(Keys("bull", "mail"), 8, [4, 16])
+        Numbers((4,), 16).refuse(keys, 8)
     assert (error.value.given, error.value.known) == (8, 16)
-    partitioning.refuse_mismatch(Keys("bull", "mail"), 8, [])
+    Numbers().refuse(keys, 8)
+    Numbers((), 8, 16).refuse(keys, 8)
+    with pytest.raises(PartitionMismatchError, match="grows from 8 to 16"):
+        Numbers((), 8, 16).refuse(keys, 8, writes=True)
+
+
+@pytest.mark.parametrize("numbers", [Numbers((), 4), Numbers((4, 8), 16), Numbers((4,), 8, 16)])
+def test_the_numbers_are_read_as_they_are_written(numbers):
+    read = partitioning.read(Keys("bull", "mail")).parse
+
+    assert read(str(numbers).encode()) == numbers
+    assert read(None) == Numbers()
+    assert read(b"what is this") == Numbers()
 
 
 def test_a_prefix_with_a_hash_tag_would_undo_the_spreading():

@@ -74,7 +74,7 @@ async def _listen(
                 connection=connection,
                 prefix=server.prefix,
                 last_event_id=since,
-                partitions=numbers[-1] if numbers else 1,
+                partitions=max(1, numbers.now),
             )
             async with listener:
                 async for event in listener:

@@ -80,8 +80,7 @@ class Server:
         from toril.protocol import partitioning
         from toril.protocol.keys import Keys
 
-        numbers = self.connection.run(partitioning.read(Keys(self.prefix, name)))
-        return numbers[-1] if numbers else 0
+        return self.connection.run(partitioning.read(Keys(self.prefix, name))).now
 
     def rows(self) -> list[Row]:
         """All queues under the prefix, the partitions of one together under its name."""
@@ -92,7 +91,7 @@ class Server:
         stems = sorted({found[0] for name in names if (found := partitioning.whole_of(name))})
         reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
         known = self.connection.run_all(reads) if reads else []
-        counts = {stem: found[-1] for stem, found in zip(stems, known, strict=True) if found}
+        counts = {stem: numbers.now for stem, numbers in zip(stems, known, strict=True)}
         return partitioning.fold(names, counts)
 
     def queue_names(self) -> list[str]:

@@ -11,7 +11,7 @@ import functools
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 from toril.checking import by_hand
@@ -22,6 +22,7 @@ from toril.client.queue import Queue, new_jobs
 from toril.errors import InvalidOptionError
 from toril.options import (
     OPTION_NAMES,
+    Deduplication,
     Duration,
     JobOptions,
     NewJob,
@@ -44,6 +45,8 @@ from toril.protocol.measuring import Metrics
 from toril.protocol.reading import UNFINISHED, WorkerInfo
 from toril.protocol.scheduling import JobScheduler
 
+AGREE_AGAIN_S = 10.0
+"""For so long a process believes that the number of partitions is what it was."""
 MOST_IN_A_ROW = 50
 """How many jobs that may go anywhere follow each other into one partition while it is busy."""
 
@@ -52,6 +55,7 @@ class Placed(Prepared, frozen=True, kw_only=True):
     """A new job whose partition is known."""
 
     number: int
+    job: NewJob
 
 
 class PartitionedAdder(Adder):
@@ -62,15 +66,21 @@ class PartitionedAdder(Adder):
         self.send = self._send
 
     def prepare(self, job: NewJob, suffix: str = "") -> Placed:
-        number = self._whole._home(job)
-        if number is None:
-            number = self._whole._anywhere()
-        ready = self._whole._parts[number].adder.prepare(job, f"{suffix}-{number}")
-        return Placed(ready.id, ready.entry, ready.data, ready.opts, number=number)
+        whole = self._whole
+        return self.place(job, partitioning.home_of_job(job, whole._count, whole._tag))
+
+    def place(self, job: NewJob, home: int | None) -> Placed:
+        """The job, ready for its partition; for any when it has no home."""
+        number = self._whole._anywhere() if home is None else home
+        ready = self._whole._parts[number].adder.prepare(job, f"-{number}")
+        return Placed(ready.id, ready.entry, ready.data, ready.opts, number=number, job=job)
 
     async def _send(self, job: Prepared) -> Added:
         assert isinstance(job, Placed)
         await self._whole._agree(writes=True)
+        if self._whole._earlier:
+            [home] = await self._whole._homes([job.job])
+            job = job if home in (None, job.number) else self.place(job.job, home)
         return await self._whole._parts[job.number].adder.send(job)
 
 
@@ -117,6 +127,8 @@ class PartitionedQueue(Queue):
         self._tag = hash_tag(name) or name
         self.adder: PartitionedAdder = PartitionedAdder(self)
         self._has_agreed = False
+        self._agree_again_at = 0.0
+        self._earlier: tuple[int, ...] = ()
         self._at = random.randrange(partitions)
         self._in_a_row = 0
 
@@ -134,15 +146,21 @@ class PartitionedQueue(Queue):
             await self._connection.close()
 
     async def _agree(self, *, writes: bool = False) -> None:
-        """Refuse to go on if another number of partitions is written down; write it if none is."""
-        if self._has_agreed:
+        """Refuse to go on if another number of partitions is written down; write it if none is.
+
+        Asked again from time to time: a queue that grows takes no jobs of those who do not know.
+        """
+        if self._has_agreed and time.monotonic() < self._agree_again_at:
             return
+        asked_at = time.monotonic()
         command = partitioning.agree(self.keys, self._count)
         if not writes:
             command = partitioning.read(self.keys)
         known = await self._connection.run(command)
-        partitioning.refuse_mismatch(self.keys, self._count, known)
-        self._has_agreed = writes or bool(known)
+        known.refuse(self.keys, self._count, writes=writes)
+        self._earlier = known.earlier
+        self._has_agreed = writes or bool(known.now)
+        self._agree_again_at = asked_at + AGREE_AGAIN_S
 
     # ------------------------------------------------------------------ adding
 
@@ -155,20 +173,19 @@ class PartitionedQueue(Queue):
         repeat: Repeat | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
-        if not self._has_agreed:
-            await self._agree(writes=True)
+        await self._agree(writes=True)
         job = new_job(name, data, options, self._defaults)
         if repeat is not None:
             return await self._add_repeating(repeat, job)
-        placed = self.adder.prepare(job)
+        [home] = await self._homes([job])
+        placed = self.adder.place(job, home)
         return await self._parts[placed.number]._add(placed)
 
     @by_hand
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         given = [self._with_defaults(job) for job in new_jobs(jobs)]
-        if not self._has_agreed:
-            await self._agree(writes=True)
-        places = self._spread([self._home(job) for job in given])
+        await self._agree(writes=True)
+        places = self._spread(await self._homes(given))
         slices: list[list[int]] = []
         prepared: dict[int, Prepared] = {}
         for number, indices in places.items():
@@ -199,8 +216,37 @@ class PartitionedQueue(Queue):
             added.update(zip(indices, found, strict=True))
         return [added[index] for index in range(len(given))]
 
-    def _home(self, job: NewJob) -> int | None:
-        return partitioning.home_of_job(job, self._count, self._tag)
+    async def _homes(self, jobs: Sequence[NewJob]) -> list[int | None]:
+        """The partition of each job; None for one that may go anywhere.
+
+        In a queue that has grown, a job with an id or a deduplication id that exists where it
+        belonged before goes there, and is found to be a duplicate.
+        """
+        homes = [partitioning.home_of_job(job, self._count, self._tag) for job in jobs]
+        looks = [
+            (index, number, plain("EXISTS", key, parse=bool))
+            for index, job in enumerate(jobs if self._earlier else ())
+            for number, key in self._earlier_places(job, homes[index])
+        ]
+        found = await self._connection.run_all([look for _, _, look in looks]) if looks else []
+        for (index, number, _), is_there in zip(looks, found, strict=True):
+            if is_there:
+                homes[index] = number
+        return homes
+
+    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
+        """Where a job that is the same may be since the queue had fewer partitions."""
+        if job.lane is not None or home is None:
+            return
+        for count in self._earlier:
+            number = partitioning.home_of_job(job, count, self._tag)
+            if number is None or number == home:
+                continue
+            keys = self._parts[number].keys
+            if job.deduplication is not None:
+                yield number, f"{keys.base}:de:{Deduplication.of(job.deduplication).id}"
+            else:
+                yield number, keys.job(str(job.job_id))
 
     def _anywhere(self) -> int:
         """The next partition, unless a call is away to this one: then those that wait for it go

@@ -111,30 +111,53 @@ def _parent_queue(parent: Any) -> str:
 # ---------------------------------------------------------------------- the number of partitions
 
 
+class Numbers(msgspec.Struct, frozen=True):
+    """What is written down of a queue's partitions: ``4,16``, or ``4>16`` while it grows."""
+
+    earlier: tuple[int, ...] = ()
+    now: int = 0
+    """How many there are; 0 for a plain queue."""
+    next: int = 0
+    """How many there will be; 0 when it does not grow."""
+
+    def __str__(self) -> str:
+        words = ",".join(map(str, (*self.earlier, self.now)))
+        return f"{words}>{self.next}" if self.next else words
+
+    def refuse(self, keys: Keys, partitions: int, *, writes: bool = False) -> None:
+        """Refuse another number than the one that is written down, and to add while it changes."""
+        if self.next and writes:
+            raise PartitionMismatchError(keys.name, partitions, self.now, self.next)
+        if self.now and self.now != partitions:
+            raise PartitionMismatchError(keys.name, partitions, self.now)
+
+
 def record_key(keys: Keys) -> str:
-    """Where the number of a queue's partitions is written, as a list: all it ever had."""
+    """Where the number of a queue's partitions is written."""
     return keys.own("partitions")
 
 
-def read(keys: Keys) -> Command[list[int]]:
-    """The numbers of partitions that a queue had, the present one last; empty for a plain queue."""
+def read(keys: Keys) -> Command[Numbers]:
+    """The numbers of partitions that a queue has and had."""
     return plain("GET", record_key(keys), parse=_numbers)
 
 
-def agree(keys: Keys, partitions: int) -> Command[list[int]]:
+def agree(keys: Keys, partitions: int) -> Command[Numbers]:
     """Write the number down if nobody has; returns what was there before."""
     return plain("SET", record_key(keys), str(partitions), "NX", "GET", parse=_numbers)
 
 
-def _numbers(reply: bytes | None) -> list[int]:
-    words = codec.text(reply).split(",") if reply else []
-    return [int(word) for word in words if word.isdecimal()]
+def write(keys: Keys, numbers: Numbers) -> Command[Numbers]:
+    """Write numbers down in place of others; returns those."""
+    return plain("SET", record_key(keys), str(numbers), "XX", "GET", parse=_numbers)
 
 
-def refuse_mismatch(keys: Keys, partitions: int, known: Sequence[int]) -> None:
-    """Refuse another number than the one that is written down."""
-    if known and known[-1] != partitions:
-        raise PartitionMismatchError(keys.name, partitions, known[-1])
+def _numbers(reply: bytes | None) -> Numbers:
+    had, _, to_have = codec.text(reply or b"").partition(">")
+    known = [int(word) for word in had.split(",") if word.isdecimal()]
+    if not known:
+        return Numbers()
+    return Numbers(tuple(known[:-1]), known[-1], int(to_have) if to_have.isdecimal() else 0)
 
 
 # ---------------------------------------------------------------------- parts and their whole

@@ -375,7 +375,7 @@ class PartitionedWorker(Worker):
         command = partitioning.agree(self.keys, self._count)
         known = await self._shared.connection.run(command)
         try:
-            partitioning.refuse_mismatch(self.keys, self._count, known)
+            known.refuse(self.keys, self._count)
         except PartitionMismatchError as error:
             self._fate.seal(error)
             raise

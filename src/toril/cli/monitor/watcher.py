@@ -204,7 +204,7 @@ class Watcher:
         reads = [partitioning.read(Keys(self.prefix, stem)) for stem in unknown]
         known = await self._connection.run_all(reads) if reads else []
         for stem, numbers in zip(unknown, known, strict=True):
-            self._stems[stem] = numbers[-1] if numbers else 0
+            self._stems[stem] = numbers.now
         self._adopt(partitioning.fold(names, self._stems))
 
     def _adopt(self, rows: Sequence[Row]) -> None:
