@@ -285,3 +285,39 @@ async def test_on_a_cluster_every_node_has_its_share(cluster):
         async with Worker("mail", ledger, dead_letter_queue="{mail}-dlq", **options):
             pass
         await queue.obliterate(force=True)
+
+
+async def test_a_worker_waits_for_a_server_that_is_not_there_yet(start_server):
+    server = start_server(tcp=True)
+    server.stop()
+    ledger = Ledger()
+    options = {"connection": server.url, "partitions": 3}
+    async with Worker("mail", ledger, concurrency=2, **options) as worker:
+        assert worker.is_running
+        assert worker.server_error is not None
+        server.start()
+        async with Queue("mail", **options) as queue:
+            await queue.add_bulk([NewJob("x", {"n": n}) for n in range(30)])
+            await wait_until(lambda: len(ledger.ran) == 30, 20)
+        assert worker.server_error is None
+
+
+async def test_a_job_that_runs_is_cancelled(options):
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    async def slow(job):
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    async with (
+        Queue("mail", **options) as queue,
+        Worker("mail", slow, concurrency=2, **options),
+    ):
+        job = await queue.add("x")
+        await asyncio.wait_for(started.wait(), 10)
+        await queue.cancel(job.id, "not wanted")
+        await asyncio.wait_for(stopped.wait(), 5)
+        await wait_until(queue.get_failed_count)

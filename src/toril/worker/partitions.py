@@ -325,6 +325,8 @@ class PartitionedWorker(Worker):
         ]
         self.options = self._workers[0].options
         self._fate = Fate()
+        self._absence: Exception | None = None
+        """Why nothing has been asked of the server yet."""
         self._is_paused = False
         self._has_started = False
         self._closing: asyncio.Task[None] | None = None
@@ -367,6 +369,7 @@ class PartitionedWorker(Worker):
             raise
         except ServerError as error:
             logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
+            self._absence = error
             self._starting = asyncio.create_task(self._start_when_served())
             return
         await self._start_parts()
@@ -396,6 +399,7 @@ class PartitionedWorker(Worker):
             return
 
     async def _start_parts(self) -> None:
+        self._absence = None
         for worker in self._workers:
             await worker.start()
             self._watches.append(asyncio.create_task(self._follow(worker.fate)))
@@ -481,7 +485,7 @@ class PartitionedWorker(Worker):
 
     @property
     def server_error(self) -> Exception | None:
-        errors = (worker.server_error for worker in self._workers)
+        errors = [self._absence, *(worker.server_error for worker in self._workers)]
         return next((error for error in errors if error is not None), None)
 
     @property
