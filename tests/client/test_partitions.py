@@ -13,6 +13,7 @@ from toril import Deduplication, NewJob, Queue, QueueEvents, RateLimit, sync
 from toril.client import growing
 from toril.client import partitions as partitions_module
 from toril.client.partitions import PartitionedQueue
+from toril.doctor import examine
 from toril.errors import (
     InvalidOptionError,
     JobNotFoundError,
@@ -379,3 +380,16 @@ async def test_what_cannot_grow_is_refused(mail, make_queue):
     with pytest.raises(RefusedError, match="scheduler 's' adds jobs to lane 'daily'"):
         await grow_at_once(mail, 8)
     await mail.remove_job_scheduler("s")
+
+
+async def test_the_doctor_tells_of_jobs_beside_the_partitions(mail, make_queue, url, prefix):
+    await mail.add("x")
+    beside = make_queue("mail")
+    assert "D234" not in [one.code for one in (await examine(url, prefix=prefix)).findings]
+    await beside.add("x")
+
+    report = await examine(url, prefix=prefix)
+
+    (found,) = [one for one in report.findings if one.code == "D234"]
+    assert "4 partitions, and 1 unfinished jobs" in found.problem
+    await beside.obliterate(force=True)

@@ -391,6 +391,13 @@ GROUPS_BLOCKED = Ailment(
     "Its pivot has completed, so nothing is undone, and what comes after it failed.",
     "toril groups show {queue} ID; then retry, or resolve by hand.",
 )
+JOBS_BESIDE_PARTITIONS = Ailment(
+    "D234",
+    WARNING,
+    "has {partitions} partitions, and {jobs} unfinished jobs in the plain queue of the same name",
+    "Workers with partitions do not take them.",
+    'Run a Worker("{queue}") without partitions until it is empty, and find out who adds there.',
+)
 
 # ---------------------------------------------------------------------------- workers
 

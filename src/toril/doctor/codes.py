@@ -437,6 +437,15 @@ CODES: dict[str, Code] = {
             "Or do it by hand, then `toril groups resolve QUEUE ID --note TEXT`.",
         ),
     ),
+    "D234": Code(
+        "Jobs beside the partitions of a queue",
+        "Plain queues that have the name of a queue with partitions.",
+        "Workers that serve the partitions never take these jobs.",
+        (
+            "Run a worker of the plain queue, without `partitions=`, until it is empty.",
+            "Find out who adds there: a producer without `partitions=`, a flow or a group.",
+        ),
+    ),
     "D301": Code(
         "A handler is not marked as idempotent",
         "The handlers of the workers that you named.",

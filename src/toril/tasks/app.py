@@ -80,6 +80,8 @@ class App:
     ) -> None:
         refuse_unknown(defaults, OPTION_NAMES, "the app")
         Replicas.of(replicas, replicas_timeout)
+        if "partitions" in (worker_options or {}):
+            raise InvalidOptionError("an App has plain queues; partitions= is for Queue and Worker")
         for name in (queue, *(routes or {}).values()):
             check_queue_name(name)
         self.connection = connection

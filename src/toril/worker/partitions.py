@@ -30,15 +30,16 @@ from toril.logs import get_logger
 from toril.options import DeadLetterOptions, Duration, RateLimit, milliseconds
 from toril.protocol import partitioning
 from toril.protocol.keys import Keys, hash_tag
-from toril.protocol.settling import Reply
+from toril.protocol.settling import Reply, Settled
 from toril.worker.active_job import ActiveJob
 from toril.worker.burial import BurialTarget
 from toril.worker.child import refuse_in_child
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor
 from toril.worker.fate import Fate
-from toril.worker.flight import Trip
+from toril.worker.flight import Flight, Trip
 from toril.worker.handlers import Handler, Router
+from toril.worker.outbox import Confirmations
 from toril.worker.pump import MOST_PER_CALL, Pump
 from toril.worker.wiring import Design, Parts, make_executor
 from toril.worker.worker import Worker
@@ -46,7 +47,7 @@ from toril.worker.worker import Worker
 logger = get_logger("toril.worker")
 
 ASK_AGAIN_S = 1.0
-TURN_S = 0.02
+TURN_S = 0.1
 """For how long a partition that had to wait may go on before others get their share."""
 _OF_THE_WHOLE = frozenset({"ready", "closing", "closed"})
 
@@ -56,9 +57,12 @@ class Budget:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._chunk = max(1, limit // 4)
         self._pumps: list[SharingPump] = []
-        self._line: dict[SharingPump, None] = {}
+        self._line: dict[SharingPump, float] = {}
+        """Who waits for room, and since when."""
         self._refused: set[SharingPump] = set()
+        self._alarm: asyncio.TimerHandle | None = None
 
     def join(self, pump: SharingPump) -> None:
         self._pumps.append(pump)
@@ -68,12 +72,27 @@ class Budget:
         free = self._limit - sum(one.load for one in self._pumps)
         if free > 0 and self._line and not pump.has_its_turn:
             free -= self._owed_before(pump)
-        if free > 0:
+        if free > 0 and (free >= self._chunk or not self._may_wait(pump)):
             return free
         self._refused.add(pump)
         if pump.is_hungry:
-            self._line.setdefault(pump)
+            self._line.setdefault(pump, asyncio.get_running_loop().time())
         return 0
+
+    def _may_wait(self, pump: SharingPump) -> bool:
+        """Whether one that stands in line is to wait a little longer for more room: a call for a
+        few jobs costs the server nearly as much as one for many."""
+        since = self._line.get(pump)
+        loop = asyncio.get_running_loop()
+        if since is None or loop.time() >= since + TURN_S:
+            return False
+        if self._alarm is None:
+            self._alarm = loop.call_at(since + TURN_S, self._ring)
+        return True
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.nudge()
 
     def _owed_before(self, pump: SharingPump) -> int:
         at_work = sum(1 for one in self._pumps if one.load or one.is_hungry)
@@ -89,7 +108,7 @@ class Budget:
         return owed
 
     def served(self, pump: SharingPump) -> None:
-        """What a pump asked for has come: if it wants more, it goes to the end of the line."""
+        """A pump asks for what it was granted: if it wants more, it goes to the end of the line."""
         if pump in self._line:
             del self._line[pump]
             pump.begin_turn()
@@ -151,9 +170,23 @@ class SharingPump(Pump):
         own = super()._free()
         return min(own, self._budget.grant(self)) if own else 0
 
-    def _take_in(self, trip: Trip, reply: Reply) -> None:
-        if trip.take.count:
+    def _make_trip(
+        self,
+        flight: Flight,
+        wanted: int,
+        batch: Sequence[Settled] = (),
+        confirmations: Confirmations | None = None,
+    ) -> Trip:
+        if wanted:
             self._budget.served(self)
+        return super()._make_trip(flight, wanted, batch, confirmations)
+
+    def _note_arrival(self, trip: Trip) -> None:
+        """Without room there is most often another call soon: no call is spent on saying at once
+        that these jobs arrived."""
+        self._confirm_later(trip)
+
+    def _take_in(self, trip: Trip, reply: Reply) -> None:
         super()._take_in(trip, reply)
         self._budget.nudge()
 
