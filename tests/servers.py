@@ -139,21 +139,24 @@ class Server:
 
 
 class Cluster:
-    """Three masters, each with a third of the slots."""
+    """Three masters, each with a third of the slots, and with ``replicas`` a replica each."""
 
-    def __init__(self, options: dict[str, str] | None = None) -> None:
-        self.nodes = [
+    def __init__(self, options: dict[str, str] | None = None, *, replicas: bool = False) -> None:
+        servers = [
             Server(
                 {
                     "cluster-enabled": "yes",
                     "cluster-port": str(free_port()),
                     "cluster-node-timeout": "2000",
+                    **({"repl-diskless-sync-delay": "0"} if replicas else {}),
                     **(options or {}),
                 },
                 tcp=True,
             )
-            for _ in range(3)
+            for _ in range(6 if replicas else 3)
         ]
+        self.nodes = servers[:3]
+        self.replicas = servers[3:]
 
     @property
     def url(self) -> str:
@@ -161,7 +164,7 @@ class Cluster:
         return self.nodes[0].url
 
     def start(self) -> Self:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.replicas):
             node.start()
         first = self.nodes[0]
         for index, node in enumerate(self.nodes):
@@ -172,8 +175,31 @@ class Cluster:
                 if node is not first:
                     bus = first.options["cluster-port"]
                     client.execute_command("CLUSTER MEET", "127.0.0.1", first.port, bus)
+        for replica in self.replicas:
+            with replica.client() as client:
+                client.execute_command(
+                    "CLUSTER MEET", "127.0.0.1", first.port, first.options["cluster-port"]
+                )
         self._wait_until_whole()
+        for master, replica in zip(self.nodes, self.replicas, strict=False):
+            self._follow(replica, master)
         return self
+
+    def _follow(self, replica: Server, master: Server) -> None:
+        """Make a replica of a node that has no slots, and wait until it has everything."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        with master.client() as one, replica.client() as other:
+            name = one.execute_command("CLUSTER MYID")
+            while True:
+                try:
+                    other.execute_command("CLUSTER REPLICATE", name)
+                    break
+                except redis.ResponseError:  # it has not heard of its master yet
+                    assert time.monotonic() < deadline, "a node never heard of its master"
+                    time.sleep(0.02)
+            while other.info("replication").get("master_link_status") != "up":
+                assert time.monotonic() < deadline, "a replica never met its master"
+                time.sleep(0.02)
 
     def owner(self, slot: int) -> Server:
         """The node that serves ``slot`` now."""
@@ -214,7 +240,7 @@ class Cluster:
         return target
 
     def close(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.replicas):
             node.close()
 
     def __enter__(self) -> Self:
@@ -225,7 +251,7 @@ class Cluster:
 
     def _wait_until_whole(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not all(self._is_whole_for(node) for node in self.nodes):
+        while not all(self._is_whole_for(node) for node in (*self.nodes, *self.replicas)):
             assert time.monotonic() < deadline, "the cluster did not come together"
             time.sleep(0.05)
 
@@ -233,7 +259,8 @@ class Cluster:
         with node.client() as client:
             info = client.execute_command("CLUSTER INFO")
             text = info if isinstance(info, str) else "\n".join(f"{k}:{v}" for k, v in info.items())
-        return "cluster_state:ok" in text and "cluster_known_nodes:3" in text
+        known = len(self.nodes) + len(self.replicas)
+        return "cluster_state:ok" in text and f"cluster_known_nodes:{known}" in text
 
 
 def free_port() -> int:

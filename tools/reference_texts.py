@@ -194,6 +194,23 @@ TARGET = Option(
     CONNECTION, "", "`TORIL_URL`, else `redis://127.0.0.1:6379`", "connect to the same server"
 )
 KEY_PREFIX = Option(PREFIX, "", "", "`prefix`")
+REPLICAS = Option(
+    "How many replicas must have what was added before the call returns;"
+    " `NotReplicatedError` if they do not answer in time.",
+    "replicas",
+    "0: nobody is waited for",
+    "–",
+)
+REPLICAS_TIMEOUT = Option(
+    "How long the replicas are waited for.", "ms or `timedelta`, at least 1", "", "–"
+)
+PARTITIONS = Option(
+    "How many plain queues the queue is made of; [scaling](../guides/scaling.md) tells more."
+    " Every process must say the same number.",
+    "1 to 1024",
+    "1: a plain queue",
+    "each partition is a queue of its own",
+)
 
 QUEUE: dict[str, Option] = {
     "name": Option(
@@ -204,6 +221,9 @@ QUEUE: dict[str, Option] = {
     "default_job_options": Option(
         "Options of `add` for jobs that are added without them.", "", "none", "`defaultJobOptions`"
     ),
+    "replicas": REPLICAS,
+    "replicas_timeout": REPLICAS_TIMEOUT,
+    "partitions": PARTITIONS,
 }
 
 WORKER: dict[str, Option] = {
@@ -296,6 +316,7 @@ WORKER: dict[str, Option] = {
         "they stay in `failed`",
         "sees an ordinary queue",
     ),
+    "partitions": PARTITIONS,
     "is_final": Option(
         "`(job, error) -> bool`: whether there is no use in trying again after this error.",
         "",
@@ -323,6 +344,8 @@ APP: dict[str, Option] = {
         "–",
     ),
     "middleware": Option("`TaskMiddleware` objects, for enqueueing and running.", "", "none", "–"),
+    "replicas": REPLICAS,
+    "replicas_timeout": REPLICAS_TIMEOUT,
     "worker_options": Option(
         "Options of `Worker` for all its workers; `{queue}` in `dead_letter_queue` is the queue's name.",
         "",
@@ -388,6 +411,8 @@ RELAY: dict[str, Option] = {
         "How long the server remembers which rows it was given.", "ms or `timedelta`"
     ),
     "keep": Option("How long finished rows stay in the table.", "ms or `timedelta`"),
+    "replicas": REPLICAS,
+    "replicas_timeout": REPLICAS_TIMEOUT,
     "listens": Option("On PostgreSQL, lets a commit wake the relay (`NOTIFY`)."),
 }
 
@@ -449,6 +474,10 @@ ERRORS: dict[str, Error] = {
     "AmbiguousResultError": Error(
         "The call was sent and its reply was lost. It may have happened.",
         "Look at the state, or repeat the call if it can be repeated. Adds can: give a `job_id`.",
+    ),
+    "NotReplicatedError": Error(
+        "The jobs in `.job_ids` were added, and `.reached` of `.wanted` replicas have them.",
+        "They will run; look at the replicas, and add again what has a `job_id` of its own.",
     ),
     "ServerOutOfMemoryError": Error(
         "The server reached `maxmemory` and accepts no new jobs. Workers keep draining.",
@@ -541,6 +570,10 @@ ERRORS: dict[str, Error] = {
     "InvalidGroupStateError": Error(
         "The group is in a state in which this cannot be done, such as cancelling a completed one.",
         "Read its state with `get_group_state`.",
+    ),
+    "PartitionMismatchError": Error(
+        "The queue has `.known` partitions and this process was told `.given`.",
+        "Write the same number everywhere; [scaling](../guides/scaling.md) says how to grow.",
     ),
     "DuplicateRowError": Error(
         "The outbox table of an earlier version allows one row per job id.",

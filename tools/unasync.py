@@ -52,6 +52,9 @@ FILES = (
     "dead_letters.py",
     "letter_runs.py",
     "views.py",
+    "partitions.py",
+    "partitioned_events.py",
+    "growing.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

@@ -13,6 +13,7 @@ TorilError
 ├── ServerError (ConnectionError)       the server did not do what was asked
 │   ├── ServerUnavailableError          nobody answered, or not in time
 │   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
+│   ├── NotReplicatedError              the jobs are there, and not yet on enough replicas
 │   ├── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
 │   └── ServerRefusalError              it answered with an error: a key of another type, …
 │       └── ServerUnusableError         it never will do it: password, rights, version, replica
@@ -24,8 +25,8 @@ TorilError
 │   ├── NotDeadLettersError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
-│   ├── InvalidGroupStateError          ├── GroupExistsError
-│   └── DuplicateRowError
+│   ├── InvalidGroupStateError          ├── GroupExistsError     ├── DuplicateRowError
+│   └── PartitionMismatchError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
@@ -49,7 +50,7 @@ TorilError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 
@@ -108,6 +109,40 @@ class AmbiguousResultError(ServerError):
     """
 
     id: str | None = None
+
+
+class NotReplicatedError(ServerError):
+    """Jobs were added, and fewer replicas than asked for have them: a failover may lose them.
+
+    ``job_ids`` are theirs; ``reached`` of ``wanted`` replicas answered in time.
+    """
+
+    def __init__(
+        self, job_ids: Sequence[str], reached: int, wanted: int, timeout_ms: int, why: str = ""
+    ) -> None:
+        shown = ", ".join(repr(job_id) for job_id in job_ids[:5])
+        if len(job_ids) > 5:
+            shown += f" and {len(job_ids) - 5} more"
+        super().__init__(
+            f"job{'s' if len(job_ids) != 1 else ''} {shown} can run, but {reached} of {wanted}"
+            f" replicas confirmed within {timeout_ms} ms{why}: a failover may lose what was added;"
+            f" look at the replicas, and add again what has a job_id of its own to ask again"
+        )
+        self.job_ids = tuple(job_ids)
+        self.reached = reached
+        self.wanted = wanted
+        self.timeout_ms = timeout_ms
+
+        self.why = why
+
+    def of_all(self, others: Iterable[NotReplicatedError]) -> NotReplicatedError:
+        """One error for the jobs of several, of which this is one."""
+        job_ids = [job_id for one in others for job_id in one.job_ids]
+        return NotReplicatedError(job_ids, self.reached, self.wanted, self.timeout_ms, self.why)
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        parts = (self.job_ids, self.reached, self.wanted, self.timeout_ms, self.why)
+        return type(self), parts
 
 
 class ServerOutOfMemoryError(ServerError):
@@ -215,6 +250,28 @@ class GroupExistsError(RefusedError):
 
 class DuplicateRowError(RefusedError):
     """The outbox table of an earlier version allows one row per job id."""
+
+
+class PartitionMismatchError(RefusedError):
+    """A queue has another number of partitions than this process was told."""
+
+    def __init__(self, queue: str, given: int, known: int, to_have: int = 0) -> None:
+        words = (
+            f"queue {queue!r} grows from {known} to {to_have} partitions, and takes no jobs"
+            f" meanwhile; start this process again with partitions={to_have} when it has grown"
+            if to_have
+            else f"queue {queue!r} has {known} partitions and this process was told {given}; every"
+            f" process must agree: write partitions={known}, or let the queue grow with"
+            f" `toril partitions grow`"
+        )
+        super().__init__(words)
+        self.queue = queue
+        self.given = given
+        self.known = known
+        self.to_have = to_have
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.queue, self.given, self.known, self.to_have)
 
 
 class JobFailedError(TorilError):

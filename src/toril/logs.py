@@ -15,6 +15,16 @@ def get_logger(name: str) -> logging.Logger:
     return logger
 
 
+def warn_once(message: str, *args: str) -> None:
+    """Say something that a whole process need hear only once, whoever finds it out first."""
+    if (message, *args) not in _said:
+        _said.add((message, *args))
+        _of_all.warning(message, *args)
+
+
+_said: set[tuple[str, ...]] = set()
+
+
 class _Shown(str):
     """The visible text of something; its ``repr`` is that of the original."""
 
@@ -53,3 +63,6 @@ def _shown(value: Any) -> Any:
     if str(value).isprintable() and repr(value).isprintable():
         return value
     return _Shown.of(value)
+
+
+_of_all = get_logger("toril")

@@ -76,6 +76,8 @@ CORPUS: dict[str, list[str]] = {
     "schedulers list": [QUEUE],
     "schedulers set": [QUEUE, f"s{SHORT}", "--every", "1h"],
     "schedulers remove": [QUEUE, f"s{SHORT}"],
+    "partitions list": [QUEUE],
+    "partitions grow": [QUEUE, "4", "--yes"],
     "pause": [QUEUE],
     "resume": [QUEUE],
     "remove": [f"none{SHORT}", "--queue", QUEUE],

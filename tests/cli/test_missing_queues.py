@@ -32,6 +32,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "lanes resume": ["paymens", "lane"],
     "lanes drain": ["paymens", "lane", "--yes"],
     "schedulers remove": ["paymens", "some-scheduler", "--yes"],
+    "partitions grow": ["paymens", "4", "--yes"],
 }
 LOOKING = {
     "queues": ["paymens"],
@@ -49,6 +50,7 @@ LOOKING = {
     "lanes show": ["paymens", "lane"],
     "lanes jobs": ["paymens", "lane"],
     "schedulers list": ["paymens"],
+    "partitions list": ["paymens"],
 }
 MAKING = {"add", "schedulers set", "worker"}
 

@@ -696,3 +696,32 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
 async def _found(watcher: Watcher) -> bool:
     await watcher.tick()
     return bool(watcher.queues)
+
+
+async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
+    options = {"connection": url, "prefix": prefix, "partitions": 3}
+    running = asyncio.Event()
+
+    async def handle(job: Any) -> None:
+        running.set()
+        await asyncio.sleep(60)
+
+    async with Queue("mail", **options) as queue, Queue("{mail}-dlq", **options) as letters:
+        await queue.add_bulk([NewJob("send", lane=f"l{n}") for n in range(12)])
+        await letters.add("x")
+        async with Worker("mail", handle, concurrency=2, **options) as worker:
+            await asyncio.wait_for(running.wait(), 10)
+            async with monitor(url, prefix) as (app, _):
+                await wait_until(lambda: len(cells(app, "queues")) == 2)
+                await wait_until(lambda: cells(app, "queues")[0][2] == "2")
+                assert [row[0] for row in cells(app, "queues")] == ["mail", "{mail}-dlq"]
+                assert cells(app, "queues")[0][1] == "10"
+                watcher = app.watcher
+                await watcher.tick("mail", View.ACTIVE)
+                assert len(watcher.details.active) == 2
+                await watcher.tick("mail", View.LANES)
+                assert len(watcher.details.lanes) == 12
+                await watcher.tick("mail", View.GROUPS, "none")
+                assert watcher.details.groups == []
+                assert {event.name for event in watcher.queues["mail"].events} >= {"added"}
+            await worker.close(timeout=0)

@@ -8,7 +8,10 @@ import secrets
 import pytest
 
 from tests.helpers import wait_until
-from toril import NewJob, Queue, QueueEvents, Worker, sync
+from toril import NewJob, Queue, QueueEvents, Worker, logs, sync
+from toril.cli.main import run
+from toril.client.connection import Connection
+from toril.errors import ServerUnusableError
 
 
 @pytest.fixture
@@ -53,3 +56,74 @@ async def test_a_blocking_queue_on_a_cluster(cluster_url, tagged):
             assert queue.get_workers() == []
 
     await asyncio.to_thread(use)
+
+
+def tag_served_by(cluster, node) -> str:
+    """A prefix whose keys this node serves."""
+    while True:
+        tag = f"{{t{secrets.token_hex(4)}}}"
+        if cluster.owner(cluster.slot_of(tag)) is node:
+            return tag
+
+
+async def test_a_node_named_by_itself_is_used_as_a_cluster(cluster, caplog):
+    logs._said.clear()
+    handled = []
+
+    async def handle(job):
+        handled.append(job.id)
+
+    for node in cluster.nodes:
+        options = {"connection": cluster.url, "prefix": tag_served_by(cluster, node)}
+        async with (
+            Queue("q", **options) as queue,
+            QueueEvents("q", **options) as events,
+            Worker("q", handle, concurrency=50, **options),
+        ):
+            (first, *_) = await queue.add_bulk([NewJob("x") for _ in range(300)])
+            await queue.wait_for(first.id, timeout=20_000)
+            assert await queue.wait_until_empty(timeout=20_000)
+            assert (await anext(events)).name == "added"
+
+    assert len(handled) == 900
+    assert caplog.text.count(f"{cluster.url} is a node of a cluster, and is used as one") == 1
+    assert "does not serve" not in caplog.text
+
+
+async def test_a_blocking_queue_too(cluster):
+    def use() -> None:
+        for node in cluster.nodes:
+            prefix = tag_served_by(cluster, node)
+            with sync.Queue("q", connection=cluster.url, prefix=prefix) as queue:
+                assert queue.add("x").id == queue.get_waiting()[0].id
+
+    await asyncio.to_thread(use)
+
+
+async def test_a_queue_without_a_hash_tag_is_told_to_have_one(cluster):
+    async with Queue("mail", connection=cluster.url) as queue:
+        with pytest.raises(ServerUnusableError, match="put a hash tag into the prefix"):
+            await queue.add("x")
+
+
+def test_the_queues_of_all_nodes_are_found_from_one(cluster, capsys):
+    prefix = f"t{secrets.token_hex(4)}"
+    names = [f"{{q{number}}}" for number in range(9)]
+    for name in names:
+        with sync.Queue(name, connection=cluster.url, prefix=prefix) as queue:
+            queue.add("x")
+
+    assert run(["queues", "--url", cluster.url, "--prefix", prefix]) == 0
+
+    shown = capsys.readouterr().out
+    assert [name for name in names if name not in shown] == []
+
+
+async def test_a_connection_finds_out_before_it_asks_for_a_key(cluster, url):
+    for where, is_cluster in ((cluster.url, True), (url, False)):
+        connection = Connection(where)
+
+        await connection.meet()
+
+        assert connection.is_cluster is is_cluster
+        await connection.close()

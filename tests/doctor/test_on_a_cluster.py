@@ -13,6 +13,9 @@ from tests.servers import Cluster
 from toril import Backoff, Queue, Worker
 from toril.client.connection import Connection
 from toril.doctor import Severity, examine
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.server import ServerFacts, _replicas
+from toril.protocol.discovering import ClusterNode
 
 GOOD = {"attempts": 5, "backoff": Backoff.exponential(1000, jitter=0.5)}
 
@@ -170,3 +173,44 @@ async def test_a_node_that_is_gone_is_told_and_the_others_are_examined_all_the_s
 
     assert codes(report, "cluster") == ["D113"]
     assert codes(report, f"queue {there}") == ["D201"]
+
+
+async def test_a_node_without_a_replica_is_told_of(cluster, cluster_url, prefix):
+    report = await examine(cluster_url, prefix=prefix)
+
+    for node in cluster.nodes:
+        assert "D114" in codes(report, f"server 127.0.0.1:{node.port}")
+
+
+def test_replicas_that_do_not_keep_up_are_told_of():
+    reader = ConnectionReader(None, [ClusterNode("a:1", "x", ()), ClusterNode("b:1", "y", ())])
+    good = "ip=127.0.0.1,port=7,state=online,offset=10,lag=0"
+    late = "ip=127.0.0.1,port=7,state=online,offset=10,lag=60"
+
+    def judged(**info: str) -> list[str]:
+        return [one.code for one in _replicas(ServerFacts(info=info), reader)]
+
+    assert judged(connected_slaves="0") == ["D114"]
+    assert judged(connected_slaves="1", slave0=late) == ["D115"]
+    assert judged(connected_slaves="1", slave0=good.replace("online", "wait_bgsave")) == ["D115"]
+    assert judged(connected_slaves="2", slave0=late, slave1=good) == []
+    alone = ConnectionReader(None)
+    assert list(_replicas(ServerFacts(info={"connected_slaves": "0"}), alone)) == []
+
+
+async def test_the_hottest_queue_of_each_node_is_named(cluster, queues, cluster_url, prefix):
+    hot, _, cold = queues
+    for queue in queues:
+        await queue.add("x", **GOOD)
+
+    async def heat() -> None:
+        while True:
+            await hot.add("x", **GOOD)
+
+    heating = asyncio.create_task(heat())
+    report = await examine(cluster_url, prefix=prefix, audit=False)
+    heating.cancel()
+
+    told = [one.problem for one in report.findings if one.code == "D116"]
+    assert [hot.name in problem and "100 %" in problem for problem in told] == [True]
+    assert not any(cold.name in problem for problem in told)

@@ -51,6 +51,11 @@ CATALOGUE: dict[str, Entry] = {
         "Compare the schedules of an app's code with those of the server.",
         "schedules:schedules",
     ),
+    "partitions": Entry(
+        _FEATURES,
+        "Show the partitions of a queue, and give it more.",
+        "partitions:partitions",
+    ),
     "worker": Entry(_RUN, "Run workers until SIGTERM or Ctrl-C.", "worker:worker"),
     "relay": Entry(
         _RUN, "Send jobs from an outbox to their queues, until SIGTERM or Ctrl-C.", "relay:relay"

@@ -11,7 +11,9 @@ from toril import Event, QueueEvents
 from toril.cli.printing import Styled, echo, print_json, shortened
 from toril.cli.server import Server, complete_queue, with_server
 from toril.client.connection import Connection
+from toril.protocol import partitioning
 from toril.protocol.command import plain
+from toril.protocol.keys import Keys
 
 _COLOURS = {
     "completed": "green",
@@ -66,8 +68,13 @@ async def _listen(
 
         async def follow(name: str) -> None:
             connection = Connection(server.url, patience_s=1.0)
+            numbers = await connection.run(partitioning.read(Keys(server.prefix, name)))
             listener = QueueEvents(
-                name, connection=connection, prefix=server.prefix, last_event_id=since
+                name,
+                connection=connection,
+                prefix=server.prefix,
+                last_event_id=since,
+                partitions=max(1, numbers.now),
             )
             async with listener:
                 async for event in listener:

@@ -52,7 +52,10 @@ def list_lanes(server: Server, queue_name: str, limit: int, skip: int, state: st
         else:
             stopped = queue.get_lanes(state=state)
             total, names = len(stopped), stopped[skip : skip + limit]
-        found = server.connection.run_all([protocol.read(queue.keys, name) for name in names])
+        if len(queue.partitions) > 1:
+            found = [queue.get_lane(name) for name in names]
+        else:
+            found = server.connection.run_all([protocol.read(queue.keys, name) for name in names])
     read = [lane for lane in found if lane is not None]
     if server.as_json:
         print_json([_facts(lane) for lane in read])

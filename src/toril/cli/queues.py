@@ -11,6 +11,7 @@ from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import counted
 from toril.protocol import groups, pausing, reading
 from toril.protocol.keys import Keys
+from toril.protocol.partitioning import add_up
 
 _COLUMNS = {
     "waiting": "#waiting",
@@ -44,17 +45,21 @@ def queues(server: Server, queue_name: str | None) -> None:
     if queue_name is not None:
         _show_one(server, queue_name)
         return
-    names = server.queue_names()
-    keys = [Keys(server.prefix, name) for name in names]
+    folded = server.rows()
+    keys = [Keys(server.prefix, name) for row in folded for name in row.queues]
     counts = server.connection.run_all([reading.counts(key, reading.STATES) for key in keys])
     paused = server.connection.run_all([pausing.is_paused(key) for key in keys])
     broken = [server.connection.follow(groups.count_not_undone(key)) for key in keys]
-    rows = [
-        {"queue": name, **jobs, "groups_not_undone": groups_not_undone, "is_paused": is_paused}
-        for name, jobs, groups_not_undone, is_paused in zip(
-            names, counts, broken, paused, strict=True
-        )
-    ]
+    rows: list[dict[str, Any]] = []
+    for row in folded:
+        size, begin = len(row.queues), sum(len(before.queues) for before in folded[: len(rows)])
+        part = slice(begin, begin + size)
+        facts: dict[str, Any] = {"queue": row.name, **add_up(counts[part])}
+        facts["groups_not_undone"] = sum(broken[part])
+        facts["is_paused"] = all(paused[part])
+        if row.queues != (row.name,):
+            facts["partitions"] = size
+        rows.append(facts)
     if server.as_json:
         print_json(rows)
         return
@@ -75,6 +80,8 @@ def queues(server: Server, queue_name: str | None) -> None:
 
 def _remarks(row: dict[str, Any]) -> str:
     remarks = ["paused"] if row["is_paused"] else []
+    if "partitions" in row:
+        remarks.append(counted(row["partitions"], "partition"))
     if row["groups_not_undone"]:
         remarks.append(f"{counted(row['groups_not_undone'], 'group')} not undone")
     return ", ".join(remarks)
@@ -92,7 +99,11 @@ def _show_one(server: Server, name: str) -> None:
             "rate_limited_ms": queue.get_rate_limit_ttl(),
         }
         workers = queue.get_workers()
-        is_there = server.connection.run(reading.exists(queue.keys))
+        existing = [reading.exists(part.keys) for part in queue.partitions]
+        found: list[bool] = server.connection.run_all(existing)
+        is_there = any(found)
+        if len(queue.partitions) > 1:
+            facts["partitions"] = len(queue.partitions)
     listed = [
         {"name": w.name, "address": w.address, "age_s": w.age_s, "idle_s": w.idle_s}
         for w in workers

@@ -13,6 +13,7 @@ import click
 from toril.errors import RefusedError, ServerError
 
 if TYPE_CHECKING:
+    from toril.protocol.partitioning import Row
     from toril.sync.connection import Connection
     from toril.sync.queue import Queue
 
@@ -63,18 +64,41 @@ class Server:
         from toril.protocol import reading
         from toril.sync.queue import Queue
 
-        queue = Queue(name, connection=self.connection, prefix=self.prefix)
+        count = self.partitions_of(name)
+        queue = Queue(
+            name, connection=self.connection, prefix=self.prefix, partitions=max(1, count)
+        )
         try:
-            if not may_be_missing and not self.connection.run(reading.exists(queue.keys)):
+            if not (may_be_missing or count or self.connection.run(reading.exists(queue.keys))):
                 raise self._missing(name)
             yield queue
         finally:
             queue.close()
 
+    def partitions_of(self, name: str) -> int:
+        """How many partitions a queue has; 0 for one without."""
+        from toril.protocol import partitioning
+        from toril.protocol.keys import Keys
+
+        return self.connection.run(partitioning.read(Keys(self.prefix, name))).now
+
+    def rows(self) -> list[Row]:
+        """All queues under the prefix, the partitions of one together under its name."""
+        from toril.protocol import partitioning
+        from toril.protocol.keys import Keys
+
+        names = self.queue_names()
+        stems = sorted({found[0] for name in names if (found := partitioning.whole_of(name))})
+        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
+        known = self.connection.run_all(reads) if reads else []
+        counts = {stem: numbers.now for stem, numbers in zip(stems, known, strict=True)}
+        return partitioning.fold(names, counts)
+
     def queue_names(self) -> list[str]:
         """All queues under the prefix; walks through the whole key space."""
         from toril.protocol import discovering
 
+        self.connection.meet()
         plan = discovering.queue_names(self.prefix, is_cluster=self.connection.is_cluster)
         return self.connection.follow(plan)
 

@@ -233,7 +233,8 @@ class Burst:
 
 
 def _queue_of(worker: Worker) -> Queue:
-    return Queue(worker.name, connection=worker.target, prefix=worker.keys.prefix)
+    where: dict[str, Any] = {"connection": worker.target, "prefix": worker.keys.prefix}
+    return Queue(worker.name, partitions=worker.partitions, **where)
 
 
 async def _are_empty(queues: Iterable[Queue]) -> bool:

@@ -10,13 +10,20 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from toril.client.connection import Connection
 from toril.client.places import PerPlace
-from toril.errors import RefusedError
+from toril.options import Replicas
 from toril.protocol import adding
-from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
+from toril.protocol.adding import (
+    MOST_JOBS_PER_CALL,
+    Added,
+    NotAdded,
+    Prepared,
+    count_for_one_call,
+)
+from toril.protocol.command import Command
 from toril.protocol.keys import Keys
 
 T = TypeVar("T")
@@ -38,10 +45,18 @@ class _Line:
 class Batcher:
     """Adds jobs to one queue; each caller gets its own answer or its own error."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
+    def __init__(
+        self, connection: Connection, keys: Keys, replicas: Replicas | None = None
+    ) -> None:
         self._connection = connection
         self._keys = keys
+        self._replicas = replicas
         self._lines = PerPlace(_Line)
+
+    @property
+    def is_away(self) -> bool:
+        """Is a call under way, which those that come now have to wait for?"""
+        return self._lines.here().is_away
 
     async def add(self, job: Prepared) -> Added:
         """Add one job, alone or with others that are added meanwhile."""
@@ -52,7 +67,7 @@ class Batcher:
             return await waiting
         line.is_away = True
         try:
-            answer = (await self._connection.run(adding.add(self._keys, [job])))[0]
+            answer = (await self._connection.run(self._add([job])))[0]
         finally:
             line.is_away = False
             if line.waiting and not line.loop.is_closed():
@@ -63,7 +78,8 @@ class Batcher:
         return answer
 
     async def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
-        """Add many jobs, in slices; raises the first refusal when all have been answered.
+        """Add many jobs, in slices; raises the first refusal when all have been answered, or else
+        ``NotReplicatedError`` for those that too few replicas have.
 
         Answers go through ``each`` while the server works on the next slices.
         """
@@ -72,15 +88,15 @@ class Batcher:
         while start < len(jobs):
             part = jobs[start : start + MOST_JOBS_PER_CALL]
             part = part[: count_for_one_call(part)]
-            commands.append(adding.add_each(self._keys, part, each))
+            commands.append(adding.add_each(self._keys, part, each, self._replicas))
             start += len(part)
-        added: list[T] = []
-        for answers in await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE):
-            for answer in answers:
-                if isinstance(answer, RefusedError):
-                    raise answer
-                added.append(answer)
-        return added
+        slices = await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE)
+        answers = [answer for part in slices for answer in part]
+        adding.raise_worst(answers)
+        return cast(list[T], answers)
+
+    def _add(self, jobs: list[Prepared]) -> Command[list[Added | NotAdded]]:
+        return adding.add(self._keys, jobs, replicas=self._replicas)
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -102,7 +118,7 @@ class Batcher:
 
     async def _send(self, batch: list[tuple[Prepared, asyncio.Future[Added]]]) -> None:
         try:
-            answers = await self._connection.run(adding.add(self._keys, [job for job, _ in batch]))
+            answers = await self._connection.run(self._add([job for job, _ in batch]))
         except Exception as error:  # noqa: BLE001 (every caller gets it)
             for _, future in batch:
                 if not future.done():

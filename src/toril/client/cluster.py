@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toril.client.sockets import (
@@ -31,12 +31,16 @@ class ClusterTransport:
     finds_primary = True
 
     def __init__(
-        self, make_node: Callable[[Node], ServerTransport], seeds: Sequence[Node], label: str
+        self,
+        make_node: Callable[[Node], ServerTransport],
+        seeds: Sequence[Node],
+        label: str,
+        known: Mapping[Node, ServerTransport],
     ) -> None:
         self._make_node = make_node
         self._label = label
         self._slots = SlotMap(seeds)
-        self._nodes: dict[Node, ServerTransport] = {}
+        self._nodes: dict[Node, ServerTransport] = dict(known)
         self.is_closed = False
 
     def __str__(self) -> str:
@@ -72,14 +76,18 @@ class ClusterTransport:
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """On one socket when one node serves them all; what it sends elsewhere goes in order."""
+        """On one socket of each node; what a node sends elsewhere goes there one by one."""
         try:
-            nodes = {await self._owner(slot_of(sending.command)) for sending in sendings}
+            nodes = [await self._owner(slot_of(sending.command)) for sending in sendings]
         except TROUBLES as error:
             return [error] * len(sendings)
-        if len(nodes) > 1:
-            return [await self._answer(sending, timeout_s) for sending in sendings]
-        answers = await self._node(nodes.pop()).exchange_all(sendings, timeout_s, at_once)
+        answers: list[Any] = [None] * len(sendings)
+        for node in dict.fromkeys(nodes):
+            indices = [index for index, owner in enumerate(nodes) if owner == node]
+            part = [sendings[index] for index in indices]
+            replies = await self._node(node).exchange_all(part, timeout_s, at_once)
+            for index, reply in zip(indices, replies, strict=True):
+                answers[index] = reply
         for index, answer in enumerate(answers):
             if isinstance(answer, AskError):
                 sendings[index].was_sent = False

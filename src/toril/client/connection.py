@@ -6,6 +6,7 @@ What may be sent again is a property of the command (``Resend``), and this modul
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
@@ -17,16 +18,24 @@ from toril.checking import checked_call
 from toril.client import embedded
 from toril.client.cluster import ClusterTransport
 from toril.client.ids import flights
-from toril.client.sockets import REPLY_TIMEOUT_S, TROUBLES, maker, news_of_primary
+from toril.client.sockets import (
+    REPLY_TIMEOUT_S,
+    TROUBLES,
+    MakeSocket,
+    MovedError,
+    address_of,
+    maker,
+    news_of_primary,
+)
 from toril.client.transport import SOCKET_TIMEOUT_S, ServerTransport
-from toril.errors import InvalidOptionError
-from toril.logs import get_logger
+from toril.errors import InvalidOptionError, ServerRefusalError
+from toril.logs import get_logger, warn_once
 from toril.protocol import address
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_one_slot
 from toril.protocol.sending import Dialect, Sending, longest_block_ms
-from toril.protocol.slots import Node
+from toril.protocol.slots import Node, cluster_mode
 
 T = TypeVar("T")
 logger = get_logger(__name__)
@@ -70,7 +79,9 @@ class Connection:
         blocking_margin_s: float = BLOCKING_MARGIN_S,
     ) -> None:
         self._target = target
-        self._transport = _open_transport(target, client_name)
+        self._where = _find(target)
+        self._make = partial(maker, client_name=client_name, socket_timeout_s=SOCKET_TIMEOUT_S)
+        self._transport = _open_transport(self._where, self._make)
         self._reply_timeout_s = reply_timeout_s
         self._patience_s = patience_s
         self._blocking_margin_s = blocking_margin_s
@@ -94,6 +105,17 @@ class Connection:
         """On a cluster, refuse queues whose keys do not share a slot."""
         if self._transport.is_cluster:
             check_one_slot(*queues)
+
+    async def meet(self) -> None:
+        """Find out whether a server that was named by itself is a node of a cluster.
+
+        Without this it is known from the first key on that the node does not serve; whoever asks
+        for no key must know before, or sees a part for the whole.
+        """
+        if self._where.kind == "server" and not self.is_cluster:
+            with contextlib.suppress(ServerRefusalError):
+                if await self.run(cluster_mode()):
+                    self._turn_to_cluster()
 
     async def run(self, command: Command[T]) -> T:
         """Send ``command`` and return what its answer says.
@@ -257,6 +279,8 @@ class Connection:
 
     async def _mend(self, sending: Sending, error: Exception) -> Exception | None:
         """None when the command may go again at once; else the error that it met."""
+        if self._is_led_to_cluster(sending, error):
+            return None
         if sending.lacks_library(error):
             try:
                 await self._transport.exchange(sending.loading(), self._reply_timeout_s)
@@ -275,6 +299,30 @@ class Connection:
                 error,
             )
         return end
+
+    def _is_led_to_cluster(self, sending: Sending, error: Exception) -> bool:
+        """Whether a server has just turned out to be a node of a cluster: it sends us elsewhere."""
+        if not isinstance(error, MovedError) or not self._turn_to_cluster():
+            return False
+        sending.was_sent = False
+        return True
+
+    def _turn_to_cluster(self) -> bool:
+        node = self._transport
+        if self._where.kind != "server":
+            return False
+        if not isinstance(node, ServerTransport):
+            return True
+        host, port = address_of(self._make(self._where))
+        if not host:
+            return False
+        warn_once(
+            "%s is a node of a cluster, and is used as one; write redis+cluster:// to name several"
+            " nodes, of which one has to be up when a process starts",
+            str(self._where),
+        )
+        self._transport = _open_cluster(self._where, self._make, {(host, port): node})
+        return True
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
         """Why a command is not sent again. A server that took a write is no mere replica."""
@@ -316,28 +364,29 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-def _open_transport(target: Target, client_name: str | None) -> Transport:
-    if isinstance(target, Connection):
-        raise InvalidOptionError("a Connection cannot be opened over another one")
-    where = _find(target)
-    make = partial(maker, client_name=client_name, socket_timeout_s=SOCKET_TIMEOUT_S)
+def _open_transport(where: Address, make: Callable[..., MakeSocket]) -> Transport:
     match where.kind:
         case "embedded":
             server = embedded.start(where.directory)
             return ServerTransport(make(address.parse(server.url)), str(where), server)
         case "cluster":
-
-            def make_node(node: Node) -> ServerTransport:
-                return ServerTransport(
-                    make(where, node=node), f"{node[0]}:{node[1]}", finds_primary=True
-                )
-
-            return ClusterTransport(make_node, where.hosts, str(where))
+            return _open_cluster(where, make, {})
     news = news_of_primary(where)
     return ServerTransport(make(where), str(where), finds_primary=bool(news), news=news)
 
 
+def _open_cluster(
+    where: Address, make: Callable[..., MakeSocket], known: dict[Node, ServerTransport]
+) -> ClusterTransport:
+    def make_node(node: Node) -> ServerTransport:
+        return ServerTransport(make(where, node=node), f"{node[0]}:{node[1]}", finds_primary=True)
+
+    return ClusterTransport(make_node, where.hosts or list(known), str(where), known)
+
+
 def _find(target: Any) -> Address:
+    if isinstance(target, Connection):
+        raise InvalidOptionError("a Connection cannot be opened over another one")
     if target is None:
         target = os.environ.get("TORIL_URL") or address.DEFAULT_URL
     if isinstance(target, str):

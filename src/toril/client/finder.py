@@ -69,6 +69,7 @@ class Finder:
     async def _go(self) -> None:
         began = time.monotonic()
         try:
+            await self._connection.meet()
             if self._connection.is_cluster:
                 self._nodes = await self._connection.run(discovering.nodes_of_cluster())
             self._names |= await self._with_workers()

@@ -14,7 +14,7 @@ from toril.client.connection import Connection
 from toril.client.ids import new_job_id
 from toril.client.waiting import LOOK_AGAIN_S, SHORTEST_LOOK_S, QueueWaiting
 from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
-from toril.options import Duration, Keep, check_text, milliseconds, whole
+from toril.options import Duration, Keep, Replicas, check_text, milliseconds, whole
 from toril.protocol import codec, groups, starting
 from toril.protocol.command import Command
 from toril.protocol.events import Event
@@ -31,6 +31,7 @@ from toril.protocol.new_group import (
     new_group,
     queues_of,
 )
+from toril.protocol.replicating import replicated
 
 T = TypeVar("T")
 
@@ -106,6 +107,8 @@ class GroupReading:
 class GroupProducer(GroupReading):
     """The part of a ``FlowProducer`` that creates groups."""
 
+    _replicas: Replicas | None
+
     def _near(self) -> Keys:
         return Keys(self.prefix, "groups")
 
@@ -171,7 +174,9 @@ class GroupProducer(GroupReading):
             ids = starting.ids_of(group, seed)
             command = starting.create(self.prefix, group, made_up, ids, seed=seed)
         try:
-            return await self._connection.run(command)
+            return await self._connection.run(
+                replicated(command, self._replicas, starting.tell_of_members)
+            )
         except AmbiguousResultError as error:
             error.id = made_up
             raise

@@ -112,6 +112,12 @@ def maker(
     return partial(_make, pool, where)
 
 
+def address_of(make: MakeSocket) -> Node:
+    """Where the sockets lead that it makes; no host when that is a file."""
+    socket = make()
+    return str(getattr(socket, "host", "")), int(getattr(socket, "port", 0))
+
+
 def _make(pool: Any, where: Address) -> Any:
     try:
         return pool.make_connection()
@@ -279,6 +285,7 @@ __all__ = [
     "ReadOnlyError",
     "Reader",
     "ResponseError",
+    "address_of",
     "make_reader",
     "maker",
     "news_of_primary",

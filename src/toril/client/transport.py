@@ -219,9 +219,11 @@ class ServerTransport:
                 line.send(ASKING)
                 await line.arrival()
                 line.replies.popleft()
-            line.send(packed)
+            line.send(packed, sending.replies)
             await line.arrival()
             reply = line.replies.popleft()
+            if sending.replies > 1:
+                reply = await _with_replicas(line, reply)
         except BaseException:
             sockets.drop(line)
             raise
@@ -292,11 +294,13 @@ class ServerTransport:
                 for sending in part:
                     sending.was_sent = True
                 sent += len(part)
-                line.send(packed, len(part))
+                line.send(packed, sum([sending.replies for sending in part]))
             if not line.replies:
                 sockets.expect_reply(line, timeout_s)
                 await line.arrival()
             reply = line.replies.popleft()
+            if sendings[len(answers)].replies > 1:
+                reply = await _with_replicas(line, reply)
             if isinstance(reply, ResponseError):
                 answers.append(reply)
             elif isinstance(reply, Exception):
@@ -336,6 +340,14 @@ class ServerTransport:
                 _tell(loop, sockets.cut, sockets)
         if self._server is not None:
             self._server.close()
+
+
+async def _with_replicas(line: Line, reply: Any) -> Any:
+    """The reply, and how many replicas have what was written: that comes right behind it."""
+    if not line.replies:
+        await line.arrival()
+    reached = line.replies.popleft()
+    return reply if isinstance(reply, Exception) else (reply, reached)
 
 
 async def _listen(news: News, sockets: Sockets) -> None:

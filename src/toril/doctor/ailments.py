@@ -138,7 +138,29 @@ SLOTS_UNCOVERED = Ailment(
     "Queues in these slots cannot be used; by default the whole cluster stops.",
     "Give every slot to a node: CLUSTER ADDSLOTS, or valkey-cli --cluster fix.",
 )
+NO_REPLICA = Ailment(
+    "D114",
+    WARNING,
+    "this node of the cluster has no replica",
+    "When it dies, its queues stand still until it is back, and by default so do all others.",
+    "Give it one: CLUSTER REPLICATE on a new node.",
+)
+REPLICAS_BEHIND = Ailment(
+    "D115",
+    WARNING,
+    "none of its replicas keeps up ({states})",
+    "A failover now would lose what they have not received; adds with replicas= fail.",
+    "Look at the replicas' logs, and at the line between them.",
+)
 
+HOTTEST_QUEUE = Ailment(
+    "D116",
+    INFO,
+    "queue {queue} is the hottest of {queues} here: {rate} events a second, {share} % of this"
+    " node's",
+    "When the node's one core is full, all of its queues wait.",
+    "Move slots to another node, or partition it: docs/guides/scaling.md.",
+)
 UNUSED_LIBRARIES = Ailment(
     "D120",
     INFO,
@@ -368,6 +390,13 @@ GROUPS_BLOCKED = Ailment(
     "cannot go on: {groups}",
     "Its pivot has completed, so nothing is undone, and what comes after it failed.",
     "toril groups show {queue} ID; then retry, or resolve by hand.",
+)
+JOBS_BESIDE_PARTITIONS = Ailment(
+    "D234",
+    WARNING,
+    "has {partitions} partitions, and {jobs} unfinished jobs in the plain queue of the same name",
+    "Workers with partitions do not take them.",
+    'Run a Worker("{queue}") without partitions until it is empty, and find out who adds there.',
 )
 
 # ---------------------------------------------------------------------------- workers

@@ -153,6 +153,31 @@ CODES: dict[str, Code] = {
         "Queues in those slots cannot be used. By default the cluster then refuses everything.",
         ("Assign them: `valkey-cli --cluster fix HOST:PORT`, or `CLUSTER ADDSLOTS`.",),
     ),
+    "D114": Code(
+        "A node of the cluster has no replica",
+        "How many replicas are connected to each node that has slots.",
+        "When it dies its queues stand still until it is back. By default all others do too.",
+        ("Start a node and make it a replica: `CLUSTER REPLICATE NODE-ID`.",),
+    ),
+    "D115": Code(
+        "No replica of a node keeps up",
+        "The state of each node's replicas, and for how long they have been silent.",
+        "A failover loses what they have not received, and adds with `replicas=` fail.",
+        (
+            "Look at the replicas' logs.",
+            "Look at the line between them, and at `client-output-buffer-limit replica`.",
+        ),
+    ),
+    "D116": Code(
+        "The hottest queue of a node",
+        "What the queues of each node of a cluster write into their logs of events in half a"
+        " second.",
+        "A node runs on one core. When that is full, all of its queues wait.",
+        (
+            "Move slots to another node if several queues share the load.",
+            "Partition the queue if it is one alone: docs/guides/scaling.md.",
+        ),
+    ),
     "D120": Code(
         "Libraries of functions that nobody calls",
         "`FUNCTION LIST`, and which library each connected program says it calls.",
@@ -410,6 +435,15 @@ CODES: dict[str, Code] = {
             "See what failed: `toril groups show QUEUE ID`.",
             "Fix the cause, then `toril groups retry QUEUE ID`.",
             "Or do it by hand, then `toril groups resolve QUEUE ID --note TEXT`.",
+        ),
+    ),
+    "D234": Code(
+        "Jobs beside the partitions of a queue",
+        "Plain queues that have the name of a queue with partitions.",
+        "Workers that serve the partitions never take these jobs.",
+        (
+            "Run a worker of the plain queue, without `partitions=`, until it is empty.",
+            "Find out who adds there: a producer without `partitions=`, a flow or a group.",
         ),
     ),
     "D301": Code(

@@ -10,7 +10,9 @@ from toril.client.connection import Connection, Target
 from toril.doctor import ailments, keyspace
 from toril.doctor.configuration import check_configuration, check_relays, sort_out
 from toril.doctor.finding import Finding, Report
+from toril.doctor.heat import examine_heat
 from toril.doctor.libraries import examine_libraries
+from toril.doctor.partitions import examine_partitions
 from toril.doctor.presence import check_elsewhere, check_named, find_queues
 from toril.doctor.queue_facts import longest_options, read_queues
 from toril.doctor.queues import check_queues
@@ -53,6 +55,8 @@ async def examine(
             findings += await check_elsewhere(reader, prefix)
         facts, unread = await read_queues(own, reader, prefix, names)
         findings += [*unread, *check_queues(facts)]
+        findings += await examine_partitions(own, prefix, names)
+        findings += await examine_heat(own, reader, prefix, names)
         in_use = {queue.name: longest_options(queue) for queue in facts}
         findings += check_configuration(parts, in_use)
         findings += await check_relays(parts.relays)

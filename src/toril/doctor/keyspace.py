@@ -72,6 +72,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"toril:group-deadlines", "zset", "expiring"),
     (r"toril:dashboard-log", "stream", "expiring"),
     (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
+    (r"toril:partitions", "string", "own"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
     (r"(?P<id>.+):logs", "list", "job part"),

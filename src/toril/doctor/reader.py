@@ -46,6 +46,7 @@ class ConnectionReader:
     @classmethod
     async def open(cls, connection: Connection) -> ConnectionReader:
         """A reader that knows which nodes of a cluster there are, and which of them answer."""
+        await connection.meet()
         if not connection.is_cluster:
             return cls(connection)
         nodes = await _find_nodes(connection)

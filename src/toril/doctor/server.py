@@ -17,6 +17,7 @@ OLDEST_REDIS = (7, 0)
 OLDEST_VALKEY = (7, 2)
 _LATE_MS = 1000
 _FAR_OFF_MS = 30_000
+_LAG_S = 10
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +36,27 @@ async def examine_servers(reader: ConnectionReader) -> list[Finding]:
     facts = await asyncio.gather(*(read_facts(reader, node) for node in reader.nodes))
     findings: list[Finding] = []
     for node, of_node in zip(reader.nodes, facts, strict=True):
-        for one in check_server(of_node):
+        for one in (*check_server(of_node), *_replicas(of_node, reader)):
             subject = f"{one.subject} {node.address}".rstrip()
             findings.append(msgspec.structs.replace(one, subject=subject))
     return [*findings, *_silent(reader.silent), *_uncovered(reader.slots_without_node)]
+
+
+def _replicas(facts: ServerFacts, reader: ConnectionReader) -> Iterator[Finding]:
+    """A node of a cluster without a replica takes its slots with it when it dies."""
+    if facts.info is None or not (reader.silent or len(reader.nodes) > 1):
+        return
+    told = [facts.info[f"slave{n}"] for n in range(int(facts.info.get("connected_slaves", 0)))]
+    replicas = [dict(pair.split("=", 1) for pair in one.split(",") if "=" in pair) for one in told]
+    if not replicas:
+        yield ailments.NO_REPLICA.of("server")
+    elif all(_is_behind(one) for one in replicas):
+        states = ", ".join(one.get("state", "?") for one in replicas)
+        yield ailments.REPLICAS_BEHIND.of("server", states=states)
+
+
+def _is_behind(replica: dict[str, str]) -> bool:
+    return replica.get("state") != "online" or int(replica.get("lag", 0)) > _LAG_S
 
 
 def _silent(nodes: Sequence[ClusterNode]) -> Iterator[Finding]:

@@ -41,6 +41,7 @@ from toril.options.lane import (
 from toril.options.parent import CHILD_POLICIES, Parent
 from toril.options.rate_limit import RateLimit
 from toril.options.replay import REPLAY_OPTION_NAMES, ReplacedOptions
+from toril.options.replicas import Replicas
 from toril.options.schedule import Repeat, Schedule, schedule_of
 from toril.options.worker import BackoffStrategy, WorkerOptions
 
@@ -72,6 +73,7 @@ __all__ = [
     "RateLimit",
     "Repeat",
     "ReplacedOptions",
+    "Replicas",
     "Schedule",
     "WorkerOptions",
     "check_lane",

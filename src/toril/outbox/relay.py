@@ -37,7 +37,7 @@ from toril.errors import (
     ServerUnusableError,
 )
 from toril.logs import get_logger
-from toril.options import Backoff, Duration, milliseconds, whole
+from toril.options import Backoff, Duration, Replicas, milliseconds, whole
 from toril.outbox import storing
 from toril.outbox.database import open_database
 from toril.outbox.listening import listen
@@ -134,6 +134,8 @@ class Relay:
     be down after it died half-way.  ``keep`` is how long rows that are done stay.
     A parked row stops its lane until it is unparked or discarded; with ``on_parked="skip"`` the
     lane goes on without it.
+    With ``replicas`` a row is done when that many replicas have its job; until then it is relayed
+    again, which adds nothing twice.
     ``toril.run(relay)`` runs it until SIGTERM, alone or beside workers.
     """
 
@@ -155,6 +157,8 @@ class Relay:
         remember: Duration = timedelta(days=7),
         keep: Duration = timedelta(hours=24),
         listens: bool = True,
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
     ) -> None:
         self.outbox = outbox
         self.table = outbox.table
@@ -171,6 +175,7 @@ class Relay:
         self._confirm_ms = milliseconds(confirm_interval, "confirm_interval", least=1)
         self._remember_ms = milliseconds(remember, "remember", least=1)
         self._keep_ms = milliseconds(keep, "keep")
+        self._replicas = Replicas.of(replicas, replicas_timeout)
         if confirm and self._remember_ms < 10 * self._confirm_ms:
             raise InvalidOptionError(
                 f"remember={self._remember_ms} ms is too short for confirm_interval="
@@ -394,7 +399,7 @@ class Relay:
         return [results[row.seq] for row in rows]
 
     def _open_start(self, row: OutboxRow) -> Start:
-        start = open_start(row, self.prefix, once_ms=self._remember_ms)
+        start = open_start(row, self.prefix, once_ms=self._remember_ms, replicas=self._replicas)
         self._connection.check_slots(*start.queues)
         return start
 
@@ -407,6 +412,7 @@ class Relay:
                 parcel.jobs,
                 keeps_order=True,
                 behind=parcel.behind,
+                replicas=self._replicas,
             )
             for parcel in parcels
         ]

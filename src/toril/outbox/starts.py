@@ -25,6 +25,7 @@ from toril.options import (
     Keep,
     NewJob,
     Parent,
+    Replicas,
     epoch_ms,
     milliseconds,
     refuse_unknown,
@@ -45,6 +46,7 @@ from toril.protocol.new_group import (
     new_group,
     queues_of,
 )
+from toril.protocol.replicating import Short, replicated
 
 GROUP = "group"
 FLOW = "flow"
@@ -95,17 +97,30 @@ def kind_of(row: OutboxRow) -> str | None:
     return options.get("start") if isinstance(options, dict) else None
 
 
-def open_start(row: OutboxRow, prefix: str, *, once_ms: int) -> Start:
-    """The start of a row; raises what one that was written by hand has wrong."""
+def open_start(
+    row: OutboxRow, prefix: str, *, once_ms: int, replicas: Replicas | None = None
+) -> Start:
+    """The start of a row; raises what one that was written by hand has wrong.
+
+    It is over when ``replicas`` have it, also if it was there already.
+    """
     match kind_of(row):
         case "group":
-            return _start_group(_read_group(row), row.id, prefix)
+            return _until_replicated(_start_group(_read_group(row), row.id, prefix), row, replicas)
         case "flow":
-            return _start_flow(_read_flow(row), row.id, prefix, once_ms)
+            start = _start_flow(_read_flow(row), row.id, prefix, once_ms)
+            return _until_replicated(start, row, replicas)
     raise InvalidOptionError(
         f"outbox row {row.seq} starts {kind_of(row)!r}, which this version does not know;"
         f" run a newer relay, and unpark it"
     )
+
+
+def _until_replicated(start: Start, row: OutboxRow, replicas: Replicas | None) -> Start:
+    def tell(was_there: bool, short: Short) -> bool:
+        raise short([row.id])
+
+    return Start(start.queues, replicated(start.command, replicas, tell))
 
 
 # ---------------------------------------------------------------------------- groups

@@ -11,16 +11,18 @@ import msgspec
 from toril.errors import (
     InvalidOptionError,
     LaneFullError,
+    NotReplicatedError,
     ParentConflictError,
     ParentNotFoundError,
     RefusedError,
 )
-from toril.options import Deduplication, NewJob, Parent
+from toril.options import Deduplication, NewJob, Parent, Replicas
 from toril.protocol import codec, deduplicating
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_job_id, check_known_id
 from toril.protocol.refusals import Refusal
+from toril.protocol.replicating import Short, replicated
 
 MOST_JOBS_PER_CALL = 200
 MOST_BYTES_PER_CALL = 500_000
@@ -30,6 +32,22 @@ MOST_BYTES_PER_CALL = 500_000
 _EMPTY = b"{}"
 
 T = TypeVar("T")
+
+
+NotAdded = RefusedError | NotReplicatedError
+"""Why a job was not added, or not as safely as was asked for."""
+_NOT_ADDED = (RefusedError, NotReplicatedError)
+
+
+def raise_worst(answers: Iterable[Any]) -> None:
+    """Raise the first refusal of a bulk, or else the jobs of it that too few replicas have."""
+    troubles = [answer for answer in answers if isinstance(answer, _NOT_ADDED)]
+    for trouble in troubles:
+        if isinstance(trouble, RefusedError):
+            raise trouble
+    short = [trouble for trouble in troubles if isinstance(trouble, NotReplicatedError)]
+    if short:
+        raise short[0].of_all(short)
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -129,9 +147,11 @@ def add(
     *,
     keeps_order: bool = False,
     behind: Sequence[Prepared] = (),
-) -> Command[list[Added | RefusedError]]:
+    replicas: Replicas | None = None,
+) -> Command[list[Added | NotAdded]]:
     """Add up to ``MOST_JOBS_PER_CALL`` jobs; each gets its own answer or its own error.
 
+    A job that is there and that too few ``replicas`` have gets an error as well.
     With ``keeps_order`` nothing is added to a lane after a job that had no room in it.  ``behind``
     are jobs of calls that were sent before this one, each with ``once``: if they were not added,
     nothing is added to their lanes.
@@ -141,7 +161,7 @@ def add(
         payloads.append(job.data)
         payloads.append(job.opts)
 
-    def parse(reply: list[Any]) -> list[Added | RefusedError]:
+    def parse(reply: list[Any]) -> list[Added | NotAdded]:
         now_ms = reply[0]
         return [_answer(job, code, now_ms) for job, code in zip(jobs, reply[1:], strict=True)]
 
@@ -153,7 +173,7 @@ def add(
             {"lane": job.entry["lane"], "id": job.id, "key": job.entry["once"]["key"]}
             for job in behind
         ]
-    return script(
+    command = script(
         "add",
         keys,
         args,
@@ -161,17 +181,25 @@ def add(
         payloads=payloads,
         resend=Resend.NUMBERED,
     )
+    return replicated(command, replicas, _tell_each)
+
+
+def _tell_each(answers: list[Added | NotAdded], short: Short) -> list[Added | NotAdded]:
+    return [short([one.id]) if isinstance(one, Added) else one for one in answers]
 
 
 def add_each(
-    keys: Keys, jobs: Sequence[Prepared], each: Callable[[Prepared, Added], T]
-) -> Command[list[T | RefusedError]]:
+    keys: Keys,
+    jobs: Sequence[Prepared],
+    each: Callable[[Prepared, Added], T],
+    replicas: Replicas | None = None,
+) -> Command[list[T | NotAdded]]:
     """Add jobs like ``add``; ``each`` makes of a job and its answer what is given back."""
-    command = add(keys, jobs)
+    command = add(keys, jobs, replicas=replicas)
 
-    def parse(reply: list[int]) -> list[T | RefusedError]:
+    def parse(reply: Any) -> list[T | NotAdded]:
         return [
-            answer if isinstance(answer, RefusedError) else each(job, answer)
+            answer if isinstance(answer, _NOT_ADDED) else each(job, answer)
             for job, answer in zip(jobs, command.parse(reply), strict=True)
         ]
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from toril.options import Replicas
 from toril.protocol import scripts
 from toril.protocol.keys import Keys
 from toril.protocol.packing import PackedKeys, Word, pack_call, pack_words, raw
@@ -53,7 +54,8 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     Either a script with its ``args`` (one MessagePack map) and ``payloads`` (raw, after it), or the
     plain ``words`` of a server command.  ``near`` is a key on whose node a cluster answers a
     command that names no key itself.  ``packed_keys`` are ``keys`` as bytes, where they are the
-    same at every call.
+    same at every call.  With ``replicas`` the answer is a pair: the reply, and how many replicas
+    have what was written (``replicating.py``).
     """
 
     parse: Callable[[Any], T]
@@ -66,6 +68,7 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
     block_ms: int = 0
     near: str | None = None
     packed_keys: PackedKeys | None = None
+    replicas: Replicas | None = None
 
     @property
     def writes(self) -> bool:

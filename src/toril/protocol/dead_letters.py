@@ -232,6 +232,18 @@ class DeadLetterGroup(msgspec.Struct, frozen=True, kw_only=True):
     example: Job | None = None
     """The newest of them."""
 
+    def with_more(self, other: DeadLetterGroup) -> DeadLetterGroup:
+        """These and those that another queue has of the same fingerprint."""
+        newest = max(self, other, key=lambda group: group.last_seen)
+        return DeadLetterGroup(
+            fingerprint=self.fingerprint,
+            count=self.count + other.count,
+            first_seen=min(self.first_seen, other.first_seen),
+            last_seen=newest.last_seen,
+            example_id=newest.example_id,
+            example=newest.example,
+        )
+
 
 def count(keys: Keys, place: str) -> Command[int]:
     """How many letters wait in one of ``PLACES``."""

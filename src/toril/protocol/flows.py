@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 
 from toril.errors import InvalidOptionError
-from toril.options import FlowJob
+from toril.options import FlowJob, Replicas
 from toril.protocol import adding, codec
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
+from toril.protocol.replicating import Short, replicated
 
 MOST_JOBS = 5000
 """A flow is one call of a script, and nobody else is served meanwhile."""
@@ -141,7 +142,9 @@ def queues_of(roots: Sequence[FlowJob], nodes: Sequence[PreparedNode]) -> list[K
     return list(queues.values())
 
 
-def add(nodes: Sequence[PreparedNode]) -> Command[list[Added | None]]:
+def add(
+    nodes: Sequence[PreparedNode], replicas: Replicas | None = None
+) -> Command[list[Added | None]]:
     """Add the prepared trees, all or nothing.
 
     None stands for a job that was left out, because the one above it exists already.
@@ -163,7 +166,7 @@ def add(nodes: Sequence[PreparedNode]) -> Command[list[Added | None]]:
         now_ms = reply[0]
         return [_answer(node, code, now_ms) for node, code in zip(nodes, reply[1:], strict=True)]
 
-    return script(
+    command = script(
         "addFlow",
         nodes[0].keys,
         {"queues": list(bases), "nodes": entries},
@@ -171,6 +174,11 @@ def add(nodes: Sequence[PreparedNode]) -> Command[list[Added | None]]:
         payloads=payloads,
         resend=Resend.NUMBERED,
     )
+    return replicated(command, replicas, _tell)
+
+
+def _tell(answers: list[Added | None], short: Short) -> list[Added | None]:
+    raise short([added.id for added in answers if added is not None])
 
 
 def _answer(node: PreparedNode, code: int | bytes, now_ms: int) -> Added | None:

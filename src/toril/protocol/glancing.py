@@ -5,6 +5,7 @@ Each look is one command whose cost does not depend on how many jobs there are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -48,6 +49,27 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
         """All jobs that are not finished."""
         unfinished = self.waiting + self.active + self.prioritized
         return unfinished + self.delayed + self.waiting_children
+
+
+def together(parts: Sequence[Glance]) -> Glance:
+    """Several queues as one: the partitions of a queue."""
+    if len(parts) == 1:
+        return parts[0]
+    counted = (
+        *("waiting", "active", "prioritized", "delayed", "waiting_children", "completed"),
+        *("failed", "lanes", "groups", "events_added"),
+    )
+    events = sorted((event for part in parts for event in part.events), key=_moment)
+    return Glance(
+        **{name: sum(getattr(part, name) for part in parts) for name in counted},
+        is_paused=all(part.is_paused for part in parts),
+        events=events,
+    )
+
+
+def _moment(event: Event) -> tuple[int, int]:
+    at_ms, _, number = event.id.partition("-")
+    return int(at_ms), int(number or 0)
 
 
 class ActiveJob(msgspec.Struct, frozen=True):

@@ -56,7 +56,7 @@ RESERVED_IDS = QUEUE_KEYS | {
     "toril",
 }
 
-GENERATED_ID = re.compile(r"j[0-9a-hjkmnp-tv-z]{21}")
+GENERATED_ID = re.compile(r"j[0-9a-hjkmnp-tv-z]{21}(-[0-9]{1,4})?")
 """The ids that clients choose (``client/ids.py``), and nobody else."""
 
 # Never in a name: control characters, and halves of surrogate pairs, which are no text.

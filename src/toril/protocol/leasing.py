@@ -110,6 +110,27 @@ def wait_for_marker(keys: Keys, *, block_ms: int) -> Command[float | None]:
     )
 
 
+Marker = tuple[bytes, bytes]
+"""What a worker pops to be woken: its name, and its score, the time of what is due."""
+
+
+def pop_marker(keys: Keys, *, block_ms: int) -> Command[Marker | None]:
+    """Wait for something to take, and say how to put back what was popped."""
+    return plain(
+        "BZPOPMIN",
+        keys.marker,
+        max(block_ms, 1) / 1000,
+        parse=lambda reply: None if reply is None else (reply[1], reply[2]),
+        block_ms=block_ms,
+    )
+
+
+def put_marker(keys: Keys, marker: Marker) -> Command[int]:
+    """Wake another worker in one's place, unless somebody has put an earlier one there."""
+    name, score = marker
+    return plain("ZADD", keys.marker, "LT", score, name, parse=int)
+
+
 def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[tuple[str, ...] | None]:
     """Wait for a job that this worker is to stop: its id, its lock's token, the reason.
 

@@ -65,7 +65,11 @@ _TOO_OLD = "it is too old for Toril's scripts; use Redis 7.0 or Valkey 7.2, or n
 _NO_DATABASE = "it does not have the database that the address names; check the number in the URL"
 _NO_COMMAND = "it lacks a command that Toril needs; use Redis 7.0 or Valkey 7.2, or newer"
 _PROTECTED = "it runs in protected mode and serves its own host only; set a password on it"
-_IS_CLUSTER = "it is a node of a cluster; write redis+cluster://, and a hash tag into the prefix"
+_IS_CLUSTER = (
+    "it is a node of a cluster, and this touches keys in different slots; put a hash tag into the"
+    " prefix, such as prefix='{bull}', or into the name of the queue, such as '{mail}'"
+)
+_IS_NODE = "it is a node of a cluster; write redis+cluster://host:port"
 _NO_CLUSTER = "it is not a cluster; write redis:// instead of redis+cluster://"
 _REPLICA = "it is a read-only replica; name the primary, or let redis+sentinel:// find it"
 
@@ -124,7 +128,7 @@ def why_not_primary(error: BaseException) -> str:
     if "ReadOnlyError" in names or message.startswith("READONLY"):
         return _REPLICA
     if "MovedError" in names or message.startswith("MOVED"):
-        return _IS_CLUSTER
+        return _IS_NODE
     return ""
 
 

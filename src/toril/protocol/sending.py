@@ -23,9 +23,10 @@ from toril.errors import (
     ServerUnusableError,
     TorilError,
 )
+from toril.protocol import replicating
 from toril.protocol.command import Command, Resend, Way, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
-from toril.protocol.packing import Word
+from toril.protocol.packing import Word, pack_words
 from toril.protocol.replies import Trouble, classify, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -86,7 +87,14 @@ class Sending:
         """The next try as bytes, which leave now."""
         if self._flights is not None:
             self._take_number(self._flights, now_s)
-        return self.command.packed(resent=self._resent, way=self._way, number=self._number)
+        packed = self.command.packed(resent=self._resent, way=self._way, number=self._number)
+        replicas = self.command.replicas
+        return packed if replicas is None else packed + pack_words(replicating.words(replicas))
+
+    @property
+    def replies(self) -> int:
+        """How many replies a try has: one, and another behind it that tells of replicas."""
+        return 1 if self.command.replicas is None else 2
 
     def _take_number(self, flights: Flights, now_s: float) -> None:
         if self._flight is None:

@@ -17,6 +17,11 @@ SLOTS: Command[Any] = plain("CLUSTER", "SLOTS", parse=lambda reply: reply)
 """Ask a node who serves what."""
 
 
+def cluster_mode() -> Command[bool]:
+    """Is the server a node of a cluster?"""
+    return plain("INFO", "cluster", parse=lambda reply: b"cluster_enabled:1" in reply, near="any")
+
+
 def slot_of(command: Command[Any]) -> int:
     """The slot that ``command`` belongs to."""
     words = command.words

@@ -22,6 +22,7 @@ from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.protocol.new_group import Compensation, GroupJob, GroupSignal, NewGroup, NewMember
 from toril.protocol.refusals import Refusal
+from toril.protocol.replicating import Short
 
 
 def create(
@@ -355,3 +356,8 @@ def _differences(wanted: str, found: str) -> list[str]:
     differing += [f"{part} (new)" for part in ours if part not in there]
     differing += [f"{part} (missing)" for part in there if part not in ours]
     return differing
+
+
+def tell_of_members(group: GroupNode, short: Short) -> GroupNode:
+    """Raise that too few replicas have the group."""
+    raise short([job.id for job in group.jobs])

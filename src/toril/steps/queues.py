@@ -57,6 +57,7 @@ class QueueCache:
             connection=target,
             prefix=given.get("prefix", DEFAULT_PREFIX),
             default_job_options=given.get("default_job_options"),
+            replicas=given.get("replicas", 0),
         )
 
     def _refuse_another(self, name: str, given: dict[str, Any]) -> None:
@@ -80,13 +81,18 @@ def get_queue(
     connection: Target = None,
     prefix: str | None = None,
     default_job_options: JobOptions | None = None,
+    replicas: int | None = None,
 ) -> Queue:
     """The queue of this name, made at the first call and shared by all later ones.
 
     A later call may leave the configuration out; one that contradicts the first is refused.
     """
     return _cache.get(
-        name, connection=connection, prefix=prefix, default_job_options=default_job_options
+        name,
+        connection=connection,
+        prefix=prefix,
+        default_job_options=default_job_options,
+        replicas=replicas,
     )
 
 

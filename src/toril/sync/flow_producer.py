@@ -9,7 +9,7 @@ from typing import Self
 
 from toril.checking import checked
 from toril.client.ids import new_job_id
-from toril.options import FlowJob
+from toril.options import Duration, FlowJob, Replicas
 from toril.protocol import adding, families, flows, reading
 from toril.protocol.flows import FlowNode, PreparedNode
 from toril.protocol.job import Job
@@ -22,12 +22,21 @@ from toril.sync.groups import GroupProducer
 class FlowProducer(GroupProducer):
     """Adds trees and groups of jobs, each in one atomic step.
 
-    ``prefix`` is that of all jobs which do not name another one.
+    ``prefix`` is that of all jobs which do not name another one.  ``replicas`` as for ``Queue``: a
+    tree or a group is returned when that many replicas have it.
     """
 
-    def __init__(self, *, connection: Target = None, prefix: str = "bull") -> None:
+    def __init__(
+        self,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
+    ) -> None:
         check_prefix(prefix)
         self.prefix = prefix
+        self._replicas = Replicas.of(replicas, replicas_timeout)
         self._owns_connection = not isinstance(connection, Connection)
         self._connection = (
             connection if isinstance(connection, Connection) else Connection(connection)
@@ -67,7 +76,7 @@ class FlowProducer(GroupProducer):
             return []
         nodes = flows.prepare(roots, self.prefix, new_job_id)
         self._connection.check_slots(*flows.queues_of(roots, nodes))
-        answers = self._connection.run(flows.add(nodes))
+        answers = self._connection.run(flows.add(nodes, self._replicas))
         jobs = [
             None if added is None else _as_added(node, added)
             for node, added in zip(nodes, answers, strict=True)

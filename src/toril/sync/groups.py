@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
 from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
-from toril.options import Duration, Keep, check_text, milliseconds, whole
+from toril.options import Duration, Keep, Replicas, check_text, milliseconds, whole
 from toril.protocol import codec, groups, starting
 from toril.protocol.command import Command
 from toril.protocol.events import Event
@@ -29,6 +29,7 @@ from toril.protocol.new_group import (
     new_group,
     queues_of,
 )
+from toril.protocol.replicating import replicated
 from toril.sync.connection import Connection
 from toril.sync.waiting import LOOK_AGAIN_S, SHORTEST_LOOK_S, QueueWaiting
 
@@ -106,6 +107,8 @@ class GroupReading:
 class GroupProducer(GroupReading):
     """The part of a ``FlowProducer`` that creates groups."""
 
+    _replicas: Replicas | None
+
     def _near(self) -> Keys:
         return Keys(self.prefix, "groups")
 
@@ -171,7 +174,9 @@ class GroupProducer(GroupReading):
             ids = starting.ids_of(group, seed)
             command = starting.create(self.prefix, group, made_up, ids, seed=seed)
         try:
-            return self._connection.run(command)
+            return self._connection.run(
+                replicated(command, self._replicas, starting.tell_of_members)
+            )
         except AmbiguousResultError as error:
             error.id = made_up
             raise

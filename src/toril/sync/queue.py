@@ -5,11 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 from toril.checking import by_hand, checked, shown
 from toril.errors import InvalidOptionError
-from toril.options import OPTION_NAMES, JobOptions, NewJob, Repeat, new_job, refuse_unknown
+from toril.options import (
+    OPTION_NAMES,
+    Duration,
+    JobOptions,
+    NewJob,
+    Repeat,
+    Replicas,
+    new_job,
+    refuse_unknown,
+)
 from toril.protocol import adding, reading
 from toril.protocol.adding import Added, Prepared
 from toril.protocol.job import Job
@@ -52,7 +61,17 @@ class Queue(
 
     ``connection`` is a URL or a redis-py client; None means ``TORIL_URL``, or else localhost.
     ``default_job_options`` are used for jobs that are added without them.
+    With ``replicas`` an add returns when that many replicas have the job, and raises
+    ``NotReplicatedError`` when they have not confirmed it within ``replicas_timeout``.
+    With ``partitions`` it is made of that many plain queues, on any nodes of a cluster.
     """
+
+    def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:
+        if partitions == 1 or cls is not Queue:
+            return super().__new__(cls)
+        from toril.sync.partitions import PartitionedQueue
+
+        return cast(Self, object.__new__(PartitionedQueue))
 
     def __init__(
         self,
@@ -61,7 +80,14 @@ class Queue(
         connection: Target = None,
         prefix: str = "bull",
         default_job_options: JobOptions | None = None,
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
+        partitions: int = 1,
     ) -> None:
+        if partitions != 1:
+            raise InvalidOptionError(
+                f"a subclass of Queue cannot have partitions={partitions!r}; make a Queue of it"
+            )
         self.keys = Keys(prefix, name)
         self.name = name
         self._defaults: Mapping[str, Any] = default_job_options or {}
@@ -72,13 +98,18 @@ class Queue(
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._connection.check_slots(self.keys)
-        self.adder = Adder(self._connection, self.keys)
+        self.adder = Adder(self._connection, self.keys, Replicas.of(replicas, replicas_timeout))
         self._listenings = PerPlace(
             lambda: Listening(self._connection, self.keys), Listening.abandon
         )
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r} on {self._connection!r}>"
+
+    @property
+    def partitions(self) -> list[Queue]:
+        """The plain queues that this one is made of: itself, unless it has partitions."""
+        return [self]
 
     @property
     def default_job_options(self) -> Mapping[str, Any]:
@@ -144,15 +175,18 @@ class Queue(
         if repeat is not None:
             template = new_job(name, data, options, self._defaults)
             return self._add_repeating(repeat, template)
-        job = self.adder.prepare(new_job(name, data, options, self._defaults))
-        added = self._as_added(job, self.adder.send(job))
-        return added if not added.duplicated else (self._as_they_are([added]))[0]
+        job = new_job(name, data, options, self._defaults)
+        return self._add(self.adder.prepare(job))
 
     @by_hand
     def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
         """Add many jobs in a few round trips, in their order."""
-        prepared = [self.adder.prepare(self._with_defaults(job)) for job in _new_jobs(jobs)]
+        prepared = [self.adder.prepare(self._with_defaults(job)) for job in new_jobs(jobs)]
         return self._as_they_are(self.adder.send_all(prepared, self._as_added))
+
+    def _add(self, job: Prepared) -> Job:
+        added = self._as_added(job, self.adder.send(job))
+        return added if not added.duplicated else (self._as_they_are([added]))[0]
 
     def _with_defaults(self, job: NewJob) -> NewJob:
         if not self._defaults:
@@ -174,7 +208,8 @@ class Queue(
         return Job(self.keys.prefix, self.name, added.id, fields, duplicated=added.is_duplicate)
 
 
-def _new_jobs(jobs: Any) -> Iterator[NewJob]:
+def new_jobs(jobs: Any) -> Iterator[NewJob]:
+    """The jobs that ``add_bulk`` was given; anything else is refused."""
     if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | Mapping):
         raise InvalidOptionError(
             f"add_bulk() got jobs={shown(jobs)}; it takes a list of NewJob(name, data, …)"

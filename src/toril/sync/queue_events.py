@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from toril.checking import checked
 from toril.errors import InvalidOptionError
@@ -32,7 +32,15 @@ class QueueEvents:
     Iterate over it, or let it call you with ``on``: each of the two receives every event once, from
     the moment ``with`` begins (or from the first use without it), or after ``last_event_id``;
     ``"0"`` is the beginning of what the server remembers.  A lost connection loses no place.
+    ``partitions`` is that of the ``Queue``: the events of all of them are heard.
     """
+
+    def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:
+        if partitions == 1 or cls is not QueueEvents:
+            return super().__new__(cls)
+        from toril.sync.partitioned_events import PartitionedEvents
+
+        return cast(Self, object.__new__(PartitionedEvents))
 
     def __init__(
         self,
@@ -41,7 +49,12 @@ class QueueEvents:
         connection: Target = None,
         prefix: str = "bull",
         last_event_id: str | None = None,
+        partitions: int = 1,
     ) -> None:
+        if partitions != 1:
+            raise InvalidOptionError(
+                f"a subclass of QueueEvents cannot have partitions={partitions!r}"
+            )
         if last_event_id is not None and not events.is_event_id(last_event_id):
             raise InvalidOptionError(
                 f"last_event_id={last_event_id!r} is not an event id; give one"

@@ -77,6 +77,8 @@ class ServerTransport:
             else:
                 line.send(packed, timeout_s)
             reply = line.read()
+            if sending.replies > 1:
+                reply = _with_replicas(line, reply)
             line.end()
         except BaseException:
             self._drop(line)
@@ -133,6 +135,8 @@ class ServerTransport:
                 sent += len(part)
                 line.send(packed, timeout_s)
             reply = line.read()
+            if sendings[len(answers)].replies > 1:
+                reply = _with_replicas(line, reply)
             if isinstance(reply, ResponseError):
                 answers.append(reply)
             elif isinstance(reply, Exception):
@@ -236,6 +240,12 @@ class ServerTransport:
         with self._lock:
             self._in_use.discard(line)
         line.close()
+
+
+def _with_replicas(line: Line, reply: Any) -> Any:
+    """The reply, and how many replicas have what was written: that comes right behind it."""
+    reached = line.read()
+    return reply if isinstance(reply, Exception) else (reply, reached)
 
 
 def _listen(who: weakref.ref[ServerTransport], news: News) -> None:

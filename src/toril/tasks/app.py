@@ -24,7 +24,7 @@ from toril.client.connection import Connection, Target
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError, ServerError
 from toril.logs import get_logger
-from toril.options import OPTION_NAMES, Duration, JobOptions, Schedule, refuse_unknown
+from toril.options import OPTION_NAMES, Duration, JobOptions, Replicas, Schedule, refuse_unknown
 from toril.protocol.job import Job, StoredJob
 from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name
 from toril.sync.queue import Queue as BlockingQueue
@@ -59,7 +59,7 @@ class App:
     and that no pattern of ``routes`` matches.  ``lifespan(app)`` is an async context manager that
     is entered once per process; what it yields is ``ctx.state``.  ``worker_options`` are those of
     ``Worker``, where ``dead_letter_queue`` may contain ``{queue}``.  Options of jobs are defaults
-    for every task.
+    for every task, and ``replicas`` is what ``Queue`` takes.
 
     An app runs like a worker: ``await app.run()``, ``toril.run(app)``, ``toril worker module:app``.
     """
@@ -74,9 +74,14 @@ class App:
         lifespan: Enter | None = None,
         middleware: Sequence[TaskMiddleware] = (),
         worker_options: Mapping[str, Any] | None = None,
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
         **defaults: Unpack[JobOptions],
     ) -> None:
         refuse_unknown(defaults, OPTION_NAMES, "the app")
+        Replicas.of(replicas, replicas_timeout)
+        if "partitions" in (worker_options or {}):
+            raise InvalidOptionError("an App has plain queues; partitions= is for Queue and Worker")
         for name in (queue, *(routes or {}).values()):
             check_queue_name(name)
         self.connection = connection
@@ -87,6 +92,10 @@ class App:
         self.lifespan = Lifespan(lifespan, self)
         self.worker_options = dict(worker_options or {})
         self._defaults = defaults
+        self._queue_options: dict[str, Any] = {
+            "replicas": replicas,
+            "replicas_timeout": replicas_timeout,
+        }
         self._tasks: dict[str, AnyTask] = {}
         self._queues: dict[str, Queue] = {}
         self._shared: Connection | None = None
@@ -306,7 +315,9 @@ class App:
             target: Any = self.connection  # a client of either kind is understood
             queue = self._blocking.setdefault(
                 call.queue_name,
-                BlockingQueue(call.queue_name, connection=target, prefix=self.prefix),
+                BlockingQueue(
+                    call.queue_name, connection=target, prefix=self.prefix, **self._queue_options
+                ),
             )
         [job] = queue.add_bulk([call])
         self._note(call, job)
@@ -367,7 +378,9 @@ class App:
     def _queue(self, name: str) -> Queue:
         queue = self._queues.get(name)
         if queue is None:
-            queue = Queue(name, connection=self.shared_connection, prefix=self.prefix)
+            queue = Queue(
+                name, connection=self.shared_connection, prefix=self.prefix, **self._queue_options
+            )
             self._queues[name] = queue
         return queue
 

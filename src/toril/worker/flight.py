@@ -17,6 +17,7 @@ from toril.options import Keep
 from toril.protocol import leasing, settling
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
+from toril.protocol.leasing import Marker
 from toril.protocol.settling import UNSENDABLE, Confirmation, Reply, Settled, Take
 from toril.worker.outbox import Confirmations
 
@@ -130,6 +131,14 @@ class Flight:
     async def leave(self) -> None:
         """Be forgotten by the server, and let another worker look if there is work."""
         await self._connection.run(settling.leave(self._keys, [self.name]))
+
+    async def pop_marker(self, block_ms: int) -> Marker | None:
+        """Wait for something to take, and take nothing yet; None when nothing came."""
+        return await self._connection.run(leasing.pop_marker(self._keys, block_ms=block_ms))
+
+    async def put_back(self, marker: Marker) -> None:
+        """Let another worker know: this one has no room for what the marker tells of."""
+        await self._connection.run(leasing.put_marker(self._keys, marker))
 
     async def wait_and_take(self, block_ms: int, trip: Trip) -> Reply:
         """Wait for the marker and take, in one message: the server begins the second command the

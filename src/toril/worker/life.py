@@ -124,9 +124,7 @@ class Life:
             await self._end_services()
             doubting.cancel()
             await asyncio.to_thread(parts.lease.close)
-        await parts.executor.close()
-        await parts.connection.close()
-        await parts.blocking.close()
+        await parts.release()
         parts.emitter.emit("closed")
         await parts.emitter.drain()
 

@@ -291,10 +291,13 @@ class Pump:
         """Until the server knows that jobs arrived, the death of this worker is not held against
         them. Under load the flight's next call says it, and no call is spent on this; a worker that
         was idle and is full now says it at once."""
-        flight = trip.flight
         if not trip.batch and not self._free():
             self._outbox.confirm_soon(trip.name)
             return
+        self._confirm_later(trip)
+
+    def _confirm_later(self, trip: Trip) -> None:
+        flight = trip.flight
         flight.unheard = trip.request
         flight.confirm_at = self._pulse.heard_at + CONFIRM_AFTER_S
         if flight.confirming is None:

@@ -80,9 +80,8 @@ class Parts:
         self.worker_id = new_worker_id()
         self.burial = _burial_of(design)
         self._open_connections()
-        self.executor = _make_executor(design)
-
-        self.emitter = Emitter()
+        self.executor = self._make_executor()
+        self.emitter = self._make_emitter()
         self.fate = Fate()
         self.pulse = Pulse()
         self.outbox = Outbox()
@@ -108,11 +107,20 @@ class Parts:
 
     def _open_connections(self) -> None:
         keys, target = self.keys, self._design.target
-        self.connection = Connection(target, patience_s=1.0)
+        self.connection = self._connect(target)
         self.connection.check_slots(keys, *([self.burial.keys] if self.burial else []))
         # The name under which BullMQ's tools list workers.
         name = connection_name(keys, self._design.options.name)
         self.blocking = Connection(target, client_name=name, patience_s=0.0)
+
+    def _connect(self, target: Target) -> Connection:
+        return Connection(target, patience_s=1.0)
+
+    def _make_executor(self) -> Executor:
+        return make_executor(self._design)
+
+    def _make_emitter(self) -> Emitter:
+        return Emitter()
 
     def _make_crew(self) -> Crew:
         design = self._design
@@ -161,7 +169,7 @@ class Parts:
         ]
         waiting = Flight(self.blocking, self.keys, f"{self.worker_id}-w", on_error=hear)
         self.flights = [*flights, waiting]
-        return Pump(
+        return self._pump_of(
             self.crew,
             self.outbox,
             self.pulse,
@@ -171,6 +179,15 @@ class Parts:
             worker_id=self.worker_id,
             make_take=partial(_take, options, _ms(options.lock_duration)),
         )
+
+    def _pump_of(self, *args: Any, **options: Any) -> Pump:
+        return Pump(*args, **options)
+
+    async def release(self) -> None:
+        """Let go of what was opened: nothing runs any more."""
+        await self.executor.close()
+        await self.connection.close()
+        await self.blocking.close()
 
 
 def _check(design: Design) -> None:
@@ -200,7 +217,7 @@ def _policy_of(design: Design, burial: Burial | None) -> Policy:
     )
 
 
-def _make_executor(design: Design) -> Executor:
+def make_executor(design: Design) -> Executor:
     handler, concurrency = design.handler, design.options.concurrency
     if design.executor == "process":
         return ProcessExecutor(handler, processes=concurrency)

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from toril.checking import checked
 from toril.client.connection import Target
+from toril.errors import InvalidOptionError
 from toril.options import (
     BackoffStrategy,
     Duration,
@@ -33,7 +34,15 @@ class Worker:
 
     ``handler`` is a function of a job or a ``Router``.  ``await worker.run()`` runs until
     ``worker.close()``; ``toril.run(worker)`` does so from a script and handles SIGTERM.
+    ``partitions`` is that of the ``Queue``: all of them are served, with one ``concurrency``.
     """
+
+    def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:
+        if partitions == 1 or cls is not Worker:
+            return super().__new__(cls)
+        from toril.worker.partitions import PartitionedWorker
+
+        return cast(Self, object.__new__(PartitionedWorker))
 
     def __init__(
         self,
@@ -58,7 +67,12 @@ class Worker:
         middleware: Sequence[Middleware] = (),
         dead_letter_queue: BurialTarget = None,
         is_final: IsFinal | None = None,
+        partitions: int = 1,
     ) -> None:
+        if partitions != 1:
+            raise InvalidOptionError(
+                f"a subclass of Worker cannot have partitions={partitions!r}; make a Worker of it"
+            )
         self.options = WorkerOptions(
             concurrency=concurrency,
             lock_duration=lock_duration,
@@ -85,9 +99,12 @@ class Worker:
             dead_letter_queue=dead_letter_queue,
             is_final=is_final,
         )
-        self._parts = Parts(design)
+        self._parts = self._put_together(design)
         self._life = Life(self._parts)
         self.id = self._parts.worker_id
+
+    def _put_together(self, design: Design) -> Parts:
+        return Parts(design)
 
     def __repr__(self) -> str:
         return f"<Worker of queue {self.name!r} on {self._parts.connection!r}>"
@@ -136,6 +153,11 @@ class Worker:
         self._life.resume()
 
     # ------------------------------------------------------------------ looking
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions of its queue it serves; 1 for a plain queue."""
+        return 1
 
     @property
     def dead_letter_queue(self) -> str | None:

@@ -261,7 +261,7 @@ class MonitorApp(App[None]):
         watch, key = self._chosen, event.row_key.value
         if watch is None or key is None:
             return
-        queue = Queue(watch.name, connection=self._connection, prefix=self.watcher.prefix)
+        queue = self._queue(watch.name)
         if self.view is View.GROUPS:
             read = partial(whole_group, self._connection, queue, key)
         elif job_id := self._job_of_row(watch, key):
@@ -327,6 +327,13 @@ class MonitorApp(App[None]):
         self._timer = self.set_interval(interval_s, self._look_in_time)
         self._show()
 
+    def _queue(self, name: str) -> Queue:
+        """The queue of a row, with all of its partitions."""
+        count = len(self.watcher.queues[name].queues)
+        return Queue(
+            name, connection=self._connection, prefix=self.watcher.prefix, partitions=count
+        )
+
     def action_pause(self) -> None:
         watch = self._chosen
         if watch is None or watch.glance is None:
@@ -382,7 +389,7 @@ class MonitorApp(App[None]):
     ) -> None:
         if not await self.push_screen_wait(ConfirmScreen(question, which)):
             return
-        queue = Queue(queue_name, connection=self._connection, prefix=self.watcher.prefix)
+        queue = self._queue(queue_name)
         try:
             self.tell(await change(queue))
         except TorilError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from toril.protocol import dead_letters
 from toril.protocol.command import Command
 from toril.protocol.dead_letters import Filter, Group, Slice, Walk
@@ -14,15 +16,18 @@ class LetterSurvey:
     ``groups`` is what the last whole walk found, or the first one so far.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, queues: Sequence[Keys] = ()) -> None:
         self.keys = keys
+        self._queues = queues or [keys]
+        """More than one for a queue that has partitions: they are walked through in turn."""
+        self._at = 0
         self.groups: dict[str, Group] = {}
         self.is_complete = False
         self._walk = Walk()
         self._found: dict[str, Group] = {}
 
     def next_command(self) -> Command[Slice]:
-        return dead_letters.survey_slice(self.keys, self._walk, Filter())
+        return dead_letters.survey_slice(self._queues[self._at], self._walk, Filter())
 
     def note(self, result: Slice) -> None:
         """Take in the answer to the last command."""
@@ -30,7 +35,11 @@ class LetterSurvey:
             self._found[fingerprint] = group.merged(self._found.get(fingerprint))
         if not self.is_complete:
             self.groups = dict(self._found)
+        if result.is_last and self._at + 1 < len(self._queues):
+            self._at, self._walk = self._at + 1, Walk()
+            return
         if result.is_last:
+            self._at = 0
             self.groups, self.is_complete = self._found, True
             self._walk, self._found = Walk(), {}
             return

@@ -17,12 +17,13 @@ from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import Pace
 from toril.client.connection import Connection
 from toril.client.finder import PATIENCE_S, Finder
-from toril.protocol import glancing, groups
+from toril.protocol import glancing, groups, partitioning
 from toril.protocol.command import Command
 from toril.protocol.events import Event
 from toril.protocol.glancing import ActiveJob, FailedJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 from toril.protocol.keys import Keys
+from toril.protocol.partitioning import Row
 
 MOST_QUEUES = 50
 MOST_ROWS = 100
@@ -41,31 +42,39 @@ class View(StrEnum):
 
 
 class QueueWatch:
-    """One queue: its last look, its pace, and its last events."""
+    """One queue: its last look, its pace, and its last events.
 
-    def __init__(self, keys: Keys) -> None:
+    A queue with partitions is made of several ``queues``, and is shown as one.
+    """
+
+    def __init__(self, keys: Keys, queues: Sequence[Keys] = ()) -> None:
         self.keys = keys
+        self.queues = list(queues) or [keys]
         self.glance: Glance | None = None
         self.needing_a_person = 0
         """How many of its groups go no further by themselves."""
         self.pace = Pace()
         self.events: deque[Event] = deque(maxlen=EVENTS_PER_LOOK)
-        self._last_event = glancing.BEGINNING
+        self._last_events = [glancing.BEGINNING] * len(self.queues)
 
     @property
     def name(self) -> str:
         return self.keys.name
 
-    def look(self) -> Command[Glance]:
-        return glancing.look(self.keys, after=self._last_event, most=EVENTS_PER_LOOK)
+    def look(self) -> list[Command[Glance]]:
+        return [
+            glancing.look(keys, after=last, most=EVENTS_PER_LOOK)
+            for keys, last in zip(self.queues, self._last_events, strict=True)
+        ]
 
-    def note(self, glance: Glance, now_s: float) -> None:
-        """Take in the answer to the last look."""
-        self.glance = glance
+    def note(self, glances: list[Glance], now_s: float) -> None:
+        """Take in the answers to the last look."""
+        for number, one in enumerate(glances):
+            if one.events:
+                self._last_events[number] = one.events[-1].id
+        self.glance = glance = glancing.together(glances)
         self.pace.note(glance, now_s)
         self.events.extend(glance.events)
-        if glance.events:
-            self._last_event = glance.events[-1].id
 
 
 class Details(msgspec.Struct):
@@ -96,7 +105,9 @@ class Watcher:
         self.queues: dict[str, QueueWatch] = {}
         self.details = Details()
         self.letters: LetterSurvey | None = None
-        self._adopt(names)
+        self._stems: dict[str, int] = {}
+        """How many partitions the queues have that others may be partitions of; 0 for none."""
+        self._adopt([Row(name, (name,)) for name in names])
 
     @property
     def is_searching(self) -> bool:
@@ -113,75 +124,105 @@ class Watcher:
     ) -> None:
         """Look at everything once."""
         if self._finder is not None:
-            self._adopt(await self._finder.names(patience_s=0.0 if self.queues else PATIENCE_S))
+            await self._find(
+                await self._finder.names(patience_s=0.0 if self.queues else PATIENCE_S)
+            )
         watches = list(self.queues.values())
         watch = self.queues.get(chosen or "")
-        commands: list[Command[Any]] = [each.look() for each in watches]
+        commands: list[Command[Any]] = [look for each in watches for look in each.look()]
         owners = [each for each in watches if each.glance is not None and each.glance.groups]
-        commands += [groups.count_needing_a_person(each.keys) for each in owners]
+        commands += [groups.count_needing_a_person(keys) for each in owners for keys in each.queues]
         if watch is not None:
-            commands += self._detail_commands(watch.keys, view, group_id)
+            commands += self._detail_commands(watch, view, group_id)
         answers = await self._connection.run_all(commands) if commands else []
         now_s = self._clock()
         for each in watches:
-            each.note(answers.pop(0), now_s)
+            each.note([answers.pop(0) for _ in each.queues], now_s)
         for each in owners:
-            each.needing_a_person = answers.pop(0)
+            each.needing_a_person = sum(answers.pop(0) for _ in each.queues)
         if watch is not None:
-            self._note_details(view, answers)
+            self._note_details(view, answers, len(watch.queues))
             await self._read_details(watch, view)
 
     async def _read_details(self, watch: QueueWatch, view: View) -> None:
         """What takes more than one round trip; as much of it as the screen shows."""
         if view is View.FAILED:
             is_any = watch.glance is not None and watch.glance.failed
-            plan = glancing.failed(watch.keys, most=MOST_ROWS)
-            self.details.failed = await self._connection.follow(plan) if is_any else []
+            plans = [glancing.failed(keys, most=MOST_ROWS) for keys in watch.queues if is_any]
+            found = [await self._connection.follow(plan) for plan in plans]
+            self.details.failed = [job for jobs in found for job in jobs][:MOST_ROWS]
         if view is View.GROUPS and watch.needing_a_person:
-            plan_of_groups = groups.needing_a_person(watch.keys, most=MOST_ROWS)
-            first = await self._connection.follow(plan_of_groups)
+            first: list[GroupInfo] = []
+            for keys in watch.queues:
+                plan_of_groups = groups.needing_a_person(keys, most=MOST_ROWS)
+                first += await self._connection.follow(plan_of_groups)
             known = {group.id for group in first}
             self.details.groups = first + [
                 group for group in self.details.groups if group.id not in known
             ]
 
-    def _detail_commands(self, keys: Keys, view: View, group_id: str | None) -> list[Command[Any]]:
+    def _detail_commands(
+        self, watch: QueueWatch, view: View, group_id: str | None
+    ) -> list[Command[Any]]:
+        keys, queues = watch.keys, watch.queues
         match view:
             case View.ACTIVE:
-                return [glancing.active(keys, most=MOST_ROWS)]
+                return [glancing.active(one, most=MOST_ROWS) for one in queues]
             case View.LANES:
-                return [glancing.lanes_at_work(keys, most=MOST_ROWS)]
+                return [glancing.lanes_at_work(one, most=MOST_ROWS) for one in queues]
             case View.GROUPS:
-                newest: Command[Any] = glancing.newest_groups(keys, most=MOST_ROWS)
-                return [newest, groups.members(keys, group_id)] if group_id else [newest]
+                newest: list[Command[Any]] = [
+                    glancing.newest_groups(one, most=MOST_ROWS) for one in queues
+                ]
+                members = [groups.members(one, group_id) for one in queues if group_id]
+                return newest + members
             case View.LETTERS:
                 if self.letters is None or self.letters.keys.base != keys.base:
-                    self.letters = LetterSurvey(keys)
+                    self.letters = LetterSurvey(keys, queues)
                 return [self.letters.next_command()]
             case View.EVENTS | View.FAILED:
                 return []
 
-    def _note_details(self, view: View, answers: list[Any]) -> None:
+    def _note_details(self, view: View, answers: list[Any], queues: int) -> None:
         match view:
             case View.ACTIVE:
-                self.details.active = answers[0]
+                self.details.active = _joined(answers)
             case View.LANES:
-                self.details.lanes = answers[0]
+                self.details.lanes = _joined(answers)
             case View.GROUPS:
-                self.details.groups = answers[0]
-                self.details.members = answers[1] if len(answers) > 1 else []
+                self.details.groups = _joined(answers[:queues])
+                self.details.members = _joined(answers[queues:])
             case View.LETTERS if self.letters is not None:
                 self.letters.note(answers[0])
             case _:
                 pass
 
-    def _adopt(self, names: Sequence[str]) -> None:
+    async def _find(self, names: Sequence[str]) -> None:
+        """Look at these queues, at those of them together that are partitions of one."""
+        stems = {found[0] for name in names if (found := partitioning.whole_of(name))}
+        unknown = sorted(stems - self._stems.keys())
+        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in unknown]
+        known = await self._connection.run_all(reads) if reads else []
+        for stem, numbers in zip(unknown, known, strict=True):
+            self._stems[stem] = numbers.now
+        self._adopt(partitioning.fold(names, self._stems))
+
+    def _adopt(self, rows: Sequence[Row]) -> None:
+        names = [row.name for row in rows]
         if not self.is_searching:
             for name in set(self.queues) - set(names):
                 del self.queues[name]
-        for name in names:
-            if name not in self.queues and len(self.queues) < MOST_QUEUES:
-                self.queues[name] = QueueWatch(Keys(self.prefix, name))
+        for row in rows:
+            watch = self.queues.get(row.name)
+            if watch is None and len(self.queues) >= MOST_QUEUES:
+                continue
+            if watch is None or len(watch.queues) != len(row.queues):
+                queues = [Keys(self.prefix, name) for name in row.queues]
+                self.queues[row.name] = QueueWatch(Keys(self.prefix, row.name), queues)
         if self._finder is not None:
             self.queues = dict(sorted(self.queues.items()))
         self.left_out = len(names) - len(self.queues)
+
+
+def _joined(parts: Sequence[list[Any]]) -> list[Any]:
+    return [item for part in parts for item in part]

@@ -1,0 +1,744 @@
+"""A queue that is made of several plain ones, so that more than one core can serve it.
+
+Every partition is a plain queue, of which others know nothing: this module only chooses among them
+and puts their answers together.  What is about one job, lane, scheduler or group goes to the
+partition that has it; what is about the queue goes to all, one after another, and adds up.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+from toril.checking import by_hand
+from toril.client.adder import Adder
+from toril.client.batching import MOST_CALLS_AT_ONCE
+from toril.client.connection import Connection, Target
+from toril.client.queue import Queue, new_jobs
+from toril.errors import InvalidOptionError
+from toril.options import (
+    OPTION_NAMES,
+    Deduplication,
+    Duration,
+    JobOptions,
+    NewJob,
+    RateLimit,
+    Repeat,
+    Replicas,
+    milliseconds,
+    new_job,
+    refuse_unknown,
+    schedule_of,
+)
+from toril.protocol import adding, deduplicating, groups, partitioning, pausing, reading, scheduling
+from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
+from toril.protocol.command import plain
+from toril.protocol.dead_letters import DeadLetterGroup
+from toril.protocol.groups import GroupInfo
+from toril.protocol.job import Job, StoredJob
+from toril.protocol.keys import Keys, check_known_id, hash_tag
+from toril.protocol.measuring import Metrics
+from toril.protocol.reading import UNFINISHED, WorkerInfo
+from toril.protocol.scheduling import JobScheduler
+
+AGREE_AGAIN_S = 10.0
+"""For so long a process believes that the number of partitions is what it was."""
+MOST_IN_A_ROW = 50
+"""How many jobs that may go anywhere follow each other into one partition while it is busy."""
+
+
+class Placed(Prepared, frozen=True, kw_only=True):
+    """A new job whose partition is known."""
+
+    number: int
+    job: NewJob
+
+
+class PartitionedAdder(Adder):
+    """Chooses the partition of each job; what adds to a plain queue does the rest."""
+
+    def __init__(self, whole: PartitionedQueue) -> None:
+        self._whole = whole
+        self.send = self._send
+
+    def prepare(self, job: NewJob, suffix: str = "") -> Placed:
+        whole = self._whole
+        return self.place(job, partitioning.home_of_job(job, whole._count, whole._tag))
+
+    def place(self, job: NewJob, home: int | None) -> Placed:
+        """The job, ready for its partition; for any when it has no home."""
+        number = self._whole._anywhere() if home is None else home
+        ready = self._whole._parts[number].adder.prepare(job, f"-{number}")
+        return Placed(ready.id, ready.entry, ready.data, ready.opts, number=number, job=job)
+
+    async def _send(self, job: Prepared) -> Added:
+        assert isinstance(job, Placed)
+        await self._whole._agree(writes=True)
+        if self._whole._earlier:
+            [home] = await self._whole._homes([job.job])
+            job = job if home in (None, job.number) else self.place(job.job, home)
+        return await self._whole._parts[job.number].adder.send(job)
+
+
+class PartitionedQueue(Queue):
+    """``Queue(name, partitions=n)``.
+
+    Order, priorities and LIFO hold within a partition.  A lane lives in one, and so does whatever
+    shares a deduplication id; jobs without either are spread evenly.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        default_job_options: JobOptions | None = None,
+        replicas: int = 0,
+        replicas_timeout: Duration = 1000,
+        partitions: int = 1,
+    ) -> None:
+        self.keys = Keys(prefix, name)
+        self.name = name
+        partitioning.check(self.keys, partitions)
+        self._count = partitions
+        self._defaults: Mapping[str, Any] = default_job_options or {}
+        refuse_unknown(self._defaults, OPTION_NAMES, f"the default_job_options of queue {name!r}")
+        new_job("defaults", None, {}, self._defaults)
+        self._replicas = Replicas.of(replicas, replicas_timeout)
+        self._owns_connection = not isinstance(connection, Connection)
+        self._connection = (
+            connection if isinstance(connection, Connection) else Connection(connection)
+        )
+        self._parts = [
+            Queue(
+                partitioning.name_of(name, number),
+                connection=self._connection,
+                prefix=prefix,
+                replicas=replicas,
+                replicas_timeout=replicas_timeout,
+            )
+            for number in range(partitions)
+        ]
+        self._tag = hash_tag(name) or name
+        self.adder: PartitionedAdder = PartitionedAdder(self)
+        self._has_agreed = False
+        self._agree_again_at = 0.0
+        self._earlier: tuple[int, ...] = ()
+        self._at = random.randrange(partitions)
+        self._in_a_row = 0
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} in {self._count} partitions on {self._connection!r}>"
+
+    @property
+    def partitions(self) -> list[Queue]:
+        return list(self._parts)
+
+    async def close(self) -> None:
+        for part in self._parts:
+            await part.close()
+        if self._owns_connection:
+            await self._connection.close()
+
+    async def _agree(self, *, writes: bool = False) -> None:
+        """Refuse to go on if another number of partitions is written down; write it if none is.
+
+        Asked again from time to time: a queue that grows takes no jobs of those who do not know.
+        """
+        if self._has_agreed and time.monotonic() < self._agree_again_at:
+            return
+        asked_at = time.monotonic()
+        command = partitioning.agree(self.keys, self._count)
+        if not writes:
+            command = partitioning.read(self.keys)
+        known = await self._connection.run(command)
+        known.refuse(self.keys, self._count, writes=writes)
+        self._earlier = known.earlier
+        self._has_agreed = writes or bool(known.now)
+        self._agree_again_at = asked_at + AGREE_AGAIN_S
+
+    # ------------------------------------------------------------------ adding
+
+    @by_hand
+    async def add(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        repeat: Repeat | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        await self._agree(writes=True)
+        job = new_job(name, data, options, self._defaults)
+        if repeat is not None:
+            return await self._add_repeating(repeat, job)
+        [home] = await self._homes([job])
+        placed = self.adder.place(job, home)
+        return await self._parts[placed.number]._add(placed)
+
+    @by_hand
+    async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
+        given = [self._with_defaults(job) for job in new_jobs(jobs)]
+        await self._agree(writes=True)
+        places = self._spread(await self._homes(given))
+        slices: list[list[int]] = []
+        prepared: dict[int, Prepared] = {}
+        for number, indices in places.items():
+            part = self._parts[number]
+            for index in indices:
+                prepared[index] = part.adder.prepare(given[index], f"-{number}")
+            start = 0
+            while start < len(indices):
+                rest = indices[start : start + MOST_JOBS_PER_CALL]
+                count = count_for_one_call(prepared[index] for index in rest)
+                slices.append(rest[:count])
+                start += count
+        homes = {index: number for number, indices in places.items() for index in indices}
+        commands = []
+        for indices in slices:
+            part = self._parts[homes[indices[0]]]
+            wanted = [prepared[index] for index in indices]
+            each = part._as_added
+            commands.append(adding.add_each(part.keys, wanted, each, self._replicas))
+        answers: dict[int, Any] = {}
+        replies = await self._connection.run_all(commands, at_once=MOST_CALLS_AT_ONCE)
+        for indices, reply in zip(slices, replies, strict=True):
+            answers.update(zip(indices, reply, strict=True))
+        adding.raise_worst(answers.values())
+        added: dict[int, Job] = {}
+        for number, indices in places.items():
+            found = await self._parts[number]._as_they_are([answers[index] for index in indices])
+            added.update(zip(indices, found, strict=True))
+        return [added[index] for index in range(len(given))]
+
+    async def _homes(self, jobs: Sequence[NewJob]) -> list[int | None]:
+        """The partition of each job; None for one that may go anywhere.
+
+        In a queue that has grown, a job with an id or a deduplication id that exists where it
+        belonged before goes there, and is found to be a duplicate.
+        """
+        homes = [partitioning.home_of_job(job, self._count, self._tag) for job in jobs]
+        looks = [
+            (index, number, plain("EXISTS", key, parse=bool))
+            for index, job in enumerate(jobs if self._earlier else ())
+            for number, key in self._earlier_places(job, homes[index])
+        ]
+        found = await self._connection.run_all([look for _, _, look in looks]) if looks else []
+        for (index, number, _), is_there in zip(looks, found, strict=True):
+            if is_there:
+                homes[index] = number
+        return homes
+
+    def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
+        """Where a job that is the same may be since the queue had fewer partitions."""
+        if job.lane is not None or home is None:
+            return
+        for count in self._earlier:
+            number = partitioning.home_of_job(job, count, self._tag)
+            if number is None or number == home:
+                continue
+            keys = self._parts[number].keys
+            if job.deduplication is not None:
+                yield number, f"{keys.base}:de:{Deduplication.of(job.deduplication).id}"
+            else:
+                yield number, keys.job(str(job.job_id))
+
+    def _anywhere(self) -> int:
+        """The next partition, unless a call is away to this one: then those that wait for it go
+        together with the next."""
+        is_away = self._parts[self._at].adder.is_away
+        if not is_away or self._in_a_row >= MOST_IN_A_ROW:
+            self._turn()
+        self._in_a_row += 1
+        return self._at
+
+    def _turn(self) -> None:
+        self._at = (self._at + 1) % self._count
+        self._in_a_row = 0
+
+    def _spread(self, homes: list[int | None]) -> dict[int, list[int]]:
+        """Which of the jobs of a bulk go to which partition; as many as one call takes go on."""
+        places: dict[int, list[int]] = {}
+        free = [index for index, home in enumerate(homes) if home is None]
+        for start in range(0, len(free), MOST_JOBS_PER_CALL):
+            self._turn()
+            places.setdefault(self._at, []).extend(free[start : start + MOST_JOBS_PER_CALL])
+        for index, home in enumerate(homes):
+            if home is not None:
+                places.setdefault(home, []).append(index)
+        return {number: sorted(indices) for number, indices in places.items()}
+
+    # ------------------------------------------------------------------ finding
+
+    async def _part_of(self, job_id: str) -> Queue:
+        """The partition that has a job; the one that its id points to when none has.
+
+        An id of Toril's own names it.  Others may have been added to a partition by hand, or by
+        Node, so they are looked for.  Ids that a partition gave out itself, dead letters have such
+        ones, may exist in several: then nobody can know which is meant.
+        """
+        await self._agree()
+        check_known_id(job_id)
+        number = partitioning.named_in(job_id, self._count)
+        if number is not None:
+            return self._parts[number]
+        home = partitioning.home_of(job_id, self._count)
+        commands = [plain("EXISTS", part.keys.job(job_id), parse=bool) for part in self._parts]
+        found = await self._connection.run_all(commands)
+        numbers = [number for number, is_there in enumerate(found) if is_there]
+        if len(numbers) > 1:
+            raise partitioning.ambiguous(self.name, job_id, numbers)
+        return self._parts[numbers[0] if numbers else home]
+
+    async def _part_of_lane(self, lane: str) -> Queue:
+        await self._agree()
+        return self._parts[partitioning.home_of(lane, self._count)]
+
+    async def _part_of_group(self, group_id: str) -> Queue:
+        """The partition that owns a group; the first one when none does, which then says so."""
+        await self._agree()
+        commands = [groups.read(part.keys, group_id) for part in self._parts]
+        found = await self._connection.run_all(commands)
+        owners = [part for part, info in zip(self._parts, found, strict=True) if info is not None]
+        return owners[0] if owners else self._parts[0]
+
+    async def _part_of_scheduler(self, scheduler_id: str) -> Queue | None:
+        await self._agree()
+        for part in self._parts:
+            if await part.get_job_scheduler(scheduler_id) is not None:
+                return part
+        return None
+
+    # ------------------------------------------------------------------ reading
+
+    async def get_job_counts(self, *states: str) -> dict[str, int]:
+        await self._agree()
+        wanted = reading.check_states(states)
+        return partitioning.add_up(await self._counts(wanted))
+
+    async def _counts(self, states: Iterable[str]) -> list[dict[str, int]]:
+        wanted = tuple(states)
+        commands = [reading.counts(part.keys, wanted) for part in self._parts]
+        return await self._connection.run_all(commands)
+
+    async def get_jobs(
+        self,
+        states: str | Iterable[str] = (),
+        start: int = 0,
+        end: int = -1,
+        *,
+        newest_first: bool = False,
+    ) -> list[Job]:
+        """The jobs in these states, one state after another, dealt from all partitions in turn."""
+        await self._agree()
+        wanted = reading.check_states(states)
+        counts = await self._counts(wanted)
+        totals = partitioning.add_up(counts)
+        left, right = reading.bounds(start, end, sum(totals.values()))
+        jobs: list[Job] = []
+        for state in wanted:
+            if left < totals[state] and right >= 0:
+                of_state = [part[state] for part in counts]
+                pages = partitioning.page(of_state, max(left, 0), min(right, totals[state] - 1))
+                found = [
+                    await part.get_jobs(state, places[0], places[-1], newest_first=newest_first)
+                    if places
+                    else []
+                    for part, places in zip(self._parts, pages, strict=True)
+                ]
+                jobs += partitioning.deal(pages, found)
+            left, right = left - totals[state], right - totals[state]
+        return jobs
+
+    async def get_job_ids(
+        self, *states: str, start: int = 0, end: int = -1, newest_first: bool = False
+    ) -> dict[str, list[str]]:
+        await self._agree()
+        wanted = reading.check_states(states)
+        counts = await self._counts(wanted)
+        ids: dict[str, list[str]] = {}
+        for state in wanted:
+            pages = partitioning.page([part[state] for part in counts], start, end)
+            found = []
+            for part, places in zip(self._parts, pages, strict=True):
+                window: dict[str, Any] = {"newest_first": newest_first}
+                if places:
+                    window.update(start=places[0], end=places[-1])
+                found.append((await part.get_job_ids(state, **window))[state] if places else [])
+            ids[state] = partitioning.deal(pages, found)
+        return ids
+
+    async def get_counts_per_priority(self, priorities: Iterable[int]) -> dict[int, int]:
+        await self._agree()
+        wanted = tuple(priorities)
+        return partitioning.add_up(
+            [await part.get_counts_per_priority(wanted) for part in self._parts]
+        )
+
+    async def get_workers(self) -> list[WorkerInfo]:
+        """The workers that are connected now, each once, however many partitions it serves."""
+        await self._agree()
+        found = [await part.get_workers() for part in self._parts]
+        most: Counter[tuple[str, str]] = Counter()
+        for workers in found:
+            most |= Counter(map(_who, workers))
+        chosen: list[WorkerInfo] = []
+        for worker in (worker for workers in found for worker in workers):
+            if most[_who(worker)] > 0:
+                most[_who(worker)] -= 1
+                chosen.append(worker)
+        return chosen
+
+    async def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
+        await self._agree()
+        parts = [await part.get_metrics(kind) for part in self._parts]
+        return partitioning.add_up_metrics(parts, start, end)
+
+    async def get_groups(
+        self,
+        state: str | Iterable[str] = (),
+        start: int = 0,
+        end: int = -1,
+        *,
+        newest_first: bool = False,
+    ) -> list[GroupInfo]:
+        await self._agree()
+        states = state if isinstance(state, str) else tuple(state)
+        found = [await part.get_groups(states, newest_first=newest_first) for part in self._parts]
+        return _window(found, start, end)
+
+    async def get_lanes(
+        self, start: int = 0, end: int = -1, *, state: str | None = None
+    ) -> list[str]:
+        await self._agree()
+        if state is not None:
+            return _window([await part.get_lanes(state=state) for part in self._parts], start, end)
+        counts = [await part.get_lane_count() for part in self._parts]
+        pages = partitioning.page(counts, start, end)
+        found = [
+            await part.get_lanes(places[0], places[-1]) if places else []
+            for part, places in zip(self._parts, pages, strict=True)
+        ]
+        return partitioning.deal(pages, found)
+
+    async def wait_for(
+        self, job_id: str | StoredJob, timeout: Duration | None = None, *, may_come: bool = False
+    ) -> Any:
+        known = job_id.id if isinstance(job_id, StoredJob) else job_id
+        part = await self._part_of(known)
+        return await part.wait_for(known, timeout, may_come=may_come)
+
+    async def wait_until_empty(self, timeout: Duration | None = None) -> bool:
+        await self._agree()
+        deadline = None
+        if timeout is not None:
+            deadline = time.monotonic() + milliseconds(timeout, "timeout") / 1000
+        while True:
+            for part in self._parts:
+                left_ms = None if deadline is None else int((deadline - time.monotonic()) * 1000)
+                if not await part.wait_until_empty(None if left_ms is None else max(left_ms, 0)):
+                    return False
+            # A job that ended in one may have added another to one that was empty before.
+            if not any(partitioning.add_up(await self._counts(UNFINISHED)).values()):
+                return True
+
+    # ------------------------------------------------------------------ steering
+
+    async def is_paused(self) -> bool:
+        """Are all partitions paused?"""
+        await self._agree()
+        commands = [pausing.is_paused(part.keys) for part in self._parts]
+        paused = await self._connection.run_all(commands)
+        return all(paused)
+
+    async def clean(
+        self,
+        state: str = "completed",
+        grace: Duration = 0,
+        limit: int = 0,
+        *,
+        on_progress: Callable[[int], Any] | None = None,
+    ) -> list[str]:
+        await self._agree()
+        removed: list[str] = []
+        for part in self._parts:
+            left = limit - len(removed) if limit else 0
+            if limit and left <= 0:
+                break
+            tell = _after(len(removed), on_progress)
+            removed += await part.clean(state, grace, left, on_progress=tell)
+        return removed
+
+    async def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
+        await self._agree()
+        removed: list[str] = []
+        for part in self._parts:
+            left = limit - len(removed) if limit else 0
+            if limit and left <= 0:
+                break
+            removed += await part.clean_groups(grace, left)
+        return removed
+
+    async def set_global_concurrency(self, concurrency: int) -> None:
+        """Let at most this many jobs run at once, over all workers and partitions.
+
+        Each partition gets its share, and cannot use what another one leaves.
+        """
+        shares = partitioning.share(concurrency, self._count, "concurrency")
+        await self._agree(writes=True)
+        for part, share in zip(self._parts, shares, strict=True):
+            await part.set_global_concurrency(share)
+
+    async def get_global_concurrency(self) -> int | None:
+        await self._agree()
+        found = [await part.get_global_concurrency() for part in self._parts]
+        limits = [limit for limit in found if limit is not None]
+        return sum(limits) if len(limits) == self._count else None
+
+    async def is_maxed(self) -> bool:
+        await self._agree()
+        maxed = [await part.is_maxed() for part in self._parts]
+        return all(maxed)
+
+    @by_hand
+    async def set_global_rate_limit(
+        self,
+        limit: RateLimit | int | None = None,
+        duration: Duration | None = None,
+        *,
+        max: int | None = None,  # noqa: A002
+    ) -> None:
+        """Let at most ``limit.max`` jobs start in any window, over all workers and partitions.
+
+        Each partition gets its share, and cannot use what another one leaves.
+        """
+        if not isinstance(limit, RateLimit):
+            raise InvalidOptionError(
+                "write set_global_rate_limit(RateLimit(max=10, duration=1000))"
+            )
+        await self._agree(writes=True)
+        shares = partitioning.share_rate(limit, self._count)
+        for part, share in zip(self._parts, shares, strict=True):
+            await part.set_global_rate_limit(share)
+
+    async def get_global_rate_limit(self) -> RateLimit | None:
+        await self._agree()
+        found = [await part.get_global_rate_limit() for part in self._parts]
+        limits = [limit for limit in found if limit is not None]
+        return partitioning.sum_of_rates(limits) if len(limits) == self._count else None
+
+    async def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
+        """For how many ms no partition may start a job because of a rate limit."""
+        await self._agree()
+        return min([await part.get_rate_limit_ttl(max) for part in self._parts])
+
+    async def set_lane_concurrency(self, lane: str | None, concurrency: int | None) -> None:
+        for part in await self._parts_for(lane):
+            await part.set_lane_concurrency(lane, concurrency)
+
+    async def set_lane_rate_limit(self, lane: str | None, limit: RateLimit | None) -> None:
+        for part in await self._parts_for(lane):
+            await part.set_lane_rate_limit(lane, limit)
+
+    async def _parts_for(self, lane: str | None) -> list[Queue]:
+        await self._agree(writes=True)
+        return self._parts if lane is None else [await self._part_of_lane(lane)]
+
+    # ------------------------------------------------------------------ deduplication, schedulers
+
+    async def get_deduplication_job_id(self, deduplication_id: str) -> str | None:
+        await self._agree()
+        commands = [deduplicating.owner(part.keys, deduplication_id) for part in self._parts]
+        owners = await self._connection.run_all(commands)
+        return next((owner for owner in owners if owner is not None), None)
+
+    async def remove_deduplication_key(
+        self, deduplication_id: str, *, job_id: str | None = None
+    ) -> bool:
+        await self._agree()
+        commands = [
+            deduplicating.free(part.keys, deduplication_id, owner_id=job_id) for part in self._parts
+        ]
+        freed = await self._connection.run_all(commands)
+        return any(freed)
+
+    async def upsert_job_scheduler(
+        self, scheduler_id: str, *, template: NewJob | None = None, **schedule: Any
+    ) -> Job:
+        await self._agree(writes=True)
+        lane = None if template is None else template.lane
+        number = partitioning.home_of(scheduler_id if lane is None else lane, self._count)
+        before = await self._part_of_scheduler(scheduler_id)
+        if before is not None and before is not self._parts[number]:
+            await before.remove_job_scheduler(scheduler_id)
+        return await self._parts[number].upsert_job_scheduler(
+            scheduler_id, template=template, **schedule
+        )
+
+    async def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
+        owner = template.lane or template.name
+        scheduler_id = scheduling.repeating_id(owner, schedule_of(repeat))
+        text = scheduler_id if template.lane is None else template.lane
+        part = self._parts[partitioning.home_of(text, self._count)]
+        return await part._add_repeating(repeat, template)
+
+    async def get_job_scheduler(self, scheduler_id: str) -> JobScheduler | None:
+        part = await self._part_of_scheduler(scheduler_id)
+        return None if part is None else await part.get_job_scheduler(scheduler_id)
+
+    async def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
+        await self._agree()
+        found = [await part.get_job_schedulers() for part in self._parts]
+        every = sorted((one for part in found for one in part), key=lambda one: one.next_at)
+        return _window([every], start, end)
+
+    async def remove_job_scheduler(self, scheduler_id: str) -> bool:
+        part = await self._part_of_scheduler(scheduler_id)
+        return part is not None and await part.remove_job_scheduler(scheduler_id)
+
+    # ------------------------------------------------------------------ dead letters and events
+
+    async def is_dead_letter_queue(self) -> bool:
+        await self._agree()
+        known = [await part.is_dead_letter_queue() for part in self._parts]
+        return any(known)
+
+    async def get_dead_letter_jobs(
+        self, start: int = 0, end: int = 9, *, newest_first: bool = True, force: bool = False
+    ) -> list[Job]:
+        await self._agree()
+        counts = [await part.get_dead_letter_count() for part in self._parts]
+        pages = partitioning.page(counts, start, end)
+        options = {"newest_first": newest_first, "force": force}
+        found = [
+            await part.get_dead_letter_jobs(places[0], places[-1], **options) if places else []
+            for part, places in zip(self._parts, pages, strict=True)
+        ]
+        return partitioning.deal(pages, found)
+
+    async def get_dead_letter_summary(
+        self, *, force: bool = False, **filters: Any
+    ) -> list[DeadLetterGroup]:
+        await self._agree()
+        merged: dict[str, DeadLetterGroup] = {}
+        for part in self._parts:
+            for group in await part.get_dead_letter_summary(force=force, **filters):
+                known = merged.get(group.fingerprint)
+                merged[group.fingerprint] = group if known is None else known.with_more(group)
+        return sorted(merged.values(), key=lambda group: -group.count)
+
+    async def publish_event(
+        self, name: str, data: Mapping[str, Any] | None = None, *, job_id: str | None = None
+    ) -> str:
+        part = self._parts[0] if job_id is None else await self._part_of(job_id)
+        return await part.publish_event(name, data, job_id=job_id)
+
+
+# ---------------------------------------------------------------------- what needs no thought
+
+_ABOUT_A_JOB = (
+    *("add_log", "cancel", "change_delay", "change_priority", "clear_logs", "explain"),
+    *("extend_lock", "get_children_values", "get_dependencies", "get_dependencies_count"),
+    *("get_failed_children", "get_job", "get_job_log_count", "get_job_logs", "get_state"),
+    *("promote", "remove", "retry", "update_data", "update_progress"),
+    *("peek_dead_letter", "replay_dead_letter"),
+)
+_ABOUT_A_LANE = (
+    *("drain_lane", "get_lane", "get_lane_jobs", "pause_lane", "resume_lane"),
+    "set_lane_weight",
+)
+_ABOUT_A_GROUP = (
+    *("cancel_group", "complete_member", "fail_member", "get_group_jobs", "get_group_state"),
+    *("resolve_group", "retry_compensation", "wait_for_group"),
+    *("get_group_results", "get_group_timeline", "retry_group"),
+)
+_ADDED_UP = (
+    *("get_dead_letter_count", "get_dead_lettered_total", "get_failed_compensation_count"),
+    *("get_job_scheduler_count", "get_lane_count", "reconcile_groups", "recover_lanes"),
+    *("trim_events", "purge_dead_letters", "replay_all_dead_letters"),
+)
+_ADDED_UP_WITH_PROGRESS = ("drain", "obliterate", "promote_all", "retry_all")
+_TOLD_TO_ALL = (
+    *("pause", "resume", "rate_limit", "remove_rate_limit"),
+    *("remove_global_concurrency", "remove_global_rate_limit"),
+)
+
+
+def _goes_to(find: str, name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(Queue, name))
+    async def call(self: PartitionedQueue, which: str, *args: Any, **options: Any) -> Any:
+        part = await getattr(self, find)(which)
+        return await getattr(part, name)(which, *args, **options)
+
+    return call
+
+
+def _adds_up(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(Queue, name))
+    async def call(self: PartitionedQueue, *args: Any, **options: Any) -> int:
+        await self._agree()
+        return sum([await getattr(part, name)(*args, **options) for part in self._parts])
+
+    return call
+
+
+def _adds_up_and_tells(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(Queue, name))
+    async def call(
+        self: PartitionedQueue,
+        *args: Any,
+        on_progress: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> int:
+        await self._agree()
+        total = 0
+        for part in self._parts:
+            tell = _after(total, on_progress)
+            total += await getattr(part, name)(*args, on_progress=tell, **options)
+        return total
+
+    return call
+
+
+def _tells_all(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(Queue, name))
+    async def call(self: PartitionedQueue, *args: Any, **options: Any) -> None:
+        await self._agree(writes=True)
+        for part in self._parts:
+            await getattr(part, name)(*args, **options)
+
+    return call
+
+
+def _after(done: int, on_progress: Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+    return None if on_progress is None else lambda count: on_progress(done + count)
+
+
+def _window(parts: list[list[Any]], start: int, end: int) -> list[Any]:
+    pages = partitioning.page([len(part) for part in parts], start, end)
+    shown = [[part[place] for place in places] for part, places in zip(parts, pages, strict=True)]
+    return partitioning.deal(pages, shown)
+
+
+def _who(worker: WorkerInfo) -> tuple[str, str]:
+    return worker.name, worker.address.rpartition(":")[0]
+
+
+def _define(make: Callable[[str], Callable[..., Any]], names: Iterable[str]) -> None:
+    for name in names:
+        setattr(PartitionedQueue, name, make(name))
+
+
+_define(functools.partial(_goes_to, "_part_of"), _ABOUT_A_JOB)
+_define(functools.partial(_goes_to, "_part_of_lane"), _ABOUT_A_LANE)
+_define(functools.partial(_goes_to, "_part_of_group"), _ABOUT_A_GROUP)
+_define(_adds_up, _ADDED_UP)
+_define(_adds_up_and_tells, _ADDED_UP_WITH_PROGRESS)
+_define(_tells_all, _TOLD_TO_ALL)
+
+__all__ = ["PartitionedQueue"]

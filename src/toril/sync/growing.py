@@ -1,0 +1,141 @@
+# Written by tools/unasync.py from src/toril/client/growing.py: change that file instead.
+"""Giving a queue more partitions.
+
+What decides where a job goes is its lane or its id, modulo the number of partitions: two processes
+with different numbers would run two jobs of one lane at once.  So a queue that grows takes no jobs
+until every process has noticed, and has nothing in lanes when the new number holds.  Whoever breaks
+off leaves it growing; growing again goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from toril.errors import InvalidOptionError, RefusedError
+from toril.protocol import lanes, partitioning, scheduling
+from toril.protocol.keys import Keys
+from toril.protocol.partitioning import Numbers
+from toril.sync.connection import Connection
+from toril.sync.partitions import AGREE_AGAIN_S
+
+GRACE_S = AGREE_AGAIN_S + 5.0
+"""By then nobody adds any more who believes in the old number, and what was under way is there."""
+LOOK_AGAIN_S = 0.5
+
+Tell = Callable[[str], object]
+
+
+def grow(
+    connection: Connection,
+    keys: Keys,
+    partitions: int,
+    *,
+    patience_s: float = 60.0,
+    grace_s: float = GRACE_S,
+    tell: Tell = lambda words: None,
+) -> Numbers:
+    """Give a queue more partitions; returns what is written down then.
+
+    Raises ``RefusedError`` when its lanes are not empty after ``patience_s``: the queue stays
+    growing, takes no jobs, and its workers go on.  Without patience they must be empty already.
+    """
+    numbers = connection.run(partitioning.read(keys))
+    _refuse_impossible(keys, numbers, partitions)
+    _refuse_laned_schedulers(connection, keys, numbers)
+    if not patience_s:
+        _wait_for_lanes(connection, keys, numbers, 0.0, tell)
+    _write(connection, keys, numbers, Numbers(numbers.earlier, numbers.now, partitions))
+    tell(f"{keys.name} takes no jobs now; waiting {grace_s:.0f} s until every process knows")
+    time.sleep(grace_s)
+    _wait_for_lanes(connection, keys, numbers, patience_s, tell)
+    growing = Numbers(numbers.earlier, numbers.now, partitions)
+    grown = Numbers((*numbers.earlier, numbers.now), partitions)
+    _write(connection, keys, growing, grown)
+    return grown
+
+
+def stop_growing(connection: Connection, keys: Keys) -> Numbers:
+    """Leave a queue that is growing as it was."""
+    numbers = connection.run(partitioning.read(keys))
+    if not numbers.next:
+        raise RefusedError(f"queue {keys.name!r} does not grow")
+    before = Numbers(numbers.earlier, numbers.now)
+    _write(connection, keys, numbers, before)
+    return before
+
+
+def _refuse_impossible(keys: Keys, numbers: Numbers, partitions: int) -> None:
+    partitioning.check(keys, partitions)
+    if not numbers.now:
+        raise RefusedError(
+            f"queue {keys.name!r} has no partitions; make a new queue with them, and let a worker"
+            f" of this one drain it"
+        )
+    if numbers.next and numbers.next != partitions:
+        raise RefusedError(
+            f"queue {keys.name!r} grows to {numbers.next} partitions already; finish that, or stop"
+            f" it with `toril partitions grow {keys.name} --stop`"
+        )
+    if partitions <= numbers.now:
+        raise InvalidOptionError(
+            f"queue {keys.name!r} has {numbers.now} partitions and cannot shrink to {partitions}:"
+            f" what is in the others would be lost"
+        )
+
+
+def _refuse_laned_schedulers(connection: Connection, keys: Keys, numbers: Numbers) -> None:
+    """A scheduler makes its jobs where it is, and its lane may move."""
+    for part in _parts(keys, numbers):
+        for scheduler in connection.follow(scheduling.many(part, 0, -1)):
+            if scheduler.opts.lane is not None:
+                raise RefusedError(
+                    f"queue {keys.name!r} cannot grow while scheduler {scheduler.id!r} adds jobs to"
+                    f" lane {scheduler.opts.lane!r}; remove it, and make it again afterwards"
+                )
+
+
+def _wait_for_lanes(
+    connection: Connection, keys: Keys, numbers: Numbers, patience_s: float, tell: Tell
+) -> None:
+    deadline = time.monotonic() + patience_s
+    before = -1
+    while True:
+        counts = [lanes.count(part) for part in _parts(keys, numbers)]
+        stopped = [
+            connection.follow(lanes.stopped(part, "stopped", 0, 9))
+            for part in _parts(keys, numbers)
+        ]
+        at_work = sum(connection.run_all(counts))
+        names = [name for part in stopped for name in part]
+        if not at_work and not names:
+            return
+        if time.monotonic() >= deadline:
+            why = f"lanes {', '.join(names[:5])} are stopped" if names else f"{at_work} have jobs"
+            raise RefusedError(
+                f"queue {keys.name!r} has not grown: of its lanes {why}; let workers drain them and"
+                f" grow it again, or stop with `toril partitions grow {keys.name} --stop`"
+            )
+        if at_work != before:
+            before = at_work
+            tell(f"{at_work} lanes have jobs")
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _parts(keys: Keys, numbers: Numbers) -> list[Keys]:
+    names = [partitioning.name_of(keys.name, number) for number in range(numbers.now)]
+    return [keys.sibling(name) for name in names]
+
+
+def _write(connection: Connection, keys: Keys, expected: Numbers, numbers: Numbers) -> None:
+    """Write the numbers down; what somebody else wrote meanwhile is put back."""
+    found = connection.run(partitioning.write(keys, numbers))
+    if found not in (expected, numbers):
+        connection.run(partitioning.write(keys, found))
+        raise RefusedError(
+            f"somebody else changes the partitions of queue {keys.name!r}: they were {expected} and"
+            f" are {found} now"
+        )
+
+
+__all__ = ["grow", "stop_growing"]

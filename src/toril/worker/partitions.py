@@ -1,0 +1,555 @@
+"""A worker of a queue with partitions: one for each of them, and what they share.
+
+Each partition has a pump of its own, which knows nothing of the others but how much room they
+leave it.  The room is the worker's ``concurrency``: a pump may take what is free, less what is owed
+to those that asked before it and have fewer jobs than their fair share.  So a partition with work
+is never starved by a busy one, and one that is alone may use everything.  Whoever gets room after a
+wait keeps it for a moment: its calls carry many jobs then, where turns job by job would make many
+small calls.
+
+An empty partition waits at the server for its marker, and keeps no room meanwhile.  If the marker
+comes when there is no room, it is put back for another worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from toril.checking import checked
+from toril.client.connection import Connection, Target
+from toril.client.ids import new_worker_id
+from toril.errors import (
+    InvalidOptionError,
+    PartitionMismatchError,
+    ServerError,
+    ServerUnusableError,
+)
+from toril.logs import get_logger
+from toril.options import DeadLetterOptions, Duration, RateLimit, milliseconds
+from toril.protocol import partitioning
+from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.settling import Reply, Settled
+from toril.worker.active_job import ActiveJob
+from toril.worker.burial import BurialTarget
+from toril.worker.child import refuse_in_child
+from toril.worker.events import Callback, Emitter
+from toril.worker.executors import Executor
+from toril.worker.fate import Fate
+from toril.worker.flight import Flight, Trip
+from toril.worker.handlers import Handler, Router
+from toril.worker.outbox import Confirmations
+from toril.worker.pump import MOST_PER_CALL, Pump
+from toril.worker.wiring import Design, Parts, make_executor
+from toril.worker.worker import Worker
+
+logger = get_logger("toril.worker")
+
+ASK_AGAIN_S = 1.0
+TURN_S = 0.1
+"""For how long a partition that had to wait may go on before others get their share."""
+_OF_THE_WHOLE = frozenset({"ready", "closing", "closed"})
+
+
+class Budget:
+    """How many jobs the pumps of a worker may hold together, and who has waited for room."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._chunk = max(1, limit // 4)
+        self._pumps: list[SharingPump] = []
+        self._line: dict[SharingPump, float] = {}
+        """Who waits for room, and since when."""
+        self._refused: set[SharingPump] = set()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def join(self, pump: SharingPump) -> None:
+        self._pumps.append(pump)
+
+    def grant(self, pump: SharingPump) -> int:
+        """How many jobs a pump may ask for now; one that gets none is woken when there is room."""
+        free = self._limit - sum(one.load for one in self._pumps)
+        if free > 0 and self._line and not pump.has_its_turn:
+            free -= self._owed_before(pump)
+        if free > 0 and (free >= self._chunk or not self._may_wait(pump)):
+            return free
+        self._refused.add(pump)
+        if pump.is_hungry:
+            self._line.setdefault(pump, asyncio.get_running_loop().time())
+        return 0
+
+    def _may_wait(self, pump: SharingPump) -> bool:
+        """Whether one that stands in line is to wait a little longer for more room: a call for a
+        few jobs costs the server nearly as much as one for many."""
+        since = self._line.get(pump)
+        loop = asyncio.get_running_loop()
+        if since is None or loop.time() >= since + TURN_S:
+            return False
+        if self._alarm is None:
+            self._alarm = loop.call_at(since + TURN_S, self._ring)
+        return True
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self.nudge()
+
+    def _owed_before(self, pump: SharingPump) -> int:
+        at_work = sum(1 for one in self._pumps if one.load or one.is_hungry)
+        fair = max(1, self._limit // max(at_work, 1))
+        owed = 0
+        for other in list(self._line):
+            if other is pump:
+                break
+            if other.is_hungry:
+                owed += max(0, fair - other.load)
+            else:
+                del self._line[other]
+        return owed
+
+    def served(self, pump: SharingPump) -> None:
+        """A pump asks for what it was granted: if it wants more, it goes to the end of the line."""
+        if pump in self._line:
+            del self._line[pump]
+            pump.begin_turn()
+
+    def nudge(self) -> None:
+        """Some room may be free again."""
+        if self._refused:
+            refused, self._refused = self._refused, set()
+            for pump in refused:
+                pump.notice()
+
+    @property
+    def has_found(self) -> bool:
+        """Did any pump find a job when it last looked?"""
+        return any(pump.has_found for pump in self._pumps)
+
+
+class SharingPump(Pump):
+    """A pump that shares its room with others."""
+
+    def __init__(self, budget: Budget, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._budget = budget
+        self._turn_ends_at = 0.0
+        budget.join(self)
+
+    @property
+    def load(self) -> int:
+        """How many jobs it holds or has asked for, without those whose outcome is on its way."""
+        return self._outbox.held - self._leaving + self._asked_for
+
+    @property
+    def is_hungry(self) -> bool:
+        """Would it take a job, if only there were room?"""
+        return self._may_find and super()._free() > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Is there nothing to do but to wait?  Also without room: whoever waits hears of jobs,
+        and has its turn when there is room again."""
+        return not self._may_find and self._away == 0 and super()._free() > 0
+
+    @property
+    def has_found(self) -> bool:
+        return self._has_found
+
+    @property
+    def has_its_turn(self) -> bool:
+        return self._loop.time() < self._turn_ends_at
+
+    def begin_turn(self) -> None:
+        self._turn_ends_at = self._loop.time() + TURN_S
+
+    def notice(self) -> None:
+        """There may be room."""
+        self._depart()
+
+    def _free(self) -> int:
+        own = super()._free()
+        return min(own, self._budget.grant(self)) if own else 0
+
+    def _make_trip(
+        self,
+        flight: Flight,
+        wanted: int,
+        batch: Sequence[Settled] = (),
+        confirmations: Confirmations | None = None,
+    ) -> Trip:
+        if wanted:
+            self._budget.served(self)
+        return super()._make_trip(flight, wanted, batch, confirmations)
+
+    def _note_arrival(self, trip: Trip) -> None:
+        """Without room there is most often another call soon: no call is spent on saying at once
+        that these jobs arrived."""
+        self._confirm_later(trip)
+
+    def _take_in(self, trip: Trip, reply: Reply) -> None:
+        super()._take_in(trip, reply)
+        self._budget.nudge()
+
+    async def wait_and_take(self, block_ms: int) -> None:
+        """Wait at the server without keeping room free, and take when something comes."""
+        flight = self._waiting_flight
+        try:
+            marker = await flight.pop_marker(block_ms)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._takes:
+                raise
+            await self._after_broken_wait()
+            raise
+        wanted = min(self._free(), MOST_PER_CALL)
+        if not wanted:
+            if marker is not None:
+                await flight.put_back(marker)
+            self.look_again()
+            return
+        trip = self._make_trip(flight, wanted)
+        self._asked_for += wanted
+        try:
+            reply = await flight.call(trip)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._takes:
+                raise
+            same = Trip(flight, trip.request, self._make_take(0, trip.take.token))
+            reply = await flight.call(same)
+            self._asked_for -= wanted
+            self._take_in(same, reply)
+            await self._after_broken_wait()
+            raise
+        self._asked_for -= wanted
+        self._take_in(trip, reply)
+
+    async def _after_broken_wait(self) -> None:
+        """Whoever popped the marker must take, or nobody is woken."""
+        if self._takes:
+            self.look_again()
+        else:
+            await self._waiting_flight.leave()
+
+
+class Crier(Emitter):
+    """Tells the listeners of the whole what happens in one partition."""
+
+    def __init__(self, whole: Emitter, budget: Budget) -> None:
+        super().__init__()
+        self._whole = whole
+        self._budget = budget
+
+    @property
+    def tells_errors(self) -> bool:  # type: ignore[override]
+        return self._whole.tells_errors
+
+    def has(self, event: str) -> bool:
+        return event not in _OF_THE_WHOLE and self._whole.has(event)
+
+    def emit(self, event: str, *args: Any) -> None:
+        if event in _OF_THE_WHOLE or (event == "drained" and self._budget.has_found):
+            return
+        self._whole.emit(event, *args)
+
+    def call(self, event: str, callback: Callback, *args: Any) -> None:
+        self._whole.call(event, callback, *args)
+
+
+class Shared:
+    """What the workers of all partitions use together, opened for the first of them."""
+
+    executor: Executor
+    connection: Connection
+    budget: Budget
+
+    def __init__(self) -> None:
+        self.emitter = Emitter()
+        self._is_open = False
+
+    def open(self, design: Design) -> None:
+        """All of them are alike but for their names, so any design will do."""
+        if self._is_open:
+            return
+        self.executor = make_executor(design)
+        self.connection = Connection(design.target, patience_s=1.0)
+        self.budget = Budget(design.options.concurrency)
+        self._is_open = True
+
+    async def release(self) -> None:
+        await self.executor.close()
+        await self.connection.close()
+
+
+class SharingParts(Parts):
+    """The parts of the worker of one partition."""
+
+    def __init__(self, design: Design, shared: Shared) -> None:
+        shared.open(design)
+        self._shared = shared
+        super().__init__(design)
+
+    def _connect(self, target: Target) -> Connection:
+        return self._shared.connection
+
+    def _make_executor(self) -> Executor:
+        return self._shared.executor
+
+    def _make_emitter(self) -> Emitter:
+        return Crier(self._shared.emitter, self._shared.budget)
+
+    def _pump_of(self, *args: Any, **options: Any) -> Pump:
+        return SharingPump(self._shared.budget, *args, **options)
+
+    async def release(self) -> None:
+        await self.blocking.close()
+
+
+class Part(Worker):
+    """The worker of one partition: a plain one, but for what it shares."""
+
+    def __init__(self, name: str, shared: Shared, **options: Any) -> None:
+        self._shared = shared
+        super().__init__(name, **options)
+
+    def _put_together(self, design: Design) -> Parts:
+        return SharingParts(design, self._shared)
+
+    @property
+    def fate(self) -> Fate:
+        return self._parts.fate
+
+
+@checked
+class PartitionedWorker(Worker):
+    """``Worker(name, handler, partitions=n)``."""
+
+    def __init__(
+        self,
+        name: str,
+        handler: Handler | Router | str,
+        *,
+        connection: Target = None,
+        prefix: str = "bull",
+        limiter: RateLimit | None = None,
+        dead_letter_queue: BurialTarget = None,
+        partitions: int = 1,
+        **options: Any,
+    ) -> None:
+        self.keys = Keys(prefix, name)
+        partitioning.check(self.keys, partitions)
+        self.name, self.handler, self.target = name, handler, connection
+        self._count = partitions
+        self.id = new_worker_id()
+        self._shared = Shared()
+        limits: Sequence[RateLimit | None] = [None] * partitions
+        if limiter is not None:
+            limits = partitioning.share_rate(limiter, partitions)
+        self._workers = [
+            Part(
+                partitioning.name_of(name, number),
+                self._shared,
+                handler=handler,
+                connection=connection,
+                prefix=prefix,
+                limiter=limits[number],
+                dead_letter_queue=grave_of_part(dead_letter_queue, name, number),
+                **options,
+            )
+            for number in range(partitions)
+        ]
+        self.options = self._workers[0].options
+        self._fate = Fate()
+        self._absence: Exception | None = None
+        """Why nothing has been asked of the server yet."""
+        self._is_paused = False
+        self._has_started = False
+        self._closing: asyncio.Task[None] | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._watches: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        where = self._shared.connection
+        return f"<Worker of queue {self.name!r} in {self._count} partitions on {where!r}>"
+
+    # ------------------------------------------------------------------ running
+
+    async def run(self) -> None:
+        """Take and run jobs until ``close`` is called, as a plain worker does."""
+        await self.start()
+        try:
+            await self._fate.is_over.wait()
+        except asyncio.CancelledError:
+            await self.close(timeout=0)
+            raise
+        if self._fate.cause is not None:
+            await self.close(timeout=0)
+            raise self._fate.cause
+
+    async def start(self) -> None:
+        """Begin to take jobs, and return.
+
+        Raises ``PartitionMismatchError`` when the queue has another number of partitions.
+        """
+        if self._has_started:
+            raise InvalidOptionError("this worker has been started already; make a new one")
+        if self._closing is not None:
+            raise InvalidOptionError("this worker is closed; make a new one")
+        refuse_in_child()
+        self._has_started = True
+        try:
+            await self._agree()
+        except PartitionMismatchError:
+            await self.close(timeout=0)
+            raise
+        except ServerError as error:
+            logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
+            self._absence = error
+            self._starting = asyncio.create_task(self._start_when_served())
+            return
+        await self._start_parts()
+
+    async def _agree(self) -> None:
+        command = partitioning.agree(self.keys, self._count)
+        known = await self._shared.connection.run(command)
+        try:
+            known.refuse(self.keys, self._count)
+        except PartitionMismatchError as error:
+            self._fate.seal(error)
+            raise
+
+    async def _start_when_served(self) -> None:
+        while True:
+            await asyncio.sleep(ASK_AGAIN_S)
+            try:
+                await self._agree()
+            except PartitionMismatchError:
+                return
+            except ServerUnusableError as error:
+                self._fate.seal(error)
+                return
+            except ServerError:
+                continue
+            await self._start_parts()
+            return
+
+    async def _start_parts(self) -> None:
+        self._absence = None
+        for worker in self._workers:
+            await worker.start()
+            self._watches.append(asyncio.create_task(self._follow(worker.fate)))
+        self._shared.emitter.emit("ready")
+
+    async def _follow(self, fate: Fate) -> None:
+        """One that cannot go on ends them all."""
+        await fate.is_over.wait()
+        if fate.cause is not None:
+            self._fate.seal(fate.cause)
+
+    async def close(self, timeout: Duration | None = None) -> None:
+        limit = None if timeout is None else milliseconds(timeout, "timeout")
+        if self._closing is None:
+            self._fate.is_closing = True
+            self._closing = asyncio.create_task(self._close(limit))
+        elif limit is not None:
+            await asyncio.gather(*(worker.close(timeout=limit) for worker in self._workers))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, limit: int | None) -> None:
+        self._shared.emitter.emit("closing")
+        try:
+            if self._starting is not None:
+                self._starting.cancel()
+                await asyncio.gather(self._starting, return_exceptions=True)
+            await asyncio.gather(*(worker.close(timeout=limit) for worker in self._workers))
+            for watch in self._watches:
+                watch.cancel()
+            await asyncio.gather(*self._watches, return_exceptions=True)
+            await self._shared.release()
+            self._shared.emitter.emit("closed")
+            await self._shared.emitter.drain()
+        finally:
+            self._fate.is_over.set()
+
+    def pause(self) -> None:
+        self._is_paused = True
+        for worker in self._workers:
+            worker.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        for worker in self._workers:
+            worker.resume()
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def partitions(self) -> int:
+        return self._count
+
+    @property
+    def dead_letter_queue(self) -> str | None:
+        return self._workers[0].dead_letter_queue
+
+    @property
+    def is_running(self) -> bool:
+        return self._has_started and not self._fate.is_over.is_set()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    @property
+    def is_processing(self) -> bool:
+        return any(worker.is_processing for worker in self._workers)
+
+    @property
+    def current_jobs(self) -> list[ActiveJob]:
+        return [job for worker in self._workers for job in worker.current_jobs]
+
+    def current_job(self) -> tuple[ActiveJob, int] | None:
+        found = [one for worker in self._workers if (one := worker.current_job()) is not None]
+        return max(found, key=lambda one: one[1], default=None)
+
+    @property
+    def last_reply_age(self) -> float | None:
+        """Seconds since the server last answered the partition that has waited longest."""
+        ages = [worker.last_reply_age for worker in self._workers]
+        known = [age for age in ages if age is not None]
+        return max(known) if len(known) == len(ages) else None
+
+    @property
+    def server_error(self) -> Exception | None:
+        errors = [self._absence, *(worker.server_error for worker in self._workers)]
+        return next((error for error in errors if error is not None), None)
+
+    @property
+    def abandoned_threads(self) -> int:
+        return self._shared.executor.abandoned
+
+    @property
+    def dead_lettered(self) -> int:
+        return sum(worker.dead_lettered for worker in self._workers)
+
+    def on(self, event: str, callback: Callback) -> None:
+        self._shared.emitter.on(event, callback)
+
+
+def grave_of_part(target: BurialTarget, name: str, number: int) -> BurialTarget:
+    """Where one partition sends its dead letters.
+
+    A queue whose hash tag is the name of this one is partitioned in the same way: ``{mail}-dlq``.
+    Any other takes the letters of all partitions, which on a cluster it cannot.
+    """
+    if target is None:
+        return None
+    options = DeadLetterOptions.of(target)
+    given = options.queue_name
+    grave = given if isinstance(given, str) else given.name
+    if hash_tag(grave) != (hash_tag(name) or name):
+        return target
+    return DeadLetterOptions(
+        partitioning.name_of(grave, number),
+        on_dead_letter=options.on_dead_letter,
+        include_stalled=options.include_stalled,
+        keep_source=options.keep_source,
+        keep=options.keep,
+    )

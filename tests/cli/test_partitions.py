@@ -1,0 +1,71 @@
+"""A queue with partitions on the command line: one name, one row."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Toril
+from toril import NewJob
+from toril.protocol import partitioning
+from toril.protocol.partitioning import Numbers
+from toril.sync import Queue
+
+
+@pytest.fixture
+def mail(url, prefix):
+    with Queue("mail", connection=url, prefix=prefix, partitions=3) as queue:
+        queue.add_bulk([NewJob("send", {"n": n}, job_id=f"j-{n}") for n in range(12)])
+        yield queue
+
+
+def test_the_partitions_are_one_row(mail, toril: Toril, url, prefix):
+    with Queue("plain", connection=url, prefix=prefix) as plain:
+        plain.add("x")
+
+    rows = toril("queues", "--json").json
+    shown = toril("queues").out
+
+    assert [(row["queue"], row["waiting"], row.get("partitions")) for row in rows] == [
+        ("mail", 12, 3),
+        ("plain", 1, None),
+    ]
+    assert "3 partitions" in shown
+    assert "{mail-" not in shown
+    assert toril("queues", "mail", "--json").json["partitions"] == 3
+
+
+def test_commands_work_on_the_whole(mail, toril: Toril):
+    assert len(toril("jobs", "mail", "--state", "waiting", "--json").json) == 12
+    assert toril("job", "j-7", "-q", "mail", "--json").json["id"] == "j-7"
+    assert toril("job", "j-7", "--json").json["id"] == "j-7"
+    assert toril("add", "mail", "send", "--id", "j-99").code == 0
+    assert mail.get_state("j-99") == "waiting"
+    assert toril("pause", "mail").code == 0
+    assert mail.is_paused()
+    assert toril("resume", "mail").code == 0
+    assert toril("cancel", "j-3", "-q", "mail").code == 0
+    assert mail.get_failed_count() == 1
+    assert toril("retry", "--all", "-q", "mail").code == 0
+    assert toril("lanes", "list", "mail").code == 0
+    assert len(toril("events", "mail", "--since", "0", "--count", "5").out.splitlines()) == 5
+    assert toril("drain", "mail", "--yes").code == 0
+    assert mail.get_waiting_count() == 0
+
+
+def test_what_cannot_grow_is_refused(mail, toril: Toril):
+    assert len(toril("partitions", "list", "mail", "--json").json) == 3
+    assert "{mail-2}" in toril("partitions", "list", "mail").out
+
+    assert toril("partitions", "grow", "mail", "2", "--yes").code == 2
+    assert toril("partitions", "grow", "mail", "--yes").code == 2
+    assert "does not grow" in toril("partitions", "grow", "mail", "--stop").err
+    assert toril("partitions", "grow", "mail", "6").code == 1, "nobody said yes"
+    mail.add("x", lane="busy")
+    done = toril("partitions", "grow", "mail", "6", "--yes", "--wait", "0s")
+    assert done.code == 1
+    assert "1 have jobs" in done.err
+    mail.drain()
+    begun = partitioning.write(mail.keys, Numbers((), 3, 6))
+    mail._connection.run(begun)
+    assert toril("partitions", "grow", "mail", "--stop", "--json").json["partitions"] == 3
+    assert toril("partitions", "grow", "plain", "4", "--yes").code == 1

@@ -1,0 +1,395 @@
+"""A queue of several partitions, read and steered as one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import Deduplication, NewJob, Queue, QueueEvents, RateLimit, sync
+from toril.client import growing
+from toril.client import partitions as partitions_module
+from toril.client.partitions import PartitionedQueue
+from toril.doctor import examine
+from toril.errors import (
+    InvalidOptionError,
+    JobNotFoundError,
+    NotPausedError,
+    PartitionMismatchError,
+    RefusedError,
+)
+from toril.protocol.partitioning import Numbers
+from toril.sync.partitions import PartitionedQueue as BlockingPartitionedQueue
+
+MADE_OF_OTHERS = {
+    *("default_job_options", "lanes", "dead_letters", "groups", "schedulers"),
+    *(f"get_{state}" for state in ("active", "completed", "delayed", "failed", "prioritized")),
+    *("get_waiting", "get_waiting_children", "remove_repeating_job"),
+    *("get_active_count", "get_completed_count", "get_delayed_count", "get_failed_count"),
+    *("get_prioritized_count", "get_waiting_children_count", "get_waiting_count"),
+}
+"""What calls other methods of the queue and has nothing to ask a server itself."""
+
+
+@pytest.fixture
+async def mail(make_queue):
+    return make_queue("mail", partitions=4)
+
+
+@pytest.mark.parametrize("kind", [PartitionedQueue, BlockingPartitionedQueue])
+def test_every_method_of_a_queue_is_one_of_the_whole(kind):
+    """None may work on the keys of a plain queue of that name by mistake."""
+    plain = kind.__mro__[1]
+    public = {name for name, _ in inspect.getmembers(plain) if not name.startswith("_")}
+
+    own = {name for name in vars(kind) if not name.startswith("_")}
+
+    assert public - own == MADE_OF_OTHERS
+    for name in own - {"partitions", "upsert_job_scheduler", "get_dead_letter_summary"}:
+        ours, theirs = (inspect.signature(getattr(one, name)) for one in (kind, plain))
+        assert list(ours.parameters) == list(theirs.parameters), name
+
+
+async def test_one_partition_is_the_plain_queue(make_queue, client):
+    queue = make_queue("mail", partitions=1)
+
+    job = await queue.add("x")
+
+    assert type(queue) is Queue
+    assert queue.partitions == [queue]
+    assert await client.exists(queue.keys.job(job.id)) == 1
+    assert await client.exists(queue.keys.own("partitions")) == 0
+
+
+async def test_jobs_that_may_go_anywhere_are_spread(mail):
+    jobs = [await mail.add("x", {"n": n}) for n in range(40)]
+    jobs += await asyncio.gather(*(mail.add("x") for _ in range(400)))
+    jobs += await mail.add_bulk([NewJob("x") for _ in range(1600)])
+
+    per_queue = Counter(job.queue_name for job in jobs)
+    assert sorted(per_queue) == ["{mail-0}", "{mail-1}", "{mail-2}", "{mail-3}"]
+    assert min(per_queue.values()) >= 400
+    assert await mail.get_waiting_count() == 2040
+    assert len({job.id for job in jobs}) == 2040
+    for job in jobs[::97]:
+        assert job.id.endswith(f"-{job.queue_name[6]}")
+        assert (await mail.get_job(job.id)).id == job.id
+        assert await mail.get_state(job.id) == "waiting"
+
+
+async def test_a_bulk_comes_back_in_its_order(mail):
+    given = [NewJob("x", {"n": n}, **({"lane": f"l{n % 7}"} if n % 2 else {})) for n in range(1000)]
+
+    jobs = await mail.add_bulk(given)
+
+    assert [job.data["n"] for job in jobs] == list(range(1000))
+    homes = {}
+    for n, job in enumerate(jobs):
+        if n % 2:
+            homes.setdefault(f"l{n % 7}", set()).add(job.queue_name)
+    assert all(len(queues) == 1 for queues in homes.values())
+    assert sum([(await mail.get_lane(lane)).depth for lane in homes]) == 500
+
+
+async def test_ids_and_deduplication_hold_over_all_partitions(mail):
+    first = await mail.add("x", job_id="order-1")
+    again = await mail.add("x", job_id="order-1")
+    owner = await mail.add("x", deduplication=Deduplication("daily", ttl=60_000))
+    (kept_out,) = await mail.add_bulk([NewJob("x", deduplication=Deduplication("daily"))])
+
+    assert (again.id, again.duplicated) == (first.id, True)
+    assert (kept_out.id, kept_out.duplicated) == (owner.id, True)
+    assert await mail.get_deduplication_job_id("daily") == owner.id
+    assert await mail.remove_deduplication_key("daily")
+    assert not (await mail.add("x", deduplication=Deduplication("daily"))).duplicated
+    assert (await mail.get_job("order-1")).id == "order-1"
+
+
+async def test_a_job_that_somebody_added_to_a_partition_is_found(mail, make_queue):
+    await mail.add("x")
+    for number in range(4):
+        await make_queue(f"{{mail-{number}}}").add("x", job_id=f"by-hand-{number}")
+
+    found = [(await mail.get_job(f"by-hand-{number}")).queue_name for number in range(4)]
+
+    assert found == ["{mail-0}", "{mail-1}", "{mail-2}", "{mail-3}"]
+    await mail.cancel("by-hand-2")
+    assert await mail.get_state("by-hand-2") == "failed"
+    assert await mail.get_job("nowhere") is None
+    with pytest.raises(JobNotFoundError):
+        await mail.retry("nowhere")
+
+
+async def test_lists_are_read_by_page(mail):
+    jobs = await mail.add_bulk([NewJob("x", delay=1000 * n or None) for n in range(60)])
+    jobs += [await mail.add("x", priority=1) for _ in range(11)]
+
+    everything = await mail.get_jobs()
+    pages = [await mail.get_jobs((), start, start + 9) for start in range(0, 80, 10)]
+    delayed = await mail.get_job_ids("delayed", start=0, end=-1)
+
+    assert {job.id for job in everything} == {job.id for job in jobs}
+    assert [job.id for page in pages for job in page] == [job.id for job in everything]
+    assert len(delayed["delayed"]) == 59
+    assert len(await mail.get_prioritized(0, 3)) == 4
+    assert await mail.get_counts_per_priority([0, 1]) == {0: 1, 1: 11}
+    newest = await mail.get_delayed(0, 0, newest_first=True)
+    assert len(newest) == 1
+
+
+async def test_the_whole_is_paused_drained_cleaned_and_retried(mail):
+    await mail.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    seen: list[int] = []
+
+    await mail.pause()
+    assert await mail.is_paused()
+    assert [await part.is_paused() for part in mail.partitions] == [True] * 4
+    await mail.resume()
+    assert not await mail.is_paused()
+    for n in range(20):
+        await mail.cancel(f"j-{n}")
+    assert await mail.get_failed_count() == 20
+    assert await mail.retry_all() == 20
+    for n in range(10):
+        await mail.cancel(f"j-{n}")
+    assert len(await mail.clean("failed", limit=6)) == 6
+    assert len(await mail.clean("failed")) == 4
+    assert await mail.drain(on_progress=seen.append) == 30
+    assert seen[-1] == 30
+    with pytest.raises(NotPausedError):
+        await mail.obliterate()
+    await mail.obliterate(force=True)
+
+
+async def test_limits_are_shared_out(mail):
+    await mail.set_global_concurrency(10)
+    assert await mail.get_global_concurrency() == 10
+    assert [await part.get_global_concurrency() for part in mail.partitions] == [3, 3, 2, 2]
+    with pytest.raises(InvalidOptionError, match="4 is the smallest"):
+        await mail.set_global_concurrency(3)
+    await mail.remove_global_concurrency()
+    assert await mail.get_global_concurrency() is None
+
+    await mail.set_global_rate_limit(RateLimit(100, 1000))
+    assert await mail.get_global_rate_limit() == RateLimit(100, 1000)
+    await mail.rate_limit(5000)
+    assert await mail.get_rate_limit_ttl() > 0
+    await mail.remove_rate_limit()
+    await mail.remove_global_rate_limit()
+    assert await mail.get_rate_limit_ttl() == 0
+
+
+async def test_lanes_and_schedulers_of_the_whole(mail):
+    for n in range(12):
+        await mail.add("x", lane=f"user-{n}")
+    assert sorted(await mail.get_lanes()) == sorted(f"user-{n}" for n in range(12))
+    assert await mail.lanes.count() == 12
+    await mail.lanes.pause("user-3")
+    assert await mail.get_lanes(state="paused") == ["user-3"]
+    assert await mail.drain_lane("user-4") == 1
+    await mail.set_lane_concurrency(None, 3)
+
+    for n in range(6):
+        await mail.upsert_job_scheduler(f"s{n}", every=60_000 * (n + 1))
+    every = await mail.get_job_schedulers()
+    assert [one.next_at for one in every] == sorted(one.next_at for one in every)
+    assert await mail.get_job_schedulers(0, 1) == every[:2]
+    # One with a lane lives where its lane does.
+    await mail.upsert_job_scheduler("s0", every=60_000, template=NewJob("x", lane="user-3"))
+    assert await mail.get_job_scheduler_count() == 6
+    await mail.add("x", repeat={"every": 3_600_000})
+    assert await mail.remove_repeating_job("x", {"every": 3_600_000})
+    assert await mail.remove_job_scheduler("s0")
+    assert not await mail.remove_job_scheduler("s0")
+
+
+async def test_every_process_must_say_the_same_number(mail, make_queue, client):
+    await mail.add("x")
+
+    for number in (2, 5, 16):
+        other = make_queue("mail", partitions=number)
+        for use in (other.add("x"), other.get_job_counts(), other.pause(), other.get_job("j")):
+            with pytest.raises(PartitionMismatchError, match=f"has 4 .* was told {number}"):
+                await use
+    assert await client.get(mail.keys.own("partitions")) == "4"
+
+
+async def test_whoever_only_reads_writes_no_number(mail, client):
+    assert await mail.get_waiting_count() == 0
+    assert await client.keys(f"{mail.keys.prefix}:*") == []
+
+
+async def test_what_cannot_be_is_refused(make_queue, url):
+    for partitions in (0, -1, 1025, "4", None, True):
+        with pytest.raises(InvalidOptionError, match="partitions"):
+            Queue("mail", connection=url, partitions=partitions)
+    with pytest.raises(InvalidOptionError, match="hash tag"):
+        Queue("mail", connection=url, prefix="{bull}", partitions=4)
+
+    class Own(Queue):
+        pass
+
+    with pytest.raises(InvalidOptionError, match="subclass"):
+        Own("mail", connection=url, partitions=4)
+
+
+def test_a_blocking_queue_has_partitions_too(url, prefix):
+    options = {"connection": url, "prefix": prefix, "partitions": 3}
+    with sync.Queue("mail", **options) as mail:
+        jobs = mail.add_bulk([NewJob("x") for _ in range(700)]) + [mail.add("x") for _ in range(9)]
+        assert len({job.queue_name for job in jobs}) == 3
+        assert mail.get_job_counts("waiting") == {"waiting": 709}
+        assert len(mail.get_waiting(0, 99)) == 100
+        assert mail.get_job(jobs[-1].id).id == jobs[-1].id
+        with pytest.raises(PartitionMismatchError):
+            sync.Queue("mail", connection=url, prefix=prefix, partitions=2).add("x")
+
+
+async def test_dead_letters_of_the_whole(make_queue):
+    letters = make_queue("{mail}-dlq", partitions=2)
+
+    assert [part.name for part in letters.partitions] == ["{mail-0}-dlq", "{mail-1}-dlq"]
+    assert await letters.get_dead_letter_count() == 0
+    assert await letters.get_dead_letter_jobs() == []
+    assert await letters.get_dead_letter_summary() == []
+    assert await letters.purge_dead_letters() == 0
+
+
+async def test_the_events_of_all_partitions_are_heard(mail, url, prefix):
+    options = {"connection": url, "prefix": prefix, "partitions": 4}
+    called = []
+    async with QueueEvents("mail", **options) as events:
+        events.on("added", called.append)
+        jobs = await mail.add_bulk([NewJob("x", lane=f"l{n}") for n in range(40)])
+        heard = set()
+        while len(heard) < 40:
+            event = await asyncio.wait_for(anext(events), 10)
+            if event.name == "added":
+                heard.add(event.job_id)
+        await wait_until(lambda: len(called) == 40)
+        assert heard == {job.id for job in jobs}
+        waiting = asyncio.create_task(_rest_of(events))
+        await asyncio.sleep(0)
+    await asyncio.wait_for(waiting, 10)
+    async with QueueEvents("mail", last_event_id="0", **options) as again:
+        assert (await asyncio.wait_for(anext(again), 10)).id
+
+
+async def _rest_of(events):
+    async for _ in events:
+        pass
+
+
+def test_and_by_blocking_code(url, prefix):
+    options = {"connection": url, "prefix": prefix, "partitions": 3}
+    with sync.Queue("mail", **options) as mail, sync.QueueEvents("mail", **options) as events:
+        jobs = {mail.add("x").id for _ in range(9)}
+        heard = set()
+        while len(heard) < 9:
+            event = next(events)
+            if event.name == "added":
+                heard.add(event.job_id)
+    assert heard == jobs
+
+
+# ---------------------------------------------------------------------- growing
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Processes ask at every call whether the number is still the same."""
+    monkeypatch.setattr(partitions_module, "AGREE_AGAIN_S", 0.0)
+
+
+async def grow_at_once(queue, number, **options):
+    return await growing.grow(queue._connection, queue.keys, number, grace_s=0.0, **options)
+
+
+async def test_a_queue_grows_and_keeps_what_it_has(mail, make_queue, soon):
+    before = await mail.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    owner = await mail.add("x", deduplication=Deduplication("daily", ttl=600_000))
+
+    assert await grow_at_once(mail, 16) == Numbers((4,), 16)
+
+    with pytest.raises(PartitionMismatchError, match="has 16 partitions"):
+        await mail.add("x")
+    grown = make_queue("mail", partitions=16)
+    assert await grown.get_waiting_count() == 41
+    # What was there is found and is not added again, wherever it would go now.
+    again = await grown.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    assert all(job.duplicated for job in again)
+    assert [job.queue_name for job in again] == [job.queue_name for job in before]
+    assert (await grown.add("x", job_id="j-7")).duplicated
+    assert (await grown.add("x", deduplication=Deduplication("daily"))).id == owner.id
+    assert (await grown.adder.send(grown.adder.prepare(NewJob("x", job_id="j-9")))).is_duplicate
+    new = await grown.add_bulk([NewJob("x", job_id=f"new-{n}") for n in range(200)])
+    assert len({job.queue_name for job in new}) == 16
+    assert await grown.get_waiting_count() == 241
+    assert await grow_at_once(grown, 32) == Numbers((4, 16), 32)
+
+
+async def test_while_it_grows_nothing_is_added(mail, make_queue, soon):
+    await mail.add("x", lane="busy")
+    began, told = asyncio.Event(), []
+
+    def tell(words):
+        told.append(words)
+        began.set()
+
+    growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=20.0, tell=tell))
+    await asyncio.wait_for(began.wait(), 10)
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await mail.add("x")
+    with pytest.raises(PartitionMismatchError):
+        await make_queue("mail", partitions=8).add("x")
+    assert (await mail.get_job_counts("waiting"))["waiting"] == 1, "it can be read"
+    await wait_until(lambda: "1 lanes have jobs" in told)
+    assert await mail.drain() == 1
+
+    assert await growth == Numbers((4,), 8)
+
+
+async def test_growing_breaks_off_and_goes_on(mail, soon):
+    await mail.add("x", lane="busy")
+    with pytest.raises(RefusedError, match="1 have jobs"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    with pytest.raises(RefusedError, match="grows to 8 partitions already"):
+        await grow_at_once(mail, 12)
+    await growing.stop_growing(mail._connection, mail.keys)
+    await mail.add("x")
+    await mail.drain()
+    await mail.pause_lane("held")
+    with pytest.raises(RefusedError, match="lanes held are stopped"):
+        await grow_at_once(mail, 8, patience_s=0.01)
+    await mail.resume_lane("held")
+
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_what_cannot_grow_is_refused(mail, make_queue):
+    with pytest.raises(RefusedError, match="has no partitions"):
+        await grow_at_once(mail, 8)
+    await mail.add("x")
+    with pytest.raises(InvalidOptionError, match="cannot shrink to 2"):
+        await grow_at_once(mail, 2)
+    template = NewJob("x", lane="daily")
+    await mail.upsert_job_scheduler("s", every=3_600_000, template=template)
+    with pytest.raises(RefusedError, match="scheduler 's' adds jobs to lane 'daily'"):
+        await grow_at_once(mail, 8)
+    await mail.remove_job_scheduler("s")
+
+
+async def test_the_doctor_tells_of_jobs_beside_the_partitions(mail, make_queue, url, prefix):
+    await mail.add("x")
+    beside = make_queue("mail")
+    assert "D234" not in [one.code for one in (await examine(url, prefix=prefix)).findings]
+    await beside.add("x")
+
+    report = await examine(url, prefix=prefix)
+
+    (found,) = [one for one in report.findings if one.code == "D234"]
+    assert "4 partitions, and 1 unfinished jobs" in found.problem
+    await beside.obliterate(force=True)
