@@ -38,10 +38,16 @@ TESTS: dict[str, tuple[str, ...]] = {
         *_WORKER,
         "tests/worker/test_local_events.py",
         "tests/worker/test_big_jobs.py",
+        "tests/worker/test_cost.py",
     ),
-    "worker/flight": _WORKER,
+    "worker/flight": (*_WORKER, "tests/worker/test_handlers.py"),
     "worker/outbox": (*_WORKER, "tests/worker/test_crashes.py"),
-    "worker/lease": (*_WORKER, "tests/worker/test_crashes.py", "tests/worker/test_outage_log.py"),
+    "worker/lease": (
+        *_WORKER,
+        "tests/worker/test_crashes.py",
+        "tests/worker/test_outage_log.py",
+        "tests/client/test_cancelling.py",
+    ),
     "worker/crew": _WORKER,
     "client/line": (*_SENDING, "tests/client/test_loops.py"),
     "client/transport": (

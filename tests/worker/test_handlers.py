@@ -9,12 +9,14 @@ import threading
 import time
 from functools import partial
 
+import msgspec
 import pytest
 
 from tests.helpers import wait_until
 from tests.worker.conftest import Inside, StartWorker
 from toril import NewJob, Router, UnrecoverableError
 from toril.errors import DelayedError, InvalidOptionError, LockLostError, RateLimitError
+from toril.protocol import settling
 from toril.worker import executors
 
 
@@ -522,3 +524,23 @@ async def test_is_processing_and_current_jobs(queue, start_worker, inside):
     go_on.set()
     await inside.until_finished(3)
     await wait_until(lambda: not worker.is_processing)
+
+
+async def test_an_outcome_that_cannot_be_written_down_fails_its_own_job_alone(
+    queue, start_worker, inside, monkeypatch
+):
+    """Nothing that is known makes one; the others of the same call must not suffer from it."""
+    decide = settling.decide
+
+    def odd(job, *details, **options):
+        outcome = decide(job, *details, **options)
+        is_odd = job.name == "odd"
+        return msgspec.structs.replace(outcome, payloads=("\ud800",)) if is_odd else outcome
+
+    monkeypatch.setattr(settling, "decide", odd)
+    jobs = [await queue.add(name) for name in ("good", "odd", "good")]
+    await start_worker(lambda job: None, concurrency=3)
+    await inside.until_finished(3)
+
+    assert await inside.ids("failed") == [jobs[1].id]
+    assert set(await inside.ids("completed")) == {jobs[0].id, jobs[2].id}
