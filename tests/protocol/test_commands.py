@@ -74,6 +74,16 @@ def test_every_job_of_an_add_has_its_own_answer():
     assert len(command.payloads) == 12
 
 
+def test_an_add_names_what_must_have_gone_before_it_in_its_lanes():
+    last = adding.prepare(NewJob("x", lane="a", idempotency_key="k"), "j1", once_ms=1000)
+    following = adding.prepare(NewJob("x", lane="a"), "j2", once_ms=1000)
+
+    command = adding.add(KEYS, [following], keeps_order=True, behind=[last])
+
+    assert command.args["behind"] == [{"lane": "a", "id": "j1", "key": "k"}]
+    assert "behind" not in adding.add(KEYS, [following], keeps_order=True).args
+
+
 def test_what_was_added_is_known_without_asking():
     job = prepare(priority=2, delay=3, deduplication=Deduplication("d"))
 

@@ -54,6 +54,15 @@ def test_a_child_knows_its_parent_and_its_policy():
     assert options == {"attempts": 0, "parent": {"id": "j1", "queue": "bull:p"}, "idof": True}
 
 
+def test_a_tree_that_is_added_once_is_remembered_by_its_root():
+    flow = job("root", job("a"), queue="p", idempotency_key="k")
+
+    root, child = flows.prepare([flow], "bull", ids(), once_ms=1000)
+
+    assert root.job.entry["once"] == {"key": "k", "ms": 1000}
+    assert "once" not in child.job.entry
+
+
 def test_the_call_names_every_queue_once():
     nodes = flows.prepare([TREE], "bull", ids())
     command = flows.add(nodes)

@@ -131,7 +131,7 @@ def _take(
         return {row.seq: row for row in rows}
     # Not by the status, whose indexes PostgreSQL may prefer; it is looked at after.
     query = _rows(table).where(is_one, is_due)
-    if connection.dialect.name in MYSQL:
+    if connection.dialect.name in MYSQL and list(table.primary_key) == [table.c.seq]:
         # It locks what it reads, and would read a small table from end to end.
         query = query.with_hint(table, "FORCE INDEX (PRIMARY)")
     locked = connection.execute(query.with_for_update(skip_locked=True, of=table))
