@@ -115,7 +115,7 @@ async def world(url: str, prefix: str, text: str = "", *, long: str = "") -> Asy
             f"blocked{free}",
             [
                 GroupJob(f"commit{free}", queue_name=name, key="commit", pivot=True),
-                GroupJob(f"fails late{free}", queue_name=name, key="late", after=["commit"]),
+                GroupJob(f"failing late{free}", queue_name=name, key="late", after=["commit"]),
             ],
         )
 
