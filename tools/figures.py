@@ -184,28 +184,45 @@ def walk() -> Figure:
 
 
 def groups() -> Figure:
-    f = Figure(760, 300, "The states of a group")
-    f.box(20, 110, 130, 46, "ACTIVE", "its jobs run", strong=True)
-    f.box(600, 20, 140, 46, "COMPLETED", "all jobs are done")
-    f.box(290, 110, 160, 46, "COMPENSATING", "undoing what was done")
-    f.box(600, 110, 140, 46, "FAILED", "nothing is left of it")
-    f.box(270, 230, 200, 46, "FAILED_COMPENSATION", "a person must decide")
-    f.arrow((85, 110), (85, 43), (600, 43), label="every job completed", at=(340, 36))
+    f = Figure(760, 330, "The states of a group")
+    f.box(20, 130, 130, 46, "ACTIVE", "its jobs run", strong=True)
+    f.box(20, 20, 160, 46, "BLOCKED", "failed after the pivot")
+    f.box(600, 60, 140, 46, "COMPLETED", "all jobs are done")
+    f.box(290, 130, 160, 46, "COMPENSATING", "undoing what was done")
+    f.box(600, 130, 140, 46, "FAILED", "nothing is left of it")
+    f.box(270, 260, 200, 46, "FAILED_COMPENSATION", "a person must decide")
+    f.arrow((45, 130), (45, 66))
     f.arrow(
-        (150, 133), (290, 133), label="a job failed for good,\nor it was cancelled", at=(220, 112)
+        (100, 66),
+        (100, 130),
+        label="retry_group, resolve_group",
+        at=(112, 92),
+        anchor="start",
     )
-    f.arrow((450, 133), (600, 133), label="all is undone", at=(525, 126))
     f.arrow(
-        (85, 156),
-        (85, 200),
-        (670, 200),
-        (670, 156),
+        (130, 130),
+        (130, 112),
+        (560, 112),
+        (560, 83),
+        (600, 83),
+        label="every job completed",
+        at=(430, 106),
+    )
+    f.arrow(
+        (150, 158), (290, 158), label="a job failed for good,\nor it was cancelled", at=(220, 136)
+    )
+    f.arrow((450, 153), (600, 153), label="all is undone", at=(525, 146))
+    f.arrow(
+        (85, 176),
+        (85, 230),
+        (670, 230),
+        (670, 176),
         label="… and nothing had been done",
-        at=(185, 216),
+        at=(185, 246),
     )
-    f.arrow((345, 156), (345, 230), label="an undo failed\nfor good", at=(338, 180), anchor="end")
-    f.arrow((400, 230), (400, 156), label="retry_compensation", at=(407, 180), anchor="start")
-    f.arrow((470, 253), (715, 253), (715, 156), label="resolve_group", at=(592, 246))
+    f.arrow((345, 176), (345, 260), label="an undo failed\nfor good", at=(338, 200), anchor="end")
+    f.arrow((400, 260), (400, 176), label="retry_compensation", at=(407, 205), anchor="start")
+    f.arrow((470, 283), (715, 283), (715, 176), label="resolve_group", at=(592, 276))
     return f
 
 

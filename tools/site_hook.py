@@ -23,6 +23,8 @@ DOCUMENTS = {
     "benchmarks/RESULTS.md": "results.md",
 }
 ELSEWHERE = {"README.md": "README.md", "LICENSE": None}
+THEMES = {"gh-light-mode-only": "only-light", "gh-dark-mode-only": "only-dark"}
+"""How GitHub and the site say that a picture is for one theme."""
 LANGUAGES = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".json": "json", ".conf": "ini"}
 FENCE = re.compile(r"^( *)```.*?^\1```[^\n]*$", re.MULTILINE | re.DOTALL)
 # GitHub wants a pipe in a table escaped, in code too; Python's Markdown shows the backslash.
@@ -86,6 +88,7 @@ def _follow(match: re.Match[str], place: str, source: str) -> str:
     page = _page_of(wanted)
     if page is None:
         return words
+    anchor = THEMES.get(anchor, anchor)
     there = posixpath.relpath(page, posixpath.dirname(source) or ".")
     return f"{is_picture}[{words}]({there}{'#' + anchor if anchor else ''})"
 

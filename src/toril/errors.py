@@ -4,19 +4,19 @@ TorilError
 ├── InvalidInputError (ValueError)      refused before anything was written
 │   ├── InvalidNameError                a queue name, prefix, job name or job id
 │   ├── InvalidOptionError              an option's value, or two that exclude each other
-│   │   └── UnknownOptionError          an option nobody knows
+│   │   └── UnknownOptionError          an option that does not exist
 │   ├── PayloadError                    data or a return value that is not JSON
 │   │   └── PayloadTooLargeError        longer than ``size_limit``
 │   ├── GroupValidationError            a group that cannot be: no jobs, a job of a flow, …
 │   ├── CrossSlotError                  keys that a cluster keeps on different nodes
 │   └── MissingKeyError                 a request without an idempotency key
 ├── ServerError (ConnectionError)       the server did not do what was asked
-│   ├── ServerUnavailableError          nobody answered, or not in time
+│   ├── ServerUnavailableError          no answer, or not in time
 │   ├── AmbiguousResultError            sent, but the reply was lost: it may have happened
 │   ├── NotReplicatedError              the jobs are there, and not yet on enough replicas
 │   ├── ServerOutOfMemoryError          ``maxmemory`` reached; jobs can be drained, not added
 │   └── ServerRefusalError              it answered with an error: a key of another type, …
-│       └── ServerUnusableError         it never will do it: password, rights, version, replica
+│       └── ServerUnusableError         it cannot be used: password, permissions, version, replica
 ├── RefusedError                        the server refused, nothing was changed
 │   ├── JobNotFoundError (LookupError)  ├── JobNotInStateError   ├── JobLockedError
 │   ├── LockLostError                   ├── PendingChildrenError ├── FailedChildrenError
@@ -29,23 +29,23 @@ TorilError
 │   └── PartitionMismatchError
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
-├── WaitTimeoutError (TimeoutError)     the state waited for did not come in time
-├── NoHandlerError                      a job whose name no handler is registered for
+├── WaitTimeoutError (TimeoutError)     what was waited for did not happen in time
+├── NoHandlerError                      no handler is registered for the job's name
 ├── HandlerTimeoutError (TimeoutError)  a handler ran longer than the job's ``timeout``
 ├── HandlerProcessError                 the process that ran a handler died, or could not start
 ├── JobCancelledError                   the job was cancelled by ``queue.cancel``
 ├── EmbeddedServerError                 the embedded server could not be started
-└── Signal                              raised *by handlers* to say what is to become of the job
-    ├── UnrecoverableError              fail for good, whatever attempts are left
+└── Signal                              raised *by handlers* to decide what happens to the job
+    ├── UnrecoverableError              fail for good, even if attempts are left
     │   ├── PayloadMismatchError        the data is not what the consumer's type asks for
     │   │   └── ArgumentsError (TypeError)  … or not what the task's function takes
     │   ├── ResultError                 what a task returned does not fit its annotation
     │   ├── ExpiredError                not started within its ``expires``
-    │   └── DamagedJobError             what is stored of the job cannot be read or written
-    ├── DelayedError                    put the job off, without counting the attempt
+    │   └── DamagedJobError             the stored job cannot be read or written
+    ├── DelayedError                    delay the job, without counting the attempt
     │   └── ClaimRefusedError           somebody else has the step; look again later
-    ├── RateLimitError                  put it back and hold the queue, or its lane, for a while
-    └── WaitingChildrenError            step aside until the children are done
+    ├── RateLimitError                  put it back and hold the queue, or its lane
+    └── WaitingChildrenError            wait until the children are done
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ async def test_every_action_has_a_button_that_does_it(
         # It fails again, and the page shows that by itself.
         person.page.wait_for_selector("main button:text-is('Resolve the group')")
         person.fill(note="paid back")
-        said["resolve-group"] = person.press("Resolve the group", sure="put right by hand")
+        said["resolve-group"] = person.press("Resolve the group", sure="fixed by hand")
 
         letters = "/dead-letters?queue=dead"
         person.open(letters)

@@ -142,7 +142,7 @@ async def _check(queue: Queue, lines: list[str]) -> None:
     assert [n for n in everything if len(runs[f"flaky {n}"]) < 2] == []
     for name in ("child", "doomed"):
         assert [n for n in fourth if not runs[f"{name} {n}"]] == [], name
-    # What started in a group that failed is undone, whoever ran which of them; the rest never starts.
+    # What started in a group that failed is undone, whoever ran it; the rest never starts.
     groups = await queue.get_groups()
     assert len(groups) == len(fourth)
     started = {n for n in fourth if runs[f"kept {n}"]}

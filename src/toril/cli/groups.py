@@ -294,11 +294,11 @@ def retry_compensation(server: Server, queue_name: str, group_id: str) -> None:
 @yes_option
 @with_server
 def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool) -> None:
-    """Close a group in FAILED_COMPENSATION that was put right by hand; let one in BLOCKED go on."""
+    """Close a group in FAILED_COMPENSATION that was fixed by hand; continue one in BLOCKED."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
         verb = "Let" if group.state is GroupState.BLOCKED else "Close"
-        end = "go on as if it were done" if verb == "Let" else "as put right"
+        end = "continue as if it were done" if verb == "Let" else "as fixed"
         confirm(f"{verb} group {group.name!r} ({group.state.value}) {end}?", yes=yes)
         queue.resolve_group(group_id, note)
         after = _known(queue, group_id)

@@ -239,7 +239,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         )
 
     async def resolve_group(self, group_id: str, note: str) -> None:
-        """Say that what could not be done, or undone, was put right by hand; ``note`` is kept.
+        """Say that a failed group was fixed by hand; ``note`` is kept with it.
 
         A group that is FAILED_COMPENSATION is FAILED then.  One that is BLOCKED goes on, as if the
         members that block it had completed and returned None.  Raises ``InvalidGroupStateError``

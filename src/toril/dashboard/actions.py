@@ -500,7 +500,7 @@ async def _resolve_group(on: Context) -> Change:
         f"resolve group {group_id}: {note}",
         _said(lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"), "resolved"),
         question=Question(
-            f"Say that what the group {group_id!r} of the queue {on.queue.name!r} did was put right"
+            f"Say that what the group {group_id!r} of the queue {on.queue.name!r} did was fixed"
             f" by hand? 1 group is closed with the note {note!r}.",
             "Resolve the group",
         ),

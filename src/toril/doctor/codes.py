@@ -87,7 +87,7 @@ CODES: dict[str, Code] = {
         "Whoever can write to the server can enqueue work, read every payload and delete every "
         "queue.",
         (
-            "Create an ACL user for each service, limited to the keys of your prefix.",
+            "Create an ACL user for each service: `toril acl worker` prints the line.",
             "Put the user and the password into `TORIL_URL`: `redis://worker:secret@host`.",
             "Use `rediss://` when the connection leaves the host.",
         ),
