@@ -10,7 +10,8 @@
 --- In the record `x.letter.N` is the dead letter that the undoing of member N became.
 
 local MOST_AT_ONCE = 250
-local MOST_IN_GRAPH = 50
+--- Each that ends lets the group be looked at as a whole.
+local MOST_IN_GRAPH = 20
 local LOOK_AGAIN_MS = 30000
 local MOST_TOLD = 500000
 

@@ -190,6 +190,7 @@ end
 --- Those members of a gate that are planned, if it is open.
 local function opened(group, gate)
   local after, keys = gate[3], {}
+  if group.completed < #after then return {} end
   for _, key in ipairs(after) do keys[#keys + 1] = key end
   for _, key in ipairs(gate[4]) do keys[#keys + 1] = key end
   local statuses = redis.call("HMGET", group.key .. ":jobs", unpack(keys))
