@@ -475,7 +475,10 @@ function groups.stateOf(membership, job, is_again)
   if not key then return "ACTIVE" end
   if kind ~= "c" then
     local state = readState(key)
-    if state == "BLOCKED" then state = "ACTIVE" end
+    if state == "BLOCKED" then
+      if not job and not stages.mayRejoin(key, number) then return state end
+      state = "ACTIVE"
+    end
     if state ~= "ACTIVE" or not is_again then return state end
     return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
   end
