@@ -586,6 +586,18 @@ async def test_a_signal_that_does_not_come_fails_or_has_a_default(world: World):
     assert (info.state, info.reason) == ("COMPENSATING", "timeout")
 
 
+async def test_a_producer_may_mind_the_time_limits(world: World):
+    """Where nobody of Toril works: a timer calls it."""
+    members = [GroupSignal("ok", timeout=60_000), job("c", "ok")]
+    await world.flow.add_group("order", members, group_id="g", queue_name="a", timeout=90_000)
+    assert await world.flow.keep_groups("a", "other") == 0
+    skew.ms += 60_001
+
+    assert await world.flow.keep_groups("other", "a") > 0
+
+    assert await state(world) == "FAILED"
+
+
 async def test_cancelling_ends_signals_and_plans(world: World):
     await start(world, job("a"), GroupSignal("ok", timeout=1000), job("c", "ok"), undo="a")
     await world.complete("a")
