@@ -126,6 +126,34 @@ async def _group(world: World, failing: str = "", *, is_clean: bool) -> None:
     )
 
 
+async def _stages(world: World, failing: str = "", *, is_clean: bool) -> None:
+    """Three members, each after the one before and with its result."""
+    await world.flow(is_clean=is_clean).add_group(
+        "order",
+        [
+            GroupJob(
+                "bad" if label in failing else "work",
+                {"n": label},
+                queue_name="q",
+                key=label,
+                after=[before] if before else [],
+                inputs={"before": before} if before else {},
+            )
+            for label, before in (("a", ""), ("b", "a"), ("c", "b"))
+        ],
+        {"work": Compensation("undo", {"n": "undo"}, attempts=2, backoff=None)},
+        group_id="order-1",
+    )
+
+
+async def stages(world: World) -> None:
+    await _stages(world, is_clean=True)
+
+
+async def stages_that_fail(world: World) -> None:
+    await _stages(world, "c", is_clean=True)
+
+
 async def a_group(world: World) -> None:
     await _group(world, is_clean=True)
 
@@ -259,6 +287,11 @@ async def add_a_child(world: World) -> None:
 @scenario(queues=GROUP_QUEUES, either=True)
 async def add_a_group(world: World) -> None:
     await _group(world, is_clean=False)
+
+
+@scenario(queues=GROUP_QUEUES, either=True)
+async def add_stages(world: World) -> None:
+    await _stages(world, is_clean=False)
 
 
 @scenario()
@@ -481,6 +514,16 @@ async def add_to_a_lane(world: World) -> None:
 @scenario(given=a_group, queues=GROUP_QUEUES, most_extra=2)
 async def work_on_a_group(world: World) -> None:
     await world.work(*GROUP_QUEUES, concurrency=2)
+
+
+@scenario(given=stages, queues=GROUP_QUEUES, most_extra=2)
+async def work_on_stages(world: World) -> None:
+    await world.work(*GROUP_QUEUES)
+
+
+@scenario(given=stages_that_fail, queues=GROUP_QUEUES, is_alike=is_undone)
+async def work_and_undo_stages(world: World) -> None:
+    await world.work(*GROUP_QUEUES)
 
 
 @scenario(given=a_group_that_fails, queues=GROUP_QUEUES, is_alike=is_undone)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
-from toril import Compensation, GroupJob, GroupSignal, Worker
+from toril import Compensation, GroupJob, GroupSignal, Queue, UnrecoverableError, Worker
 from toril.errors import (
     GroupExistsError,
     GroupNotFoundError,
@@ -586,6 +586,18 @@ async def test_a_signal_that_does_not_come_fails_or_has_a_default(world: World):
     assert (info.state, info.reason) == ("COMPENSATING", "timeout")
 
 
+async def test_a_producer_may_mind_the_time_limits(world: World):
+    """Where nobody of Toril works: a timer calls it."""
+    members = [GroupSignal("ok", timeout=60_000), job("c", "ok")]
+    await world.flow.add_group("order", members, group_id="g", queue_name="a", timeout=90_000)
+    assert await world.flow.keep_groups("a", "other") == 0
+    skew.ms += 60_001
+
+    assert await world.flow.keep_groups("other", "a") > 0
+
+    assert await state(world) == "FAILED"
+
+
 async def test_cancelling_ends_signals_and_plans(world: World):
     await start(world, job("a"), GroupSignal("ok", timeout=1000), job("c", "ok"), undo="a")
     await world.complete("a")
@@ -639,6 +651,17 @@ async def test_before_the_pivot_a_failure_undoes(world: World):
     assert await state(world) == "FAILED"
 
 
+async def test_obliterating_the_owner_leaves_nothing_of_its_groups(world: World):
+    await start(world, job("a"), GroupSignal("ok", after=["a"], timeout=1000), job("c", "ok"))
+    await world.complete("a")
+
+    await world.queue("a").obliterate(force=True)
+
+    left = [key async for key in world.client.scan_iter(f"{world.prefix}:a:*group*")]
+    assert left == []
+    assert await world.queue("c").get_group_state("g") is None
+
+
 async def test_cancelling_after_the_pivot_is_refused(world: World):
     await past_pivot(world)
 
@@ -684,6 +707,41 @@ async def test_a_blocking_job_may_be_retried_by_hand(world: World):
     assert await state(world) == "ACTIVE"
     await world.complete("cd")
     assert await state(world) == "COMPLETED"
+
+
+async def test_the_dead_letter_of_a_blocking_job_belongs_to_its_group(world: World):
+    """Replayed it goes on with the group; retry_group takes it away instead."""
+    is_well = False
+
+    async def handle(job: Any) -> str:
+        if job.name == "c" and not is_well:
+            raise UnrecoverableError("no")
+        return "done"
+
+    options: dict[str, Any] = {"connection": world.url, "prefix": world.prefix}
+    letters = Queue("letters", **options)
+    for group_id in ("g", "h"):
+        await start(world, job("a", pivot=True), job("c", "a"), group_id=group_id)
+    async with (
+        letters,
+        Worker("a", handle, **options),
+        Worker("c", handle, dead_letter_queue="letters", **options),
+    ):
+        await wait_until(lambda: _counts_letters(letters, 2))
+        is_well = True
+        assert await world.queue("a").retry_group("h") == 1
+        assert await letters.get_dead_letter_count() == 1
+        (letter,) = await letters.get_jobs("waiting")
+        await letters.replay_dead_letter(letter.id)
+        for group_id in ("g", "h"):
+            info = await world.queue("a").wait_for_group(group_id, 20_000)
+            assert info.state == "COMPLETED"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").retry_group("g")
+
+
+async def _counts_letters(letters: Queue, count: int) -> bool:
+    return await letters.get_dead_letter_count() == count
 
 
 async def test_a_pivot_that_completes_after_the_group_turned_blocks_it(world: World):

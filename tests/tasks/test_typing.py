@@ -48,6 +48,12 @@ async def right(ctx: Context) -> None:
     text = await charge(ctx, 1, Decimal(1))
     text = charge.sync.enqueue(1, Decimal(1)).result()
     await app.enqueue_many([plain.call(1), plain.call(2, note="x")])
+    async with app.group("order", group_id="order-1") as saga:
+        first = saga.add(plain.call(1))
+        second = saga.add(charge.call(first.result, Decimal(1)), pivot=True)
+        saga.add(plain.call(2, note=second.result), after=[first])
+    text = await (await app.chain(plain.call(1), charge.call(1, Decimal(1)))).result(1000)
+    numbers: list[int] = await (await app.gather([plain.call(1)])).result()
 
 def every_job_is_a_context(
     a: ActiveJob, b: ThreadJob, c: BlockingChildJob, d: AsyncChildJob, e: TestContext
@@ -71,6 +77,10 @@ async def wrong() -> None:
     plain.call("x")  # WRONG call
     blocking.sync.enqueue(1)  # WRONG blocking
     await charge.using(dellay=1).enqueue(1, Decimal("1"))  # WRONG option
+    async with app.group("order") as saga:
+        step = saga.add(charge.call(1, Decimal(1)))
+        saga.add(plain.call(step.result))  # WRONG result of a step
+    number = await (await app.chain(plain.call(1), charge.call(1, Decimal(1)))).result()  # WRONG
 """
 WRONG = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if "# WRONG" in line]
 

@@ -162,6 +162,17 @@ class GroupProducer(GroupReading):
         )
         return await self._start(group, group_id)
 
+    async def keep_groups(self, *queue_names: str) -> int:
+        """Look once after the groups that these queues own; returns how much was settled.
+
+        That minds time limits and lets stages go on.  Workers do it by themselves; call this from a
+        timer where no worker of Toril serves a queue of the group.
+        """
+        settled = 0
+        for name in queue_names:
+            settled += await self._connection.follow(groups.keep(Keys(self.prefix, name)))
+        return settled
+
     async def _start(self, group: NewGroup, group_id: str | None) -> GroupNode:
         self._connection.check_slots(*queues_of(group, self.prefix))
         if group_id is None:

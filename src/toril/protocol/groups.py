@@ -756,6 +756,16 @@ def reconcile(
     )
 
 
+def keep(keys: Keys) -> Plan[int]:
+    """Look at the groups that are due; returns how many jobs and groups were settled by that."""
+    settled = 0
+    while True:
+        look: Reconciled = yield reconcile(keys)
+        settled += look.settled
+        if look.wait_ms != 0:
+            return settled
+
+
 def reconcile_all(keys: Keys) -> Plan[int]:
     """Look at all open groups; returns how many jobs and groups were settled by that."""
     settled: int = 0

@@ -69,6 +69,7 @@ class _Group:
         self.planned = [key for key, status in self.members.items() if status == "planned"]
         self.awaited = [key for key, status in self.members.items() if status == "awaited"]
         self.is_staged = "x.staged" in record
+        self.is_overdue = "x.overdue" in record
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
 
     def before(self, number: int) -> tuple[int, ...]:
@@ -79,7 +80,9 @@ class _Group:
 
     @property
     def mapped(self) -> int:
-        return int(self.record.get("x.pivot", MAPPED)) if "g-s1" not in str(self.members) else 1
+        if len(self.members) < MAPPED + 1 or "g-s1" in str(self.members):
+            return 0 if "x.pivot" in self.record else 1 if self.is_staged else MAPPED
+        return int(self.record.get("x.pivot", MAPPED))
 
     @property
     def is_past_pivot(self) -> bool:
@@ -114,7 +117,7 @@ class _Group:
                 is_cancelled = self.members.get(f"{self._queue.base}:{held.job_id}") == "cancelled"
                 if is_cancelled and self._queue.locks.get(held.job_id) == held.token:
                     yield f"{held.job_id} is cancelled while {worker.name} runs it"
-        if self.state in ("FAILED", "FAILED_COMPENSATION"):
+        if self.state == "FAILED" or (self.state == "FAILED_COMPENSATION" and not self.is_overdue):
             yield from self._undone(node.begun)
 
     def _counts(self) -> Iterator[str]:
@@ -144,10 +147,11 @@ class _Group:
         has_plans = self.planned or self.awaited
         if self.state == "COMPENSATING" and has_plans:
             yield f"group is COMPENSATING with {self.members}"
-        if self.state in OVER and (self.live or self.running or has_plans):
+        goes_on = self.running and not self.is_overdue
+        if self.state in OVER and (self.live or goes_on or has_plans):
             yield f"group is {self.state} with {self.members} and {self.undoings}"
         is_stopped = self.state == "FAILED_COMPENSATION" and self.record.get("x.order") == "reverse"
-        if self.state in OVER and self.undo and not is_stopped:
+        if self.state in OVER and self.undo and not is_stopped and not self.is_overdue:
             yield f"group is {self.state} and {self.undo} wait to be undone"
         if self.state == "COMPENSATING" and not self.live and not self.running:
             yield "group is COMPENSATING and nothing of it is left"
@@ -315,6 +319,8 @@ def group_step_problems(
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
+            if step.request.script == "resolveGroup" and old == "BLOCKED" and old != new:
+                wanted.append(b"group:resolved")
             if old == "FAILED_COMPENSATION" and new == "COMPENSATING":
                 wanted.append(b"group:retrying")
             elif old == "BLOCKED" and new == "ACTIVE":

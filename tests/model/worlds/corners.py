@@ -32,9 +32,9 @@ from tests.model.worlds.common import (
 )
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
-from tests.model.worlds.groups import QUEUES, group
+from tests.model.worlds.groups import LOOK, QUEUES, RESOLVE, RETRY_GROUP, UNDO_MORE, group, pair
 from tests.model.worlds.schedulers import schedule
-from toril import Backoff, Deduplication, FlowJob
+from toril import Backoff, Deduplication, FlowJob, GroupJob
 from toril.options import Keep, RateLimit
 from toril.protocol import (
     dead_letters,
@@ -50,6 +50,11 @@ from toril.protocol import (
 ONE = (Worker("a", "q"),)
 LEAVES = ((LEAVING, 1),)
 RESUME = Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True)
+
+
+ENDS = {
+    when: GroupJob("after", {"n": when}, queue_name="q") for when in ("on_completed", "on_failed")
+}
 
 
 def _resumed(what: str, *given: Any) -> World:
@@ -331,6 +336,47 @@ WORLDS = (
         (group(names=("one", "two"), attempts=2),),
         ends=failing("one", "two"),
         faults=(),
+        may_remove=True,
+    ),
+    World(
+        "blocked behind a pivot",
+        QUEUES,
+        ONE,
+        (pair(pivot=True),),
+        (RETRY_GROUP, RESOLVE),
+        ends=failing("two"),
+        faults=((LOST, 1),),
+        may_remove=True,
+        ticks=0,
+    ),
+    World(
+        "a pivot of which nobody knows",
+        QUEUES,
+        two(),
+        (pair(pivot=True, timeout=1000),),
+        (LOOK, RETRY_GROUP),
+        ends=failing("two"),
+        faults=((EXPIRY, 2),),
+        may_remove=True,
+    ),
+    World(
+        "undone too late",
+        QUEUES,
+        (*ONE, Worker("c", "q:compensation")),
+        (pair(undo_timeout=1000),),
+        (LOOK, UNDO_MORE),
+        ends=failing("two", "undo-one"),
+        faults=(),
+        may_remove=True,
+    ),
+    World(
+        "a job at the end of a group",
+        QUEUES,
+        (*ONE, Worker("c", "q:compensation")),
+        (pair(timeout=2000, **ENDS),),
+        (LOOK,),
+        ends=failing("one", "two", "undo-one"),
+        faults=((LOST, 1),),
         may_remove=True,
     ),
 )

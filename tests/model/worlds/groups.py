@@ -85,6 +85,17 @@ def joined() -> Any:
     return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
 
 
+def pair(name: str = "order", *, pivot: bool = False, **options: Any) -> Any:
+    """Two members, one after the other; the first is the pivot, or can be undone."""
+    members = [
+        GroupJob("one", {"n": "one"}, queue_name="q", pivot=pivot),
+        GroupJob("two", {"n": "two"}, queue_name="q", after=["one"]),
+    ]
+    undo = {} if pivot else {"one": Compensation("undo-one", {}, attempts=1, backoff=None)}
+    made = new_group(name, members, undo, **options)
+    return starting.create(PREFIX, made, "g", ["j1", "j2"], seed="j")
+
+
 def _of_group(make: Any) -> Any:
     """What can be asked of a group as long as there is one."""
     return lambda view: make() if "g" in view.queues["q"].groups else None
@@ -105,6 +116,13 @@ UNDO_MORE = Client(
     _of_group(lambda: groups.retry_compensation(keys_of("q"), "g", request="rc")),
     may_remove=True,
     is_silent=True,
+)
+
+
+RESOLVE = Client(
+    "resolve the group",
+    _of_group(lambda: groups.resolve(keys_of("q"), "g", "by hand", request="rs")),
+    may_remove=True,
 )
 
 

@@ -10,7 +10,8 @@
 --- In the record `x.letter.N` is the dead letter that the undoing of member N became.
 
 local MOST_AT_ONCE = 250
-local MOST_IN_GRAPH = 50
+--- Each that ends lets the group be looked at as a whole.
+local MOST_IN_GRAPH = 20
 local LOOK_AGAIN_MS = 30000
 local MOST_TOLD = 500000
 
@@ -474,7 +475,10 @@ function groups.stateOf(membership, job, is_again)
   if not key then return "ACTIVE" end
   if kind ~= "c" then
     local state = readState(key)
-    if state == "BLOCKED" then state = "ACTIVE" end
+    if state == "BLOCKED" then
+      if not job and not stages.mayRejoin(key, number) then return state end
+      state = "ACTIVE"
+    end
     if state ~= "ACTIVE" or not is_again then return state end
     return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
   end

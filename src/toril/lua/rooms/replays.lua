@@ -80,10 +80,15 @@ function replays.isAgainstLane(note, changes)
 end
 
 --- A compensation that comes back belongs to its group as before. The number of its member stands at
---- the end of its id, as in that of every compensation. Returns its id, and its membership if it has one.
+--- the end of its id, as in that of every compensation. A member that blocks its group has the id that it
+--- had. Returns its id, and its membership if it has one.
 local function joinGroup(membership, base, new_id, now)
-  local key, number = string.match(membership or "", "^(.*):c(%d+)$")
+  local key, kind, number = string.match(membership or "", "^(.*):(%a)(%d+)$")
   if not key then return new_id, nil end
+  if kind ~= "c" then
+    local member_id = stages.rejoin(key, number, base, now)
+    return member_id or new_id, member_id and membership
+  end
   local id = new_id .. "-c" .. number
   if not groups.reviveCompensation(key, groups.findCompensation(key, number), base .. ":" .. id, now) then
     return new_id, nil

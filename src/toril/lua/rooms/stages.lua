@@ -190,6 +190,7 @@ end
 --- Those members of a gate that are planned, if it is open.
 local function opened(group, gate)
   local after, keys = gate[3], {}
+  if group.completed < #after then return {} end
   for _, key in ipairs(after) do keys[#keys + 1] = key end
   for _, key in ipairs(gate[4]) do keys[#keys + 1] = key end
   local statuses = redis.call("HMGET", group.key .. ":jobs", unpack(keys))
@@ -408,6 +409,33 @@ function stages.revive(group, job, status, now)
   redis.call("HSET", group.key .. ":jobs", job, "pending")
   group[status] = redis.call("HINCRBY", group.key, status .. "Count", "-1")
   if group.failed + group.cancelled == 0 then stages.unblock(group, now) end
+end
+
+--- The job of a member that blocks its group and may be run again under its old id, and how it ended.
+local function blocking(key, number)
+  local member = stages.member(key, number)
+  local status = member and redis.call("HGET", key .. ":jobs", member[1])
+  if status ~= "failed" and status ~= "cancelled" then return nil end
+  return redis.call("EXISTS", member[1]) == 0 and member[1] or nil, status
+end
+
+--- May the dead letter of a member be replayed, in a blocked group?
+function stages.mayRejoin(key, number)
+  return blocking(key, number) ~= nil
+end
+
+--- The dead letter of a member that blocks its group is replayed in the queue at `base`. Returns the id that
+--- its job had and has again; nothing if the group does not wait for it.
+function stages.rejoin(key, number, base, now)
+  local group = groups.read(key)
+  local job, status = blocking(key, number)
+  if not group or group.state ~= "BLOCKED" or not job then return nil end
+  local home, id = string.match(job, "^(.+):([^:]+)$")
+  if home ~= base then return nil end
+  stages.revive(group, job, status, now)
+  redis.call("HDEL", key, "x.letter.m" .. number)
+  redis.call("HDEL", key .. ":results", number .. ".at", number .. ".why")
+  return id
 end
 
 --- A person says how a member ended that blocks its group. Returns false if that cannot be said.
