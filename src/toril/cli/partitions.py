@@ -15,7 +15,7 @@ from toril.protocol.keys import Keys
 
 @click.group("partitions", cls=CommandGroup)
 def partitions() -> None:
-    """Look at the partitions of a queue, and give it more.
+    """Show the partitions of a queue, and give it more.
 
     \b
     Examples:
