@@ -53,7 +53,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "partitions": Entry(
         _FEATURES,
-        "Show the partitions of a queue, and give it more.",
+        "Show the partitions of a queue, and add more.",
         "partitions:partitions",
     ),
     "worker": Entry(_RUN, "Run workers until SIGTERM or Ctrl-C.", "worker:worker"),

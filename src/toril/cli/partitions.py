@@ -15,7 +15,7 @@ from toril.protocol.keys import Keys
 
 @click.group("partitions", cls=CommandGroup)
 def partitions() -> None:
-    """Show the partitions of a queue, and give it more.
+    """Show the partitions of a queue, and add more.
 
     \b
     Examples:
@@ -28,7 +28,7 @@ def partitions() -> None:
 @queue_argument
 @with_server
 def list_partitions(server: Server, queue_name: str) -> None:
-    """List the partitions of a queue and how many jobs are where."""
+    """List the partitions of a queue and their counts."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         parts = queue.partitions
         commands = [reading.counts(part.keys, reading.STATES) for part in parts]
