@@ -326,9 +326,9 @@ async def test_a_signal_is_given_and_a_blocked_group_goes_on(visit: Visit, url: 
             await done(visitor, "complete-member", **told)
             await wait_until(lambda: _has(queue, "failed"))
         page = (await visitor.get("/group?queue=pay&id=g")).text
-        assert "There is no way back" in page
+        assert "point of no return" in page
         assert "blocked" in page, "the timeline"
-        assert "1 job tried again" in await done(visitor, "retry-group", queue="pay", id="g")
+        assert "1 member tried again" in await done(visitor, "retry-group", queue="pay", id="g")
         assert (await visitor.do("retry-group", queue="pay", id="g")).status_code == 409
 
 
@@ -349,27 +349,6 @@ async def make_it_ask(client: Any, queue: Queue, group_id: str, job_id: str) -> 
     info = await queue.get_group_state(group_id)
     assert info is not None
     assert info.needs_a_person
-
-
-async def test_a_blocked_group_goes_on_and_a_signal_is_given(visit: Visit, shop: World):
-    visitor, queue = visit(), shop.queue
-
-    page = await done(visitor, "retry-group", queue="pay", id=shop.blocked_group)
-    assert "1 job tried again" in page
-    assert await state_of(queue, shop.blocked_group) == "ACTIVE"
-    again = await visitor.do("retry-group", queue="pay", id=shop.blocked_group)
-    assert again.status_code == 409
-    fields = {"queue": "pay", "id": shop.staged_group, "member": "approval"}
-    await asked(visitor, "complete-member", "'approval'", **fields, result='{"by": "ann"}')
-    await done(visitor, "complete-member", **fields, result='{"by": "ann"}')
-    members = {one.key: one.status for one in await queue.get_group_jobs(shop.staged_group)}
-    assert members == {"draft": "completed", "approval": "completed", "send": "pending"}
-
-
-async def state_of(queue: Queue, group_id: str) -> str:
-    info = await queue.get_group_state(group_id)
-    assert info is not None
-    return info.state.value
 
 
 @pytest.mark.parametrize("verb", ["complete-member", "fail-member"])

@@ -361,7 +361,7 @@ async def test_a_group_shows_its_stages_and_what_it_waits_for(
     assert re.search(r"draft completed", staged)
 
     blocked = html.unescape((await visitor.get(f"/group?queue=pay&id={shop.blocked_group}")).text)
-    assert "There is no way back" in blocked
+    assert "point of no return" in blocked
     assert "Run it again" in blocked
     assert "Resolve the group" in blocked
     assert '<option value="late">' in blocked

@@ -488,7 +488,7 @@ async def _retry_group(on: Context) -> Change:
     group_id = on.form.needed("id")
 
     async def retry() -> str:
-        return f"{counted(await on.queue.retry_group(group_id), 'job')} tried again"
+        return f"{counted(await on.queue.retry_group(group_id), 'member')} tried again"
 
     return Change(f"run the blocked members of group {group_id} again", retry)
 

@@ -247,7 +247,8 @@ class GroupPage:
     def questions(self) -> list[GroupMember]:
         """The members of which somebody may say how they ended."""
         if self.info.state is GroupState.BLOCKED:
-            return [one for one in self.members if one.status == "failed"]
+            ended = ("failed", "cancelled", "awaited")
+            return [one for one in self.members if one.status in ended]
         if self.info.asks and self.info.needs_a_person:
             return [one for one in self.members if one.status in ("pending", "active", "awaited")]
         return [one for one in self.members if one.status == "awaited"]
