@@ -20,8 +20,13 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 # Tests wait as long as they work: three processes keep two cores busy. Who is done early helps others.
 SPREAD := -n 3 --dist worksteal
 
+# What `make test-scripts` runs: every kind of call, without those tests that count how they are sent.
+AS_SCRIPTS := tests/features/test_flows.py tests/features/test_lane_order.py tests/features/test_lane_failures.py \
+	tests/features/dead_letters tests/features/test_group_stages.py tests/features/test_group_compensation.py \
+	tests/features/test_schedulers.py tests/features/test_deduplication.py tests/features/test_ways_in.py
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove wheel chaos check bench docs docs-serve pictures format clean
+.PHONY: help setup demo test test-scripts prove wheel chaos check bench docs docs-serve pictures format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +47,9 @@ demo: $(PYTHON_STAMP) ## Watch a short show of the whole, on a server of its own
 
 test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
 	@$(BIN)/python -m pytest $(SPREAD) $(T)
+
+test-scripts: setup ## The features once more on servers without functions, where calls go as scripts
+	@TORIL_AS_SCRIPTS=1 $(BIN)/python -m pytest $(SPREAD) $(AS_SCRIPTS) $(T)
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
 	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/mutants tests/hostile tests/interop/test_fuzz.py tests/packaging $(BIG) $(T)

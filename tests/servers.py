@@ -40,6 +40,8 @@ class Server:
 
     def __init__(self, options: dict[str, str] | None = None, *, tcp: bool = False) -> None:
         self.options = NOTHING_ON_DISK | {"maxmemory-policy": "noeviction"} | (options or {})
+        if os.environ.get("TORIL_AS_SCRIPTS"):
+            self.options["rename-command FCALL"] = ""  # there are no functions then
         self.port = free_port() if tcp else 0
         self.directory = Path(tempfile.mkdtemp(prefix="toril-test-"))
         self._process: subprocess.Popen[bytes] | None = None
