@@ -220,6 +220,8 @@ class _Group:
         pivot = int(self.record.get("x.pivot", 0))
         if self.state == "BLOCKED" and not self.is_past_pivot and status_of[pivot] != "failed":
             yield f"group is BLOCKED before its pivot: {status_of}"
+        if self.state == "ACTIVE" and "x.reason" in self.record:
+            yield f"group is ACTIVE again, and says that {self.record['x.reason']}"
         if self.state == "ACTIVE" and {"failed", "cancelled"} & set(status_of.values()):
             yield f"group is ACTIVE with {status_of}"
         if any(status == "planned" for status in status_of.values()) and self.state in OVER:
