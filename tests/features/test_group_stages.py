@@ -18,7 +18,7 @@ from toril.errors import (
     InvalidGroupStateError,
     JobNotFoundError,
 )
-from toril.protocol import groups
+from toril.protocol import groups, leasing
 from toril.protocol.command import skew
 
 
@@ -758,6 +758,37 @@ async def test_a_pivot_that_completes_after_the_group_turned_blocks_it(world: Wo
     assert await world.queue("a").retry_group("g") == 1
     await world.complete("c")
     assert await state(world) == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
+    world: World, is_done: bool
+):
+    """Its process died: the parcel may be on its way, so a person has to say."""
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
+    await world.complete("a")
+    keys = world.queue("b").keys
+    for _ in range(5):
+        b = await world.hand("b").take_one("b")
+        if await world.client.hexists(keys.job(b.id), "defa"):  # given up: it is failed and not run
+            await world.hand("b").fail(b)
+            break
+        await world.hand("b").lose(b)
+        await world.client.delete(f"{keys.base}:stalled-check")
+        await world.client.sadd(f"{keys.base}:stalled", b.id)
+        await world.connection.follow(leasing.sweep(keys, interval_ms=1, max_stalled=0))
+    assert await state(world) == "BLOCKED"
+    assert await to_undo(world, "a") == ""
+
+    if is_done:
+        await world.queue("a").complete_member("g", "b")
+        await world.complete("c")
+        assert await state(world) == "COMPLETED"
+    else:
+        await world.queue("a").fail_member("g", "b", "it never left")
+        await world.undo_all("a")
+        assert await state(world) == "FAILED"
+        assert (await statuses(world))["c"] == "cancelled"
 
 
 async def test_a_timeout_after_the_pivot_blocks_and_does_not_undo(world: World):

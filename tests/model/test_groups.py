@@ -66,6 +66,8 @@ BUGS = {
         "stages",
         '    if statuses[i] ~= "completed" then return {} end\n',
         "",
+        "  if group.completed < #after then return {} end\n",
+        "",
     ),
     "a member becomes a job twice": (
         groups.PIVOT,

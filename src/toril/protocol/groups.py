@@ -379,6 +379,7 @@ def told(
             steps.append(GroupStep(member.started_at, "started", member.key))
         if member.finished_at is not None:
             steps.append(GroupStep(member.finished_at, member.status, member.key, member.reason))
+    for member in reversed(found):  # the last stage is undone first
         undone = member.compensation_status
         if member.compensation_finished_at is not None and undone is not None:
             what = "undone" if undone == "completed" else f"undoing {undone}"

@@ -81,7 +81,8 @@ class _Group:
     @property
     def mapped(self) -> int:
         if len(self.members) < MAPPED + 1 or "g-s1" in str(self.members):
-            return 0 if "x.pivot" in self.record else 1 if self.is_staged else MAPPED
+            has_none = "x.pivot" in self.record or "g-s0" in str(self.members)
+            return 0 if has_none else 1 if self.is_staged else MAPPED
         return int(self.record.get("x.pivot", MAPPED))
 
     @property
@@ -206,11 +207,21 @@ class _Group:
                 yield f"{number} is undone before {later}"
             if any(status_of[one] == "pending" for one in behind):
                 yield f"{number} is undone while a later one runs: {status_of}"
+        limits = {int(number): float(at) for number, at in self._part("signals").items()}
+        index = self._view.keys.get(f"{self._queue.base}:toril:groups-staged")
+        due = index.scores.get(self._id) if index is not None else None
+        for number, at in limits.items():
+            if status_of[number] != "awaited":
+                yield f"{number} is {status_of[number]} and has a time limit"
+            elif due is None or due > at:
+                yield f"{number} is awaited until {at}, and the group is looked at {due}"
         if self.is_past_pivot and (self.undoings or self.undo):
             yield f"the pivot has completed, and {self.undoings} are undone"
         pivot = int(self.record.get("x.pivot", 0))
         if self.state == "BLOCKED" and not self.is_past_pivot and status_of[pivot] != "failed":
             yield f"group is BLOCKED before its pivot: {status_of}"
+        if self.state == "ACTIVE" and "x.reason" in self.record:
+            yield f"group is ACTIVE again, and says that {self.record['x.reason']}"
         if self.state == "ACTIVE" and {"failed", "cancelled"} & set(status_of.values()):
             yield f"group is ACTIVE with {status_of}"
         if any(status == "planned" for status in status_of.values()) and self.state in OVER:

@@ -32,7 +32,18 @@ from tests.model.worlds.common import (
 )
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import late_child
-from tests.model.worlds.groups import LOOK, QUEUES, RESOLVE, RETRY_GROUP, UNDO_MORE, group, pair
+from tests.model.worlds.groups import (
+    GIVEN,
+    LOOK,
+    QUEUES,
+    REFUSED,
+    RESOLVE,
+    RETRY_GROUP,
+    UNDO_MORE,
+    awaited,
+    group,
+    pair,
+)
 from tests.model.worlds.schedulers import schedule
 from toril import Backoff, Deduplication, FlowJob, GroupJob
 from toril.options import Keep, RateLimit
@@ -357,6 +368,16 @@ WORLDS = (
         (LOOK, RETRY_GROUP),
         ends=failing("two"),
         faults=((EXPIRY, 2),),
+        may_remove=True,
+    ),
+    World(
+        "a signal that comes twice or never",
+        QUEUES,
+        ONE,
+        (awaited(),),
+        (GIVEN, REFUSED, LOOK),
+        ends=failing("one"),
+        faults=((LOST, 1),),
         may_remove=True,
     ),
     World(

@@ -96,6 +96,16 @@ def pair(name: str = "order", *, pivot: bool = False, **options: Any) -> Any:
     return starting.create(PREFIX, made, "g", ["j1", "j2"], seed="j")
 
 
+def awaited() -> Any:
+    """A signal, and a member after it."""
+    members = [
+        GroupSignal("two", timeout=2000),
+        GroupJob("one", {"n": "one"}, queue_name="q", after=["two"]),
+    ]
+    made = new_group("order", members, None)
+    return starting.create(PREFIX, made, "g", ["j1", "j2"], seed="j")
+
+
 def _of_group(make: Any) -> Any:
     """What can be asked of a group as long as there is one."""
     return lambda view: make() if "g" in view.queues["q"].groups else None
@@ -174,12 +184,13 @@ LIMITED = World(
     faults=((LOST, 1), (DEATH, 1), (EXPIRY, 1)),
     may_remove=True,
 )
+GIVEN, REFUSED = _signal("completed", "s1"), _signal("failed", "s2")
 SIGNALLED = World(
     "three stages and a signal",
     QUEUES,
     TWO_WORKERS,
     (staged(signal=True),),
-    (_signal("completed", "s1"), _signal("failed", "s2"), CANCEL, LOOK),
+    (GIVEN, REFUSED, CANCEL, LOOK),
     ends=failing("one", "three", "undo-one"),
     faults=((LOST, 1), (DEATH, 1)),
     may_remove=True,

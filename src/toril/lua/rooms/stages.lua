@@ -388,7 +388,8 @@ function stages.block(group, cause, now)
   group.state = "BLOCKED"
   redis.call("HSET", group.key, "state", "BLOCKED", "updatedAt", clock.stamp(now), "x.failedJobId", cause.id,
     "x.reason", cause.reason, "x.failedMember", cause.label or "")
-  redis.call("UNLINK", group.key .. ":undo")
+  -- Of a pivot of which nobody knows how it ended somebody may say that it did nothing.
+  if stages.isPastPivot(group) then redis.call("UNLINK", group.key .. ":undo") end
   redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
   groups.emit(group, "group:blocked", "failedJobId", cause.id, "reason", cause.reason)
   stages.log(group, now, "blocked", cause.label, cause.reason)
