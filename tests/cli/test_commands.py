@@ -324,7 +324,7 @@ def test_the_shell_completes_commands_and_queues(toril: Toril, queue):
     queue.add("n")
 
     assert "_toril_completion" in toril("completion", "bash").out
-    words = {"_TORIL_COMPLETE": "bash_complete", "COMP_WORDS": "toril pa", "COMP_CWORD": "1"}
+    words = {"_TORIL_COMPLETE": "bash_complete", "COMP_WORDS": "toril pau", "COMP_CWORD": "1"}
     assert toril(env=words).out == "plain,pause\n"
     words |= {"COMP_WORDS": "toril pause pay", "COMP_CWORD": "2"}
     assert toril(env=words).out == "plain,payments\n"

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections import Counter
 
+from tests.helpers import wait_until
 from toril import Queue, Worker
 
 
@@ -36,15 +37,13 @@ async def test_a_running_system_moves_without_losing_a_job(url, prefix, cluster)
 
         async with Worker("mail", handle, concurrency=20, **here) as old_worker:
             producers = [asyncio.create_task(produce()) for _ in range(5)]
-            while len(ran) < 200:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: len(ran) >= 200)
             async with Worker("mail", handle, concurrency=20, **there):
                 queue = new
                 switched_at = added
                 assert await old.wait_until_empty(timeout=20_000)
                 await old_worker.close()
-                while added < switched_at + 200:
-                    await asyncio.sleep(0.01)
+                await wait_until(lambda: added >= switched_at + 200)
                 is_over = True
                 await asyncio.gather(*producers)
                 assert await new.wait_until_empty(timeout=20_000)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import NewJob, Queue, RateLimit, UnrecoverableError, Worker
 from toril.errors import (
     CrossSlotError,
@@ -191,7 +191,7 @@ async def test_pausing_and_closing_hold_for_all_partitions(options):
         worker.pause()
         async with worker:
             await queue.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
-            await asyncio.sleep(0.1)
+            await let_pass(0.1, "a paused worker takes nothing")
             assert not started
             worker.resume()
             await wait_until(lambda: started.total() == 8)
@@ -247,7 +247,7 @@ async def test_a_limit_is_shared_out(options):
         await queue.add_bulk([NewJob("x", {"n": n}, job_id=f"j-{n}") for n in range(200)])
         async with Worker("mail", ledger, concurrency=50, limiter=limiter, **options):
             await wait_until(lambda: len(ledger.ran) == 8)
-            await asyncio.sleep(0.2)
+            await let_pass(0.2, "the limit holds the others back")
         assert len(ledger.ran) == 8
         await queue.obliterate(force=True)
 

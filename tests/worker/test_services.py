@@ -65,7 +65,7 @@ async def test_an_outcome_is_written_while_another_job_still_runs(queue, start_w
     worker = await start_worker(handler, concurrency=3, drain_delay=600_000)
     await queue.add_bulk([NewJob("slow"), NewJob("quick")])
     await wait_until(lambda: len(worker.current_jobs) == 2)
-    await asyncio.sleep(0.1)  # until it has confirmed them, and waits at the server again
+    await let_pass(0.1, "it has confirmed them, and waits at the server again")
 
     may_end["quick"].set()
     await inside.until_finished(1)

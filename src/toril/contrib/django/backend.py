@@ -43,7 +43,7 @@ MOMENTS = ("commit", "outbox", "now")
 WEEK_MS = 7 * 24 * 3600 * 1000
 _OWN_OPTIONS = frozenset({"job_id", "priority", "delay", "run_at"})
 _OWN_RELAY_OPTIONS = frozenset({"engine", "outbox", "connection", "prefix"})
-_OWN_WORKER_OPTIONS = frozenset({"name", "handler", "connection", "prefix", "worker_name"})
+_OWN_WORKER_OPTIONS = frozenset({"self", "name", "handler", "connection", "prefix", "worker_name"})
 
 
 class TorilBackend(BaseTaskBackend):
@@ -279,7 +279,7 @@ class TorilBackend(BaseTaskBackend):
         new_job("check", None, {}, self.job_options)
 
     def _try_worker_options(self) -> None:
-        known = frozenset(signature(Worker).parameters) - _OWN_WORKER_OPTIONS
+        known = frozenset(signature(Worker.__init__).parameters) - _OWN_WORKER_OPTIONS
         refuse_unknown(self.worker_options, known, "WORKER_OPTIONS")
 
     def _try_relay_options(self) -> None:
