@@ -274,8 +274,8 @@ def _name(sending: Sending) -> str:
 @contextmanager
 def sabotage(url: str, saboteur: Saboteur) -> Iterator[str]:
     """The URL under which ``saboteur`` stands before the server of ``url``."""
-    connecting._open_transport = _open_sabotaged  # type: ignore[assignment]
-    connecting_blocking._open_transport = _open_blocking_sabotaged  # type: ignore[assignment]
+    for module, door in _DOORS.items():
+        module._find, module._open_transport = door.find, door.open  # type: ignore[attr-defined]
     label = f"saboteur-{next(_numbers)}"
     _saboteurs[label] = saboteur
     try:
@@ -284,20 +284,28 @@ def sabotage(url: str, saboteur: Saboteur) -> Iterator[str]:
         del _saboteurs[label]
 
 
-_open = connecting._open_transport
-_open_blocking = connecting_blocking._open_transport
+class _Door:
+    """How a connection opens its transport: the saboteur is in the URL, which is read first."""
+
+    def __init__(self, module: Any, sabotaged: Any) -> None:
+        self._find, self._open = module._find, module._open_transport
+        self._sabotaged = sabotaged
+        self._here = threading.local()
+
+    def find(self, target: Any) -> Any:
+        url, self._here.saboteur = _parse(target)
+        return self._find(url)
+
+    def open(self, where: Any, make: Any) -> Any:
+        inner, saboteur = self._open(where, make), getattr(self._here, "saboteur", None)
+        self._here.saboteur = None
+        return inner if saboteur is None else self._sabotaged(inner, saboteur)
 
 
-def _open_sabotaged(target: Any, client_name: str | None) -> Any:
-    url, saboteur = _parse(target)
-    inner = _open(url, client_name)
-    return inner if saboteur is None else SabotagedTransport(inner, saboteur)
-
-
-def _open_blocking_sabotaged(target: Any, client_name: str | None) -> Any:
-    url, saboteur = _parse(target)
-    inner = _open_blocking(url, client_name)
-    return inner if saboteur is None else BlockingSabotagedTransport(inner, saboteur)
+_DOORS = {
+    connecting: _Door(connecting, SabotagedTransport),
+    connecting_blocking: _Door(connecting_blocking, BlockingSabotagedTransport),
+}
 
 
 def _parse(target: Any) -> tuple[Any, Saboteur | None]:
