@@ -17,8 +17,8 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py \
 	tests/interop/test_cron.py
 
-# Tests wait as long as they work: three processes keep two cores busy. Who is done early helps others.
-SPREAD := -n 3 --dist worksteal
+# Tests wait as long as they work: four processes keep two cores busy. Who is done early helps others.
+SPREAD := -n 4 --dist worksteal
 
 # What `make test-scripts` runs: every kind of call, without those tests that count how they are sent.
 AS_SCRIPTS := tests/features/test_flows.py tests/features/test_lane_order.py tests/features/test_lane_failures.py \

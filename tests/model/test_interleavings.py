@@ -26,7 +26,7 @@ from tests.model.worlds import CORNERS, WORLDS
 from tests.proving import PROVES_ALL, amount
 from tests.servers import Server
 
-TOTAL = amount(500_000, 10_000_000)
+TOTAL = amount(350_000, 10_000_000)
 DEEP_SHARE = 0.75
 CORNER_STEPS = amount(1_500, 40_000)
 MOST_FAULTS = 4
