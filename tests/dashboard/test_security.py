@@ -26,7 +26,7 @@ PASSWORD = "correct horse"
 @pytest.fixture
 async def queue(url: str, prefix: str):
     async with Queue("pay", connection=url, prefix=prefix) as queue:
-        await queue.add("charge", {"card": "4111 1111", "deep": [{"Token": "s3cret"}]}, job_id="one")
+        await queue.add("charge", {"card": "41111111", "deep": [{"Token": "s3cret"}]}, job_id="one")
         yield queue
 
 
@@ -353,11 +353,11 @@ async def test_what_is_masked_is_nowhere(visit: Visit, queue: Queue, url: str, r
     await queue.cancel("one")
     for path in ("/", "/queue?queue=pay", "/job?queue=pay&id=one"):
         page = (await visitor.get(path)).text
-        assert "4111 1111" not in page
+        assert "41111111" not in page
         assert "s3cret" not in page
     assert "Edit and retry" not in page
     refused = await visitor.do("edit-retry", queue="pay", id="one", data='{"card": "•••"}')
     assert refused.status_code == 400
     job = await queue.get_job("one")
     assert job is not None
-    assert job.data["card"] == "4111 1111"
+    assert job.data["card"] == "41111111"
