@@ -38,8 +38,14 @@ end
 
 --- Write the hash of a new job: nothing else does. `job.more` are further fields and their values.
 function jobs.write(key, job, data, opts, timestamp, delay)
+  local priority = clock.digits(job.priority or 0)
+  if not (job.place or job.parent_key or job.group or job.de or job.deid or job.rjk or job.more) then
+    redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
+      "delay", delay, "priority", priority)
+    return
+  end
   local record = { "name", job.name, "data", data, "opts", opts, "timestamp", timestamp, "delay", delay,
-    "priority", clock.digits(job.priority or 0) }
+    "priority", priority }
   if job.parent_key then
     add(record, "parentKey", job.parent_key)
     add(record, "parent", job.parent)
@@ -100,7 +106,10 @@ end
 --- owns its deduplication id. A job with `deid` owns that id already; `rjk` names its scheduler.
 function jobs.insert(queue, gate, job, data, opts, now)
   local timestamp, order_ms = job.timestamp or now, job.order_ms or now
-  local delay, due = delayOf(job, order_ms, timestamp, now)
+  local delay, due = 0, timestamp
+  if job.delay or job.run_at or job.ordering_delay then
+    delay, due = delayOf(job, order_ms, timestamp, now)
+  end
   if job.de then
     local owner = deduplication.claim(queue, gate, job.de, { id = job.id, name = job.name,
       data = data, opts = opts, delay = delay, due = due, job = job, order_ms = order_ms })
