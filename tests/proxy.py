@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Self
 
 import hiredis
@@ -164,6 +165,11 @@ class _Line:
 
 def runs(words: list[bytes], name: str) -> bool:
     """Is this request a call of the script ``name``?"""
+    return len(words) > 1 and words[1] in _known_as(name)
+
+
+@cache
+def _known_as(name: str) -> frozenset[bytes]:
+    """How a request names that script."""
     script = scripts.load(name)
-    known_as = (script.function, script.sha, script.source)
-    return len(words) > 1 and words[1] in [text.encode() for text in known_as]
+    return frozenset(text.encode() for text in (script.function, script.sha, script.source))

@@ -36,7 +36,7 @@ FILES = (
 _WRITERS = (
     r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|emitGroup|"
     r"journal\.(?:emit|emitTrimmed)|places\.(?:wake|wakeWhenDue|ready|first|delay|promoteDue)|"
-    r"batches\.release|jobs\.(?:delete|insert|remove|removeAny)|"
+    r"batches\.release|arrivals\.(?:wake|close)|jobs\.(?:delete|insert|remove|removeAny)|"
     r"lanes\.(?:release|place|enter|dropHolder|saveHolders|giveBack|putOff|wake|wakeWhenDue)|"
     r"groups\.(?:onSettled|settle|turn|emit)|deduplication\.(?:release|forget)|"
     r"parents\.(?:childCompleted|childFailed|release|unlink)|dropHolder|saveHolders"

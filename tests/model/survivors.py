@@ -6,7 +6,6 @@ from __future__ import annotations
 
 EQUIVALENT: dict[str, str] = {
     "changePriority: without places.wake(queue, gate)": "a job that waits was announced when it began to",
-    "rooms/deduplication: without lanes.wake(queue, gate)": "every script that ends a job wakes for lanes at its end",
     'rooms/groups: without redis.call("ZREM", openGroups(owner), id)': "a group that is forgotten has ended, and was taken out of the open ones then",
     "rooms/places: without places.wake(queue, gate)": "who lets due jobs in takes one and wakes the next worker, or a limit holds him back and he looks again when it ends; who waits was told when they are due",
 }

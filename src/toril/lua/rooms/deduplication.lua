@@ -167,13 +167,7 @@ function deduplication.release(queue, gate, id, deduplication_id, now)
     redis.call("SET", owner, job.id)
   end
   local place = jobs.insert(queue, gate, job, data, opts, now)
-  if place == "lane" then
-    lanes.wake(queue, gate)
-  elseif place == "delayed" then
-    places.wakeWhenDue(queue)
-  else
-    places.wake(queue, gate)
-  end
+  arrivals.wake(queue, gate, { [place] = true })
   redis.call("DEL", pending)
 end
 

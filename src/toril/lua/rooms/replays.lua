@@ -25,21 +25,14 @@ end
 
 --- The queue that a letter goes back to, read once per call; `sources` collects them.
 local function sourceAt(sources, base)
-  local source = sources[base]
-  if not source then
-    local queue = queues.at(base)
-    source = { queue = queue, gate = gates.read(queue), added = 0, places = {} }
-    sources[base] = source
-  end
-  return source
+  sources[base] = sources[base] or arrivals.at(queues.at(base))
+  return sources[base]
 end
 
 --- Tell the workers of all sources, once, what has come back.
 function replays.wakeSources(sources)
   for _, source in pairs(sources) do
-    redis.call("INCRBY", source.queue.id, source.added)
-    if source.places.ready or source.places.lane then places.wake(source.queue, source.gate) end
-    if source.places.delayed then places.wakeWhenDue(source.queue) end
+    arrivals.close(source)
   end
 end
 
@@ -127,9 +120,8 @@ function replays.replay(dead_letters, id, new_id, how, sources, now)
   if original then
     job.more[5], job.more[6] = "x.original", original
   end
-  local place = jobs.insert(source.queue, source.gate, job, data, opts, now)
-  source.places[place] = true
-  source.added = source.added + 1
+  arrivals.insert(source, job, data, opts, now)
+  source.count = source.count + 1
   jobs.delete(key)
   return new_id
 end

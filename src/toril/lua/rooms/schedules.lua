@@ -43,13 +43,7 @@ function schedules.insert(queue, gate, iteration, at, now)
     priority = iteration.priority, lifo = iteration.lifo, lane = iteration.lane, order_ms = at,
     ordering_delay = iteration.lane and iteration.ordering_delay, rjk = iteration.scheduler },
     iteration.data, opts, now)
-  if place == "lane" then
-    lanes.wake(queue, gate)
-  elseif place == "delayed" then
-    places.wakeWhenDue(queue)
-  else
-    places.wake(queue, gate)
-  end
+  arrivals.wake(queue, gate, { [place] = true })
   return id, delay
 end
 
