@@ -11,6 +11,7 @@ from tests.helpers import let_pass, wait_until
 from tests.proxy import Proxy, runs
 from toril import NewJob, Queue, Worker
 from toril.protocol import leasing
+from toril.worker.group_keeper import GroupKeeper
 
 
 async def nothing(job):
@@ -124,6 +125,24 @@ async def test_a_job_that_cannot_be_begun_fails_instead_of_staying(queue, start_
     assert set(await inside.ids("failed")) >= {second.id}
     assert (await inside.job(second.id))["failedReason"] == "KeyError: 'a bug'"
     assert job.id in {*await inside.ids("completed"), *await inside.ids("failed")}
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_keeper_of_groups_ends_although_it_is_woken_while_it_is_cancelled(turns):
+    """`asyncio.wait_for` of Python 3.11 forgets a cancellation that comes as its wait ends."""
+    keeper = GroupKeeper(None, [])
+    running = asyncio.create_task(keeper.run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    keeper.meet()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    running.cancel()
+
+    done, _ = await asyncio.wait([running], timeout=30)
+    assert done == {running}
+    assert running.cancelled()
 
 
 async def test_health_is_how_long_ago_the_server_answered(start_server):

@@ -62,7 +62,8 @@ class GroupKeeper:
 
     async def _rest(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._has_met_one.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._has_met_one.wait()
             await asyncio.sleep(min(pause_s, MET_S))
         self._has_met_one.clear()
 
