@@ -65,7 +65,7 @@ def test_what_cannot_grow_is_refused(mail, toril: Toril):
     assert done.code == 1
     assert "1 have jobs" in done.err
     mail.drain()
-    begun = partitioning.write(mail.keys, Numbers((), 3, 6))
+    begun = partitioning.swap(mail.keys, Numbers((), 3), Numbers((), 3, 6))
     mail._connection.run(begun)
     assert toril("partitions", "grow", "mail", "--stop", "--json").json["partitions"] == 3
     assert toril("partitions", "grow", "plain", "4", "--yes").code == 1

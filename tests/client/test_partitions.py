@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections import Counter
 
 import pytest
@@ -21,6 +22,7 @@ from toril.errors import (
     PartitionMismatchError,
     RefusedError,
 )
+from toril.protocol import partitioning
 from toril.protocol.partitioning import Numbers
 from toril.sync.partitions import PartitionedQueue as BlockingPartitionedQueue
 
@@ -365,6 +367,76 @@ async def test_growing_breaks_off_and_goes_on(mail, soon):
     with pytest.raises(RefusedError, match="lanes held are stopped"):
         await grow_at_once(mail, 8, patience_s=0.01)
     await mail.resume_lane("held")
+
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_two_operators_grow_a_queue_at_once(mail, make_queue, soon):
+    await mail.add("x", lane="busy")
+    operators = [mail, make_queue("mail", partitions=4)]
+    told: list[str] = []
+    growths = [
+        asyncio.create_task(grow_at_once(one, 8, patience_s=30.0, tell=told.append))
+        for one in operators
+    ]
+    await wait_until(lambda: told.count("1 lanes have jobs") == 2)
+    await mail.drain()
+
+    assert await asyncio.gather(*growths) == [Numbers((4,), 8)] * 2
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8), "nothing is left to do"
+
+
+async def test_of_two_operators_who_want_different_numbers_one_is_refused(mail, make_queue, soon):
+    await mail.add("x")
+    other = make_queue("mail", partitions=4)
+
+    ends = await asyncio.gather(
+        grow_at_once(mail, 8), grow_at_once(other, 16), return_exceptions=True
+    )
+
+    grown = [end for end in ends if isinstance(end, Numbers)]
+    refused = [end for end in ends if isinstance(end, RefusedError)]
+    assert (len(grown), len(refused)) == (1, 1), ends
+    assert await mail._connection.run(partitioning.read(mail.keys)) == grown[0]
+
+
+async def test_one_who_waited_notices_that_the_growth_is_another_one(mail, soon):
+    """Who began before it was stopped has not waited for those that added in between."""
+    await mail.add("x", lane="busy")
+    told: list[str] = []
+    first = asyncio.create_task(grow_at_once(mail, 8, patience_s=30.0, tell=told.append))
+    await wait_until(lambda: "1 lanes have jobs" in told)
+    connection, read = mail._connection, partitioning.read(mail.keys)
+    begun = await connection.run(read)
+    assert begun.growth
+    again = Numbers((), 4, 8, "another")
+    assert await connection.run(partitioning.swap(mail.keys, begun, again)) == again
+
+    with pytest.raises(RefusedError, match="somebody else changes the partitions"):
+        await first
+
+    assert await connection.run(read) == again
+    await mail.drain()
+    assert await grow_at_once(mail, 8) == Numbers((4,), 8)
+
+
+async def test_an_operator_who_is_killed_leaves_what_another_finishes(mail, url, prefix, soon):
+    await mail.add("x", lane="busy")
+    words = ["partitions", "grow", "mail", "8", "--yes", "--url", url, "--prefix", prefix]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "toril", *words, stdout=asyncio.subprocess.DEVNULL
+    )
+    read = partitioning.read(mail.keys)
+
+    async def grows() -> bool:
+        return (await mail._connection.run(read)).next == 8
+
+    await wait_until(grows, 60)
+    process.kill()
+    await process.wait()
+    with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
+        await mail.add("x")
+    await mail.drain()
 
     assert await grow_at_once(mail, 8) == Numbers((4,), 8)
 

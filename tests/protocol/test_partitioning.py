@@ -140,7 +140,9 @@ def test_a_wrong_number_is_refused_with_both():
         Numbers((), 8, 16).refuse(keys, 8, writes=True)
 
 
-@pytest.mark.parametrize("numbers", [Numbers((), 4), Numbers((4, 8), 16), Numbers((4,), 8, 16)])
+@pytest.mark.parametrize(
+    "numbers", [Numbers((), 4), Numbers((4, 8), 16), Numbers((4,), 8, 16), Numbers((), 4, 8, "j1")]
+)
 def test_the_numbers_are_read_as_they_are_written(numbers):
     read = partitioning.read(Keys("bull", "mail")).parse
 

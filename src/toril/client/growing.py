@@ -3,7 +3,8 @@
 What decides where a job goes is its lane or its id, modulo the number of partitions: two processes
 with different numbers would run two jobs of one lane at once.  So a queue that grows takes no jobs
 until every process has noticed, and has nothing in lanes when the new number holds.  Whoever breaks
-off leaves it growing; growing again goes on.
+off leaves it growing; growing again goes on.  Several may do so at once: each waits by itself, and
+writes only in place of what it has read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from toril.client.connection import Connection
+from toril.client.ids import new_job_id
 from toril.client.partitions import AGREE_AGAIN_S
 from toril.errors import InvalidOptionError, RefusedError
 from toril.protocol import lanes, partitioning, scheduling
@@ -41,18 +45,31 @@ async def grow(
     growing, takes no jobs, and its workers go on.  Without patience they must be empty already.
     """
     numbers = await connection.run(partitioning.read(keys))
+    if numbers.now == partitions and not numbers.next:
+        return numbers
     _refuse_impossible(keys, numbers, partitions)
     await _refuse_laned_schedulers(connection, keys, numbers)
-    if not patience_s:
-        await _wait_for_lanes(connection, keys, numbers, 0.0, tell)
-    await _write(connection, keys, numbers, Numbers(numbers.earlier, numbers.now, partitions))
+    growing = numbers
+    if not numbers.next:
+        if not patience_s:
+            await _wait_for_lanes(connection, keys, numbers, 0.0, tell)
+        begun = Numbers(numbers.earlier, numbers.now, partitions, new_job_id())
+        growing = await _begin(connection, keys, numbers, begun)
     tell(f"{keys.name} takes no jobs now; waiting {grace_s:.0f} s until every process knows")
     await asyncio.sleep(grace_s)
-    await _wait_for_lanes(connection, keys, numbers, patience_s, tell)
-    growing = Numbers(numbers.earlier, numbers.now, partitions)
-    grown = Numbers((*numbers.earlier, numbers.now), partitions)
+    await _wait_for_lanes(connection, keys, growing, patience_s, tell)
+    grown = Numbers((*growing.earlier, growing.now), partitions)
     await _write(connection, keys, growing, grown)
     return grown
+
+
+async def _begin(connection: Connection, keys: Keys, numbers: Numbers, begun: Numbers) -> Numbers:
+    """Let it grow; if somebody else has begun the same in this moment, go on with that."""
+    found = await connection.run(partitioning.swap(keys, numbers, begun))
+    same = msgspec.structs.replace(found, growth=begun.growth)
+    if same != begun:
+        raise _changed_elsewhere(keys, numbers, found)
+    return found
 
 
 async def stop_growing(connection: Connection, keys: Keys) -> Numbers:
@@ -101,6 +118,9 @@ async def _wait_for_lanes(
     deadline = time.monotonic() + patience_s
     before = -1
     while True:
+        found = await connection.run(partitioning.read(keys))
+        if found != numbers:
+            return  # whoever writes next finds out what that means
         counts = [lanes.count(part) for part in _parts(keys, numbers)]
         stopped = [
             await connection.follow(lanes.stopped(part, "stopped", 0, 9))
@@ -128,14 +148,17 @@ def _parts(keys: Keys, numbers: Numbers) -> list[Keys]:
 
 
 async def _write(connection: Connection, keys: Keys, expected: Numbers, numbers: Numbers) -> None:
-    """Write the numbers down; what somebody else wrote meanwhile is put back."""
-    found = await connection.run(partitioning.write(keys, numbers))
-    if found not in (expected, numbers):
-        await connection.run(partitioning.write(keys, found))
-        raise RefusedError(
-            f"somebody else changes the partitions of queue {keys.name!r}: they were {expected} and"
-            f" are {found} now"
-        )
+    """Write the numbers down, unless somebody has written others than was expected."""
+    found = await connection.run(partitioning.swap(keys, expected, numbers))
+    if found != numbers:
+        raise _changed_elsewhere(keys, expected, found)
+
+
+def _changed_elsewhere(keys: Keys, expected: Numbers, found: Numbers) -> RefusedError:
+    return RefusedError(
+        f"somebody else changes the partitions of queue {keys.name!r}: they were {expected} and"
+        f" are {found} now; look with `toril partitions list {keys.name}`"
+    )
 
 
 __all__ = ["grow", "stop_growing"]

@@ -18,7 +18,7 @@ import msgspec
 from toril.errors import InvalidNameError, InvalidOptionError, PartitionMismatchError
 from toril.options import Deduplication, NewJob, RateLimit, milliseconds, whole
 from toril.protocol import codec
-from toril.protocol.command import Command, plain
+from toril.protocol.command import Command, Resend, plain, script
 from toril.protocol.keys import GENERATED_ID, Keys, hash_tag
 from toril.protocol.measuring import Metrics
 
@@ -112,17 +112,21 @@ def _parent_queue(parent: Any) -> str:
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """What is written down of a queue's partitions: ``4,16``, or ``4>16`` while it grows."""
+    """What is written down of a queue's partitions: ``4,16``, or ``~id,4>16`` while it grows."""
 
     earlier: tuple[int, ...] = ()
     now: int = 0
     """How many there are; 0 for a plain queue."""
     next: int = 0
     """How many there will be; 0 when it does not grow."""
+    growth: str = ""
+    """Tells this growth from one that was stopped and begun again meanwhile."""
 
     def __str__(self) -> str:
         words = ",".join(map(str, (*self.earlier, self.now)))
-        return f"{words}>{self.next}" if self.next else words
+        if not self.next:
+            return words
+        return f"~{self.growth},{words}>{self.next}" if self.growth else f"{words}>{self.next}"
 
     def refuse(self, keys: Keys, partitions: int, *, writes: bool = False) -> None:
         """Refuse another number than the one that is written down, and to add while it changes."""
@@ -147,17 +151,27 @@ def agree(keys: Keys, partitions: int) -> Command[Numbers]:
     return plain("SET", record_key(keys), str(partitions), "NX", "GET", parse=_numbers)
 
 
-def write(keys: Keys, numbers: Numbers) -> Command[Numbers]:
-    """Write numbers down in place of others; returns those."""
-    return plain("SET", record_key(keys), str(numbers), "XX", "GET", parse=_numbers)
+def swap(keys: Keys, expected: Numbers, wanted: Numbers) -> Command[Numbers]:
+    """Write numbers down in place of others, if those are still there; returns what is now."""
+    return script(
+        "swap",
+        keys,
+        {"expected": str(expected), "wanted": str(wanted)},
+        _numbers,
+        extra={"record": record_key(keys)},
+        resend=Resend.SAME,
+    )
 
 
 def _numbers(reply: bytes | None) -> Numbers:
     had, _, to_have = codec.text(reply or b"").partition(">")
-    known = [int(word) for word in had.split(",") if word.isdecimal()]
+    words = had.split(",")
+    known = [int(word) for word in words if word.isdecimal()]
     if not known:
         return Numbers()
-    return Numbers(tuple(known[:-1]), known[-1], int(to_have) if to_have.isdecimal() else 0)
+    growth = words[0][1:] if words[0].startswith("~") else ""
+    following = int(to_have) if to_have.isdecimal() else 0
+    return Numbers(tuple(known[:-1]), known[-1], following, growth)
 
 
 # ---------------------------------------------------------------------- parts and their whole
