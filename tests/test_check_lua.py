@@ -83,6 +83,18 @@ def test_a_sound_script_has_no_problems(check_lua: ModuleType) -> None:
         ("LockLostError", "NoSuchError", "names no class"),
         ("ARGV[2 * 1]", "ARGV[2]", "ARGV by number"),
         ("wait, 0, MOST", "KEYS[2], 0, MOST", "KEYS by number"),
+        *(
+            ("  memory.", f"  {line}\n  memory.", "hashes.values of")
+            for line in (
+                'local x = hashes.values(base, "name")',
+                'local name = hashes.values(base, "name", "atm")',
+                'local atm, name = hashes.values(base, "name", "atm")',
+                'local parent = hashes.values(base, "parentKey")',
+                'local group = hashes.values(base, "x.lane")',
+                "local field = hashes.values(base, field)",
+                'a.count(hashes.values(base, "name"))',
+            )
+        ),
         ("wait, 0, MOST", "wait, 0, -1", "LRANGE up to the end"),
         ('"LRANGE", wait, 0, MOST', '"SMEMBERS", wait', "SMEMBERS reads everything"),
         ('"LRANGE", wait, 0, MOST', '"HGETALL", wait', "HGETALL of something"),
@@ -165,6 +177,8 @@ def test_what_outlives_a_call_may_not(check_lua: ModuleType, line: str) -> None:
         "local value = ARGV[2]",
         'redis.call("ZRANGEBYSCORE", wait, 0, 1,\n  "LIMIT", 0, 10)',
         'redis.call("ZRANGE", wait, 0, 0, "WITHSCORES")',
+        'local name, parent_key = hashes.values(job, "name", "parentKey")',
+        'local group, prev_ts =\n  hashes.values(job, "x.group",\n    "prevTS")',
     ],
 )
 def test_what_is_bounded_or_named_is_fine(check_lua: ModuleType, call: str) -> None:

@@ -23,6 +23,8 @@ sentences that begin with a capital letter on a line of their own, are for the r
 `of {…}` the names in the braces are the fields that its items may have.
 A read that could return any number of elements carries ``-- bounded: why`` in its line or above.
 
+What `hashes.values` reads goes to locals named after the fields.
+
 A room is one noun in `src/toril/lua/rooms/<noun>.lua`: functions `noun.verb`, and what is private
 to them as locals of the file. What a function assigns to is its own, or belongs to `memory`, which
 is made anew for every call: nothing else may outlive one.
@@ -67,6 +69,7 @@ PAYLOAD_LINE = re.compile(r" *local \w+ = ARGV\[\d+\]")
 REFUSAL = re.compile(r"\brefusals\.(\w+)")
 REFUSAL_LINE = re.compile(r"^([A-Z_]+)\s+(.*?)(?:\s+(\w+))?$")
 CALL = re.compile(r'redis\.p?call\(\s*"([A-Z]+)"')
+NAMED_VALUES = re.compile(r"(?:local ([\w, ]+?) =\s*)?hashes\.values\(([^()]*)\)")
 
 # The commands that read without a limit, and what in their arguments would be one.
 ALWAYS_UNBOUNDED = {"KEYS", "SMEMBERS", "HKEYS", "HVALS", "SUNION", "SINTER", "SDIFF"}
@@ -240,6 +243,7 @@ def check_body(where: str, body: str) -> Iterator[str]:
         is_named = PAYLOAD_LINE.fullmatch(code.rstrip())
         if re.search(r"\bARGV\[\d+\]", code) and not is_named:
             yield f"{where}:{number + 1}: ARGV by number; give it a name"
+    yield from check_named_values(where, without_comments(body))
     for call in calls(body):
         reason = unbounded(call)
         start = body.count("\n", 0, call.start)
@@ -250,6 +254,23 @@ def check_body(where: str, body: str) -> Iterator[str]:
                 f"{where}:{start + 1}: {reason}; limit it, or say why it is small in "
                 f"a comment '-- bounded: why'"
             )
+
+
+def check_named_values(where: str, body: str) -> Iterator[str]:
+    """Values that are read by position go by the names of their fields, in the same order."""
+    for match in NAMED_VALUES.finditer(body):
+        fields = [part.strip() for part in match[2].split(",")][1:]
+        names = [part.strip() for part in (match[1] or "").split(",")]
+        if names != [local_name(field) for field in fields]:
+            yield f"{where}: hashes.values of {', '.join(fields)} goes to {match[1] or 'no local'}"
+
+
+def local_name(field: str) -> str:
+    """`"x.group"` is `group`, `"parentKey"` is `parent_key`; what is no text has no name."""
+    if not re.fullmatch(r'"[\w.]+"', field):
+        return ""
+    last = field.strip('"').rpartition(".")[2]
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last).lower()
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ _COMMANDS = frozenset(
             "LINDEX",
             "LINSERT",
             "LLEN",
+            "LMOVE",
             "LPOP",
         ),
         *("LPOS", "LPUSH", "LRANGE", "LREM", "LSET", "LTRIM", "MGET", "OBJECT", "PERSIST"),

@@ -78,7 +78,10 @@ end
 
 function calls.add(KEYS, a, ARGV)
   local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, marker, meta, id, events = unpack(KEYS)
-  local queue, now = queues.at(base), clock.now()
+  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
+    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
+    completed = completed, marker = marker, meta = meta, id = id, events = events })
+  local now = clock.now()
   local to = arrivals.at(queue, gates.read(queue))
   return requests.makeOnce(queue, a, now, function() return addAll(to, a, ARGV, now) end,
     function(at) return requests.allAdded(at, #a.jobs) end)

@@ -39,17 +39,6 @@
   Cost      O(outcomes + take), at most 200 delayed jobs and 100 of lanes let in, 1000 old ones removed per
             outcome; half a megabyte of jobs is enough (next due ms is then the time now)
 ]]
-local function writeFailure(job, reason, stacktrace)
-  if reason ~= "" then
-    redis.call("HSET", job, "failedReason", reason, "stacktrace", stacktrace)
-  end
-end
-
---- A number that somebody damaged begins anew: refusing it here would leave the job half-way.
-local function countAttempt(job, made)
-  redis.call("HSET", job, "atm", clock.digits((tonumber(made) or 0) + 1))
-end
-
 --- What a call that came before has left for one that is sent again: its results, and the jobs that
 --- it took, as far as nobody else has them by now.
 local function answerAgain(base, last, lock_ms, now)
@@ -361,7 +350,7 @@ end
 local function settleAll(work)
   local outcomes, results = work.a.outcomes, {}
   if #outcomes > 0 then
-    journal.trim(work.queue, work.gate)
+    journal.trimWithNext(work.queue, work.gate)
   end
   for i, outcome in ipairs(outcomes) do
     results[i] = settleOne(work, outcome, i)
@@ -395,7 +384,11 @@ end
 
 function calls.settle(KEYS, a, ARGV)
   local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
-  local queue, now = queues.at(base), clock.now()
+  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
+    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
+    completed = completed, failed = failed, marker = marker, stalled = stalled, limiter = limiter,
+    meta = meta, id = id, events = events })
+  local now = clock.now()
   local last = redis.call("HGET", replies, a.flight)
   if last then
     last = cmsgpack.unpack(last)

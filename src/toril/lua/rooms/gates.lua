@@ -1,26 +1,27 @@
 --- The queue's settings as far as they decide what may run: read once per call.
 function gates.read(queue)
-  local meta = hashes.read(queue.meta, "paused", "concurrency", "opts.maxLenEvents",
-    "version", "max", "duration", "x.held", "toril.deadLetters", "x.seen5")
-  if not meta["opts.maxLenEvents"] then
+  local paused, concurrency, max_len_events, version, max, duration, held, dead_letters, seen5 =
+    hashes.values(queue.meta, "paused", "concurrency", "opts.maxLenEvents", "version", "max",
+      "duration", "x.held", "toril.deadLetters", "x.seen5")
+  if not max_len_events then
     redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
   end
-  local major = tonumber(string.match(meta.version or "", "^bullmq:(%d+)%.")) or 0
+  local major = version and tonumber(string.match(version, "^bullmq:(%d+)%.")) or 0
   -- The next program that opens the queue writes its own version over this one.
-  if major == 5 and not meta["x.seen5"] then
+  if major == 5 and not seen5 then
     redis.call("HSET", queue.meta, "x.seen5", 1)
   end
   return {
-    paused = meta.paused ~= false,
-    concurrency = tonumber(meta.concurrency),
-    max_events = string.match(meta["opts.maxLenEvents"] or "", "^%d+$") or "10000",
+    paused = paused ~= false,
+    concurrency = tonumber(concurrency),
+    max_events = max_len_events and string.match(max_len_events, "^%d+$") or "10000",
     is_version_5 = major == 5,
     stays_in_wait = major >= 6,
-    was_version_5 = major == 5 or meta["x.seen5"] ~= false,
-    max = tonumber(meta.max),
-    duration = tonumber(meta.duration),
-    held_ms = meta["x.held"] and (tonumber(meta["x.held"]) or 1) or nil,
-    holds_letters = meta["toril.deadLetters"] ~= false
+    was_version_5 = major == 5 or seen5 ~= false,
+    max = tonumber(max),
+    duration = tonumber(duration),
+    held_ms = held and (tonumber(held) or 1) or nil,
+    holds_letters = dead_letters ~= false
   }
 end
 

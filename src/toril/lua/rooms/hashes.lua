@@ -12,7 +12,13 @@ function hashes.read(key, ...)
   return named(redis.call("HMGET", key, ...), ...)
 end
 
---- The same of a key that may hold anything: `err` tells when that is no hash.
+--- The values alone, for those who read at every call: `local name, parent_key = hashes.values(job,
+--- "name", "parentKey")`. `make check` compares the fields with the names that they are given.
+function hashes.values(key, ...)
+  return unpack(redis.call("HMGET", key, ...))
+end
+
+--- As `hashes.read`, of a key that may hold anything: `err` tells when that is no hash.
 function hashes.tryRead(key, ...)
   local values = redis.pcall("HMGET", key, ...)
   return values.err and { err = values.err } or named(values, ...)

@@ -128,16 +128,17 @@ end
 
 --- What has to be known of a job to end it, or nothing when it does not exist.
 function jobs.readEnding(job)
-  local hash = hashes.read(job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
-  if not hash.name then return nil end
+  local name, atm, parent_key, deid, group, lane =
+    hashes.values(job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
+  if not name then return nil end
   return {
-    name = hash.name,
-    attempts_made = tonumber(hash.atm) or 0,
-    parent_key = hash.parentKey,
-    parent = hash.parentKey and redis.call("HGET", job, "parent"),
-    deduplication_id = hash.deid,
-    group = hash["x.group"],
-    lane = hash["x.lane"]
+    name = name,
+    attempts_made = tonumber(atm) or 0,
+    parent_key = parent_key,
+    parent = parent_key and redis.call("HGET", job, "parent"),
+    deduplication_id = deid,
+    group = group,
+    lane = lane
   }
 end
 

@@ -1,11 +1,21 @@
+--- Append an event, and let the stream forget what is beyond its length.
+function journal.emitTrimmed(queue, gate, event, ...)
+  redis.call("XADD", queue.events, "MAXLEN", "~", gate.max_events, "*", "event", event, ...)
+end
+
 --- Append an event to the queue's stream.
 function journal.emit(queue, event, ...)
+  local gate = rawget(queue, "trims_with")
+  if gate then
+    queue.trims_with = nil
+    return journal.emitTrimmed(queue, gate, event, ...)
+  end
   redis.call("XADD", queue.events, "*", "event", event, ...)
 end
 
---- The same, and let the stream forget what is beyond its length.
-function journal.emitTrimmed(queue, gate, event, ...)
-  redis.call("XADD", queue.events, "MAXLEN", "~", gate.max_events, "*", "event", event, ...)
+--- Let the stream forget with the next event of this call: that is a command less.
+function journal.trimWithNext(queue, gate)
+  queue.trims_with = gate
 end
 
 function journal.trim(queue, gate)

@@ -2,16 +2,16 @@
 function metrics.count(queue, kind, points, now)
   local key = queue.base .. ":metrics:" .. kind
   local before = redis.call("HINCRBY", key, "count", 1) - 1
-  local previous = hashes.read(key, "prevTS", "prevCount")
-  if not previous.prevTS then
+  local prev_ts, prev_count = hashes.values(key, "prevTS", "prevCount")
+  if not prev_ts then
     redis.call("HSET", key, "prevTS", now, "prevCount", 0)
     return
   end
-  local minutes = math.floor(now / 60000) - math.floor(tonumber(previous.prevTS) / 60000)
+  local minutes = math.floor(now / 60000) - math.floor(tonumber(prev_ts) / 60000)
   minutes = math.min(minutes, points)
   if minutes <= 0 then return end
   local data = key .. ":data"
-  redis.call("LPUSH", data, before - tonumber(previous.prevCount or 0))
+  redis.call("LPUSH", data, before - tonumber(prev_count or 0))
   local zeros = minutes - 1
   while zeros > 0 do
     local part = {}

@@ -1,9 +1,11 @@
 --- The keys of the queue named by `base`: queues.at(base).wait is its waiting list.
 --- A script declares the keys of its own queue in its first line; those of a parent's queue can only
 --- be known from the job, and share its slot.
+local ON_THE_WIRE = { waiting_children = "waiting-children" }
+
 local key_names = {
   __index = function(queue, name)
-    local key = queue.base .. ":" .. string.gsub(name, "_", "-")
+    local key = queue.base .. ":" .. (ON_THE_WIRE[name] or name)
     queue[name] = key
     return key
   end
@@ -11,6 +13,11 @@ local key_names = {
 
 function queues.at(base)
   return setmetatable({ base = base }, key_names)
+end
+
+--- The same of a queue whose keys were passed: those need not be put together.
+function queues.given(keys)
+  return setmetatable(keys, key_names)
 end
 
 --- The queue and the id in the full key of a job that belongs to a job of the queue at `near`.

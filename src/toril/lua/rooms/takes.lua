@@ -42,7 +42,11 @@ end
 local function popReady(queue, count)
   local scores = {}
   if count == 0 then return {}, scores end
-  local ids = redis.call("RPOP", queue.wait, count) or {}
+  if count == 1 then
+    local id = redis.call("LMOVE", queue.wait, queue.active, "RIGHT", "LEFT")
+    if id then return { id }, scores end
+  end
+  local ids = count > 1 and redis.call("RPOP", queue.wait, count) or {}
   if #ids < count then
     local popped = redis.call("ZPOPMIN", queue.prioritized, count - #ids)
     if #popped == 0 then
@@ -154,9 +158,15 @@ local function startJob(queue, gate, id, who, now, fence, place)
   return hash, is_doomed, size
 end
 
---- Is there any lane from which a job could be taken now or later?
-local function hasLanes(queue)
-  return redis.call("EXISTS", queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]) > 0
+--- Let in what is due. Returns whether there is any lane from which a job could be taken now or later.
+--- Most queues have neither lanes nor delayed jobs, and one question is enough.
+local function letInDue(queue, gate, now)
+  local ready, delayed, later = queue["lanes:ready"], queue["lanes:delayed"], queue["lanes:later"]
+  if redis.call("EXISTS", queue.delayed, ready, delayed, later) == 0 then return false end
+  places.promoteDue(queue, gate, now)
+  if redis.call("EXISTS", ready, delayed, later) == 0 then return false end
+  laneTakes.promoteDue(queue, gate, now)
+  return true
 end
 
 --- How many bytes of jobs are enough for one call, or the server would stand still for everybody else.
@@ -226,9 +236,7 @@ end
 --- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due. With jobs
 --- the last is 0, or now when there was too much to take it all at once.
 function takes.take(queue, gate, count, who, limiter, now)
-  places.promoteDue(queue, gate, now)
-  local has_lanes = hasLanes(queue)
-  if has_lanes then laneTakes.promoteDue(queue, gate, now) end
+  local has_lanes = letInDue(queue, gate, now)
   local allowed, rate_limit_ms = allowance(queue, gate, limiter, count)
   if rate_limit_ms > 0 then return {}, rate_limit_ms, dueNext(queue, has_lanes) end
   if gate.paused then return {}, 0, 0 end

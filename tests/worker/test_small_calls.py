@@ -1,0 +1,141 @@
+"""What a call with one job costs the server, counted in commands: exact on any machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.servers import Server
+from toril import Queue
+from toril.protocol import settling
+from toril.protocol.settling import Outcome, Settled, Take
+
+PLAIN_ADD = {
+    *("fcall", "exists", "hmget", "hset", "incrby", "lpush", "set", "time", "xadd", "zadd"),
+}
+
+
+@pytest.fixture
+def server(start_server) -> Server:
+    return start_server(tcp=True)
+
+
+OF_THE_TEST = {"info", "config|resetstat", "hello", "client|setinfo"}
+
+
+def counted(server: Server) -> dict[str, int]:
+    with server.client() as raw:
+        stats = raw.info("commandstats")
+    names = {name.removeprefix("cmdstat_"): entry["calls"] for name, entry in stats.items()}
+    return {name: calls for name, calls in names.items() if name not in OF_THE_TEST}
+
+
+def start_counting(server: Server) -> None:
+    with server.client() as raw:
+        raw.config_resetstat()
+
+
+class Hand:
+    """Settles and takes one job at a time, as the pump does at a concurrency of one."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self._request = 0
+        self.held: list[Settled] = []
+
+    async def settle_and_take(self, count: int = 1) -> list[str]:
+        self._request += 1
+        token = f"w:{self._request}"
+        take = Take(count=count, token=token, lock_ms=30_000)
+        command = settling.settle(
+            self._queue.keys, self.held, take, flight="w-0", request=self._request
+        )
+        reply = await self._queue._connection.run(command)
+        assert all(result == 0 for result in reply.results)
+        ids = [job[-1].decode() for job in reply.jobs]
+        done = Outcome(kind="completed", payloads=(b"1",))
+        self.held = [Settled(job_id, token, done, None) for job_id in ids]  # type: ignore[arg-type]
+        return ids
+
+
+async def test_a_call_that_settles_one_job_and_takes_one(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        added = [(await queue.add("x", {"n": n})).id for n in range(3)]
+        assert await hand.settle_and_take() == added[:1]
+
+        start_counting(server)
+        taken = await hand.settle_and_take()
+
+        assert counted(server) == {
+            "fcall": 1,
+            "time": 1,
+            "hget": 1,
+            "hmget": 2,
+            "mget": 1,
+            "exists": 2,  # what is read
+            "lrem": 1,
+            "zadd": 2,
+            "xadd": 2,
+            "hset": 3,
+            "del": 1,
+            "srem": 1,
+            "lmove": 1,
+            "hgetall": 1,
+            "set": 1,  # the next job
+        }
+        assert taken == added[1:2]
+        assert await queue.get_job_counts("completed") == {"completed": 1}
+
+
+async def test_delayed_jobs_are_asked_for_only_where_there_are_some(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        for n in range(3):
+            await queue.add("x", {"n": n})
+        await queue.add("later", {}, delay=3_600_000)
+        await hand.settle_and_take()
+
+        start_counting(server)
+        await hand.settle_and_take()
+
+        found = counted(server)
+        assert (found["zrangebyscore"], found["exists"]) == (1, 3)
+
+
+async def test_the_stream_is_trimmed_with_the_event_of_the_first_outcome(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        for n in range(2):
+            await queue.add("x", {"n": n})
+        with server.client() as raw:
+            raw.hset(queue.keys.meta, "opts.maxLenEvents", 5)
+            for n in range(1_000):
+                raw.xadd(queue.keys.events, {"event": "old", "n": n})
+        await hand.settle_and_take()
+
+        await hand.settle_and_take()
+
+        with server.client() as raw:
+            assert raw.xlen(queue.keys.events) < 200  # nodes of a stream hold 100 entries
+
+
+async def test_one_job_is_taken_from_the_priorities_when_the_list_is_empty(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        second = await queue.add("x", priority=2)
+        first = await queue.add("x", priority=1)
+
+        assert await hand.settle_and_take() == [first.id]
+        assert await hand.settle_and_take() == [second.id]
+        assert await hand.settle_and_take() == []
+        assert await queue.get_job_counts("completed", "active") == {"completed": 2, "active": 0}
+
+
+async def test_an_add_of_one_job(server):
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add("x", {"n": 0})
+
+        start_counting(server)
+        await queue.add("x", {"n": 1})
+
+        assert counted(server) == {**dict.fromkeys(PLAIN_ADD, 1), "xadd": 2}
