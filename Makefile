@@ -14,7 +14,7 @@ endif
 
 # Tests that `make test` runs with a part of their jobs and `make prove` with all of them.
 BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/features/test_lane_stress.py \
-	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py \
+	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py tests/features/test_group_retreats.py \
 	tests/interop/test_cron.py
 
 # Tests wait as long as they work: four processes keep two cores busy. Who is done early helps others.

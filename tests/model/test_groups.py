@@ -28,8 +28,8 @@ BUGS = {
     "a group ends while a member runs": (
         groups.GROUP,
         "groups",
-        "  if group.undoes_late and liveMembers(group) > 0 then return end\n  endGroup",
-        "  endGroup",
+        "if group.running > 0 or group.undoes_late and liveMembers(group) > 0 then return true end",
+        "if group.running > 0 then return true end",
     ),
     "an end counts twice": (
         groups.ALONE,
@@ -83,13 +83,13 @@ BUGS = {
     ),
     "a stage is undone before the next": (
         groups.UNDONE_IN_STAGES,
-        "stages",
-        "if unsettled[behind] or isHeld(behind) then",
-        "if false then",
+        "retreats",
+        "if countMembers(gate) > 0 then found = found + 1 end",
+        "",
     ),
     "a stage is undone while the next runs": (
         groups.JOINED,
-        "stages",
+        "retreats",
         'statuses[i + 1] == "pending" and plan.number_of[statuses[i]]',
         "false",
     ),

@@ -30,7 +30,7 @@ function calls.resolveGroup(KEYS, a, ARGV)
     a.request)
   redis.call("ZREM", groups.asking(base), known.id)
   redis.call("HDEL", group, "x.asks")
-  redis.call("UNLINK", group .. ":undo", group .. ":stage", group .. ":signals")
+  redis.call("UNLINK", group .. ":undo", group .. ":stage", group .. ":signals", group .. ":retreat")
   groups.emit(known, "group:resolved", "note", a.note)
   groups.close(known, now)
   return "FAILED_COMPENSATION"

@@ -65,7 +65,8 @@ end
 function groups.delete(owner, id)
   local key = owner .. ":groups:" .. id
   redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results",
-    key .. ":compensations", key .. ":tried", key .. ":stage", key .. ":signals", key .. ":log")
+    key .. ":compensations", key .. ":tried", key .. ":stage", key .. ":signals", key .. ":log",
+    key .. ":retreat")
   redis.call("ZREM", owner .. ":groups", id)
   redis.call("ZREM", openGroups(owner), id)
   redis.call("ZREM", stages.index(owner), id)
@@ -133,7 +134,8 @@ local function endGroup(group, state, now)
   redis.call("ZREM", openGroups(group.owner), group.id)
   if group.is_staged then redis.call("ZREM", stages.index(group.owner), group.id) end
   if state ~= "FAILED_COMPENSATION" then
-    redis.call("UNLINK", group.key .. ":undo", group.key .. ":stage", group.key .. ":signals")
+    redis.call("UNLINK", group.key .. ":undo", group.key .. ":stage", group.key .. ":signals",
+      group.key .. ":retreat")
   end
   if group.has_ends then
     stages.announce(group, state == "COMPLETED" and "on_completed" or "on_failed", now)
@@ -183,7 +185,7 @@ local function takeUndoable(group)
   local most = group.is_reverse and 1 or group.follows_graph and MOST_IN_GRAPH or MOST_AT_ONCE
   local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
   if group.running >= most or waits or isStopped(group) then return nil end
-  if group.follows_graph then return stages.takeUndoable(group, most - group.running) end
+  if group.follows_graph then return retreats.take(group, most - group.running) end
   return redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo", most - group.running)
 end
 
@@ -236,15 +238,22 @@ local function undoNext(group, now)
   stages.close(homes)
 end
 
+--- Is something of a group still being undone, or waited for?
+local function isUnderWay(group)
+  if group.running > 0 or group.undoes_late and liveMembers(group) > 0 then return true end
+  -- What stands before an undoing that failed waits until that is tried again.
+  local is_stopped = (group.is_reverse or group.follows_graph) and group.broken > 0
+  return not is_stopped and redis.call("EXISTS", group.key .. ":undo") == 1
+end
+
 --- A group that is being undone is over when nothing of it runs and nothing is left to undo.
 function groups.settle(group, now)
   if group.state ~= "COMPENSATING" then return end
   undoNext(group, now)
-  if group.running > 0 then return end
-  -- What stands before an undoing that failed waits until that is tried again.
-  local is_stopped = (group.is_reverse or group.follows_graph) and group.broken > 0
-  if not is_stopped and redis.call("EXISTS", group.key .. ":undo") == 1 then return end
-  if group.undoes_late and liveMembers(group) > 0 then return end
+  if isUnderWay(group) then
+    retreats.remember(group)
+    return
+  end
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
 
@@ -363,10 +372,13 @@ function groups.memberEnded(key, kind, number, job, state, ended, now)
   if status ~= "pending" and status ~= "awaited" then return end
   local group = groups.read(key)
   if not group then return end
+  retreats.recall(group)
   redis.call("HSET", key .. ":jobs", job, state)
   group[state] = redis.call("HINCRBY", key, state .. "Count", "1")
   noteEnd(group, number, state, ended, now)
-  if isUndone(group, kind, state, ended) then redis.call("RPUSH", key .. ":undo", number) end
+  local is_undone = isUndone(group, kind, state, ended)
+  if is_undone then redis.call("RPUSH", key .. ":undo", number) end
+  retreats.memberEnded(group, number, status, is_undone)
 
   if group.state == "ACTIVE" or group.state == "BLOCKED" then
     goOn(group, number, state, ended, now)
@@ -418,6 +430,7 @@ function groups.compensationEnded(key, number, job, state, letter, now)
   if before ~= "pending" and not is_repaired then return end
   local group = groups.read(key)
   if not group then return end
+  retreats.recall(group)
   redis.call("HSET", key .. ":compensations", job, state)
   redis.call("HSET", key .. ":results", "c" .. number .. ".at", clock.stamp(now))
   if letter then redis.call("HSET", key, "x.letter." .. number, letter) end
@@ -431,6 +444,7 @@ function groups.compensationEnded(key, number, job, state, letter, now)
   else
     endedLate(group, now)
   end
+  if state == "completed" then retreats.settled(group, number) end
   groups.settle(group, now)
 end
 

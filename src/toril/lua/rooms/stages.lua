@@ -1,5 +1,5 @@
---- Stages: members of a group that become jobs when others have completed, signals that somebody else
---- ends, and the way that undoing takes back through the graph.
+--- Stages: members of a group that become jobs when others have completed, and signals that somebody else
+--- ends. The way back through the graph is in rooms/retreats.lua.
 ---
 --- In `:plan`, `gN` is a gate: { after, members, keys of after, keys of members }. It opens for its
 --- members when all of `after` have completed. A member's entry is { job key, name, undo, kind, is an
@@ -293,58 +293,6 @@ function stages.begin(key, jobs_of, now)
 end
 
 -- Back --------------------------------------------------------------------------------------------
-
---- Which members must be over before what came before them is undone: those that wait to be undone, that
---- are being undone or could not be, and those that still run.
-local function readUnsettled(group, plan, waiting)
-  local unsettled = {}
-  for _, number in ipairs(waiting) do
-    unsettled[number] = true
-  end
-  local undone = redis.call("HGETALL", group.key .. ":compensations") -- bounded: members of a group
-  for i = 1, #undone, 2 do
-    if undone[i + 1] ~= "completed" then unsettled[string.match(undone[i], "(%d+)$")] = true end
-  end
-  if group.undoes_late then
-    local statuses = redis.call("HGETALL", group.key .. ":jobs") -- bounded: members of a group
-    for i = 1, #statuses, 2 do
-      local number = statuses[i + 1] == "pending" and plan.number_of[statuses[i]]
-      if number then unsettled[number] = true end
-    end
-  end
-  return unsettled
-end
-
---- Take those out of `:undo` behind which everything is settled, at most so many.
-function stages.takeUndoable(group, most)
-  local waiting = redis.call("LRANGE", group.key .. ":undo", 0, -1) -- bounded: members of a group
-  if #waiting == 0 then return nil end
-  local plan = readPlan(group)
-  local unsettled, known, isHeld = readUnsettled(group, plan, waiting), {}, nil
-  --- Is something behind this member unsettled?
-  function isHeld(number)
-    if known[number] ~= nil then return known[number] end
-    known[number] = false
-    for _, gate in ipairs(plan.members[number][7] or {}) do
-      for _, behind in ipairs(plan.gates[gate][2]) do
-        behind = clock.digits(behind)
-        if unsettled[behind] or isHeld(behind) then
-          known[number] = true
-          return true
-        end
-      end
-    end
-    return false
-  end
-  local ready = {}
-  for i = #waiting, 1, -1 do
-    if #ready < most and not isHeld(waiting[i]) then ready[#ready + 1] = waiting[i] end
-  end
-  for _, number in ipairs(ready) do
-    redis.call("LREM", group.key .. ":undo", "-1", number)
-  end
-  return #ready > 0 and ready or nil
-end
 
 --- Members that are planned or awaited when their group turns are cancelled.
 function stages.cancelPlanned(group, statuses)
