@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Parent,
         RateLimit,
     )
+    from toril.protocol.attempts import JobAttempt
     from toril.protocol.cancelling import Cancelled
     from toril.protocol.codec import CompensationPayload
     from toril.protocol.dead_letter import DeadLetterMetadata
@@ -115,6 +116,7 @@ __all__ = [
     "InvalidGroupStateError",
     "InvalidInputError",
     "Job",
+    "JobAttempt",
     "JobFailedError",
     "JobLockedError",
     "JobNotFoundError",
@@ -202,6 +204,7 @@ _HOMES = {
         "Dependencies",
         "DependenciesCount",
     ),
+    "toril.protocol.attempts": ("JobAttempt",),
     "toril.protocol.flows": ("FlowNode",),
     "toril.protocol.groups": (
         "GroupEvent",

@@ -92,6 +92,10 @@ async def test_a_failed_job_shows_its_log_and_traces_and_is_retried(
             await wait_until(lambda: queue.get_completed_count())
 
         shown = toril("job", bad.id).out
+        attempts = toril("job", bad.id, "--json").json["attempt_history"]
+        assert [(one["number"], one["worker"]) for one in attempts] == [(1, "w1"), (2, "w1")]
+        assert all(one["started_on"] <= one["ended_on"] for one in attempts)
+        assert "Attempts" in shown
         assert "no such card" in shown
         assert "attempt 1\nattempt 2" in shown
         assert "Failed attempt 2" in shown

@@ -403,3 +403,24 @@ async def test_of_very_many_lanes_a_page_shows_a_hundred(
     assert page.count("s-paused") == 200, "a hundred of both tables"
     assert "200 more are stopped" in page
     assert "150 lanes" in page
+
+
+async def test_a_job_shows_each_attempt_with_its_times_and_worker(
+    visit: Callable[..., Visitor], queue: Queue, url: str, prefix: str
+):
+    async def no(job: Any) -> None:
+        raise ValueError("no")
+
+    async def is_failed() -> bool:
+        return await queue.get_state(job.id) == "failed"
+
+    job = await queue.add("a", {}, attempts=3)
+    async with Worker(queue.name, no, connection=url, prefix=prefix, worker_name="mail<1>"):
+        await wait_until(is_failed)
+
+    page = (await visit().get(f"/job?queue={queue.name}&id={job.id}")).text
+
+    (table,) = re.findall(r'id="attempts".*?<tbody>(.*?)</tbody>', page, re.DOTALL)
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
+    assert [re.search(r">(\d+)</th>", row)[1] for row in rows] == ["3", "2", "1"]
+    assert all(row.count("<time ") == 2 and "mail&lt;1&gt;" in row for row in rows)

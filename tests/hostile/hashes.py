@@ -128,6 +128,8 @@ TEXTS = (
     b"x.waits",
     b"x.lost",
     b"x.unheard",
+    b"x.attempts",
+    b"x.ended",
     b"x.cancel",
     b"x.replays",
     b"x.history",

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import click
+import msgspec
 
 from toril.cli.finding import queue_of
 from toril.cli.jobs import data_of, summary
 from toril.cli.printing import echo_lines, heading, print_facts, print_json, span, when
 from toril.cli.server import Server, queue_option, with_server
 from toril.errors import JobNotFoundError
+from toril.protocol.attempts import JobAttempt
 from toril.protocol.job import Job
 
 
@@ -59,6 +61,7 @@ def _everything(found: Job, state: str, explained: str, logs: list[str]) -> dict
         "stacktrace": found.stacktrace,
         "stalled_count": found.stalled_count,
         "processed_by": found.processed_by,
+        "attempt_history": [msgspec.structs.asdict(one) for one in found.attempt_history],
         "parent_key": found.parent_key,
         "scheduler_id": found.scheduler_id,
         "deduplication_id": found.deduplication_id,
@@ -112,10 +115,19 @@ def parts_of(found: Job, logs: list[str]) -> list[tuple[str, str]]:
     parts = [
         ("Data", data),
         ("Options", json.dumps(found.opts.raw, ensure_ascii=False)),
+        ("Attempts", "\n".join(map(_attempt, found.attempt_history))),
         ("Log", "\n".join(logs)),
         *((f"Failed attempt {number}", trace) for number, trace in enumerate(found.stacktrace, 1)),
     ]
     return [(title, text) for title, text in parts if text]
+
+
+def _attempt(one: JobAttempt) -> str:
+    """``2  2026-11-16 09:00:00, 1.2 s, by mailer-1``."""
+    ran = "no end recorded" if one.ended_on is None else span(one.ended_on - one.started_on)
+    return f"{one.number}  {when(one.started_on)}, {ran}" + (
+        f", by {one.worker}" if one.worker else ""
+    )
 
 
 def _ran_for(found: Job) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from toril import deprecating
-from toril.protocol import codec
+from toril.protocol import attempts, codec
+from toril.protocol.attempts import JobAttempt
 from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata, first_key, metadata_in, minted_key
 from toril.protocol.keys import COMPENSATION_SUFFIX, GENERATED_ID
@@ -233,8 +234,16 @@ class Job(StoredJob):
     @property
     def processed_by(self) -> str | None:
         """The name of the worker that took it last, if that worker has one."""
-        value = self._fields.get(b"pb")
-        return None if value is None else codec.text(value)
+        return codec.text(self._fields.get(b"pb")) or None
+
+    @property
+    def attempt_history(self) -> list[JobAttempt]:
+        """When each attempt began and ended, and which worker made it; the oldest first.
+
+        The server keeps about the last 25.  Attempts made by BullMQ, or by a worker of an earlier
+        version, can be missing; ``number`` shows the gap.
+        """
+        return attempts.history_of(self._fields)
 
 
 def warn_of_progress() -> None:

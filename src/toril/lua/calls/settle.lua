@@ -109,8 +109,8 @@ local function writeFailure(job, reason, stacktrace)
 end
 
 --- A number that somebody damaged begins anew: refusing it here would leave the job half-way.
-local function countAttempt(job, made)
-  redis.call("HSET", job, "atm", clock.digits((tonumber(made) or 0) + 1))
+local function countOf(made)
+  return clock.digits((tonumber(made) or 0) + 1)
 end
 
 --- Take the job out of `active` and end it. `how` is what jobs.finish is told.
@@ -174,7 +174,7 @@ end
 function settle.retry(work, outcome, i, job)
   local queue, gate = work.queue, work.gate
   local reason, stacktrace = nextFailure(work)
-  local known = hashes.read(job, "name", "priority", "x.group", "x.lane", "atm")
+  local known = hashes.read(job, "name", "priority", "x.group", "x.lane", "atm", "ats")
   if not known.name then return refusals.MISSING end
   if known["x.group"] and groups.stateOf(known["x.group"], job) ~= "ACTIVE" then
     return giveUp(work, outcome, i, job, reason, stacktrace)
@@ -190,7 +190,7 @@ function settle.retry(work, outcome, i, job)
       outcome.lifo and "RPUSH" or "LPUSH")
     places.wake(queue, gate)
   end
-  countAttempt(job, known.atm)
+  redis.call("HSET", job, "atm", countOf(known.atm), "x.ended", tries.ended(known.ats, work.now))
   journal.emitTrimmed(queue, gate, "waiting", "jobId", outcome.id, "prev", "active")
   return 0
 end
@@ -198,7 +198,7 @@ end
 function settle.delayed(work, outcome, i, job)
   local queue, due = work.queue, work.now + outcome.delay
   local reason, stacktrace = nextFailure(work)
-  local known = hashes.read(job, "name", "x.group", "x.lane", "atm")
+  local known = hashes.read(job, "name", "x.group", "x.lane", "atm", "ats")
   if not known.name then return refusals.MISSING end
   if known["x.group"] and groups.stateOf(known["x.group"], job) ~= "ACTIVE" then
     return giveUp(work, outcome, i, job, reason, stacktrace)
@@ -207,9 +207,11 @@ function settle.delayed(work, outcome, i, job)
   if refusal then return refusal end
   writeFailure(job, reason, stacktrace)
   if outcome.counts then
-    countAttempt(job, known.atm)
+    redis.call("HSET", job, "delay", outcome.delay, "x.ended", tries.ended(known.ats, work.now), "atm",
+      countOf(known.atm))
+  else
+    redis.call("HSET", job, "delay", outcome.delay, "x.ended", tries.ended(known.ats, work.now))
   end
-  redis.call("HSET", job, "delay", outcome.delay)
   journal.emitTrimmed(queue, work.gate, "delayed", "jobId", outcome.id, "delay", due)
   if known["x.lane"] then
     lanes.putOff(queue, known["x.lane"], outcome.id, due, not outcome.skip)

@@ -318,9 +318,12 @@ end
 --- without a job.
 function jobs.retry(queue, gate, id, state, resets_attempts)
   local job = queue.base .. ":" .. id
-  local known = hashes.read(job, "name", "priority", "parentKey", "opts", "x.lane", "x.group")
+  local known = hashes.read(job, "name", "priority", "parentKey", "opts", "x.lane", "x.group", "ats",
+    "processedOn", "pb", "finishedOn", "x.ended", "x.attempts")
   if not known.name then return false end
   if known["x.group"] then groups.onRetried(known["x.group"], job, clock.now()) end
+  local past = tries.past(known)
+  if past then redis.call("HSET", job, "x.attempts", past) end
   redis.call("HDEL", job, "finishedOn", "processedOn", "defa", "x.cancel",
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then

@@ -96,6 +96,27 @@ local function endStranded(queue, gate, id, membership, is_again, now)
   return true
 end
 
+--- Write that an attempt begins, and what the one before it has left.
+local function noteStart(job, hash, stamp, started, name, fence)
+  local past, before
+  if started > 1 then past, before = tries.pastOf(hash) end
+  if past then
+    -- Nobody's name is better than that of the worker before.
+    local words = { "processedOn", stamp, "ats", clock.digits(started), "x.attempts", past }
+    if name or before then words[7], words[8] = "pb", name or "" end
+    if fence then words[#words + 1], words[#words + 2] = "x.fence", fence end
+    redis.call("HSET", job, unpack(words))
+  elseif name and fence then
+    redis.call("HSET", job, "processedOn", stamp, "pb", name, "ats", clock.digits(started), "x.fence", fence)
+  elseif name then
+    redis.call("HSET", job, "processedOn", stamp, "pb", name, "ats", clock.digits(started))
+  elseif fence then
+    redis.call("HSET", job, "processedOn", stamp, "ats", clock.digits(started), "x.fence", fence)
+  else
+    redis.call("HSET", job, "processedOn", stamp, "ats", clock.digits(started))
+  end
+end
+
 --- Lock one job for `who`. Returns what the worker is told (nothing for an id without a job, or for one
 --- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is where
 --- a job of a lane stood there.
@@ -138,18 +159,10 @@ local function startJob(queue, gate, id, who, now, fence, place)
   end
   redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
   journal.emit(queue, "active", "jobId", id, "prev", "waiting")
-  if who.name then
-    redis.call("HSET", job, "processedOn", clock.stamp(now), "pb", who.name, "ats", clock.digits(started))
-  elseif fence then
-    redis.call("HSET", job, "processedOn", clock.stamp(now), "ats", clock.digits(started), "x.fence",
-      clock.digits(fence))
-  else
-    redis.call("HSET", job, "processedOn", clock.stamp(now), "ats", clock.digits(started))
-  end
+  noteStart(job, hash, clock.stamp(now), started, who.name, fence and clock.digits(fence))
   -- Later words count: these replace what was read above.
   local n = #hash
   if fence then
-    if who.name then redis.call("HSET", job, "x.fence", clock.digits(fence)) end
     hash[n + 1], hash[n + 2] = "x.fence", fence
     n = n + 2
   end
