@@ -131,7 +131,7 @@ class _Line:
         self._up.write(packed)
         if fault is None:
             return False
-        await asyncio.wait_for(self._was_answered.wait(), 20)
+        await asyncio.wait_for(self._was_answered.wait(), 60)
         await self._proxy.may_lose.wait()
         if fault == "double":
             await self._send_ghost(packed)

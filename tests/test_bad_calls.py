@@ -182,7 +182,7 @@ def calls_with_wrong_arguments(
 async def complaint(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """What a call raised that is none of Toril's errors, and no wrong call to Python itself."""
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             result = function(*args, **kwargs)
             if inspect.isawaitable(result):
                 result = await result
@@ -306,7 +306,7 @@ async def make(owner: str, url: str, prefix: str) -> tuple[Any, Callable[[], Any
         await queue.add("a")
         await queue.close()
         worker = toril.ManualWorker("queue", **options)
-        taken = await worker.get_next_job(timeout=5000)
+        taken = await worker.get_next_job(timeout=60_000)
         return taken, worker.close
     if owner == "Handle":
         app = toril.App(**options)
@@ -379,15 +379,15 @@ async def test_a_job_may_be_waited_for_itself(url: str, prefix: str):
     async with Queue("queue", connection=url, prefix=prefix) as queue:
         job = await queue.add("a")
         async with toril.ManualWorker("queue", connection=url, prefix=prefix) as worker:
-            taken = await worker.get_next_job(timeout=5000)
+            taken = await worker.get_next_job(timeout=60_000)
             assert taken is not None
             await taken.complete(5)
 
-        assert await queue.wait_for(job, timeout=5000) == 5
+        assert await queue.wait_for(job, timeout=60_000) == 5
         with pytest.raises(InvalidInputError, match=r"job_id=.*write job_id=job\.id"):
             await queue.get_state(job)  # type: ignore[arg-type]
     with toril.sync.Queue("queue", connection=url, prefix=prefix) as blocking:
-        assert blocking.wait_for(job, timeout=5000) == 5
+        assert blocking.wait_for(job, timeout=60_000) == 5
 
 
 async def test_data_becomes_what_json_makes_of_it(url: str, prefix: str):

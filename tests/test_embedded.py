@@ -46,11 +46,11 @@ class User:
         return self.process.stdout.readline().strip()
 
     def leave(self) -> None:
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
     def die(self) -> None:
         self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
 
 @pytest.fixture
@@ -296,12 +296,12 @@ def test_the_default_directory_is_that_of_the_project(
 def test_it_waits_until_a_large_file_is_loaded(directory: Path) -> None:
     with embedded.start(str(directory)) as server, connect(server.url) as client:
         client.execute_command("EVAL", "for i=1,300000 do redis.call('SET', i, i) end", 0)
-    wait_until_sync(lambda: is_stopped(directory), timeout=20)
+    wait_until_sync(lambda: is_stopped(directory), timeout=60)
 
     with embedded.start(str(directory)) as server, connect(server.url) as client:
         assert client.dbsize() == 300_000
 
-    wait_until_sync(lambda: is_stopped(directory), timeout=20)
+    wait_until_sync(lambda: is_stopped(directory), timeout=60)
 
 
 def test_a_broken_file_is_told_from_the_log(directory: Path) -> None:

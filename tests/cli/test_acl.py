@@ -97,7 +97,7 @@ async def test_producers_and_workers_need_no_more(users):
         QueueEvents("q", connection=users["producer"]),
     ):
         plain = await queue.add("plain")
-        assert await queue.wait_for(plain.id, timeout=20_000) == "plain"
+        assert await queue.wait_for(plain.id, timeout=60_000) == "plain"
         await queue.add("later", delay=1)
         await queue.add("first", priority=3)
         await queue.add("once", deduplication={"id": "d"}, lane="one")

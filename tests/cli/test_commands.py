@@ -281,7 +281,7 @@ def test_dev_opens_the_dashboard(cli_env, tmp_path):
         assert process.stdout is not None
         told = json.loads(process.stdout.readline())
         opened = tmp_path / "opened"
-        wait_until_sync(lambda: opened.exists() and opened.read_text(), timeout=20)
+        wait_until_sync(lambda: opened.exists() and opened.read_text(), timeout=60)
         assert opened.read_text() == f"{told['dashboard']}\n"
         process.terminate()
         assert process.wait(10) == 0

@@ -46,7 +46,7 @@ async def test_it_is_served_as_it_was_told(url: str, prefix: str):
             assert (await http.get("/login", headers={"Host": "evil.com"})).status_code == 421
     finally:
         process.terminate()
-        _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=60)
     assert not errors
 
 

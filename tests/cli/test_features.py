@@ -320,10 +320,10 @@ def test_relay_carries_jobs_from_an_outbox_until_sigterm(
         log.open("w") as err,
         subprocess.Popen(command, cwd=tmp_path, env=cli_env, stderr=err) as process,
     ):
-        wait_until_sync(lambda: payments.get_waiting_count() == 1, timeout=20)
+        wait_until_sync(lambda: payments.get_waiting_count() == 1, timeout=60)
         port = port_of(log.read_text)
         assert fetch(port, "/healthz") == (200, "ok\n")
-        wait_until_sync(lambda: fetch(port, "/readyz")[0] == 200, timeout=20)
+        wait_until_sync(lambda: fetch(port, "/readyz")[0] == 200, timeout=60)
         status, metrics = fetch(port, "/metrics")
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0

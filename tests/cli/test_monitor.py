@@ -424,7 +424,7 @@ async def test_dead_letters_are_replayed_and_purged_after_a_question(url: str, p
         await queue.add_bulk([NewJob(name) for name in "aab"])
         async with Worker("p", fail, dead_letter_queue="p-dlq", **options):
             await wait_until(lambda: dlq.get_dead_letter_count())
-            await queue.wait_until_empty(5000)
+            await queue.wait_until_empty(60_000)
 
         async with monitor(url, prefix, "p-dlq") as (app, pilot):
             await shows(pilot, lambda: cells(app, "queues"))
@@ -710,7 +710,7 @@ async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
         await queue.add_bulk([NewJob("send", lane=f"l{n}") for n in range(12)])
         await letters.add("x")
         async with Worker("mail", handle, concurrency=2, **options) as worker:
-            await asyncio.wait_for(running.wait(), 10)
+            await asyncio.wait_for(running.wait(), 60)
             async with monitor(url, prefix) as (app, _):
                 await wait_until(lambda: len(cells(app, "queues")) == 2)
                 await wait_until(lambda: cells(app, "queues")[0][2] == "2")

@@ -118,7 +118,7 @@ def test_with_reload_a_changed_file_starts_the_worker_anew(
     def answers_anew() -> bool:
         return queue.wait_for(queue.add("who").id, timeout=30_000) == "second, after a change"
 
-    wait_until_sync(answers_anew, timeout=20, every=0.2)
+    wait_until_sync(answers_anew, timeout=60, every=0.2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
     assert wait_until_sync(lambda: queue.get_workers() == [])

@@ -38,7 +38,7 @@ async def finish(queue: Queue, url: str, client: Any, *, failing: bool = False) 
         return await client.exists(*places) == 0
 
     async with working(queue, url, handle, concurrency=50):
-        await wait_until(is_empty, 20)
+        await wait_until(is_empty, 60)
 
 
 async def add_child(client: Any, parent: str, child: str, *, flags: str = "") -> None:

@@ -150,7 +150,7 @@ async def test_whoever_waits_for_others_to_be_added_hears_that_the_server_is_gon
     await asyncio.sleep(0)
     connection.interrupt()
 
-    answers = await asyncio.wait_for(asyncio.gather(*adds, return_exceptions=True), 20)
+    answers = await asyncio.wait_for(asyncio.gather(*adds, return_exceptions=True), 60)
 
     assert all(isinstance(answer, ServerError) for answer in answers)
     await queue.close()
@@ -164,7 +164,7 @@ async def test_whoever_leaves_does_not_take_the_answers_of_others_along(make_que
     await asyncio.sleep(0)
     adds[1].cancel()
 
-    first, gone, *others = await asyncio.wait_for(asyncio.gather(*adds, return_exceptions=True), 20)
+    first, gone, *others = await asyncio.wait_for(asyncio.gather(*adds, return_exceptions=True), 60)
 
     assert isinstance(gone, asyncio.CancelledError)
     assert [job.name for job in (first, *others)] == ["0", "2", "3"]

@@ -76,7 +76,7 @@ async def test_a_blocking_call_at_the_old_primary_is_cut_short(server, prefix):
 
     told.put_nowait(("elsewhere", 1))
 
-    await wait_until(waiting.done, 20)  # to be too late is a trouble of a line, too
+    await wait_until(waiting.done, 60)  # to be too late is a trouble of a line, too
     with pytest.raises(sockets.LINE_TROUBLES):
         waiting.result()
     await transport.close()
@@ -117,7 +117,7 @@ async def test_a_failover_that_is_never_heard_of_again_holds_nobody_for_long(ser
 
     transport = ServerTransport(make(sockets, server.url), "label", news=[news])
     for _ in range(3):
-        await asyncio.wait_for(transport.exchange(Sending(PORT), 5), 20)
+        await asyncio.wait_for(transport.exchange(Sending(PORT), 5), 60)
     assert transport.sockets.here().is_open.is_set(), "nobody is held twice"
     await transport.close()
 

@@ -80,7 +80,7 @@ def test_a_queue_waits_for_results_on_one_loop_after_another(run, url, space):
     async def program(number: int) -> Any:
         async with working("numbers", url, space):
             jobs = await asyncio.gather(*(queue.add("double", number) for _ in range(20)))
-            return await queue.wait_for(jobs[-1].id, timeout=10_000)
+            return await queue.wait_for(jobs[-1].id, timeout=60_000)
 
     assert [run(program(number)) for number in (1, 2, 3)] == [2, 4, 6]
     asyncio.run(queue.close())
@@ -151,7 +151,7 @@ def test_callbacks_are_called_on_the_loop_that_listens(run, url, space):
         await events.__aenter__()
         events.on("added", hear)
         await queue.add("double", 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await heard.wait()
         events.off("added", hear)
         return True
@@ -175,7 +175,7 @@ def test_an_app_enqueues_and_awaits_results_on_one_loop_after_another(run, url, 
     async def program(number: int) -> Any:
         running = asyncio.create_task(app.run())
         handle = await triple.enqueue(number)
-        result = await handle.result(timeout=10_000)
+        result = await handle.result(timeout=60_000)
         await app.close()
         await running
         return result

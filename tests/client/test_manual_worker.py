@@ -261,12 +261,22 @@ async def test_a_limiter_holds_by_hand_too(queue, make_taker):
     await queue.add_bulk([NewJob("a"), NewJob("b")])
 
     first = await taker.get_next_job()
-    assert await taker.get_next_job(timeout=0) is None
     second = await taker.get_next_job()
 
     assert second.processed_on - first.processed_on >= 300
     await first.complete()
     await second.complete()
+
+
+async def test_who_asks_within_the_window_of_a_limiter_gets_nothing(queue, make_taker):
+    taker = make_taker(limiter=RateLimit(1, 600_000))
+    await queue.add_bulk([NewJob("a"), NewJob("b")])
+    first = await taker.get_next_job()
+
+    assert await taker.get_next_job(timeout=0) is None
+
+    await first.complete()
+    assert await queue.get_waiting_count() == 1
 
 
 # ---------------------------------------------------------------------------- locks

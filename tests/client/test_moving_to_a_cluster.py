@@ -41,12 +41,12 @@ async def test_a_running_system_moves_without_losing_a_job(url, prefix, cluster)
             async with Worker("mail", handle, concurrency=20, **there):
                 queue = new
                 switched_at = added
-                assert await old.wait_until_empty(timeout=20_000)
+                assert await old.wait_until_empty(timeout=60_000)
                 await old_worker.close()
                 await wait_until(lambda: added >= switched_at + 200)
                 is_over = True
                 await asyncio.gather(*producers)
-                assert await new.wait_until_empty(timeout=20_000)
+                assert await new.wait_until_empty(timeout=60_000)
         assert sorted(ran) == list(range(1, added + 1))
         assert set(ran.values()) == {1}
         assert not any((await old.get_job_counts("waiting", "active", "delayed")).values())

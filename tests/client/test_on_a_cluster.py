@@ -32,10 +32,10 @@ async def test_a_queue_on_a_cluster_is_read_and_heard(cluster_url, tagged):
     async with Queue("q", **options) as queue, QueueEvents("q", **options) as events:
         jobs = await queue.add_bulk([NewJob("x", {"n": n}) for n in range(500)])
         assert [job.id for job in await queue.get_waiting(0, 99)] == [j.id for j in jobs[:100]]
-        waiting = asyncio.create_task(queue.wait_for(jobs[-1].id, timeout=20_000))
+        waiting = asyncio.create_task(queue.wait_for(jobs[-1].id, timeout=60_000))
         async with Worker("q", handle, concurrency=50, worker_name="w", **options):
             assert await waiting == {"n": 499}
-            assert await queue.wait_until_empty(timeout=20_000)
+            assert await queue.wait_until_empty(timeout=60_000)
 
             async def is_listed() -> bool:
                 return "w" in [worker.name for worker in await queue.get_workers()]
@@ -81,8 +81,8 @@ async def test_a_node_named_by_itself_is_used_as_a_cluster(cluster, caplog):
             Worker("q", handle, concurrency=50, **options),
         ):
             (first, *_) = await queue.add_bulk([NewJob("x") for _ in range(300)])
-            await queue.wait_for(first.id, timeout=20_000)
-            assert await queue.wait_until_empty(timeout=20_000)
+            await queue.wait_for(first.id, timeout=60_000)
+            assert await queue.wait_until_empty(timeout=60_000)
             assert (await anext(events)).name == "added"
 
     assert len(handled) == 900

@@ -268,16 +268,16 @@ async def test_the_events_of_all_partitions_are_heard(mail, url, prefix):
         jobs = await mail.add_bulk([NewJob("x", lane=f"l{n}") for n in range(40)])
         heard = set()
         while len(heard) < 40:
-            event = await asyncio.wait_for(anext(events), 10)
+            event = await asyncio.wait_for(anext(events), 60)
             if event.name == "added":
                 heard.add(event.job_id)
         await wait_until(lambda: len(called) == 40)
         assert heard == {job.id for job in jobs}
         waiting = asyncio.create_task(_rest_of(events))
         await asyncio.sleep(0)
-    await asyncio.wait_for(waiting, 10)
+    await asyncio.wait_for(waiting, 60)
     async with QueueEvents("mail", last_event_id="0", **options) as again:
-        assert (await asyncio.wait_for(anext(again), 10)).id
+        assert (await asyncio.wait_for(anext(again), 60)).id
 
 
 async def _rest_of(events):
@@ -342,7 +342,7 @@ async def test_while_it_grows_nothing_is_added(mail, make_queue, soon):
         began.set()
 
     growth = asyncio.create_task(grow_at_once(mail, 8, patience_s=20.0, tell=tell))
-    await asyncio.wait_for(began.wait(), 10)
+    await asyncio.wait_for(began.wait(), 60)
     with pytest.raises(PartitionMismatchError, match="grows from 4 to 8"):
         await mail.add("x")
     with pytest.raises(PartitionMismatchError):

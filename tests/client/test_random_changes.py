@@ -143,7 +143,7 @@ async def test_whatever_is_changed_the_queue_stays_whole(
     async with working(queue, url, handle, concurrency=5, stalled_interval=100):
         await asyncio.gather(*(stream(number) for number in range(STREAMS)))
         await queue.resume()
-        await wait_until(is_done, 20, message=f"every job ends (TORIL_FUZZ_SEED={seed})")
+        await wait_until(is_done, 60, message=f"every job ends (TORIL_FUZZ_SEED={seed})")
 
     assert await audit(client, prefix, expects_marker=True) == [], f"TORIL_FUZZ_SEED={seed}"
     await queue.obliterate(force=True)

@@ -50,4 +50,4 @@ async def test_a_producer_fails_fast_when_nobody_listens():
             with pytest.raises(ServerUnavailableError, match="is the server up"):
                 await queue.add("x")
 
-    assert time.monotonic() - begun < 8
+    assert time.monotonic() - begun < 30

@@ -547,7 +547,7 @@ async def work_by_hand(world: World) -> None:
 async def fail_by_hand(world: World) -> None:
     async with world.taker() as taker:
         while not await world.is_quiet():
-            if job := await taker.get_next_job(timeout=1000):
+            if job := await taker.get_next_job(timeout=500):
                 try:
                     value = await world.handle(job)
                 except ValueError as error:
@@ -561,7 +561,7 @@ async def close_while_working(world: World) -> None:
     async with world.worker() as worker:
         while not await world.runs():
             await asyncio.sleep(0.005)
-        await worker.close(timeout=10_000)
+        await worker.close(timeout=60_000)
 
 
 @scenario(given=three_jobs)
@@ -584,4 +584,4 @@ async def work_for_what_comes(world: World) -> None:
         deadline = time.monotonic() + 30
         while not await world.is_quiet() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        await worker.close(timeout=10_000)
+        await worker.close(timeout=60_000)

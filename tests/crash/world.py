@@ -94,7 +94,7 @@ class World:
             if locks := list(client.scan_iter(f"{self.prefix}:*:lock", count=1000)):
                 client.delete(*locks)
 
-    async def work(self, *names: str, timeout_s: float = 30.0, **options: Any) -> None:
+    async def work(self, *names: str, timeout_s: float = 60.0, **options: Any) -> None:
         """Let workers whose lines may break do what there is to do."""
         workers = [self.worker(name, **options) for name in names or ("q",)]
         async with AsyncExitStack() as stack:
@@ -104,7 +104,7 @@ class World:
             while not await self.is_quiet() and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             for worker in workers:
-                await worker.close(timeout=10_000)
+                await worker.close(timeout=60_000)
 
     async def recover(self) -> None:
         """Fresh workers, one for each queue, until nothing is left to do."""
@@ -120,7 +120,7 @@ class World:
                 await asyncio.sleep(0.02)
         finally:
             for worker in workers:
-                await worker.close(timeout=10_000)
+                await worker.close(timeout=60_000)
 
     async def is_quiet(self) -> bool:
         """Is there nothing that a worker could do, now or later?"""

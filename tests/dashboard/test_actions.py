@@ -200,7 +200,7 @@ async def test_cancelling_all_ends_although_jobs_stay_where_they_are(
     async with Worker("pay", handler, connection=url, prefix=prefix, concurrency=3):
         await wait_until(lambda: _active(queue, 3))
         page = await done(visit(), "cancel-all", queue="pay", state="active")
-        await asyncio.wait_for(stopped.wait(), 20)
+        await asyncio.wait_for(stopped.wait(), 60)
 
     assert "3 jobs cancelled" in page
 

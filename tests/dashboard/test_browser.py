@@ -99,7 +99,7 @@ async def test_every_page_is_fit_for_everybody(
                 problems.append(f"{path} is {wide} px too wide")
             template = path.partition("?")[0]
             if template in ("/", "/queue"):
-                page.wait_for_selector("figure.chart canvas", timeout=10_000)
+                page.wait_for_selector("figure.chart canvas", timeout=60_000)
             if template in audited or (scheme == "dark" and template not in COLOURFUL):
                 continue
             audited.add(template)
@@ -195,7 +195,7 @@ async def test_an_injection_that_is_planted_is_caught(
                 page = context.new_page()
                 watch = Watch(page, base)
                 page.goto(f"{base}/queue?queue=pay&state=waiting", wait_until="commit")
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 60
                 while time.monotonic() < deadline and not is_caught(watch.seen):
                     page.wait_for_timeout(50)
                 context.close()
@@ -288,9 +288,9 @@ async def test_a_page_follows_what_happens_and_outlives_its_server(
         page.goto(f"{base}/queue?queue=pay&state=waiting")
         page.wait_for_selector("table.jobs >> text=first")
         reached("open")
-        page.wait_for_selector("table.jobs >> text=second", timeout=20_000)
+        page.wait_for_selector("table.jobs >> text=second", timeout=60_000)
         reached("grey")
-        page.wait_for_selector("body.gone", timeout=20_000)
+        page.wait_for_selector("body.gone", timeout=60_000)
         page.wait_for_timeout(300)  # the colours fade
         seen += [page.inner_text("#gone"), page.inner_text("table.jobs"), page.evaluate(GREY)]
         reached("back")
@@ -362,4 +362,4 @@ async def test_pages_follow_no_tab_that_is_hidden(
 
     async with served(app) as base:
         await chromium(scenario)
-        await wait_until(lambda: app._pages._live == 0, 10)
+        await wait_until(lambda: app._pages._live == 0, 60)

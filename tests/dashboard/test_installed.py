@@ -122,7 +122,7 @@ async def test_the_extra_alone_serves_every_page_and_nobody_else_is_asked(
         seen, asked = await chromium(look)
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
 
     assert seen == []
     assert {one for one in asked if one[0] not in "23"} == set()

@@ -68,19 +68,20 @@ async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: 
         await queue.add("first")
         listeners = [asyncio.create_task(listen(times)) for times in heard]
         began, looks = time.monotonic(), pulse.looks
-        while time.monotonic() - began < 0.8:
+        while pulse.looks - looks < 4 or min(len(times) for times in heard) < 3:
+            assert time.monotonic() - began < 60
             await queue.add_bulk([NewJob("more") for _ in range(20)])
             await let_pass(0.005, "the listeners have their turn")
-        looked = pulse.looks - looks
+        looked, most = pulse.looks - looks, (time.monotonic() - began) / 0.1 + 2
         for task in listeners:
             task.cancel()
         await asyncio.gather(*listeners, return_exceptions=True)
 
-        assert 2 <= looked <= 10
+        assert looked <= most
         for times in heard:
-            assert 2 <= len(times) <= 10
+            assert len(times) <= most
             assert all(later - one >= 0.09 for one, later in pairwise(times))
-        await wait_until(lambda: pulse._task is None, 5)
+        await wait_until(lambda: pulse._task is None, 60)
         after = pulse.looks
         await let_pass(0.3, "three looks would fit in")
         assert pulse.looks == after, "nobody listens"

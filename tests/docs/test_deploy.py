@@ -271,7 +271,7 @@ def test_every_alert_has_a_runbook_and_the_other_way_round():
 def _scraped(port: int) -> str:
     """What the exporter serves; nothing while it starts."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
     except OSError:
         return ""

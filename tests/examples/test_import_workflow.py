@@ -54,10 +54,10 @@ async def test_the_service_runs_until_it_is_told_to_end(start, url, prefix):
         Queue("rows", connection=url, prefix=prefix) as rows,
     ):
         await Producer(sources).enqueue(JobPayload("w1", "fetch", {"source": "people.csv"}))
-        await wait_until(lambda: _is(rows.get_completed_count, 2), 20)
+        await wait_until(lambda: _is(rows.get_completed_count, 2), 60)
 
         program.send_signal(signal.SIGTERM)
-        code = await asyncio.wait_for(program.wait(), 20)
+        code = await asyncio.wait_for(program.wait(), 60)
 
         assert code == 0
         assert await sources.get_completed_count() == 1

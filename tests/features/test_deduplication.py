@@ -218,7 +218,7 @@ async def test_who_lost_the_id_does_not_let_the_next_one_go(queue, client, url, 
         await queue.add("next", deduplication=last)
 
         old_may_end.set()
-        await queue.wait_for(old.id, 5000)
+        await queue.wait_for(old.id, 60_000)
 
         assert await queue.get_deduplication_job_id("d") == owner.id
         assert running == ["old", "owner"]

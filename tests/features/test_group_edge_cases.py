@@ -505,7 +505,7 @@ async def test_in_a_long_list_members_are_marked_and_vanish_when_taken(world: Wo
         ran.append(job.name)
 
     async with Worker("b", handle, connection=world.url, prefix=world.prefix, concurrency=100):
-        assert await world.queue("b").wait_until_empty(20_000)
+        assert await world.queue("b").wait_until_empty(60_000)
 
     assert ran == ["plain"] * 2500
     counts = await world.queue("b").get_job_counts("completed", "failed")

@@ -128,7 +128,7 @@ async def test_any_queue_and_the_producer_know_the_group(world: World):
     assert (await world.flow.get_group_state(node.group_id)) is not None
     assert len(await world.flow.get_group_jobs(node.group_id)) == 2
     await world.queue("b").cancel_group(node.group_id)
-    assert (await world.queue("a").wait_for_group(node.group_id, 1000)).state == "FAILED"
+    assert (await world.queue("a").wait_for_group(node.group_id, 60_000)).state == "FAILED"
     for unknown in ("a:b", "", "42", "never"):
         assert await world.flow.get_group_state(unknown) is None
         assert await world.queue("a").get_group_state(unknown) is None
@@ -228,7 +228,7 @@ async def test_workers_run_a_staged_group(world: World):
             job("b", "a", inputs={"a": "a"}),
             job("c", "b", inputs={"b": "b", "a": "a"}),
         )
-        info = await world.queue("a").wait_for_group("g", 10_000)
+        info = await world.queue("a").wait_for_group("g", 60_000)
 
     assert info.state == "COMPLETED"
     assert seen[2] == ("c", {"n": "c", "b": "B", "a": "A"})
@@ -734,7 +734,7 @@ async def test_the_dead_letter_of_a_blocking_job_belongs_to_its_group(world: Wor
         (letter,) = await letters.get_jobs("waiting")
         await letters.replay_dead_letter(letter.id)
         for group_id in ("g", "h"):
-            info = await world.queue("a").wait_for_group(group_id, 20_000)
+            info = await world.queue("a").wait_for_group(group_id, 60_000)
             assert info.state == "COMPLETED"
     with pytest.raises(InvalidGroupStateError):
         await world.queue("a").retry_group("g")

@@ -49,7 +49,7 @@ async def test_lanes_run_on_a_cluster(cluster: Cluster):
     async with Queue("{lanes}", connection=url, prefix="t") as queue:
         await queue.add_bulk([NewJob("x", n, lane=lane) for n in range(4) for lane in lanes])
         async with Worker("{lanes}", handler, connection=url, prefix="t", concurrency=5):
-            assert await queue.wait_until_empty(10_000)
+            assert await queue.wait_until_empty(60_000)
         assert await queue.get_lanes() == []
         await queue.obliterate(force=True)
 

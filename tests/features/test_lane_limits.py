@@ -45,23 +45,26 @@ async def test_lowering_the_concurrency_does_not_let_a_held_lane_go(queue, hand)
 
 
 async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):
-    """Two in a second of lane a; lane b runs freely."""
-    starts = {"a": [], "b": []}
+    """Lane a waits for its window and lane c for a long one; lane b runs freely."""
+    starts = {"a": [], "b": [], "c": []}
 
     async def handler(job):
         starts[job.lane].append(job.processed_on)
 
-    await queue.set_lane_rate_limit("a", RateLimit(2, 1000))
-    for lane in "ab":
+    await queue.set_lane_rate_limit("a", RateLimit(2, 300))
+    await queue.set_lane_rate_limit("c", RateLimit(2, 600_000))
+    for lane in "abc":
         await queue.add_bulk([NewJob("x", n, lane=lane) for n in range(4)])
     async with work(handler, concurrency=4):
-        assert await queue.wait_until_empty(60_000)
+        await wait_until(lambda: [len(starts[lane]) for lane in "abc"] == [4, 4, 2])
 
     first, second, third, fourth = starts["a"]
-    assert third - first >= 1000
+    assert third - first >= 300
     assert first <= second < third <= fourth
-    assert starts["b"][-1] < third
+    assert (await queue.get_lane("c")).depth == 2
+    await queue.drain_lane("c")
     await queue.set_lane_rate_limit("a", None)
+    await queue.set_lane_rate_limit("c", None)
     assert await queue.get_lane("a") is None
 
 

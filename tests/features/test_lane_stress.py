@@ -227,5 +227,5 @@ async def run_and_disturb(queue: Queue, url: str, prefix: str, ledgers: Path) ->
         for process in processes:
             process.send_signal(signal.SIGCONT)
             process.terminate()
-        await wait_until(lambda: all(process.poll() is not None for process in processes), 15)
+        await wait_until(lambda: all(process.poll() is not None for process in processes), 60)
     return faults

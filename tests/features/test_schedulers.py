@@ -411,6 +411,6 @@ async def test_a_schedule_goes_on_when_the_server_comes_back(start_server):
             await wait_until(lambda: len(runs) >= 2)
             server.restart()
             before = len(runs)
-            await wait_until(lambda: len(runs) >= before + 3, 15)
+            await wait_until(lambda: len(runs) >= before + 3, 60)
 
     assert len(runs) == len(set(runs))

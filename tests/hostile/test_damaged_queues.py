@@ -25,7 +25,7 @@ from toril.protocol.new_group import new_group
 
 WORLDS = amount(30, 2000)
 PER_TEST = 10
-LONGEST_S = 20
+LONGEST_S = 60
 COMMANDS = (
     ("queues",),
     ("queues", "q"),

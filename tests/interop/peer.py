@@ -232,7 +232,7 @@ class NodePeer(PeerView):
     async def resume(self) -> None:
         self._running().send_signal(signal.SIGCONT)
 
-    async def close(self, timeout: float = 10.0) -> None:
+    async def close(self, timeout: float = 60.0) -> None:
         """Close workers, queues and connections, then end the process."""
         child = self._child
         if child is None or child.returncode is not None:

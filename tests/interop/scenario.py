@@ -143,7 +143,7 @@ def _chosen_ids(steps: list[Step]) -> set[str]:
 
 
 async def wait_until(
-    condition: Callable[[], Awaitable[Any]], what: str, *, timeout: float = 20.0
+    condition: Callable[[], Awaitable[Any]], what: str, *, timeout: float = 60.0
 ) -> Any:
     """Ask until the answer is true and return it; say ``what`` was waited for if it never is."""
     deadline = time.monotonic() + timeout
@@ -156,7 +156,7 @@ async def wait_until(
 
 
 async def wait_for_state(
-    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = 20.0
+    client: Any, prefix: str, queue: str, job_id: str, *states: str, timeout: float = 60.0
 ) -> str:
     """Wait until the job is in one of ``states``; ``"gone"`` is a job that is stored nowhere."""
     last = "?"

@@ -43,7 +43,7 @@ class Board:
 
         def send() -> Any:
             try:
-                with urllib.request.urlopen(request, timeout=10) as response:
+                with urllib.request.urlopen(request, timeout=60) as response:
                     text = response.read()
             except urllib.error.HTTPError as error:
                 pytest.fail(f"{method} {path}: {error.code} {error.read()[:500]!r}")

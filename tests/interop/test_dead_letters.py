@@ -52,7 +52,7 @@ async def test_a_node_worker_waiting_there_is_woken(peer, toril, client, prefix)
     async def seen() -> bool:
         return len(await peer.seen(worker)) == 1
 
-    await wait_until(seen, 9)
+    await wait_until(seen, 60)
 
 
 async def test_node_jobs_become_dead_letters_and_come_back(peer, toril, client, prefix):

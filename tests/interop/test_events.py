@@ -135,7 +135,7 @@ async def test_item_13_waiting_in_toril_gets_what_bullmq_returned(peer, toril):
     gone = await queue.add("gone", remove_on_complete=True)
 
     values = await asyncio.gather(
-        queue.wait_for(good.id, timeout=20_000), queue.wait_for(gone.id, timeout=20_000)
+        queue.wait_for(good.id, timeout=60_000), queue.wait_for(gone.id, timeout=60_000)
     )
 
     assert values == [[1, None], 2]

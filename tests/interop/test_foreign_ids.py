@@ -72,7 +72,7 @@ async def test_what_exists_can_be_read_run_and_removed(peer, toril, client, pref
         await queue.extend_lock(ODD, "nobody's", 1000)
     async with Worker("q", _logs_and_fails, connection=url, prefix=prefix):
         with pytest.raises(JobFailedError, match="no money"):
-            await queue.wait_for(ODD, timeout=20_000)
+            await queue.wait_for(ODD, timeout=60_000)
     assert await queue.get_job_logs(ODD) == ["began"]
 
     await queue.retry(ODD)

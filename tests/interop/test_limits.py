@@ -97,9 +97,9 @@ async def test_item_26_mixed_workers_keep_the_global_concurrency(peer, toril, cl
     for n in range(60):
         await (peer if n % 2 else toril).add("q", f"{n}")
 
-    started = asyncio.get_running_loop().time()
     running = await toril.start_worker("q", behaviours, concurrency=5, **PATIENT)
     await peer.work("q", behaviours, concurrency=5, **NODE_PATIENT)
+    started = asyncio.get_running_loop().time()
     most = 0
 
     async def finished() -> bool:
@@ -107,7 +107,7 @@ async def test_item_26_mixed_workers_keep_the_global_concurrency(peer, toril, cl
         most = max(most, await client.llen(f"{prefix}:q:active"))
         return await client.zcard(f"{prefix}:q:completed") == 60
 
-    await wait_until(finished, 20, every=0.002)
+    await wait_until(finished, 60, every=0.002)
     took = asyncio.get_running_loop().time() - started
 
     assert most == 3
@@ -131,7 +131,7 @@ async def test_item_27_a_pause_by_one_stops_the_other(pauser, peer, toril, clien
     counts = await toril.queue("q").get_job_counts()
     assert (counts["waiting"], counts["prioritized"], counts["active"]) == (2, 1, 0)
     await (peer.call("queue.resume", queue="q") if pauser == "bullmq" else toril.resume("q"))
-    await wait_for_finished(client, prefix, "q", 3, timeout=9)
+    await wait_for_finished(client, prefix, "q", 3, timeout=60)
 
     if pauser == "bullmq":
         assert [job.id for job in other.handler.seen][:2] == ids

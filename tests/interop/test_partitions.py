@@ -18,8 +18,8 @@ async def test_toril_runs_what_bullmq_added_to_a_partition(peer, url, prefix):
         ids = [await peer.add(f"{{mail-{n}}}", "send", {"n": n}) for n in range(3)]
         ids += [await peer.add("{mail-1}", "send", {"n": 9}, jobId="own")]
         async with Worker("mail", handle, concurrency=2, **options):
-            await wait_until(lambda: len(ran) == 4, 20)
-            assert await queue.wait_for("own", timeout=10_000) == {"n": 9}
+            await wait_until(lambda: len(ran) == 4, 60)
+            assert await queue.wait_for("own", timeout=60_000) == {"n": 9}
 
         assert sorted(ran) == sorted(ids)
         assert await peer.state("{mail-1}", "own") == "completed"

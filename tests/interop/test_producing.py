@@ -273,7 +273,7 @@ async def test_item_6_two_adds_wake_both_idle_workers(producer, peer, toril, cli
     await side.add("q", "one")
     await side.add("q", "two")
 
-    await peer.event("holding", timeout=9)
+    await peer.event("holding", timeout=60)
     await wait_until(lambda: worker.handler.holding)
     worker.handler.release()
     await peer.call("worker.release")

@@ -267,7 +267,7 @@ async def test_half_a_surrogate_pair_comes_in_and_goes_out(peer, toril, client, 
     await wait_for_finished(client, prefix, "q", 1)
 
     assert (await peer.job("q", job_id))["returnvalue"] == data
-    assert await toril.queue("q").wait_for(job_id, timeout=1000) == data
+    assert await toril.queue("q").wait_for(job_id, timeout=60_000) == data
 
 
 async def test_quotes_in_a_reason_are_part_of_it(peer, toril, client, prefix):
@@ -276,7 +276,7 @@ async def test_quotes_in_a_reason_are_part_of_it(peer, toril, client, prefix):
     await peer.work("q", {"pay": [["unrecoverable", reason]]})
 
     with pytest.raises(JobFailedError) as failure:
-        await toril.queue("q").wait_for(job_id, timeout=20_000)
+        await toril.queue("q").wait_for(job_id, timeout=60_000)
 
     assert failure.value.reason == reason
     assert (await toril.queue("q").get_job(job_id)).failed_reason == reason

@@ -120,7 +120,7 @@ async def test_item_22_start_offset_and_limit(maker, runner, peer, toril, client
     await driver.upsert_scheduler("q", "b", {"every": 200, "offset": 50, "limit": 3}, {})
 
     await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
-    await wait_for_finished(client, prefix, "q", 6, timeout=20)
+    await wait_for_finished(client, prefix, "q", 6, timeout=60)
     await let_pass(0.25, "a further tick of each would fit in")
 
     first = await iterations(client, prefix, "a")
@@ -145,7 +145,7 @@ async def test_item_22_an_end_ends_the_schedule(maker, runner, peer, toril, clie
         waiting = await client.zcard(f"{prefix}:q:delayed") + await client.llen(f"{prefix}:q:wait")
         return now_ms() > end + 300 and waiting == 0
 
-    await wait_until(is_over, 20, message="nothing is to come")
+    await wait_until(is_over, 60, message="nothing is to come")
     times = await iterations(client, prefix)
     assert len(times) >= 2
     # The end is looked at when an iteration is taken: the one after it is there already.

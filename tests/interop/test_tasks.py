@@ -35,7 +35,7 @@ async def test_a_tasks_job_runs_in_a_node_worker(peer, client, url, prefix):
     await peer.work("q", {"*": [["return", 42]]})
     handle = await charge.enqueue(1, Decimal("9.99"))
 
-    assert await handle.result(20_000) == 42
+    assert await handle.result(60_000) == 42
     job = await peer.job("q", handle.id)
     assert job["data"] == {"order": 1, "amount": "9.99"}
     assert job["opts"]["attempts"] == 3

@@ -73,7 +73,7 @@ class RunningWorker:
         self.handler = handler
         self.task = asyncio.create_task(worker.run())
 
-    async def stop(self, timeout: int = 20_000) -> None:
+    async def stop(self, timeout: int = 60_000) -> None:
         self.handler.release()
         await self.worker.close(timeout=timeout)
         await self.task

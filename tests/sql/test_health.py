@@ -43,7 +43,7 @@ async def test_a_probe_learns_when_redis_or_the_database_is_away(
     outbox.table.create(engine)
     await wait_until(lambda: trouble_of(relay) is None)
 
-    await relay.close(timeout=5000)
+    await relay.close(timeout=60_000)
     await running
     assert "is not running" in trouble_of(relay)
     engine.dispose()

@@ -153,7 +153,7 @@ async def test_a_relay_goes_on_when_the_database_is_restarted(
         fresh.dispose()
 
         await wait_until(lambda: _has(queue, 2), 30)
-        await relay.close(timeout=20_000)
+        await relay.close(timeout=60_000)
         await running
         engine.dispose()
 

@@ -98,7 +98,7 @@ async def test_rows_that_somebody_else_locks_are_passed_over_and_hold_up_their_l
     async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
         with engine.begin() as connection:
             connection.execute(row.with_for_update())
-            await asyncio.wait_for(relay.drain(), 20)
+            await asyncio.wait_for(relay.drain(), 60)
             assert [fields async for fields in _added_ids(queue)] == [first, other]
 
         await relay.drain()
@@ -480,7 +480,7 @@ async def test_when_the_server_is_away_rows_wait_and_no_attempt_is_counted(
     await wait_until(lambda: relay.metrics.errors > 0)
     server.start()
     await wait_until(lambda: relay.metrics.dispatched == 3, 30)
-    await relay.close(timeout=5000)
+    await relay.close(timeout=60_000)
     await running
 
 
@@ -522,7 +522,7 @@ async def test_a_relay_whose_connections_are_cut_goes_on(
 
     assert sum(cuts) > 0
     assert not running.done()
-    await relay.close(timeout=5000)
+    await relay.close(timeout=60_000)
     await running
     pool = engine.sync_engine.pool if is_async else engine.pool
     assert pool.checkedout() == 0, "connections that were cut count as used"
@@ -536,8 +536,8 @@ async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):
     running = asyncio.create_task(relay.run())
     await asyncio.sleep(0)
 
-    await relay.close(timeout=5000)
-    await asyncio.wait_for(running, 20)
+    await relay.close(timeout=60_000)
+    await asyncio.wait_for(running, 60)
 
     with pytest.raises(InvalidOptionError, match=r"already (been )?started"):
         await relay.run()
@@ -596,7 +596,7 @@ async def test_on_postgresql_a_commit_wakes_the_relay(
     write(plain, outbox)
     await wait_until(lambda: _has(queue, 2), 30)
 
-    await relay.close(timeout=5000)
+    await relay.close(timeout=60_000)
     await asyncio.wait_for(running, 30)
     metadata.drop_all(plain)
     if engine is not plain:
@@ -696,7 +696,7 @@ async def test_a_running_relay_confirms_prunes_and_measures_by_itself(
 
     assert statuses(engine, outbox) == ["pending"]
     assert 5000 <= relay.metrics.lag_ms < 60_000
-    await relay.close(timeout=5000)
+    await relay.close(timeout=60_000)
     await running
 
 
@@ -746,7 +746,7 @@ async def test_pruning_waits_for_nobody(server_url, metadata, table_name, url, p
             row = select(outbox.table).where(outbox.table.c.seq == 1)
             connection.execute(row.with_for_update())
 
-            assert await asyncio.wait_for(relay.prune_once(), 20) == 2
+            assert await asyncio.wait_for(relay.prune_once(), 60) == 2
 
         assert await relay.prune_once() == 1
         assert relay.metrics.pruned == 3

@@ -134,7 +134,7 @@ async def test_a_row_that_is_relayed_twice_starts_one_group(
         await wait_until(lambda: _is_forgotten(payments, group_id))
         again(engine, outbox)
         assert await make_relay().drain() == 1
-        await payments.wait_until_empty(timeout=20_000)
+        await payments.wait_until_empty(timeout=60_000)
 
     assert len(ran) == 1
     assert await payments.get_group_state(group_id) is None
@@ -164,10 +164,10 @@ async def test_a_group_is_waited_for_before_it_is_relayed(tmp_path, url, prefix,
     connection.commit()
     connection.close()
     with pytest.raises(GroupNotFoundError):
-        await payments.wait_for_group(group_id, timeout=20_000)
+        await payments.wait_for_group(group_id, timeout=60_000)
     with pytest.raises(WaitTimeoutError, match="a relay runs"):
         await payments.wait_for_group(group_id, timeout=30, may_come=True)
-    waiting = asyncio.create_task(payments.wait_for_group(group_id, timeout=20_000, may_come=True))
+    waiting = asyncio.create_task(payments.wait_for_group(group_id, timeout=60_000, may_come=True))
     engine = create_engine(f"sqlite:///{tmp_path}/x.db")
     async with (
         Relay(engine, outbox, connection=url, prefix=prefix) as relay,
@@ -230,7 +230,7 @@ async def test_stages_signals_and_ends_travel_with_the_row(
     async with Worker("payments", handler, connection=url, prefix=prefix):
         await wait_until(lambda: ("charge", {"is": "GroupJob"}) in ran)
         await payments.complete_member(group_id, "approval", {"by": "back office"})
-        info = await payments.wait_for_group(group_id, timeout=20_000)
+        info = await payments.wait_for_group(group_id, timeout=60_000)
         await wait_until(lambda: len(ran) == 4)
 
     assert info.state == "COMPLETED"
@@ -294,7 +294,7 @@ async def test_a_flow_that_has_run_and_gone_is_not_started_again(
         relay = make_relay()
         assert await relay.drain() == 1
         assert relay.metrics.duplicates == 1
-        await payments.wait_until_empty(timeout=20_000)
+        await payments.wait_until_empty(timeout=60_000)
 
     assert ran == ["leaf", "root"]
 
@@ -408,8 +408,8 @@ async def test_confirm_knows_how_groups_and_flows_stand(
     assert (await relay.stats()).done == 0
 
     async with Worker("payments", lambda job: None, connection=url, prefix=prefix):
-        await payments.wait_for_group(group_id, timeout=20_000)
-        await payments.wait_for(root, timeout=20_000)
+        await payments.wait_for_group(group_id, timeout=60_000)
+        await payments.wait_for(root, timeout=60_000)
 
     async def are_done():
         await relay.confirm_once()

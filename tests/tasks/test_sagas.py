@@ -35,7 +35,7 @@ async def test_a_call_runs_after_those_whose_results_it_uses(app: App, run: Runn
         receipt = saga.add(charge.call(1, Decimal("9.99")))
         stock = saga.add(reserve.call(1), after=[receipt])
         saga.add(ship.call(1, receipt=receipt.result, items=stock.result))
-    group = await saga.wait(timeout=20_000)
+    group = await saga.wait(timeout=60_000)
 
     assert group.state == "COMPLETED"
     assert seen == [(1, Receipt(1, Decimal("9.99")), ["shelf 7"], "")]
@@ -70,7 +70,7 @@ async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
         receipt = saga.add(charge.call(1))
         text = saga.add(label.call(receipt.result))
         saga.add(ship.call(text.result))
-    info = await saga.wait(20_000)
+    info = await saga.wait(60_000)
 
     assert info.state == "FAILED"
     paid = Receipt(1, Decimal(5))
@@ -89,13 +89,13 @@ async def test_a_chain_and_a_gather(app: App, run: Running):
 
     run()
     chain = await app.chain(double.call(1), double.call(2), double.call(3))
-    assert await chain.result(20_000) == Decimal(6)
+    assert await chain.result(60_000) == Decimal(6)
     assert order == [1, 2, 3]
     gathered = await app.gather([double.call(n) for n in (5, 4, 6)])
-    assert await gathered.result(20_000) == [Decimal(10), Decimal(8), Decimal(12)]
+    assert await gathered.result(60_000) == [Decimal(10), Decimal(8), Decimal(12)]
     failed = await app.gather([double.call(1), double.call(-1)])
     with pytest.raises(JobFailedError, match="negative"):
-        await failed.result(20_000)
+        await failed.result(60_000)
     assert (await failed.wait()).state == "FAILED"
 
 

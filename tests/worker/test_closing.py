@@ -89,7 +89,7 @@ async def test_what_does_not_finish_in_time_is_handed_back(handler, queue, start
     worker = await start_worker(handler, concurrency=2)
     await wait_until(lambda: len(worker.current_jobs) == 2)
 
-    await asyncio.wait_for(worker.close(timeout=50), 20)
+    await asyncio.wait_for(worker.close(timeout=50), 60)
 
     waiting = await inside.ids("wait")
     # RPOP takes from the end: those that were handed back come first.
@@ -124,7 +124,7 @@ async def test_an_idle_worker_gets_what_another_hands_back_at_once(queue, start_
     await wait_until(lambda: _is_blocked(inside))
     await worker.close(timeout=0)
 
-    await asyncio.wait_for(taken.wait(), 20)
+    await asyncio.wait_for(taken.wait(), 60)
     await inside.until_finished(1)
 
 
@@ -191,7 +191,7 @@ async def test_closing_under_load_loses_nothing_and_doubles_nothing(queue, start
     while len(await inside.ids("completed")) < 300:
         worker = await start_worker(handler, concurrency=20)
         await let_pass(0.015, "some of the jobs run")
-        await worker.close(timeout=1000)
+        await worker.close(timeout=60_000)
         assert await inside.ids("active") == []
 
     assert sorted(runs) == sorted(added)
@@ -270,7 +270,7 @@ async def test_a_loop_ends_although_nobody_closed_its_worker(work, start_server)
             await wait_until(lambda: worker.is_processing)
         server.freeze()
 
-    await asyncio.wait_for(asyncio.to_thread(asyncio.run, main()), 15)
+    await asyncio.wait_for(asyncio.to_thread(asyncio.run, main()), 60)
 
     release.set()
     server.thaw()

@@ -38,7 +38,7 @@ async def test_a_context_of_a_test_is_a_context():
 async def test_a_job_taken_by_hand_has_all_but_what_a_worker_gives(queue, url, prefix):
     await queue.add("a")
     async with ManualWorker("q", connection=url, prefix=prefix) as worker:
-        job = await worker.get_next_job(timeout=5000)
+        job = await worker.get_next_job(timeout=60_000)
         assert job is not None
 
         assert {name for name in MEMBERS if not hasattr(job, name)} == {"signal", "state"}

@@ -151,7 +151,7 @@ async def test_picking_up_a_job_is_one_message(start_server):
             await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
             with counting(server) as counted:
                 await queue.add("job")
-                await asyncio.wait_for(ran.wait(), 20)
+                await asyncio.wait_for(ran.wait(), 60)
 
     # The add, and the take that had been sent before.
     assert counted.commands.get("FCALL", 0) <= 3

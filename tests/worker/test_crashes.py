@@ -162,7 +162,7 @@ async def test_a_stopped_process_that_goes_on_writes_nothing(
         return "by the second worker"
 
     await start_worker(other, **SURVIVING)
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), 60)
     zombie.signal(signal.SIGCONT)
     await zombie.hear(f"lost {job.id}")
     if handler == "deaf_and_writing":
@@ -273,4 +273,4 @@ async def test_the_same_worker_may_get_back_what_it_lost(queue, start_worker, in
 
     assert (await inside.job(job.id))["returnvalue"] == '"second run"'
     assert worker.current_jobs == []
-    await asyncio.wait_for(worker.close(), 20)
+    await asyncio.wait_for(worker.close(), 60)

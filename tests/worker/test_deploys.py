@@ -30,11 +30,11 @@ async def test_deploys_under_load_lose_no_job_and_run_none_twice(url, prefix, cl
                 await asyncio.sleep(0.05)
 
         running = deque([start(), start()])
-        await wait_until(lambda: _are_at_work(queue, 2), 20)
+        await wait_until(lambda: _are_at_work(queue, 2), 60)
         producing = asyncio.create_task(produce())
         for _ in range(DEPLOYS):
             running.append(start())
-            await wait_until(lambda: _are_at_work(queue, 3), 20)
+            await wait_until(lambda: _are_at_work(queue, 3), 60)
             old = running.popleft()
             old.send_signal(signal.SIGTERM)
             assert await old.ended() == 0

@@ -380,7 +380,7 @@ async def test_a_worker_closes_although_a_thread_is_stuck(
     worker = await start_worker(lambda job: may_end.wait(60))
     await inside.until_finished(1)
 
-    await asyncio.wait_for(worker.close(), 20)
+    await asyncio.wait_for(worker.close(), 60)
 
     may_end.set()
 

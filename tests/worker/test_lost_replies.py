@@ -60,7 +60,7 @@ async def test_a_worker_whose_line_breaks_runs_every_job_once(
     proxy.rule = every(2, "settle", fault)
     worker = Worker("q", handler, connection=proxy.url, prefix=prefix, concurrency=concurrency)
     await worker.start()
-    await inside.until_finished(60, 20)
+    await inside.until_finished(60, 60)
     proxy.rule = lambda words: None
     await worker.close()
 
@@ -89,7 +89,7 @@ async def test_a_half_open_line_is_given_up(proxy, queue, prefix, inside):
     await worker.start()
     await wait_until(lambda: proxy.broken)
     proxy.rule = lambda words: None
-    await inside.until_finished(10, 20)
+    await inside.until_finished(10, 60)
     await worker.close()
 
     assert ran == Counter(added)

@@ -66,10 +66,10 @@ async def test_jobs_run_on_a_cluster(where, cluster, cluster_url, tag):
         options = {"lock_duration": 6000, "stalled_interval": 100}
         worker = Worker(name, handler, connection=target, prefix=prefix, concurrency=10, **options)
         async with worker:
-            await queue.wait_until_empty(timeout=20_000)
+            await queue.wait_until_empty(timeout=60_000)
             await wait_until(lambda: len(ran) == 51)
             # The lease's thread renews on the cluster too.
-            assert await queue.wait_for(jobs[0].id, timeout=20_000) == {}
+            assert await queue.wait_for(jobs[0].id, timeout=60_000) == {}
         assert ran == Counter(job.id for job in jobs)
         assert (await queue.get_job_counts())["completed"] == 51
     if where == "client":
@@ -90,7 +90,7 @@ async def test_an_idle_worker_on_a_cluster_is_woken_at_once(cluster_url, tag):
     ):
         await let_pass(0.3, "the worker waits at its node")
         await queue.add("job")
-        await asyncio.wait_for(began.wait(), 20)
+        await asyncio.wait_for(began.wait(), 60)
 
 
 async def test_a_slot_that_moves_under_load_loses_nothing(cluster, cluster_url, tag):

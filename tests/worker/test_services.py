@@ -31,7 +31,7 @@ async def test_a_worker_that_lost_a_vital_part_ends_and_says_why(part, url, pref
     getattr(worker._parts, part).run = break_down
 
     with pytest.raises(KeyError, match="a bug"):
-        await asyncio.wait_for(worker.run(), 20)
+        await asyncio.wait_for(worker.run(), 60)
 
     assert [str(error) for error in errors] == ["'a bug'"]
     assert "stopped" in caplog.text
@@ -51,7 +51,7 @@ async def test_a_reply_that_cannot_be_taken_in_ends_the_worker(url, prefix, capl
     worker._parts.pump.look_again()
 
     with pytest.raises((KeyError, ExceptionGroup)):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, 60)
     assert "KeyError: 'a bug'" in caplog.text
     assert "stopped" in caplog.text
 

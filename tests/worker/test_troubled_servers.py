@@ -129,7 +129,7 @@ async def test_a_server_that_is_loading(start_server):
         server.options["key-load-delay"] = "20000"
         server.options["loading-process-events-interval-bytes"] = "1024"
         starting = asyncio.create_task(asyncio.to_thread(server.start))
-        await wait_until(lambda: load.met("loading"), 20)
+        await wait_until(lambda: load.met("loading"), 60)
         with server.client() as client:
             await wait_until(lambda: _speed_up(client))
         await starting
@@ -279,7 +279,7 @@ async def test_a_full_server_drains_itself(start_server):
             with pytest.raises(ServerOutOfMemoryError, match="maxmemory"):
                 await queue.add("more")
             await worker.start()
-            await asyncio.wait_for(holding.wait(), 20)
+            await asyncio.wait_for(holding.wait(), 60)
             await wait_until(lambda: len(ran) == 200, 30)
             # Renewals are not refused under memory pressure.
             async with redis.asyncio.Redis.from_url(server.unix_url) as raw:

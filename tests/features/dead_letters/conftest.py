@@ -43,7 +43,7 @@ class Side:
         ids = await self.client.lrange(f"{self.prefix}:{DLQ}:wait", 0, len(names) - 1)
         return ids[::-1]
 
-    async def letters(self, count: int, timeout: float = 10.0) -> None:
+    async def letters(self, count: int, timeout: float = 60.0) -> None:
         """Wait until there are ``count`` dead letters."""
 
         async def arrived() -> bool:

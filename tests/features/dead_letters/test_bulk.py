@@ -373,7 +373,7 @@ async def test_kill_9_in_the_middle_of_a_bulk_replay_loses_and_doubles_nothing(s
     async def is_in_the_middle() -> bool:
         return await side.client.llen(orders) > 200
 
-    await wait_until(is_in_the_middle, 20)
+    await wait_until(is_in_the_middle, 60)
     child.send_signal(signal.SIGKILL)
     await child.wait()
     replayed = await side.client.llen(orders)

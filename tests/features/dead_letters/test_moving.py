@@ -155,7 +155,7 @@ async def test_no_observer_sees_a_job_in_both_places_or_in_neither(side):
         return counts[-1]
 
     async with side.failing(concurrency=5):
-        await wait_until(lambda: _is(look, total), 20, every=0.0)
+        await wait_until(lambda: _is(look, total), 60, every=0.0)
 
     assert len(seen) > 5, "the observer must have looked while jobs were being moved"
 

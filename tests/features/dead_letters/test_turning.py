@@ -287,7 +287,7 @@ async def test_kill_9_during_a_turn(side, url, prefix):
             and await side.client.llen(f"{prefix}:orders:wait") > 100
         )
 
-    await wait_until(is_turning, 20)
+    await wait_until(is_turning, 60)
     child.send_signal(signal.SIGKILL)
     await child.wait()
     replayed = await side.client.llen(f"{prefix}:orders:wait")
