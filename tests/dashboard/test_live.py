@@ -88,6 +88,35 @@ async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: 
     await connection.close()
 
 
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_page_that_is_closed_as_it_hears_something_is_closed(
+    turns: int, url: str, prefix: str
+):
+    """`asyncio.wait_for` of Python 3.11 forgets a cancellation that comes as its wait ends."""
+    connection = Connection(url)
+    pulse = Pulse(connection, prefix, Finder(connection, prefix), every_s=600)
+
+    async def listen() -> None:
+        async for _ in pulse.listen():
+            pass
+
+    listener = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert pulse._listeners
+
+    pulse._tell("tick", "{}")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    listener.cancel()
+
+    await asyncio.wait([listener], timeout=30)
+    assert listener.cancelled()
+    assert not pulse._listeners
+    await pulse.close()
+    await connection.close()
+
+
 async def test_a_hundred_open_pages_of_a_busy_queue_are_read_for_once(
     url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ):

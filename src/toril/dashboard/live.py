@@ -126,7 +126,8 @@ class Pulse:
                 awake.set()
             while True:
                 try:
-                    await asyncio.wait_for(awake.wait(), 15.0)
+                    async with asyncio.timeout(15.0):
+                        await awake.wait()
                 except TimeoutError:
                     yield ": still here\n\n"
                     continue
