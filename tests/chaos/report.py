@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.chaos.history import disorders
@@ -43,17 +45,10 @@ HAS_TO_HAPPEN = (
 
 async def problems_of(storm: Storm, client: Any) -> list[str]:
     """Everything that must not be, as sentences."""
-    _note_starved(storm)
-    runs = sorted(read_all(storm.directory), key=lambda run: run.started)
-    by_label: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_label[run.label].append(run)
-    storm.seen["runs"] = len(runs)
+    by_label = _runs_of(storm)
     problems = [
         *_lost(storm, by_label),
-        *_extra(storm, by_label),
-        *_overlaps(storm, by_label),
-        *_lanes(storm, by_label),
+        *_wrongs(storm, by_label),
         *(disorders(storm.history) if not storm.seen["events missed"] else ()),
         *[problem async for problem in _results(storm, client)],
         *[problem async for problem in _letters(storm, client)],
@@ -66,6 +61,37 @@ async def problems_of(storm: Storm, client: Any) -> list[str]:
         if not storm.seen[what]
     ]
     return problems
+
+
+def problems_so_far(directory: Path) -> list[str]:
+    """What the ledger and the notes of an interrupted storm say: who ran once too often, at the
+    same time as another, or out of order. What had not run yet cannot be told from what is lost.
+    """
+    storm = Storm(jobs=0, kills=0, directory=directory)
+    storm.read_notes()
+    return [*_wrongs(storm, _runs_of(storm))]
+
+
+def _runs_of(storm: Storm) -> dict[str, list[Run]]:
+    _note_starved(storm)
+    by_label: dict[str, list[Run]] = defaultdict(list)
+    for run in sorted(read_all(storm.directory), key=lambda run: run.started):
+        by_label[run.label].append(run)
+        storm.seen["runs"] += 1
+    return by_label
+
+
+def _wrongs(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
+    yield from _extra(storm, by_label)
+    yield from _overlaps(storm, by_label)
+    yield from _lanes(storm, by_label)
+
+
+def _may_be_two(storm: Storm, label: str, runs: list[Run]) -> bool:
+    """May two jobs have this label? Its add was repeated without an id, or with one that was free
+    again, because the first job had failed for good."""
+    has_failed = runs[0].kind == "fails"
+    return label in storm.doubtful or (has_failed and label in storm.tried_again)
 
 
 def _note_starved(storm: Storm) -> None:
@@ -94,7 +120,7 @@ def _extra(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
     for label, unsorted in by_label.items():
         # By number, not by time: whoever was stopped may begin after those who took over.
         runs = sorted(unsorted, key=lambda run: run.fence)
-        if label in storm.doubtful or (runs[0].kind == "fails" and label in storm.tried_again):
+        if _may_be_two(storm, label, runs):
             continue
         planned = 2 if runs[0].kind == "flaky" else 1
         storm.seen["extra runs"] += max(0, len(runs) - planned)
@@ -124,9 +150,9 @@ def _overlaps(storm: Storm, by_label: dict[str, list[Run]]) -> Iterator[str]:
     """Nobody begins a job while another runs it, in a lane or not, unless the first one was cut off
     for longer than its lock."""
     for label, unsorted in by_label.items():
-        if label in storm.doubtful:
-            continue  # two jobs may have this label
         runs = sorted(unsorted, key=lambda run: run.fence)
+        if _may_be_two(storm, label, runs):
+            continue
         storm.seen["runs longer than their lock"] += sum(
             run.ended is not None and run.ended - run.started > LOCK_MS / 1000 for run in runs
         )
@@ -252,3 +278,9 @@ def table_of(storm: Storm) -> str:
         ("seed", storm.seed),
     ]
     return "\n".join(f"| {name} | {value:,} |" for name, value in rows)
+
+
+if __name__ == "__main__":
+    found = problems_so_far(Path(sys.argv[1]))
+    print("\n".join(found) or "nothing is wrong so far")
+    sys.exit(bool(found))

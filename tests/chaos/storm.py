@@ -38,6 +38,7 @@ SHARES = (58, 10, 5, 15, 4, 2, 2, 4)
 LINES = ("slow", "half-close", "partial", "torn")
 """What befalls a line besides being cut, losing a reply and falling silent (`tests/proxy.py`)."""
 BATCH = 50
+NOTES = "notes.jsonl"
 PATIENCE_S = 120.0
 """How long whoever makes the weather waits for a server that writes much to its disk."""
 BACKLOG = 3000
@@ -88,6 +89,35 @@ class Storm:
     seconds: float = 0.0
     directory: Path = Path()
 
+    def note(self, what: str, *words: Any) -> None:
+        """Learn something and write it down at once: it outlives a storm that is interrupted."""
+        self._learn(what, *words)
+        with (self.directory / NOTES).open("a") as file:
+            file.write(json.dumps([what, *words]) + "\n")
+
+    def read_notes(self) -> None:
+        """Learn again what the storm of this directory wrote down; its last line may be torn."""
+        for row in (self.directory / NOTES).read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                self._learn(*json.loads(row))
+
+    def _learn(self, what: str, *words: Any) -> None:
+        match what, words:
+            case "added", (kinds,):
+                self.added |= kinds
+            case "lane", (lane, labels):
+                self.lane_order.setdefault(lane, []).extend(labels)
+            case "group", (group_id, expected):
+                self.groups[group_id] = expected
+            case "tried again", (labels,):
+                self.tried_again.update(labels)
+            case "doubtful", (labels,):
+                self.doubtful.update(labels)
+            case "fault", fault:
+                self.faults.append(Fault(*fault))
+            case _:
+                raise ValueError(f"nobody knows what {what!r} is")
+
 
 class _Crew:
     """The worker processes; whoever dies is replaced."""
@@ -116,7 +146,7 @@ class _Crew:
         victim = self.members[index]
         victim.kill()
         await asyncio.to_thread(victim.wait)
-        self._storm.faults.append(Fault("kill", time.time(), time.time(), victim.pid))
+        self._storm.note("fault", "kill", time.time(), time.time(), victim.pid)
         self.members[index] = self._start(index)
 
     async def stop(self, index: int, seconds: float) -> None:
@@ -124,7 +154,7 @@ class _Crew:
         victim.send_signal(signal.SIGSTOP)
         await asyncio.sleep(seconds)
         victim.send_signal(signal.SIGCONT)
-        self._storm.faults.append(Fault("stop", began, time.time(), victim.pid))
+        self._storm.note("fault", "stop", began, time.time(), victim.pid)
 
     async def end(self) -> None:
         for member in self.members:
@@ -164,7 +194,6 @@ async def rage(storm: Storm) -> tuple[Server, Any]:
             watching.cancel()
             following.cancel()
             await crew.end()
-            (storm.directory / "faults.json").write_text(json.dumps(storm.faults))
     storm.seconds = time.monotonic() - began
     return server, client
 
@@ -219,8 +248,8 @@ async def _add_batch(
         await _surely(storm, lambda part=part: queue.add_bulk(part), labels, bool(part[0].job_id))
         for job in part:
             if job.lane:
-                storm.lane_order.setdefault(job.lane, []).append(job.data["n"])
-            storm.added[job.data["n"]] = job.name
+                storm.note("lane", job.lane, [job.data["n"]])
+        storm.note("added", {job.data["n"]: job.name for job in part})
     for label, kind in batch:
         if kind == "flow":
             labels = [label, f"{label}-0", f"{label}-1"]
@@ -230,7 +259,7 @@ async def _add_batch(
             )
             tree = msgspec.structs.replace(root, children=children)
             await _surely(storm, lambda tree=tree: flow.add(tree), labels, bool(root.job_id))
-            storm.added |= dict.fromkeys(labels, "plain")
+            storm.note("added", dict.fromkeys(labels, "plain"))
         if kind == "group":
             await _add_group(storm, flow, label, is_doomed=dice.random() < 0.4)
 
@@ -263,7 +292,7 @@ async def _add_group(storm: Storm, flow: FlowProducer, label: str, *, is_doomed:
     if shape:
         storm.seen["groups with stages"] += 1
     if node is not None:
-        storm.groups[node.group_id] = "fails" if is_doomed else "completes"
+        storm.note("group", node.group_id, "fails" if is_doomed else "completes")
         storm.seen["groups"] += 1
 
 
@@ -302,9 +331,9 @@ async def _surely(storm: Storm, add: Any, labels: list[str], has_ids: bool) -> A
         except ServerError as error:
             storm.seen["adds tried again"] += 1
             if has_ids:
-                storm.tried_again.update(labels)
+                storm.note("tried again", labels)
             elif isinstance(error, AmbiguousResultError):
-                storm.doubtful.update(labels)
+                storm.note("doubtful", labels)
             await asyncio.sleep(0.1)
         except Exception as error:
             if type(error).__name__ != "InvalidGroupError" and "exist" not in str(error):
@@ -394,7 +423,7 @@ async def _fault(
             await client.config_set("maxmemory", max(1, int(used * 0.9)))
             await asyncio.sleep(0.5)
             await client.config_set("maxmemory", 0)
-    storm.faults.append(Fault(kind, began, time.time()))
+    storm.note("fault", kind, began, time.time())
 
 
 def _also_for_adds(storm: Storm, rule: Rule) -> Rule:
@@ -419,7 +448,7 @@ async def _watch(storm: Storm, url: str) -> None:
                 await client.ping()
             if time.time() - began > STALL_S:
                 storm.seen["server did not answer for a second"] += 1
-                storm.faults.append(Fault("stall", began, time.time()))
+                storm.note("fault", "stall", began, time.time())
             await asyncio.sleep(0.1)
 
 
