@@ -147,8 +147,12 @@ class Reader:
     def leave(self) -> None:
         self.compose.leave()
         for process in self.terminals.values():
-            process.kill()
-            process.wait(10)
+            process.terminate()  # a parent that is killed leaves its processes behind
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
 
 
 @pytest.fixture
