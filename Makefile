@@ -26,10 +26,10 @@ AS_SCRIPTS := tests/features/test_flows.py tests/features/test_lane_order.py tes
 	tests/features/test_schedulers.py tests/features/test_deduplication.py tests/features/test_ways_in.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-scripts prove wheel chaos check bench docs docs-serve pictures format clean
+.PHONY: help setup demo test test-scripts test-django prove wheel chaos check bench docs docs-serve pictures format clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(PYTHON_STAMP) $(NODE_STAMP) ## Make .venv with all that the project, its tests and benchmarks import
 	@echo "Set up: $(VENV) is complete"
@@ -50,6 +50,9 @@ test: setup ## Run the tests against a real Valkey (T="-k lanes" passes argument
 
 test-scripts: setup ## The features once more on servers without functions, where calls go as scripts
 	@TORIL_AS_SCRIPTS=1 $(BIN)/python -m pytest $(SPREAD) $(AS_SCRIPTS) $(T)
+
+test-django: $(PYTHON_STAMP) ## Django's own tests of task backends, and ours, on Django 6 (in .django/)
+	@$(BIN)/python -m tests.django_suite
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
 	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/mutants tests/hostile tests/interop/test_fuzz.py tests/packaging $(BIG) $(T)
@@ -95,4 +98,4 @@ pictures: setup ## Draw the pictures of the documentation anew, from the real pr
 	@$(BIN)/python tools/pictures.py
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build site
+	rm -rf $(VENV) .django $(NODE_DIR)/node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache dist build site

@@ -35,7 +35,7 @@ from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from tests.contrib.django_site import tasks  # noqa: E402
-from tests.sql.conftest import postgres  # noqa: E402, F401
+from tests.sql.conftest import mariadb_server, postgres  # noqa: E402, F401
 from toril import GroupJob, NewJob  # noqa: E402
 from toril.contrib.django import TorilBackend  # noqa: E402
 from toril.contrib.django.names import (  # noqa: E402
@@ -386,11 +386,16 @@ class Site:
         return Forked("-m", "django", command, *arguments, env=environment, cwd=ROOT)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     if request.param == "sqlite":
         path = str(tmp_path / "site.db")
         site = Site({"SITE_DATABASE": path}, {"NAME": path})
+    elif request.param == "mariadb":
+        socket = f"{request.getfixturevalue('mariadb_server').directory}/mariadb.sock"
+        engine = "django.db.backends.mysql"
+        where = {"ENGINE": engine, "HOST": socket, "NAME": "toril", "USER": "root"}
+        site = Site({"SITE_MARIADB": socket}, {**where, "OPTIONS": {}})
     else:
         host = request.getfixturevalue("postgres").partition("host=")[2]
         engine = "django.db.backends.postgresql"

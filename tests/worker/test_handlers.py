@@ -248,6 +248,25 @@ async def test_whatever_a_handler_raises_is_a_failure_of_that_job_alone(
     assert not worker.is_processing
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+async def test_a_thread_that_raises_what_ends_loops_fails_that_job_alone(
+    error, queue, start_worker, inside
+):
+    """Regression: the worker's loop ended, and closing it took a whole core for ever."""
+
+    def handler(job):
+        if job.name == "bad":
+            raise error
+
+    job = await queue.add("bad")
+    await queue.add("good")
+    await start_worker(handler)
+    await inside.until_finished(2)
+
+    reason = f"RuntimeError: the handler raised {error.__name__}"
+    assert (await inside.job(job.id))["failedReason"] == reason
+
+
 @pytest.mark.parametrize(
     "value",
     [object(), float("nan"), {1, Mute}],

@@ -69,10 +69,11 @@ class Threads:
             error: BaseException | None = None
             try:
                 result = call.context.run(call.function, call.argument)
-            except StopIteration as stop:
-                # A future cannot carry it: awaiting would end the coroutine that awaits.
-                error = RuntimeError("the handler raised StopIteration")
-                error.__cause__ = stop
+            except (StopIteration, KeyboardInterrupt, GeneratorExit) as raised:
+                # A future cannot carry them: they would end the coroutine that awaits, or the
+                # loop. None of them is for the worker: Ctrl-C only comes to the main thread.
+                error = RuntimeError(f"the handler raised {type(raised).__name__}")
+                error.__cause__ = raised
             except BaseException as raised:  # noqa: BLE001 (whatever it was, the job's attempt is over)
                 error = raised
             # A closed loop has nobody left who waits.

@@ -1,8 +1,13 @@
-"""A small site, on SQLite or on the PostgreSQL of the directory SITE_POSTGRES."""
+"""A small site, on SQLite, on the PostgreSQL of the directory SITE_POSTGRES, or on the MariaDB of
+the socket SITE_MARIADB."""
 
 from __future__ import annotations
 
 import os
+
+import pymysql
+
+pymysql.install_as_MySQLdb()  # Django asks for mysqlclient; PyMySQL takes its name
 
 SECRET_KEY = "not secret"
 USE_TZ = True
@@ -24,6 +29,13 @@ if "SITE_POSTGRES" in os.environ:
         "HOST": os.environ["SITE_POSTGRES"],
         "NAME": "postgres",
         "USER": "postgres",
+    }
+if "SITE_MARIADB" in os.environ:
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.mysql",
+        "HOST": os.environ["SITE_MARIADB"],
+        "NAME": "toril",
+        "USER": "root",
     }
 TASKS = {
     "default": {

@@ -50,6 +50,21 @@ async def hang() -> None:
 
 
 @task
+def leave(how: str) -> None:
+    raise {"exit": SystemExit, "interrupt": KeyboardInterrupt, "close": GeneratorExit}[how](how)
+
+
+@task
+async def leave_async() -> None:
+    raise SystemExit("exit")
+
+
+@task
+def rant(size: int) -> None:
+    raise ValueError("x" * size)
+
+
+@task
 def bad_value() -> Any:
     return object()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
@@ -23,14 +25,15 @@ from toril.contrib.django.names import (
     task_enqueued,
 )
 from toril.contrib.django.outbox import VENDORS, find_unsent, open_engine, outbox
-from toril.contrib.django.results import STATUSES, job_of, new_result, result_of
-from toril.errors import InvalidInputError
+from toril.contrib.django.results import STATUSES, job_of, moment_of, new_result, result_of
+from toril.errors import InvalidInputError, NoHandlerError, PayloadMismatchError
 from toril.options import OPTION_NAMES, Keep, new_job, refuse_unknown
 from toril.protocol import address
 from toril.protocol.job import Job
 from toril.protocol.keys import check_prefix, check_queue_name
 from toril.sync.connection import Connection as BlockingConnection
 from toril.sync.queue import Queue as BlockingQueue
+from toril.worker.handlers import Router
 from toril.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -41,6 +44,17 @@ SETTINGS = frozenset(
 )
 MOMENTS = ("commit", "outbox", "now")
 WEEK_MS = 7 * 24 * 3600 * 1000
+_TYPES = {
+    "URL": (str, type(None)),
+    "PREFIX": str,
+    "ENQUEUE": str,
+    "DATABASE": str,
+    "JOB_OPTIONS": dict,
+    "WORKER_OPTIONS": dict,
+    "RELAY_OPTIONS": dict,
+}
+_SHOWN = 200
+"""So many characters of an id stand in an error."""
 _OWN_OPTIONS = frozenset({"job_id", "priority", "delay", "run_at"})
 _OWN_RELAY_OPTIONS = frozenset({"engine", "outbox", "connection", "prefix"})
 _OWN_WORKER_OPTIONS = frozenset({"self", "name", "handler", "connection", "prefix", "worker_name"})
@@ -62,18 +76,43 @@ class TorilBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
+        self._misfits: list[str] = []
+        params = self._fitting(params, {"QUEUES": (list, tuple, set, frozenset), "OPTIONS": dict})
         super().__init__(alias, params)
-        self.url = self.options.get("URL")
-        self.prefix = self.options.get("PREFIX", "bull")
-        self._enqueue_at = self.options.get("ENQUEUE", "commit")
-        self.database = self.options.get("DATABASE", "default")
-        self.worker_options = dict(self.options.get("WORKER_OPTIONS", {}))
-        self.relay_options = dict(self.options.get("RELAY_OPTIONS", {}))
+        options = self._fitting(self.options, _TYPES)
+        self.url = options.get("URL")
+        self.prefix = options.get("PREFIX", "bull")
+        self._enqueue_at = options.get("ENQUEUE", "commit")
+        self.database = options.get("DATABASE", "default")
+        self.worker_options = dict(options.get("WORKER_OPTIONS", {}))
+        self.relay_options = dict(options.get("RELAY_OPTIONS", {}))
+        self._given_job_options = dict(options.get("JOB_OPTIONS", {}))
         self.job_options = {
             "remove_on_complete": Keep(age=WEEK_MS),
             "remove_on_fail": Keep(age=WEEK_MS),
-            **self.options.get("JOB_OPTIONS", {}),
+            **self._given_job_options,
         }
+
+    def _fitting(self, given: dict[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that have the right type; the others are told by `check` and on use."""
+        fitting = dict(given)
+        for name, wanted in types.items():
+            if name in given and not isinstance(given[name], wanted):
+                kinds = wanted if isinstance(wanted, tuple) else (wanted,)
+                found, right = type(given[name]).__name__, kinds[0].__name__
+                self._misfits.append(f"{name} is of type {found}; it takes a {right}.")
+                del fitting[name]
+        return fitting
+
+    def _refuse_misfits(self) -> None:
+        """Not every program runs the checks before it enqueues."""
+        if self._misfits:
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {' '.join(self._misfits)}")
+
+    @property
+    def known_queues(self) -> list[str]:
+        """Where tasks may be: what workers run and where results are looked for."""
+        return sorted(self.queues)
 
     # ------------------------------------------------------------------ enqueueing
 
@@ -86,7 +125,8 @@ class TorilBackend(BaseTaskBackend):
             task_enqueued.send(type(self), task_result=result)
 
         def send() -> None:
-            self._blocking_queue(task.queue_name).add_bulk([job])
+            (added,) = self._blocking_queue(task.queue_name).add_bulk([job])
+            _note_time(result, added)
             tell()
 
         match self._enqueue_at:
@@ -104,11 +144,13 @@ class TorilBackend(BaseTaskBackend):
         if self._enqueue_at != "now":
             return await super().aenqueue(task, args, kwargs)
         result = self._prepare(task, args, kwargs)
-        await self._queue(task.queue_name).add_bulk([job_of(result, self.job_options)])
+        (added,) = await self._queue(task.queue_name).add_bulk([job_of(result, self.job_options)])
+        _note_time(result, added)
         await task_enqueued.asend(type(self), task_result=result)
         return result
 
     def _prepare(self, task: Any, args: Any, kwargs: Any) -> Any:
+        self._refuse_misfits()
         self.validate_task(task)
         result = new_result(task, new_job_id(), args, kwargs, self.alias)
         object.__setattr__(result, "enqueued_at", timezone.now())
@@ -117,7 +159,14 @@ class TorilBackend(BaseTaskBackend):
     # ------------------------------------------------------------------ results
 
     def get_result(self, result_id: str) -> Any:
-        """The task's result; raises ``TaskResultDoesNotExist`` once it is removed."""
+        """The task's result; raises ``TaskResultDoesNotExist`` once it is removed.
+
+        The same for whatever cannot be the id of a task, and for jobs that are none.
+        """
+        with _no_result(result_id):
+            return self._get_result(result_id)
+
+    def _get_result(self, result_id: str) -> Any:
         if (found := self._find(result_id)) is not None:
             return found
         if self._enqueue_at == "outbox":
@@ -126,10 +175,14 @@ class TorilBackend(BaseTaskBackend):
             # A relay may have sent it in between.
             if (found := self._find(result_id)) is not None:
                 return found
-        raise TaskResultDoesNotExist(result_id)
+        raise TaskResultDoesNotExist(result_id[:_SHOWN])
 
     async def aget_result(self, result_id: str) -> Any:
         """The same from a coroutine."""
+        with _no_result(result_id):
+            return await self._aget_result(result_id)
+
+    async def _aget_result(self, result_id: str) -> Any:
         if (found := await self._afind(result_id)) is not None:
             return found
         if self._enqueue_at == "outbox":
@@ -137,10 +190,10 @@ class TorilBackend(BaseTaskBackend):
                 return unsent
             if (found := await self._afind(result_id)) is not None:
                 return found
-        raise TaskResultDoesNotExist(result_id)
+        raise TaskResultDoesNotExist(result_id[:_SHOWN])
 
     def _find(self, result_id: str) -> Any:
-        for name in sorted(self.queues):
+        for name in self.known_queues:
             queue = self._blocking_queue(name)
             state = queue.get_state(result_id)
             job = None if state is None else queue.get_job(result_id)
@@ -149,7 +202,7 @@ class TorilBackend(BaseTaskBackend):
         return None
 
     async def _afind(self, result_id: str) -> Any:
-        for name in sorted(self.queues):
+        for name in self.known_queues:
             queue = self._queue(name)
             state = await queue.get_state(result_id)
             job = None if state is None else await queue.get_job(result_id)
@@ -179,6 +232,7 @@ class TorilBackend(BaseTaskBackend):
         """A worker for the tasks of one queue, not yet started."""
         from toril.contrib.django.running import TaskRouter, new_worker_name
 
+        self._refuse_misfits()
         name = new_worker_name()
         return Worker(
             queue_name,
@@ -193,6 +247,7 @@ class TorilBackend(BaseTaskBackend):
         """A relay of the outbox in ``DATABASE``, not yet started."""
         from toril.outbox import Relay
 
+        self._refuse_misfits()
         return Relay(
             open_engine(self.database),
             outbox,
@@ -212,6 +267,8 @@ class TorilBackend(BaseTaskBackend):
     def check(self, **kwargs: Any) -> Iterator[checks.CheckMessage]:
         """What is wrong with the settings, for ``manage.py check``."""
         yield from super().check(**kwargs)
+        for misfit in self._misfits:
+            yield self._error(misfit, None, "toril.E011")
         yield from self._check_names()
         if self._enqueue_at not in MOMENTS:
             yield self._error(
@@ -225,7 +282,7 @@ class TorilBackend(BaseTaskBackend):
             )
         elif self._enqueue_at == "outbox":
             yield from self._check_outbox()
-        if not self.queues:
+        if not self.queues and not self._misfits:
             yield self._error(
                 "QUEUES is empty.",
                 "Name the queues: the worker and get_result() have to know them.",
@@ -244,7 +301,7 @@ class TorilBackend(BaseTaskBackend):
                 yield self._error(str(error), None, number)
 
     def _check_names(self) -> Iterator[checks.CheckMessage]:
-        for name in sorted(set(self.options) - SETTINGS):
+        for name in sorted(set(self.options) - SETTINGS, key=str):
             yield self._error(
                 f"OPTIONS has {name!r}, which is not known.",
                 f"It may have {', '.join(sorted(SETTINGS))}.",
@@ -274,13 +331,13 @@ class TorilBackend(BaseTaskBackend):
             check_queue_name(name)
 
     def _try_job_options(self) -> None:
-        given = self.options.get("JOB_OPTIONS", {})
-        refuse_unknown(given, OPTION_NAMES - _OWN_OPTIONS, "JOB_OPTIONS")
+        refuse_unknown(self._given_job_options, OPTION_NAMES - _OWN_OPTIONS, "JOB_OPTIONS")
         new_job("check", None, {}, self.job_options)
 
     def _try_worker_options(self) -> None:
         known = frozenset(signature(Worker.__init__).parameters) - _OWN_WORKER_OPTIONS
         refuse_unknown(self.worker_options, known, "WORKER_OPTIONS")
+        Worker("check", Router(), **self.worker_options)
 
     def _try_relay_options(self) -> None:
         if self.relay_options:
@@ -288,9 +345,24 @@ class TorilBackend(BaseTaskBackend):
 
             known = frozenset(signature(Relay).parameters) - _OWN_RELAY_OPTIONS
             refuse_unknown(self.relay_options, known, "RELAY_OPTIONS")
+            if self.database in connections and connections[self.database].vendor in VENDORS:
+                Relay(open_engine(self.database), outbox, **self.relay_options)
 
     def _error(self, what: str, hint: str | None, number: str) -> Any:
         return checks.Error(f"TASKS[{self.alias!r}]: {what}", hint=hint, id=number)
+
+
+@contextmanager
+def _no_result(result_id: object) -> Iterator[None]:
+    try:
+        yield
+    except (InvalidInputError, NoHandlerError, PayloadMismatchError) as error:
+        raise TaskResultDoesNotExist(repr(result_id)[:_SHOWN]) from error
+
+
+def _note_time(result: Any, added: Job) -> None:
+    """The server's time is what everybody reads later."""
+    object.__setattr__(result, "enqueued_at", moment_of(added.timestamp))
 
 
 # Django makes a backend for each thread; they share the connections, which serve every thread.

@@ -5,7 +5,7 @@ from __future__ import annotations
 try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
     from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import Task, TaskError
+    from django.tasks.base import TASK_MIN_PRIORITY, Task, TaskError
     from django.tasks.exceptions import TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
     from django.utils.json import normalize_json
@@ -13,7 +13,7 @@ except ImportError:
     try:
         from django_tasks import TaskContext, TaskResult, TaskResultStatus, task_backends
         from django_tasks.backends.base import BaseTaskBackend
-        from django_tasks.base import Task, TaskError
+        from django_tasks.base import TASK_MIN_PRIORITY, Task, TaskError
         from django_tasks.exceptions import TaskResultDoesNotExist
         from django_tasks.signals import task_enqueued, task_finished, task_started
         from django_tasks.utils import normalize_json
@@ -24,6 +24,7 @@ except ImportError:
         ) from error
 
 __all__ = [
+    "TASK_MIN_PRIORITY",
     "BaseTaskBackend",
     "Task",
     "TaskContext",

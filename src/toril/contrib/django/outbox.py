@@ -15,6 +15,7 @@ from toril.protocol.job import Job
 
 VENDORS = ("postgresql", "mysql", "sqlite")
 outbox = Outbox()
+_USUAL_DRIVERS = {"postgresql": "psycopg", "mysql": "mysqldb"}
 
 _READ = f"""
 SELECT {{columns}}, created_at FROM {DEFAULT_NAME}
@@ -41,18 +42,21 @@ def open_engine(database: str) -> Any:
     from sqlalchemy import create_engine
     from sqlalchemy.pool import QueuePool
 
-    drivers = {"postgresql": _postgres_driver(database), "mysql": "mysql+mysqldb"}
-    vendor = connections[database].vendor
     return create_engine(
-        f"{drivers.get(vendor, vendor)}://",
+        f"{_dialect(database)}://",
         creator=lambda: _connect(database),
         poolclass=QueuePool,
     )
 
 
-def _postgres_driver(database: str) -> str:
-    package = getattr(connections[database], "Database", None)
-    return f"postgresql+{getattr(package, '__name__', 'psycopg')}"
+def _dialect(database: str) -> str:
+    """SQLAlchemy's name for the database and for the driver that Django uses."""
+    connection = connections[database]
+    if connection.vendor == "sqlite":
+        return "sqlite"
+    package = getattr(connection, "Database", None)
+    driver = getattr(package, "__name__", _USUAL_DRIVERS[connection.vendor])
+    return f"{connection.vendor}+{driver.lower()}"
 
 
 def _connect(database: str) -> Any:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from django.conf import settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from toril import errors
-from toril.contrib.django.names import Task, TaskError, TaskResult, TaskResultStatus
-from toril.errors import NoHandlerError
+from toril.contrib.django.names import (
+    TASK_MIN_PRIORITY,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskResultStatus,
+)
+from toril.contrib.django.records import records_of
+from toril.errors import NoHandlerError, PayloadMismatchError
 from toril.options import NewJob
-from toril.protocol import codec
 from toril.protocol.job import Job, StoredJob
 
 STATUSES = {
@@ -27,6 +34,7 @@ STATUSES = {
     "failed": TaskResultStatus.FAILED,
 }
 _UNKNOWN_WORKER = "unknown"
+_MOST_ATTEMPTS = 100_000  # Django counts the workers' names; a damaged job may say anything
 _OWN_ERROR = re.compile(r"^toril\.errors\.(\w+)", re.MULTILINE)
 
 
@@ -70,68 +78,74 @@ def to_job_priority(priority: int) -> int:
     return 101 - priority
 
 
+class Arguments(msgspec.Struct, frozen=True):
+    """The data of a task's job."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    run_after: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
 def find_task(path: str) -> Any:
     """The task whose function has this path."""
     try:
         task = import_string(path)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise NoHandlerError(f"there is no task {path!r}: {error}") from error
     if not isinstance(task, Task):
         raise NoHandlerError(f"{path!r} is not a Django task but {task!r}")
     return task
 
 
-def task_of(job: StoredJob, backend: str) -> Any:
+def arguments_of(job: StoredJob) -> Arguments:
+    """The arguments of a task; raises ``PayloadMismatchError`` if the job is none."""
+    try:
+        return msgspec.convert(job.data, Arguments)
+    except msgspec.ValidationError as error:
+        raise PayloadMismatchError(
+            f"job {job.id!r} ({job.name!r}) is not a Django task: its data must have args and"
+            f" kwargs; {error}"
+        ) from error
+
+
+def task_of(job: StoredJob, run_after: datetime | None, backend: str) -> Any:
     """The task of a job, with the priority, queue and time that it was enqueued with."""
-    run_after = job.data.get("run_after")
-    moment = None
-    if run_after is not None:
-        moment = datetime.fromisoformat(run_after)
-        if not settings.USE_TZ:
-            moment = timezone.make_naive(moment)
+    if run_after is not None and not settings.USE_TZ:
+        run_after = timezone.make_naive(run_after)
+    # Whoever changed the job's priority in the queue may have gone beyond what Django knows.
+    priority = max(TASK_MIN_PRIORITY, 101 - job.priority) if job.priority else None
     return find_task(job.name).using(
-        priority=101 - job.priority if job.priority else None,
-        queue_name=job.queue_name,
-        run_after=moment,
-        backend=backend,
+        priority=priority, queue_name=job.queue_name, run_after=run_after, backend=backend
     )
-
-
-def records_of(job: StoredJob) -> list[dict[str, Any]]:
-    """What earlier attempts left behind."""
-    left = codec.decode(job.raw(b"progress"), None)
-    records = left.get("django_attempts") if isinstance(left, dict) else None
-    return records if isinstance(records, list) else []
 
 
 def result_of(
     job: StoredJob, status: Any, backend: str, *, attempts: int, worker_id: str | None
 ) -> Any:
     """A job as Django describes it, after ``attempts`` of which the last was made by a worker."""
-    records = records_of(job)
-    found = [
-        TaskError(exception_class_path=one["class"], traceback=one["trace"]) for one in records
-    ]
-    is_told = bool(records) and records[-1]["started"] == job.processed_on
+    arguments = arguments_of(job)
+    records = records_of(job).of
+    found = [TaskError(exception_class_path=one.name, traceback=one.trace) for one in records]
+    is_told = bool(records) and records[-1].started == job.processed_on
     if status == TaskResultStatus.FAILED and not is_told:
         found.append(_outside_error(job))
-    workers = [_UNKNOWN_WORKER] * attempts
+    workers = [_UNKNOWN_WORKER] * min(attempts, _MOST_ATTEMPTS)
     for one in records:
-        if one["attempt"] <= attempts:
-            workers[one["attempt"] - 1] = one["worker"]
+        if 0 < one.attempt <= len(workers):
+            workers[one.attempt - 1] = one.worker
     if workers and worker_id:
         workers[-1] = worker_id
-    last = _moment(job.processed_on)
+    last = moment_of(job.processed_on)
     result = TaskResult(
-        task=task_of(job, backend),
+        task=task_of(job, arguments.run_after, backend),
         id=job.id,
         status=status,
-        enqueued_at=_moment(job.timestamp),
-        started_at=_moment(records[0]["started"]) if records else last,
-        finished_at=_moment(job.finished_on) if isinstance(job, Job) else None,
+        enqueued_at=moment_of(job.timestamp),
+        started_at=moment_of(records[0].started) if records else last,
+        finished_at=moment_of(job.finished_on) if isinstance(job, Job) else None,
         last_attempted_at=last,
-        args=job.data["args"],
-        kwargs=job.data["kwargs"],
+        args=arguments.args,
+        kwargs=arguments.kwargs,
         backend=backend,
         errors=found,
         worker_ids=workers,
@@ -150,7 +164,8 @@ def _outside_error(job: Any) -> Any:
     return TaskError(exception_class_path=f"toril.errors.{name}", traceback=trace)
 
 
-def _moment(ms: int | None) -> datetime | None:
+def moment_of(ms: int | None) -> datetime | None:
+    """A time of the server as Django's settings want it."""
     if not ms:
         return None
     moment = datetime.fromtimestamp(ms / 1000, UTC)

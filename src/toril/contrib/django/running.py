@@ -21,7 +21,8 @@ from toril.contrib.django.names import (
     task_finished,
     task_started,
 )
-from toril.contrib.django.results import find_task, records_of, result_of
+from toril.contrib.django.records import Record, records_of
+from toril.contrib.django.results import find_task, result_of
 from toril.errors import Signal, UnrecoverableError
 from toril.worker.handlers import Handler, Router
 
@@ -56,14 +57,11 @@ class TaskRouter(Router):
             task_started.send(type(self._backend), task_result=attempt.result)
             try:
                 value = normalize_json(attempt.task.func(*attempt.args, **attempt.kwargs))
-            except Signal as signal:
-                if isinstance(signal, UnrecoverableError):
-                    job.report(attempt.fail(signal))
+            except BaseException as error:
+                # Also SystemExit and KeyboardInterrupt: in a thread they end nothing but the task.
+                if _is_failure(error):
+                    job.report(attempt.fail(error))
                     self._tell_end(attempt)
-                raise
-            except Exception as error:
-                job.report(attempt.fail(error))
-                self._tell_end(attempt)
                 raise
             attempt.succeed(value)
             self._tell_end(attempt)
@@ -83,14 +81,10 @@ class TaskRouter(Router):
         await task_started.asend(type(self._backend), task_result=attempt.result)
         try:
             value = normalize_json(await attempt.task.func(*attempt.args, **attempt.kwargs))
-        except Signal as signal:
-            if isinstance(signal, UnrecoverableError):
-                await job.report(attempt.fail(signal))
+        except (Exception, SystemExit) as error:
+            if _is_failure(error):
+                await job.report(attempt.fail(error))
                 await sync_to_async(self._tell_end)(attempt)
-            raise
-        except Exception as error:
-            await job.report(attempt.fail(error))
-            await sync_to_async(self._tell_end)(attempt)
             raise
         attempt.succeed(value)
         await sync_to_async(self._tell_end)(attempt)
@@ -99,6 +93,11 @@ class TaskRouter(Router):
     def _tell_end(self, attempt: _Attempt) -> None:
         if attempt.result.is_finished:
             task_finished.send(type(self._backend), task_result=attempt.result)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether it ends the attempt badly; signals say what is to be done with the job."""
+    return not isinstance(error, Signal) or isinstance(error, UnrecoverableError)
 
 
 class _Attempt:
@@ -123,22 +122,22 @@ class _Attempt:
         self._end(TaskResultStatus.SUCCESSFUL)
         object.__setattr__(self.result, "_return_value", value)
 
-    def fail(self, error: Exception) -> dict[str, Any]:
+    def fail(self, error: BaseException) -> dict[str, Any]:
         """Note the error; returns the records of all attempts for the job's progress."""
-        record = {
-            "class": f"{type(error).__module__}.{type(error).__qualname__}",
-            "trace": "".join(traceback.format_exception(error)),
-            "worker": self._worker_id,
-            "attempt": self._job.attempts_started,
-            "started": self._job.processed_on,
-        }
+        record = Record(
+            name=f"{type(error).__module__}.{type(error).__qualname__}",
+            trace="".join(traceback.format_exception(error)),
+            worker=self._worker_id,
+            attempt=self._job.attempts_started,
+            started=self._job.processed_on,
+        )
         self.result.errors.append(
-            TaskError(exception_class_path=record["class"], traceback=record["trace"])
+            TaskError(exception_class_path=record.name, traceback=record.trace)
         )
         allowed = self._job.opts.attempts or 1
         if isinstance(error, UnrecoverableError) or self._job.attempts_made + 1 >= allowed:
             self._end(TaskResultStatus.FAILED)
-        return {"django_attempts": [*records_of(self._job), record]}
+        return records_of(self._job).with_one(record)
 
     def _end(self, status: Any) -> None:
         object.__setattr__(self.result, "status", status)

@@ -36,7 +36,7 @@ class Command(BaseCommand):
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TorilBackend):
             raise CommandError(f"TASKS[{options['backend']!r}] is not a TorilBackend")
-        queues = options["queues"] or sorted(backend.queues)
+        queues = options["queues"] or backend.known_queues
         for name in queues:
             if name not in backend.queues:
                 raise CommandError(f"queue {name!r} is not in the QUEUES of the backend")
