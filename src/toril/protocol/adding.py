@@ -40,7 +40,7 @@ _NOT_ADDED = (RefusedError, NotReplicatedError)
 
 
 def raise_worst(answers: Iterable[Any]) -> None:
-    """Raise the first refusal of a bulk, or else the jobs of it that too few replicas have."""
+    """Raise the first refusal of a bulk, or else an error for jobs that too few replicas have."""
     troubles = [answer for answer in answers if isinstance(answer, _NOT_ADDED)]
     for trouble in troubles:
         if isinstance(trouble, RefusedError):
@@ -71,7 +71,7 @@ def count_for_one_call(jobs: Iterable[Prepared]) -> int:
 
 
 class Added(msgspec.Struct, frozen=True):
-    """The answer for one job: when it was added, or which job is there in its place."""
+    """The answer for one job: when it was added, or which existing job it is a duplicate of."""
 
     id: str
     timestamp: int
@@ -85,7 +85,7 @@ def prepare(
     *,
     once_ms: int | None = None,
 ) -> Prepared:
-    """Check and encode ``job``; its own id, if it has one, goes before the generated one.
+    """Check and encode ``job``; its own id, if it has one, takes precedence over the generated one.
 
     ``parent`` is the id and the qualified queue of the job that this one is a child of.
     With ``once_ms`` the server remembers for that long that a job with this id and this idempotency
@@ -235,7 +235,7 @@ def _answer(job: Prepared, code: int | bytes, now_ms: int) -> Added | RefusedErr
 
 
 def refusal(job: Prepared, code: int) -> RefusedError:
-    """The error for the code with which a job was refused."""
+    """The error for a refusal's code."""
     if code == Refusal.NO_PARENT:
         return ParentNotFoundError(
             f"job {job.id!r} was not added: its parent {job.entry['parent_key']!r} does not exist"

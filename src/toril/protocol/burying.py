@@ -1,4 +1,4 @@
-"""What is written beside a job that failed for good and goes to the dead letters.
+"""What is added to a job that failed for good when it becomes a dead letter.
 
 The metadata become part of the data's text, and beside them a note is kept for the scripts that
 filter and replay.  Both are put together by the script that moves the job: what is the job's own it
@@ -59,7 +59,7 @@ _UNSAFE = re.compile(r'[^\x21-\x7e]|["\\]')
 
 
 def grave_of(target: object, source: Keys) -> tuple[DeadLetterOptions, Keys]:
-    """Where the jobs of ``source`` go that failed for good, checked."""
+    """The dead letter queue of ``source``, checked."""
     options = DeadLetterOptions.of(target)
     keys = getattr(options.queue_name, "keys", None)
     if not isinstance(keys, Keys):
@@ -78,16 +78,16 @@ def grave_of(target: object, source: Keys) -> tuple[DeadLetterOptions, Keys]:
 
 
 class BurialPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which of the jobs that failed for good a worker sends to the dead letters."""
+    """Which jobs that failed for good a worker turns into dead letters."""
 
     include_stalled: bool = True
     keep_source: bool = False
 
 
 class SharedTrouble(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What jobs have in common that failed in the same way and had the same options.
+    """What jobs that failed in the same way with the same options have in common.
 
-    In a storm of failures that is nearly everything that there is to say of them.
+    In a storm of failures that is nearly everything about them.
     """
 
     name: str
@@ -103,7 +103,7 @@ class SharedTrouble(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Letter(msgspec.Struct, frozen=True, gc=False):
-    """What the script is given of a job that goes to the dead letters."""
+    """What the script receives about a job that becomes a dead letter."""
 
     trouble: SharedTrouble
     own: dict[str, bool | str]
@@ -119,7 +119,7 @@ def letter_of(
     traces: str,
     policy: BurialPolicy,
 ) -> Letter | None:
-    """The letter of a job that goes to the dead letters; None when it does not.
+    """The letter of a job that becomes a dead letter; None if it does not.
 
     ``message`` are the error's own words, ``reason`` what is told of it, ``traces`` are JSON.
     """
@@ -220,7 +220,7 @@ def _next_life(opts: codec.JobOpts, priority: int) -> str:
 
 
 def cause_of(job: StoredJob, error: BaseException, message: str) -> str:
-    """One word for the kind of end: ``attempts`` when they were used up."""
+    """One word for why the job ended: ``attempts`` if they were used up."""
     if message in (STALLED_TOO_OFTEN, STARTED_TOO_OFTEN):
         return "stalled"
     if isinstance(error, JobCancelledError):
@@ -233,7 +233,7 @@ def cause_of(job: StoredJob, error: BaseException, message: str) -> str:
 
 
 def fingerprint(error: BaseException, cause: str) -> str:
-    """The error's type and the innermost frame: equal for failures that are the same trouble."""
+    """The error's type and the innermost frame: equal for failures with the same cause."""
     trace = error.__traceback__
     if trace is None:
         return _safe(f"{type(error).__name__}@{cause}")
@@ -254,12 +254,12 @@ def _safe(text: str) -> str:
 
 
 def replayable(options: dict[str, Any]) -> dict[str, Any]:
-    """``options`` without those of a job's first life."""
+    """``options`` without those that only apply to the original job."""
     return {name: value for name, value in options.items() if name not in NOT_REPLAYED}
 
 
 def _is_json(job: StoredJob) -> bool:
-    """Can the metadata be put into the data without making it unreadable for others?"""
+    """Whether the metadata can be put into the data without making it unreadable for others."""
     try:
         _ = job.data
     except RecursionError:

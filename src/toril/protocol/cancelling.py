@@ -18,7 +18,7 @@ LONGEST_REASON = 1024
 
 
 class Cancelled(StrEnum):
-    """What cancelling a job came to."""
+    """The outcome of cancelling a job."""
 
     ENDED = "ended"
     """It had not started, and is now among the failed ones."""
@@ -34,7 +34,7 @@ _RESULTS = {1: Cancelled.ENDED, 2: Cancelled.MARKED, 3: Cancelled.STOPPING}
 
 
 def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancelled]:
-    """Let a job run no further."""
+    """Cancel a job."""
     check_known_id(job_id)
     text = "cancelled" if reason is None else f"cancelled: {reason}"[:LONGEST_REASON]
     opts = yield plain("HGET", keys.job(job_id), "opts", parse=lambda reply: reply)

@@ -40,7 +40,7 @@ class Way(Enum):
 
 
 class Resend(Enum):
-    """May a command be sent again when its reply was lost?"""
+    """Whether a command may be resent if its reply was lost."""
 
     NEVER = "it may have happened, and must not happen twice"
     SAME = "doing it twice is the same as doing it once"
@@ -189,5 +189,5 @@ def plain(
     block_ms: int = 0,
     near: str | None = None,
 ) -> Command[T]:
-    """A command of the server itself; reading ones may be sent again."""
+    """A command of the server itself; read-only ones may be resent."""
     return Command(parse, words=words, resend=resend, block_ms=block_ms, near=near)

@@ -1,4 +1,4 @@
-"""What became of jobs that were added once, by somebody who keeps a list of them."""
+"""What became of jobs that were added earlier, for callers that keep a list of them."""
 
 from __future__ import annotations
 

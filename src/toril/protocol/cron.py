@@ -1,4 +1,4 @@
-"""When a cron pattern is due next, in the zone of its own.
+"""When a cron pattern is due next, in its own time zone.
 
 The pattern is read by ``cronsim``, over the clock on the wall; what the clock does when daylight
 saving begins and ends is decided here, as npm's ``cron-parser`` does it, because a schedule may be
@@ -40,7 +40,7 @@ _LARGEST_CHANGE = timedelta(hours=3)
 
 
 class Cron(msgspec.Struct, frozen=True):
-    """A pattern that was understood: its fields, and whether it is for every hour."""
+    """A parsed pattern: its fields, and whether it is for every hour."""
 
     pattern: str
     fields: str
@@ -71,7 +71,7 @@ def parse(pattern: str) -> Cron:
 
 
 def next_after(cron: Cron, after_ms: int, zone: tzinfo) -> int | None:
-    """The first time of the pattern after ``after_ms``; None when there is none in fifty years."""
+    """The first time of the pattern after ``after_ms``; None if there is none in fifty years."""
     after = _EPOCH + timedelta(milliseconds=after_ms)
     local = after.astimezone(zone).replace(tzinfo=None)
     begin, end = local, None
@@ -92,7 +92,7 @@ def next_after(cron: Cron, after_ms: int, zone: tzinfo) -> int | None:
 
 
 def last_before(cron: Cron, before_ms: int, zone: tzinfo) -> int | None:
-    """The last time of the pattern before ``before_ms``; None when there is none in eight years."""
+    """The last time of the pattern before ``before_ms``; None if there is none in eight years."""
     back_ms = 60_000
     while back_ms < _EIGHT_YEARS_MS:
         moment = next_after(cron, before_ms - back_ms - 1, zone)
@@ -133,7 +133,7 @@ def _plain(field: str, pattern: str) -> str:
 
 
 def _moments(wall: datetime, zone: tzinfo, cron: Cron) -> Iterator[datetime]:
-    """When the clock shows ``wall``: once, or twice when it is turned back."""
+    """When the clock shows ``wall``: once, or twice if it is turned back."""
     first = wall.replace(tzinfo=zone)
     yield first.astimezone(UTC)
     if cron.is_hourly and not _is_skipped(wall, zone):

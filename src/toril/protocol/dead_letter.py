@@ -1,4 +1,4 @@
-"""A dead letter's metadata, as they are in the job's data under ``_dlqMeta``."""
+"""A dead letter's metadata, as stored in the job's data under ``_dlqMeta``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Replay(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeadLetterMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """What is known of a job that failed for good."""
+    """What is known about a job that failed for good."""
 
     source_queue: str
     original_job_id: str = ""
@@ -47,7 +47,7 @@ class DeadLetterMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def metadata_in(data: Any) -> DeadLetterMetadata | None:
-    """The metadata in a job's decoded data; None when it is no dead letter."""
+    """The metadata in a job's decoded data; None if it is not a dead letter."""
     if not isinstance(data, dict) or not isinstance(data.get(META), dict):
         return None
     try:
@@ -70,7 +70,7 @@ def first_key(meta: DeadLetterMetadata) -> str:
 
 
 def without_metadata(data: Any) -> Any:
-    """The data as they were before the job became a dead letter."""
+    """The data as it was before the job became a dead letter."""
     if not isinstance(data, dict) or META not in data:
         return data
     if WRAPPED in data and len(data) == 2:

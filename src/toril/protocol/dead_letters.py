@@ -61,7 +61,7 @@ FILTER_NAMES = frozenset(DeadLetterFilter.__annotations__)
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What was noted beside a letter when it was written, as far as it is read here."""
+    """The note stored with a letter when it was written, as far as it is used here."""
 
     source: str
     lane: str | None = None

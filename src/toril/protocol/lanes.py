@@ -1,4 +1,4 @@
-"""Lanes: one job at a time for each key, in order. What operators ask of them and tell them."""
+"""Lanes: one job at a time for each key, in order. What operators read and change."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def count(keys: Keys) -> Command[int]:
 
 
 def read(keys: Keys, lane: str) -> Command[Lane | None]:
-    """What can be said about a lane; None when nothing is known of it."""
+    """What is known about a lane; None if nothing is."""
     check_lane(lane)
 
     def parse(reply: Any) -> Lane | None:
@@ -188,7 +188,7 @@ def read(keys: Keys, lane: str) -> Command[Lane | None]:
 
 
 def recover(keys: Keys, *, parts: Sequence[str] = ("held", "index", "kept")) -> Plan[int]:
-    """Let lanes go whose holder is gone, and those that wait for no reason; returns how many.
+    """Release lanes whose holder is gone, and those that wait for no reason; returns how many.
 
     The part ``kept`` sees to it that BullMQ takes no job that waits in a lane for an orphan.
     """
@@ -262,12 +262,12 @@ def _parse_diverting(reply: Any) -> list[tuple[str, str]]:
 
 
 def pause(keys: Keys, lane: str) -> Command[bool]:
-    """Take nothing of this lane; True when it was stopped already."""
+    """Take nothing from this lane; True if it was already stopped."""
     return _change(keys, lane, pause=True)
 
 
 def resume(keys: Keys, lane: str) -> Command[bool]:
-    """Go on with a lane that is paused, halted or held back by a handler; False for any other."""
+    """Resume a lane that is paused, halted or held by a handler; False for any other."""
     return _change(keys, lane, resume=True)
 
 
@@ -278,7 +278,7 @@ def set_weight(keys: Keys, lane: str, weight: int) -> Command[bool]:
 
 
 def set_concurrency(keys: Keys, concurrency: int | None, lane: str | None) -> Plan[None]:
-    """How many jobs of a lane may run at once; None takes the setting back."""
+    """How many jobs of a lane may run at once; None removes the setting."""
     if concurrency is None:
         yield from _set(keys, lane, {}, ("concurrency",))
         return
@@ -287,7 +287,7 @@ def set_concurrency(keys: Keys, concurrency: int | None, lane: str | None) -> Pl
 
 
 def set_rate_limit(keys: Keys, limit: RateLimit | None, lane: str | None) -> Plan[None]:
-    """How many jobs of a lane may start in which time; None takes the setting back."""
+    """How many jobs of a lane may start in a period; None removes the setting."""
     if limit is None:
         yield from _set(keys, lane, {}, ("max", "duration"))
         return

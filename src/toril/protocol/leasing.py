@@ -1,4 +1,4 @@
-"""Locks: renewed while a job runs, and taken from those who are silent."""
+"""Locks: renewed while a job runs, and taken from workers that are silent."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sweep(
 ) -> Plan[list[str]]:
     """Bring stalled jobs back, slice by slice; returns their ids.
 
-    Does nothing when another worker did it less than ``interval_ms`` ago.
+    Does nothing if another worker did it less than ``interval_ms`` ago.
     """
     brought_back: list[str] = []
     cursor = 0
@@ -126,13 +126,13 @@ def pop_marker(keys: Keys, *, block_ms: int) -> Command[Marker | None]:
 
 
 def put_marker(keys: Keys, marker: Marker) -> Command[int]:
-    """Wake another worker in one's place, unless somebody has put an earlier one there."""
+    """Wake another worker instead, unless an earlier marker is already there."""
     name, score = marker
     return plain("ZADD", keys.marker, "LT", score, name, parse=int)
 
 
 def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[tuple[str, ...] | None]:
-    """Wait for a job that this worker is to stop: its id, its lock's token, the reason.
+    """Wait for a job that this worker should stop: its id, its lock's token, the reason.
 
     A fourth word says that the job is not stopped but told: its group has turned.
     """
@@ -157,5 +157,5 @@ def _read_mail(message: bytes) -> tuple[str, ...] | None:
 
 
 def mailbox(keys: Keys, worker_id: str) -> str:
-    """Where others leave messages for the worker that holds a lock beginning with ``worker_id``."""
+    """Where others leave messages for the worker whose locks begin with ``worker_id``."""
     return keys.own(f"mail-{worker_id}")

@@ -1,4 +1,4 @@
-"""Limits of a whole queue: how many jobs run at once, how many start in a time."""
+"""Limits of a whole queue: how many jobs run at once, and how many start in a period."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def rate(keys: Keys) -> Command[RateLimit | None]:
 
 
 def hold(keys: Keys, duration: Duration) -> Command[None]:
-    """Let nobody take from the queue for ``duration``."""
+    """Stop all workers from taking jobs for ``duration``."""
     duration_ms = milliseconds(duration, "duration", least=1)
     return script("hold", keys, {"duration_ms": duration_ms}, lambda _: None, resend=Resend.SAME)
 
 
 def release(keys: Keys) -> Command[None]:
-    """Begin a new window, with nothing counted and nobody held."""
+    """Begin a new window: nothing is counted, and no worker is held."""
     return _change(keys, starts_anew=True)
 
 
 def wait_ms(keys: Keys, most: int | None = None) -> Plan[int]:
-    """For how long no job may start because of a rate limit; 0 when one may.
+    """For how long no job may start because of a rate limit; 0 if one may start now.
 
     ``most`` is the ``max`` of a worker's limiter; without it the queue's own limit counts, and
     without that any window under way.
@@ -71,7 +71,7 @@ def wait_ms(keys: Keys, most: int | None = None) -> Plan[int]:
 
 
 def is_maxed(keys: Keys) -> Plan[bool]:
-    """Do as many jobs run as may run at once?"""
+    """Whether as many jobs run as may run at once."""
     most: int | None = yield concurrency(keys)
     if most is None:
         return False

@@ -1,4 +1,4 @@
-"""Moving jobs by hand: again, now, earlier, later.
+"""Moving jobs by hand: run again, run now, change priority or delay.
 
 What changes one job has a ``call``, an id of this very call: the server remembers it for a while,
 so that a copy of it does nothing, whatever has become of the job meanwhile.
@@ -24,7 +24,7 @@ from toril.protocol.removing import SLICE, OnProgress
 def retry(
     keys: Keys, job_id: str, *, call: str, resets_attempts: bool = False, force: bool = False
 ) -> Command[None]:
-    """Let a failed or completed job run again."""
+    """Run a failed or completed job again."""
     check_known_id(job_id)
     refuse = _refuser(job_id, "is neither failed nor completed, so it cannot be retried")
 
@@ -55,7 +55,7 @@ def retry_all(
     force: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Plan[int]:
-    """Let the failed (or completed) jobs run again, the oldest first; returns how many."""
+    """Run the failed (or completed) jobs again, the oldest first; returns how many."""
     if state not in ("failed", "completed"):
         raise InvalidOptionError(f"state={state!r} cannot be retried; use 'failed' or 'completed'")
     count: int = 0
@@ -82,7 +82,7 @@ def retry_all(
 
 
 def promote(keys: Keys, job_id: str, *, call: str) -> Command[None]:
-    """Let a delayed job run now."""
+    """Run a delayed job now."""
     check_known_id(job_id)
     return script(
         "promote",
@@ -94,7 +94,7 @@ def promote(keys: Keys, job_id: str, *, call: str) -> Command[None]:
 
 
 def promote_all(keys: Keys, *, on_progress: OnProgress | None = None) -> Plan[int]:
-    """Let all delayed jobs run now, the first due first; returns how many."""
+    """Run all delayed jobs now, the first due first; returns how many."""
     count: int = 0
     unseen: int | None = None
     while True:
@@ -125,7 +125,7 @@ def change_priority(
 
 
 def change_delay(keys: Keys, job_id: str, delay_ms: int, *, call: str) -> Command[None]:
-    """Put a delayed job off until ``delay_ms`` from now."""
+    """Delay a delayed job until ``delay_ms`` from now."""
     check_known_id(job_id)
     return script(
         "changeDelay",

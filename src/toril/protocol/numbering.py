@@ -1,8 +1,8 @@
-"""Numbers for calls that add: by them the server knows a call that it has made already.
+"""Numbers for calls that add, by which the server recognises a call that it already executed.
 
 A flight is a line of calls, one at a time, and each call has a larger number than the one before.
 The server remembers the last call of every flight (``includes/numbered.lua``): the same number
-again gets the same reply, and a smaller one is a ghost of a socket that was given up.
+again gets the same reply, and a smaller one comes from an abandoned socket.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Flights:
         return flight, flight.next_number(self._clock_us())
 
     def give_back(self, flight: Flight) -> None:
-        """Its last call is over, or given up."""
+        """Return a flight when its last call is over or abandoned."""
         self._free.append(flight)
 
     def forget(self) -> None:

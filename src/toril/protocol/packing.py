@@ -55,7 +55,7 @@ def _without_count(words: tuple[Word, ...]) -> bytes:
 
 
 def as_bytes(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Words of a command with the names in them that are no UTF-8 as the bytes they are."""
+    """Words of a command, with names that are not UTF-8 as their original bytes."""
     return tuple(raw(word) if isinstance(word, str) else word for word in words)
 
 

@@ -1,4 +1,4 @@
-"""Pausing a queue and letting it go on.
+"""Pausing and resuming a queue.
 
 Next to BullMQ 5 jobs change lists when a queue is paused; that is done in slices, and calling again
 goes on where a broken-off call stopped.
@@ -13,7 +13,7 @@ SLICE = 1000
 
 
 def pause(keys: Keys) -> Plan[None]:
-    """Let nobody take from the queue."""
+    """Stop workers from taking jobs."""
     while (
         yield script("pause", keys, {"slice": SLICE}, lambda more: more == 1, resend=Resend.SAME)
     ):
@@ -21,7 +21,7 @@ def pause(keys: Keys) -> Plan[None]:
 
 
 def resume(keys: Keys) -> Plan[None]:
-    """Let jobs be taken again."""
+    """Let workers take jobs again."""
     while (
         yield script("resume", keys, {"slice": SLICE}, lambda more: more == 1, resend=Resend.SAME)
     ):
@@ -29,5 +29,5 @@ def resume(keys: Keys) -> Plan[None]:
 
 
 def is_paused(keys: Keys) -> Command[bool]:
-    """Does the queue hold its jobs back?"""
+    """Whether the queue is paused."""
     return plain("HEXISTS", keys.meta, "paused", parse=lambda reply: reply == 1)

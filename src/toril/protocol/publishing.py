@@ -1,4 +1,4 @@
-"""Events of the users' own in a queue's log, and the log's length."""
+"""Users' own events in a queue's event log, and the log's length."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def publish(
 
 
 def trim(keys: Keys, max_length: int) -> Command[int]:
-    """Forget all but the newest ``max_length`` events; returns how many are forgotten."""
+    """Remove all but the newest ``max_length`` events; returns how many were removed."""
     return plain("XTRIM", keys.events, "MAXLEN", max_length, parse=int, resend=Resend.SAME)
 
 

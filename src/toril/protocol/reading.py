@@ -66,7 +66,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 def check_states(states: Iterable[str]) -> tuple[str, ...]:
-    """The states asked for, each once; all when none is named."""
+    """The requested states, each once; all if none is named."""
     if isinstance(states, str):
         states = (states,)
     wanted = tuple(dict.fromkeys(str(state).replace("-", "_") for state in states))
@@ -79,7 +79,7 @@ def check_states(states: Iterable[str]) -> tuple[str, ...]:
 
 
 def job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | None]:
-    """One job with everything that is stored of it, or None."""
+    """One job with everything stored about it, or None."""
     check_known_id(job_id)
     return _job(keys, job_id, duplicated=duplicated)
 
@@ -95,7 +95,7 @@ def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | 
 
 
 def exists(keys: Keys) -> Command[bool]:
-    """Is there anything of this queue?"""
+    """Whether the queue exists."""
     anything = (keys.meta, keys.id, keys.events, keys.wait, keys.completed, keys.failed)
     return plain("EXISTS", *anything, parse=bool)
 
@@ -111,7 +111,7 @@ def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
 
 
 def locate(keys: Keys, job_id: str) -> Command[Whereabouts | None]:
-    """Where a job is and what came of it; None when it does not exist."""
+    """Where a job is and how it ended; None if it does not exist."""
     check_known_id(job_id)
 
     def parse(reply: list[bytes]) -> Whereabouts | None:
@@ -158,8 +158,8 @@ def jobs(
 ) -> Plan[list[Job]]:
     """The jobs whose ids ``ids`` gives.
 
-    What is gone meanwhile, or is an id without a job, is left out, and those that follow take its
-    place: a page is short only at the end.
+    Jobs that are gone, and ids without a job, are left out, and the next ones take their place: a
+    page is short only at the end.
     """
     wanted = yield from ids(keys, states, start, end, newest_first=newest_first)
     found = yield from jobs_of(keys, wanted)
@@ -186,7 +186,7 @@ def jobs_of(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
 
 
 def readable(reads: Sequence[Command[T]]) -> Plan[list[T]]:
-    """The answers, without those of keys that hold something of another kind."""
+    """The answers, without those of keys that hold another type."""
     try:
         answers: list[T] = yield cast(list[Command[Any]], reads)
     except ServerRefusalError:

@@ -1,4 +1,4 @@
-"""Compensations: what a group keeps of them, and what the job that undoes is told."""
+"""Compensations: what a group stores about them, and what the compensation job receives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def encode_compensations(entries: Mapping[str, msgspec.Raw]) -> bytes:
 
 
 class CompensationPayload(msgspec.Struct, frozen=True):
-    """What a job is told that undoes a member of a group."""
+    """What a job that undoes a member of a group receives."""
 
     group_id: str
     original_job_name: str
@@ -39,7 +39,7 @@ class CompensationPayload(msgspec.Struct, frozen=True):
 
 
 def decode_compensation(data: Any) -> CompensationPayload | None:
-    """The data of a compensation job, or None when they are those of another job."""
+    """The data of a compensation job, or None if it is another kind of job."""
     if not isinstance(data, Mapping):
         return None
     names = (

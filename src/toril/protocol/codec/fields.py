@@ -16,12 +16,12 @@ def text(value: bytes | None, default: str = "") -> str:
 
 
 def name(value: bytes) -> str:
-    """What a key or an id is called; one that is no UTF-8 can be sent back byte for byte."""
+    """The name of a key or an id; one that is not UTF-8 can be sent back byte for byte."""
     return value.decode("utf-8", "surrogateescape")
 
 
 def reason(value: str) -> str:
-    """Why a job failed: raw text, but for Python's `bullmq` below 3, which writes it as JSON.
+    """Why a job failed: raw text, except from Python's `bullmq` below 3, which writes it as JSON.
 
     Quotes that are part of the words stay: all that it writes is one text of JSON, in ASCII.
     """
@@ -34,7 +34,7 @@ def reason(value: str) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """An error's own words, as text that JSON can carry; a class may fail to give any."""
+    """An error's message, as text that JSON can carry; a class may fail to give one."""
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 (the user's class)

@@ -47,7 +47,7 @@ def whole(value: Any, default: int = 0) -> int:
 
 
 def attempts(value: Any) -> int:
-    """How often a job is run in all: Node goes on while fewer attempts than this are made."""
+    """How often a job is run in all: Node continues while fewer attempts than this were made."""
     found = number(value)
     return 0 if found is None else max(0, math.ceil(found))
 
@@ -85,7 +85,7 @@ def _given(value: Any) -> float | None:
 def backoff(value: Any) -> Backoff | None:
     """How long a failed job waits; None for not at all.
 
-    BullMQ stumbles over a wait without a type, or as text: here it is a fixed one.
+    BullMQ fails on a wait without a type, or as text; here it is a fixed one.
     """
     if isinstance(value, Mapping):
         kind, jitter = value.get("type"), number(value.get("jitter")) or 0
@@ -99,7 +99,7 @@ def backoff(value: Any) -> Backoff | None:
 
 
 def never_retries(value: Any) -> bool:
-    """Is this the backoff by which Node knows that there is no next attempt?"""
+    """Whether this is the backoff that tells Node not to retry."""
     if isinstance(value, Mapping) and value.get("type") in ("fixed", "exponential"):
         value = value.get("delay")
     elif not isinstance(value, (int, float)):

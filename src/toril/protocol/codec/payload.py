@@ -1,6 +1,6 @@
 """Payloads: strict JSON (RFC 8259).
 
-One value that Node cannot parse would stop every listener.
+A single value that Node cannot parse would stop every listener.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from_json = msgspec.json.Decoder().decode
 
 
 def encode(value: Any, what: str) -> bytes:
-    """``value`` as JSON text; ``what`` names it in the error when that is impossible.
+    """``value`` as JSON text; ``what`` names it in the error if that is impossible.
 
     A ``msgspec.Raw`` is JSON text already, written by this function before.
     """

@@ -62,7 +62,7 @@ _CHILDREN = "x.children"
 
 
 def encode_parent(job: NewJob, parent: tuple[str, str]) -> bytes:
-    """What a child knows of its parent; its policy is read from here when it fails."""
+    """What a child knows about its parent; its policy is read from here if it fails."""
     wire: dict[str, Any] = {"id": parent[0], "queueKey": parent[1]}
     if policy := job.child_policy:
         wire[_CHILD_POLICIES[policy]] = True
@@ -134,7 +134,7 @@ def encode_options_of_member(job: NewJob, group_id: str, group_name: str) -> byt
 
 
 def encode_wire_options(options: Mapping[str, Any]) -> bytes:
-    """Options that have their names on the wire already."""
+    """Options that already have their names on the wire."""
     return to_json(options)
 
 
