@@ -103,7 +103,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_relative(self) -> bool:
-        """Does it count from the time at which it is used?"""
+        """Whether it counts from the time at which it is used."""
         return isinstance(self.since, timedelta) or isinstance(self.until, timedelta)
 
     def at(self, now_ms: int) -> Filter:
@@ -128,7 +128,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in given.items() if value is not None}
 
     def admits(self, meta: DeadLetterMetadata) -> bool:
-        """Does a letter pass that another program wrote? Its name and time have been looked at."""
+        """Whether a letter of another program matches; its name and time are already checked."""
         if self.fingerprint is not None and meta.fingerprint != self.fingerprint:
             return False
         if self.source_queue is not None and meta.source_queue != self.source_queue:
@@ -143,7 +143,7 @@ def _moment(edge: int | datetime | timedelta | None, option: str) -> int | timed
 
 
 class Walk(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a walk through the letters is."""
+    """How far a walk through the letters has come."""
 
     place: str = PLACES[0]
     offset: int = 0
@@ -156,7 +156,7 @@ class Walk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """What one slice of a walk brought."""
+    """The result of one slice of a walk."""
 
     is_done: bool
     """Is nothing left in its place? Then ``next`` is the one to go on with, if there is one."""
@@ -175,12 +175,12 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_last(self) -> bool:
-        """Is the walk over?"""
+        """Whether the walk is over."""
         return self.is_done and not self.next
 
 
 class Interrupted(msgspec.Struct, frozen=True):
-    """A run that did not come to its end: where it was, and what it looked for."""
+    """An unfinished run: where it stopped, and what it looked for."""
 
     walk: Walk
     wanted: Filter
@@ -204,7 +204,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class DeadLetterProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a bulk operation is: told to its ``progress`` callback after each slice."""
+    """How far a bulk operation has come, passed to its ``on_progress`` callback after each slice."""
 
     done: int
     """Replayed or removed so far."""
@@ -251,7 +251,7 @@ def count(keys: Keys, place: str) -> Command[int]:
 
 
 def total_count(keys: Keys) -> Plan[int]:
-    """How many letters wait, wherever."""
+    """How many letters wait in all places."""
     counts: list[int] = yield [count(keys, place) for place in PLACES]
     return sum(counts)
 
@@ -259,7 +259,7 @@ def total_count(keys: Keys) -> Plan[int]:
 def page(keys: Keys, start: int, end: int, *, oldest_first: bool) -> Plan[list[str]]:
     """The ids from ``start`` to ``end``, both included, the newest of each place first.
 
-    ``oldest_first`` is the same order turned round.
+    ``oldest_first`` reverses the order.
     """
     whole(start, "start")
     whole(end, "end", least=-1)
@@ -290,7 +290,7 @@ def total(keys: Keys, what: str) -> Command[int]:
 
 
 def is_marked(keys: Keys) -> Command[bool]:
-    """Has a letter ever been buried in this queue? The script that buries one marks it."""
+    """Whether a letter was ever buried in this queue: the script that buries one marks it."""
     return plain("HGET", keys.meta, "toril.deadLetters", parse=lambda value: value is not None)
 
 
@@ -303,7 +303,7 @@ def not_dead_letters(queue: str) -> NotDeadLettersError:
 
 
 def note_of(keys: Keys, letter_id: str) -> Command[Note | None]:
-    """What Toril noted of a letter; None if it did not, or if somebody damaged it."""
+    """Toril's note about a letter; None if there is none, or it is damaged."""
     check_known_id(letter_id)
 
     def parse(text: bytes | None) -> Note | None:
@@ -401,13 +401,13 @@ def record_key(keys: Keys, verb: str, run: str) -> str:
 
 
 def latest_key(keys: Keys, verb: str, said: Filter) -> str:
-    """Where the name of the last run is that was given this filter."""
+    """Where the name of the last run with this filter is stored."""
     text = msgspec.json.encode(said.args(), order="sorted")
     return keys.own(f"{verb}-of-{sha1(text, usedforsecurity=False).hexdigest()[:16]}")
 
 
 def latest_run(keys: Keys, verb: str, said: Filter) -> Command[str | None]:
-    """The name of the last run with this filter that has not come to its end."""
+    """The name of the last unfinished run with this filter."""
     return plain(
         "GET",
         latest_key(keys, verb, said),
@@ -416,7 +416,7 @@ def latest_run(keys: Keys, verb: str, said: Filter) -> Command[str | None]:
 
 
 def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
-    """How far a run came; None when there is no such run or it came to its end."""
+    """How far a run came; None if there is no such run, or it is finished."""
 
     def parse(reply: list[bytes | None]) -> Interrupted | None:
         place, done, text, filter_text = reply
@@ -475,7 +475,7 @@ def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
 
 
 def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
-    """What every script needs that changes letters in slices."""
+    """What every script that changes letters in slices needs."""
     args: dict[str, Any] = {
         "place": walk.place,
         "offset": walk.offset,

@@ -1,4 +1,4 @@
-"""Deduplication ids: who owns one, and giving it free."""
+"""Deduplication ids: who owns one, and releasing it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def free(keys: Keys, deduplication_id: str, *, owner_id: str | None = None) -> C
 
 
 def entry(deduplication: Deduplication) -> dict[str, str | int | bool]:
-    """What the script that adds a job is told."""
+    """What the script that adds a job receives."""
     wanted: dict[str, str | int | bool] = {"id": deduplication.id}
     if (ttl_ms := deduplication.ttl_ms) is not None:
         wanted["ttl"] = ttl_ms

@@ -1,7 +1,7 @@
 """What sentinels tell of a failover, as they publish it.
 
 From the moment at which a replica is told to be the primary, whatever the old one takes is lost,
-and it goes on taking for seconds. So whoever writes stops just before, and goes on at the new one.
+and it keeps accepting writes for seconds. So writers stop just before, and continue at the new one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Removing jobs: one with its children, those of a state, or everything.
 
-What touches many jobs is a plan of slices, none of which holds the server up.  Breaking a plan off
-leaves the queue in order, and calling again goes on.
+What touches many jobs is a plan of slices, none of which holds the server up.  A plan can be
+interrupted at any time, and calling again resumes.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def iteration_id(scheduler_id: str, due_ms: int) -> str:
 
 
 def due_before(scheduler: JobScheduler) -> int | None:
-    """When a scheduler was due before its next time; None when it has not run, or nobody knows."""
+    """When a scheduler was last due; None if it has not run, or that is unknown."""
     if scheduler.iterations < 2:
         return None
     if scheduler.every:

@@ -170,7 +170,7 @@ class Sending:
         is_last: bool = False,
         finds_primary: bool = False,
     ) -> Exception | None:
-        """The error that the user is to see, or None when the command may be sent again.
+        """The error that the user should see, or None if the command may be resent.
 
         ``finds_primary`` when a primary was found before or is looked for: then a replica is a
         sign of a failover, and else of a wrong address.

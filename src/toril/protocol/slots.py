@@ -1,4 +1,4 @@
-"""Which node of a cluster serves which slot, as far as one was told."""
+"""Which node of a cluster serves which slot, as far as it is known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLOTS: Command[Any] = plain("CLUSTER", "SLOTS", parse=lambda reply: reply)
 
 
 def cluster_mode() -> Command[bool]:
-    """Is the server a node of a cluster?"""
+    """Whether the server is a node of a cluster."""
     return plain("INFO", "cluster", parse=lambda reply: b"cluster_enabled:1" in reply, near="any")
 
 
@@ -46,7 +46,7 @@ class SlotMap:
         self._moved: dict[int, Node] = {}
 
     def owner(self, number: int) -> Node | None:
-        """The node that serves slot ``number``; None when nobody has said so yet."""
+        """The node that serves slot ``number``; None if that is not known yet."""
         moved = self._moved.get(number)
         if moved is not None:
             return moved
