@@ -204,7 +204,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class DeadLetterProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a bulk operation has come, passed to its ``on_progress`` callback after each slice."""
+    """How far a bulk operation has come: passed to ``on_progress`` after each slice."""
 
     done: int
     """Replayed or removed so far."""

@@ -1,7 +1,7 @@
 """What sentinels tell of a failover, as they publish it.
 
 From the moment at which a replica is told to be the primary, whatever the old one takes is lost,
-and it keeps accepting writes for seconds. So writers stop just before, and continue at the new one.
+and it keeps accepting writes for seconds. So writers stop just before and continue there.
 """
 
 from __future__ import annotations
