@@ -12,6 +12,9 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "deploy").rglob("*.md")),
+    *sorted((ROOT / "src" / "toril" / "cli").rglob("*.py")),
+    *sorted((ROOT / "src" / "toril" / "protocol").rglob("*.py")),
+    ROOT / "src" / "toril" / "errors.py",
 ]
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 INSTEAD = {
@@ -28,7 +31,19 @@ INSTEAD = {
     r"is spoken to like": "uses the same SQL as",
     r"can be used on\b": "remains usable",
     r"\bwhence\b": "where it came from",
-    r"[Bb]reaking one off": "interrupting it",
+    r"[Bb]reaking (?:one|a \w+) off": "interrupting it",
+    r"\bbroken-off\b": "interrupted",
+    r"\bgiv(?:e|es|ing) it free": "releasing it",
+    r"\b(?:made|written|writes it|drawn|opened|begun|started|begin) anew\b": "again",
+    r"can be gone on with": "can be resumed",
+    r"\bgoes on where\b": "continues where",
+    r"what (?:it )?came of (?:it|a change)\b": "the result",
+    r"speak(?:s)? for themselves": "are clear by themselves",
+    r"[Bb]eside workers of": "together with workers of",
+    r"\bin the version before\b|\bof the version before\b": "of the previous version",
+    r"end nobody knows": "unknown outcome",
+    r"stands? beside (?:it|them)\b": "is next to it",
+    r"travels? together": "are sent together",
     r"(?:^|\. )(?:Are|Is|Has|Have|Was|Were|Does) [^.?\n]+, ": "If …,",
 }
 

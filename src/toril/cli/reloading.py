@@ -1,4 +1,4 @@
-"""Running a command anew whenever the code changes, for people who are writing it.
+"""Restarting a command whenever the code changes, for people who are writing it.
 
 The command runs in a process of its own, which is asked to end as an operator would ask it: jobs
 that run are finished or handed back, and nothing is lost by saving a file.
@@ -90,7 +90,7 @@ def _files(root: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _without_reloading(arguments: list[str]) -> list[str]:
-    """The arguments of the program that is started anew."""
+    """The arguments of the program that is restarted."""
     kept: list[str] = []
     rest = iter(arguments)
     for argument in rest:

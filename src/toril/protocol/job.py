@@ -161,7 +161,7 @@ class StoredJob:
 
     @property
     def dead_letter(self) -> DeadLetterMetadata | None:
-        """Why and whence it came here, if it is a dead letter."""
+        """Why and from where it came, if it is a dead letter."""
         try:
             return metadata_in(self.data)
         except (ValueError, RecursionError):

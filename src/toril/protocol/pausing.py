@@ -1,7 +1,7 @@
 """Pausing and resuming a queue.
 
 Next to BullMQ 5 jobs change lists when a queue is paused; that is done in slices, and calling again
-goes on where a broken-off call stopped.
+continues where an interrupted call stopped.
 """
 
 from __future__ import annotations

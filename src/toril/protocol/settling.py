@@ -279,7 +279,7 @@ def given_up(job: StoredJob, error: BaseException) -> Outcome:
 
 
 def reason_of(error: BaseException, message: str) -> str:
-    """One line for people: the type and the message; Toril's own errors speak for themselves."""
+    """One line for people: the type and the message; Toril's own errors need no type."""
     if not isinstance(error, TorilError) or not message:
         name = type(error).__name__
         message = f"{name}: {message}" if message else name

@@ -7,7 +7,7 @@ from textual.widgets import DataTable
 
 
 class Table(DataTable[object]):
-    """A DataTable that is drawn anew when its columns have grown.
+    """A DataTable that is redrawn when its columns have grown.
 
     Columns get the width of new rows only when there is nothing else to do. Textual keeps the lines
     that it drew before that, as it does on a busy machine: each cell was cut to the title's width,
