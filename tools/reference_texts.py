@@ -212,6 +212,13 @@ PARTITIONS = Option(
     "each partition is a queue of its own",
 )
 
+PARTITIONS_BY_QUEUE = Option(
+    'Which queues have [partitions](../guides/scaling.md), and how many: `{"mail": 16}`.',
+    "1 to 1024 each",
+    "none",
+    "each partition is a queue of its own",
+)
+
 QUEUE: dict[str, Option] = {
     "name": Option(
         "The queue's name.", "text, up to 256 characters, without `:`", "", "the same name"
@@ -346,6 +353,7 @@ APP: dict[str, Option] = {
     "middleware": Option("`TaskMiddleware` objects, for enqueueing and running.", "", "none", "–"),
     "replicas": REPLICAS,
     "replicas_timeout": REPLICAS_TIMEOUT,
+    "partitions": PARTITIONS_BY_QUEUE,
     "worker_options": Option(
         "Options of `Worker` for all its workers; `{queue}` in `dead_letter_queue` is the queue's name.",
         "",
@@ -413,6 +421,7 @@ RELAY: dict[str, Option] = {
     "keep": Option("How long finished rows stay in the table.", "ms or `timedelta`"),
     "replicas": REPLICAS,
     "replicas_timeout": REPLICAS_TIMEOUT,
+    "partitions": PARTITIONS_BY_QUEUE,
     "listens": Option("On PostgreSQL, lets a commit wake the relay (`NOTIFY`)."),
 }
 

@@ -55,6 +55,7 @@ FILES = (
     "partitions.py",
     "partitioned_events.py",
     "growing.py",
+    "agreeing.py",
 )
 
 # Modules of the blocking client that are written by hand: sockets, deadlines and gathering what

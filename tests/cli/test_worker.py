@@ -13,6 +13,7 @@ import pytest
 
 from tests.forked import Forked
 from tests.helpers import wait_until_sync
+from toril import NewJob
 from toril.sync import Queue
 
 MODULE = """
@@ -84,6 +85,14 @@ def test_a_router_runs_the_jobs_of_a_queue_until_sigterm(start: Start, queue: Qu
     assert queue.get_job(job.id).processed_by == "anna"
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
+
+
+def test_the_partitions_of_a_queue_are_found_on_the_server(start: Start, url: str, prefix: str):
+    with Queue("spread", connection=url, prefix=prefix, partitions=4) as queue:
+        jobs = queue.add_bulk([NewJob("who", job_id=f"j-{n}") for n in range(12)])
+        process = start("shop:router", "--queue", "spread", "--burst")
+        assert process.wait(60) == 0
+        assert [queue.wait_for(job.id, timeout=30_000) for job in jobs] == ["first"] * 12
 
 
 def test_functions_and_lists_of_workers_run_too(start: Start, queue: Queue, url: str, prefix: str):

@@ -301,6 +301,22 @@ def test_now_does_not_wait_for_the_transaction(url, prefix, database, how):
         assert tasks.add.get_result(result.id).status == TaskResultStatus.READY
 
 
+@pytest.mark.parametrize("how", ["blocking", "async"])
+def test_tasks_go_to_the_partitions_of_their_queue(url, prefix, how):
+    with override_settings(TASKS=configured(url, prefix, PARTITIONS={"mail": 4}, ENQUEUE="now")):
+        backend = task_backends["default"]
+        if how == "async":
+            results = [asyncio.run(tasks.send.aenqueue(f"u{n}")) for n in range(6)]
+        else:
+            results = [tasks.send.enqueue(f"u{n}") for n in range(6)]
+        queue = backend._blocking_queue("mail")
+        assert sum(bool(part.get_waiting_count()) for part in queue.partitions) == 0
+        assert sum(bool(part.get_prioritized_count()) for part in queue.partitions) > 1
+        with working(backend):
+            values = [finished(result).return_value for result in results]
+        assert values == [{"to": f"u{n}"} for n in range(6)]
+
+
 @pytest.mark.parametrize(
     ("options", "number", "words"),
     [
@@ -312,6 +328,7 @@ def test_now_does_not_wait_for_the_transaction(url, prefix, database, how):
         ({"JOB_OPTIONS": {"priority": 2}}, "toril.E006", "priority"),
         ({"WORKER_OPTIONS": {"size": 2}}, "toril.E007", "size"),
         ({"RELAY_OPTIONS": {"size": 2}}, "toril.E010", "size"),
+        ({"PARTITIONS": {"mail": 0}}, "toril.E005", "partitions"),
     ],
 )
 def test_settings_are_checked(url, prefix, options, number, words):

@@ -8,8 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, GroupSignal, Worker
+from toril import FlowProducer, GroupJob, GroupSignal, NewJob, Worker
 from toril.contrib.prometheus import OTHER, QueueCollector, WorkerMetrics
+from toril.sync import Queue
 
 
 @pytest.fixture
@@ -177,3 +178,19 @@ async def test_two_workers_share_the_meters_of_a_registry(queue, registry, url, 
         await wait_until(lambda: registry.get_sample_value("toril_running_jobs", running) == 2)
         await wait_until(lambda: registry.get_sample_value("toril_attempts_total", labels) == 4)
     assert registry.get_sample_value("toril_running_jobs", {"queue": "q"}) == 0
+
+
+def test_a_queue_with_partitions_is_one_row(url, prefix):
+    registry = CollectorRegistry()
+    with Queue("mail", connection=url, prefix=prefix, partitions=4) as queue:
+        queue.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(10)])
+        queue.add_bulk([NewJob("x", lane=f"l-{n // 2}") for n in range(4)])
+    collector = QueueCollector(
+        ["mail"], connection=url, prefix=prefix, registry=registry, partitions={"mail": 4}
+    )
+
+    text = generate_latest(registry).decode()
+
+    assert 'toril_jobs{queue="mail",state="waiting"} 14.0' in text
+    assert 'toril_lane_jobs{queue="mail",state="waiting"} 4.0' in text
+    collector.close()

@@ -20,7 +20,7 @@ from toril.protocol.adding import MOST_BYTES_PER_CALL, MOST_JOBS_PER_CALL, Prepa
 
 def put(packing, seq, queue="q", lane=None, data=b"{}"):
     row = OutboxRow(seq, f"j{seq}", queue, "n", "{}", "{}", lane, "k", "pending", 0)
-    packing.put(row, Prepared(row.id, {}, data, b"{}"))
+    packing.put(row, Prepared(row.id, {}, data, b"{}"), queue)
 
 
 def seqs(packing):

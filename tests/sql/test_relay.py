@@ -295,7 +295,7 @@ async def test_a_full_lane_is_waited_for_as_long_as_it_takes(
     engine, outbox, make_relay, queue, url, prefix, monkeypatch
 ):
     """Back-pressure: no attempt is counted, nothing is parked, nothing of the lane overtakes."""
-    monkeypatch.setattr("toril.outbox.relay._FULL_LANE_WAIT_MS", 1)
+    monkeypatch.setattr("toril.outbox.relay._PASSING_WAIT_MS", 1)
     relay = make_relay(max_attempts=2, backoff=1)
     ids = write(engine, outbox, 3, lane="user-1", max_lane_size=1)
     ids += write(engine, outbox, 2, lane="user-1")  # these have no limit of their own

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,8 +14,12 @@ import msgspec
 
 from toril import App, Router, Worker
 from toril.cli.server import Server
+from toril.errors import ServerError, ServerUnusableError
+from toril.logs import get_logger
 
 CONCURRENCY = 10
+_ASK_AGAIN_S = 1.0
+logger = get_logger("toril.worker")
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,10 +136,26 @@ def services_of(server: Server, target: str, wishes: Wishes) -> list[Any]:
             connection=server.url,
             prefix=server.prefix,
             concurrency=size or wishes.concurrency or CONCURRENCY,
+            partitions=_partitions_of(server, name),
             **wishes.worker_options(),
         )
         for name, size in wishes.queues.items()
     ]
+
+
+def _partitions_of(server: Server, name: str) -> int:
+    """How many partitions a queue has; waits for a server that is away, as a worker does."""
+    has_told = False
+    while True:
+        try:
+            return max(1, server.partitions_of(name))
+        except ServerUnusableError:
+            return 1  # the worker tells what is wrong
+        except ServerError as error:
+            if not has_told:
+                logger.warning("the worker of queue %r waits for its server: %s", name, error)
+            has_told = True
+            time.sleep(_ASK_AGAIN_S)
 
 
 def is_service(found: Any) -> bool:

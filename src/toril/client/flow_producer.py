@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from toril.checking import checked
+from toril.client.agreeing import Agreeing
 from toril.client.connection import Connection, Target
 from toril.client.groups import GroupProducer
 from toril.client.ids import new_job_id
 from toril.options import Duration, FlowJob, Replicas
-from toril.protocol import adding, families, flows, reading
+from toril.protocol import adding, families, flows, partitioning, reading
+from toril.protocol import placing as placing_of
+from toril.protocol.command import plain
 from toril.protocol.flows import FlowNode, PreparedNode
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys, check_prefix
+from toril.protocol.keys import Keys, check_prefix, hash_tag
+from toril.protocol.placing import Placing
 
 
 @checked
@@ -22,7 +28,8 @@ class FlowProducer(GroupProducer):
     """Adds trees and groups of jobs, each in one atomic step.
 
     ``prefix`` is that of all jobs which do not name another one.  ``replicas`` as for ``Queue``: a
-    tree or a group is returned when that many replicas have it.
+    tree or a group is returned when that many replicas have it.  ``partitions`` names the queues
+    that have any, and how many: ``{"mail": 16}``.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class FlowProducer(GroupProducer):
         prefix: str = "bull",
         replicas: int = 0,
         replicas_timeout: Duration = 1000,
+        partitions: Mapping[str, int] | None = None,
     ) -> None:
         check_prefix(prefix)
         self.prefix = prefix
@@ -40,6 +48,7 @@ class FlowProducer(GroupProducer):
         self._connection = (
             connection if isinstance(connection, Connection) else Connection(connection)
         )
+        self._agreeing = Agreeing(self._connection, prefix, partitions)
 
     def __repr__(self) -> str:
         return f"<FlowProducer on {self._connection!r}>"
@@ -73,7 +82,12 @@ class FlowProducer(GroupProducer):
         roots = list(flows_to_add)
         if not roots:
             return []
-        nodes = flows.prepare(roots, self.prefix, new_job_id)
+        place = None
+        if self._agreeing.is_needed:
+            placing = await self._placing(placing_of.queues_of_flows(roots))
+            roots = await self._where_they_are(roots, placing)
+            place = placing.of_flow_job
+        nodes = flows.prepare(roots, self.prefix, new_job_id, place=place)
         self._connection.check_slots(*flows.queues_of(roots, nodes))
         answers = await self._connection.run(flows.add(nodes, self._replicas))
         jobs = [
@@ -96,10 +110,41 @@ class FlowProducer(GroupProducer):
 
         None when there is no such job.
         """
-        keys = Keys(self.prefix if prefix is None else prefix, queue_name)
+        keys = await self._keys_of(job_id, queue_name, prefix)
         return await self._connection.follow(
             families.tree(keys, job_id, depth=depth, max_children=max_children)
         )
+
+    async def _where_they_are(self, roots: Sequence[FlowJob], placing: Placing) -> list[FlowJob]:
+        """The trees; one whose root exists in an earlier partition of a grown queue goes there."""
+        found = list(roots)
+        for index, root in enumerate(roots):
+            known = placing.numbers.get(root.queue_name)
+            if known is None:
+                continue
+            stem = hash_tag(root.queue_name) or root.queue_name
+            for number in partitioning.homes_before(root, known, stem):
+                name = partitioning.name_of(root.queue_name, number)
+                trace = partitioning.trace_of(Keys(self.prefix, name), root)
+                if await self._connection.run(plain("EXISTS", trace, parse=bool)):
+                    found[index] = msgspec.structs.replace(root, queue_name=name)
+                    break
+        return found
+
+    async def _keys_of(self, job_id: str, queue_name: str, prefix: str | None) -> Keys:
+        """The plain queue that has a job; that of the name itself where there are no partitions."""
+        keys = Keys(self.prefix if prefix is None else prefix, queue_name)
+        count = placing_of.told_of(queue_name, self._agreeing.told)
+        if count == 1 or keys.prefix != self.prefix:
+            return keys
+        parts = [keys.sibling(partitioning.name_of(queue_name, number)) for number in range(count)]
+        found = await self._connection.run_all(
+            [plain("EXISTS", part.job(job_id), parse=bool) for part in parts]
+        )
+        numbers = [number for number, is_there in enumerate(found) if is_there]
+        if len(numbers) > 1:
+            raise partitioning.ambiguous(queue_name, job_id, numbers)
+        return parts[numbers[0]] if numbers else parts[0]
 
     async def _read_duplicates(self, nodes: list[PreparedNode], jobs: list[Job | None]) -> None:
         """In place of what was not added, the jobs that exist."""

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from toril.client.agreeing import AGREE_AGAIN_S
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.client.partitions import AGREE_AGAIN_S
 from toril.errors import InvalidOptionError, RefusedError
 from toril.protocol import lanes, partitioning, scheduling
 from toril.protocol.keys import Keys

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -20,10 +20,11 @@ from prometheus_client.registry import Collector
 
 from toril.errors import Signal, TorilError
 from toril.options import whole
-from toril.protocol.command import plain
+from toril.protocol.command import Command, plain
 from toril.protocol.groups import GroupState
 from toril.protocol.job import StoredJob
 from toril.protocol.measuring import KINDS
+from toril.protocol.placing import told_of
 from toril.sync.connection import Connection, Target
 from toril.sync.queue import Queue
 from toril.worker.worker import Worker
@@ -40,7 +41,8 @@ class QueueCollector(Collector):
     """What some queues hold, read from the server at every scrape.
 
     ``dead_letter_queues`` are those whose waiting jobs are dead letters.  A server that does not
-    answer leaves the scrape without these metrics, but for ``toril_up`` 0.
+    answer leaves the scrape without these metrics, but for ``toril_up`` 0.  ``partitions`` names
+    the queues that have any, and how many.
     """
 
     def __init__(
@@ -51,20 +53,21 @@ class QueueCollector(Collector):
         prefix: str = "bull",
         dead_letter_queues: Iterable[str] = (),
         registry: CollectorRegistry | None = REGISTRY,
+        partitions: Mapping[str, int] | None = None,
     ) -> None:
         self._connection = (
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._owns_connection = not isinstance(connection, Connection)
-        self._queues = [
-            Queue(name, connection=self._connection, prefix=prefix) for name in queue_names
-        ]
-        self._letters = [
-            Queue(name, connection=self._connection, prefix=prefix) for name in dead_letter_queues
-        ]
+        self._queues = [self._open(name, prefix, partitions or {}) for name in queue_names]
+        self._letters = [self._open(name, prefix, partitions or {}) for name in dead_letter_queues]
         self._registry = registry
         if registry is not None:
             registry.register(self)
+
+    def _open(self, name: str, prefix: str, partitions: Mapping[str, int]) -> Queue:
+        count = told_of(name, partitions)
+        return Queue(name, connection=self._connection, prefix=prefix, partitions=count)
 
     def close(self) -> None:
         """Leave the registry and close the connection."""
@@ -141,8 +144,12 @@ class QueueCollector(Collector):
         for queue in self._queues:
             lanes.add_metric([queue.name], queue.get_lane_count())
             for state in ("waiting", "delayed"):
-                count = plain("ZCARD", f"{queue.keys.base}:lanes:{state}", parse=int)
-                depth.add_metric([queue.name, state], self._connection.run(count))
+                counts: list[Command[int]] = [
+                    plain("ZCARD", f"{part.keys.base}:lanes:{state}", parse=int)
+                    for part in queue.partitions
+                ]
+                found: list[int] = self._connection.run_all(counts)
+                depth.add_metric([queue.name, state], sum(found))
         yield lanes
         yield depth
 

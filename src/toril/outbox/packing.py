@@ -40,9 +40,9 @@ class Packing:
         self._last: dict[tuple[str, str], tuple[Parcel, Prepared]] = {}
         """The last row of each lane so far, and where it is."""
 
-    def put(self, row: OutboxRow, job: Prepared) -> None:
-        """Into the open parcel of its queue."""
-        parcel = self._parcel_for(row.queue)
+    def put(self, row: OutboxRow, job: Prepared, queue: str) -> None:
+        """Into the open parcel of its queue, or of the partition that is the queue for it."""
+        parcel = self._parcel_for(queue)
         if row.lane is not None:
             lane = (row.queue, row.lane)
             before = self._last.get(lane)

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeVar
 
@@ -23,6 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from toril.checking import checked
+from toril.client.agreeing import Agreeing
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_job_id
 from toril.errors import (
@@ -31,6 +32,7 @@ from toril.errors import (
     InvalidInputError,
     InvalidOptionError,
     LaneFullError,
+    PartitionMismatchError,
     ServerError,
     ServerRefusalError,
     ServerUnavailableError,
@@ -40,6 +42,7 @@ from toril.logs import get_logger
 from toril.options import Backoff, Duration, Replicas, milliseconds, whole
 from toril.outbox import storing
 from toril.outbox.database import open_database
+from toril.outbox.homes import Homes, find_homes, sent_before
 from toril.outbox.listening import listen
 from toril.outbox.outbox import Outbox
 from toril.outbox.packing import Packing, Parcel
@@ -64,9 +67,10 @@ _SHORTEST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _LONGEST_WAIT_MS = 3_600_000
 _NODE_WAIT_MS = 5000
-_FULL_LANE_WAIT_MS = 1000
+_PASSING_WAIT_MS = 1000
 _MOST_ROWS_PER_BATCH = 5000
 _NO_ROOM = "LaneFullError: its lane has no room for it yet; it waits"
+_GROWS = "PartitionMismatchError: its queue grows, or has another number of partitions; it waits"
 
 
 class RelayMetrics(msgspec.Struct):
@@ -106,13 +110,18 @@ class Sent(msgspec.Struct, frozen=True):
         return isinstance(self.error, LaneFullError)
 
     @property
+    def must_wait(self) -> bool:
+        """Was it refused for something that passes: a full lane, a queue that grows?"""
+        return isinstance(self.error, LaneFullError | PartitionMismatchError)
+
+    @property
     def is_untouched(self) -> bool:
         """Was it through no fault of its own that nothing came of it?"""
         return self.is_held or _is_the_servers(self.error)
 
     @property
     def is_at_fault(self) -> bool:
-        return self.error is not None and not (self.has_no_room or self.is_untouched)
+        return self.error is not None and not (self.must_wait or self.is_untouched)
 
 
 def _is_the_servers(error: Exception | None) -> bool:
@@ -136,6 +145,8 @@ class Relay:
     lane goes on without it.
     With ``replicas`` a row is done when that many replicas have its job; until then it is relayed
     again, which adds nothing twice.
+    How many partitions a queue has is read from the server; ``partitions``, ``{"mail": 16}``, says
+    so for queues that nobody has opened yet.
     ``toril.run(relay)`` runs it until SIGTERM, alone or beside workers.
     """
 
@@ -159,6 +170,7 @@ class Relay:
         listens: bool = True,
         replicas: int = 0,
         replicas_timeout: Duration = 1000,
+        partitions: Mapping[str, int] | None = None,
     ) -> None:
         self.outbox = outbox
         self.table = outbox.table
@@ -200,6 +212,7 @@ class Relay:
             if isinstance(connection, Connection)
             else Connection(connection, patience_s=2.0)
         )
+        self._agreeing = Agreeing(self._connection, prefix, partitions, asks=True)
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -364,6 +377,7 @@ class Relay:
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Add the jobs of these rows in one round trip.
 
+        Now and then another one asks which queues have partitions.
         Each queue's jobs are calls of their own, so on a cluster queues may lie anywhere.
         """
         results: dict[int, Sent] = {}
@@ -371,18 +385,20 @@ class Relay:
         held: set[tuple[str, str | None]] = set()
         packing = Packing()
         starting: list[tuple[OutboxRow, Start]] = []
-        for row in rows:
+        homes = await find_homes(self._agreeing, rows)
+        for row in await self._sendable(rows, homes, results):
             if (row.queue, row.lane) in held:
                 results[row.seq] = Sent(row, is_held=True)
                 continue
             try:
                 if kind_of(row) is not None:
-                    starting.append((row, self._open_start(row)))
+                    starting.append((row, self._open_start(row, homes)))
                     continue
-                if row.queue not in known:
-                    self._connection.check_slots(Keys(self.prefix, row.queue))
-                    known.add(row.queue)
-                packing.put(row, prepare(row, once_ms=self._remember_ms))
+                queue = homes.queue_of(row)
+                if queue not in known:
+                    self._connection.check_slots(Keys(self.prefix, queue))
+                    known.add(queue)
+                packing.put(row, prepare(row, once_ms=self._remember_ms), queue)
             except InvalidInputError as error:
                 results[row.seq] = Sent(row, error)
                 if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
@@ -398,8 +414,31 @@ class Relay:
                 held.add(lane)
         return [results[row.seq] for row in rows]
 
-    def _open_start(self, row: OutboxRow) -> Start:
-        start = open_start(row, self.prefix, once_ms=self._remember_ms, replicas=self._replicas)
+    async def _sendable(
+        self, rows: Sequence[OutboxRow], homes: Homes, results: dict[int, Sent]
+    ) -> list[OutboxRow]:
+        """The rows that can be sent now; what comes of the others is in ``results`` already."""
+        for row in rows:
+            refusal = homes.refused.get(row.queue)
+            if isinstance(refusal, PartitionMismatchError | ServerError):
+                results[row.seq] = Sent(row, refusal)
+        left = [row for row in rows if row.seq not in results]
+        try:
+            there = await sent_before(self._connection, homes, self.prefix, left, self._remember_ms)
+        except ServerError as error:
+            results |= {row.seq: Sent(row, error) for row in left if homes.queues_before(row)}
+            there = set()
+        results |= {row.seq: Sent(row, is_duplicate=True) for row in left if row.seq in there}
+        return [row for row in left if row.seq not in results]
+
+    def _open_start(self, row: OutboxRow, homes: Homes) -> Start:
+        start = open_start(
+            row,
+            self.prefix,
+            once_ms=self._remember_ms,
+            replicas=self._replicas,
+            placing=homes.placing(row),
+        )
         self._connection.check_slots(*start.queues)
         return start
 
@@ -460,10 +499,11 @@ class Relay:
             if item.is_at_fault:
                 assert item.error is not None
                 self._put_off(connection, item.row, item.error)
-        without_room = [item.row.seq for item in sent if item.has_no_room]
-        storing.let_wait(
-            connection, self.table, without_room, error=_NO_ROOM, wait_ms=_FULL_LANE_WAIT_MS
-        )
+        for error, seqs in (
+            (_NO_ROOM, [item.row.seq for item in sent if item.has_no_room]),
+            (_GROWS, [item.row.seq for item in sent if item.must_wait and not item.has_no_room]),
+        ):
+            storing.let_wait(connection, self.table, seqs, error=error, wait_ms=_PASSING_WAIT_MS)
 
     def _put_off(self, connection: Any, row: OutboxRow, error: Exception) -> None:
         made = row.attempts + 1
@@ -499,6 +539,8 @@ class Relay:
                 continue
             elif item.has_no_room:
                 self.metrics.lanes_full += 1
+            elif item.must_wait:
+                self.metrics.put_off += 1
             elif self._parks(item.row, item.error):
                 self.metrics.parked += 1
             else:
@@ -543,14 +585,20 @@ class Relay:
         self, rows: Sequence[OutboxRow]
     ) -> tuple[dict[Fate, list[int]], ServerError | None]:
         """What became of these rows' jobs; where that cannot be learnt now, it is asked later."""
+        homes = await find_homes(self._agreeing, rows)
         by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
-        for row in rows:
-            by_queue[row.queue].append(row)
         fates: dict[Fate, list[int]] = defaultdict(list)
         trouble: ServerError | None = None
+        for row in rows:
+            refusal = homes.refused.get(row.queue)
+            if isinstance(refusal, PartitionMismatchError | ServerError):
+                fates[Fate.TO_RUN].append(row.seq)
+                trouble = refusal if isinstance(refusal, ServerError) else trouble
+                continue
+            by_queue[homes.queue_of(row)].append(row)
         for queue, part in by_queue.items():
             try:
-                answers = await self._ask_fates(Keys(self.prefix, queue), part)
+                answers = await self._ask_fates(Keys(self.prefix, queue), part, homes)
             except ServerError as error:
                 if self._is_all_away(error):
                     raise
@@ -560,7 +608,7 @@ class Relay:
                 fates[fate].append(row.seq)
         return fates, trouble
 
-    async def _ask_fates(self, keys: Keys, rows: Sequence[OutboxRow]) -> list[Fate]:
+    async def _ask_fates(self, keys: Keys, rows: Sequence[OutboxRow], homes: Homes) -> list[Fate]:
         """Of jobs and the roots of flows by one call, of groups by their records."""
         of_groups = [row for row in rows if kind_of(row) == GROUP]
         of_jobs = [row for row in rows if kind_of(row) != GROUP]
@@ -573,6 +621,13 @@ class Relay:
             plan = fates_of_groups(keys, [row.id for row in of_groups])
             answers = await self._connection.follow(plan)
             fates.update(zip((row.seq for row in of_groups), answers, strict=True))
+        for row in rows:
+            # Added before its queue had grown: it is where it was.
+            for name in homes.queues_before(row) if fates[row.seq] is Fate.LOST else ():
+                there = Keys(self.prefix, name)
+                [fates[row.seq]] = await self._ask_fates(there, [row], Homes())
+                if fates[row.seq] is not Fate.LOST:
+                    break
         return [fates[row.seq] for row in rows]
 
     def _is_all_away(self, error: Exception | None) -> bool:

@@ -46,6 +46,7 @@ from toril.protocol.new_group import (
     new_group,
     queues_of,
 )
+from toril.protocol.placing import Placing, queues_of_flows, queues_of_group
 from toril.protocol.replicating import Short, replicated
 
 GROUP = "group"
@@ -98,7 +99,12 @@ def kind_of(row: OutboxRow) -> str | None:
 
 
 def open_start(
-    row: OutboxRow, prefix: str, *, once_ms: int, replicas: Replicas | None = None
+    row: OutboxRow,
+    prefix: str,
+    *,
+    once_ms: int,
+    replicas: Replicas | None = None,
+    placing: Placing | None = None,
 ) -> Start:
     """The start of a row; raises what one that was written by hand has wrong.
 
@@ -106,14 +112,30 @@ def open_start(
     """
     match kind_of(row):
         case "group":
-            return _until_replicated(_start_group(_read_group(row), row.id, prefix), row, replicas)
+            group = _read_group(row)
+            if placing is not None:
+                group = placing.of_group(group, row.id)
+            return _until_replicated(_start_group(group, row.id, prefix), row, replicas)
         case "flow":
-            start = _start_flow(_read_flow(row), row.id, prefix, once_ms)
+            place = None if placing is None else placing.of_flow_job
+            start = _start_flow(_read_flow(row), row.id, prefix, once_ms, place)
             return _until_replicated(start, row, replicas)
     raise InvalidOptionError(
         f"outbox row {row.seq} starts {kind_of(row)!r}, which this version does not know;"
         f" run a newer relay, and unpark it"
     )
+
+
+def root_of(row: OutboxRow) -> FlowJob:
+    """The root of the flow that a row starts."""
+    return _read_flow(row)
+
+
+def names_of(row: OutboxRow) -> set[str]:
+    """The queues that are named by what a row starts; raises what is wrong with it."""
+    if kind_of(row) == GROUP:
+        return queues_of_group(_read_group(row))
+    return queues_of_flows([_read_flow(row)]) if kind_of(row) == FLOW else set()
 
 
 def _until_replicated(start: Start, row: OutboxRow, replicas: Replicas | None) -> Start:
@@ -226,9 +248,12 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
     return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key)
 
 
-def _start_flow(flow: FlowJob, root_id: str, prefix: str, once_ms: int) -> Start:
+def _start_flow(
+    flow: FlowJob, root_id: str, prefix: str, once_ms: int, place: flows.Place | None = None
+) -> Start:
     ids = iter([root_id])
-    nodes = flows.prepare([flow], prefix, lambda: next(ids, None) or new_job_id(), once_ms=once_ms)
+    new_id = lambda: next(ids, None) or new_job_id()  # noqa: E731
+    nodes = flows.prepare([flow], prefix, new_id, once_ms=once_ms, place=place)
     command = flows.add(nodes)
     return Start(flows.queues_of([flow], nodes), _told(command, _is_there))
 

@@ -24,6 +24,9 @@ MOST_IN_ORDER = 1000
 
 _LEFT_OUT = 2
 
+Place = Callable[[FlowJob, str | None], tuple[str, str]]
+"""The plain queue of a job, by that of the job above it, and how an id that is made up ends."""
+
 
 class FlowNode(msgspec.Struct, frozen=True):
     """A job of a flow and those it waits for."""
@@ -46,9 +49,11 @@ def prepare(
     new_id: Callable[[], str],
     *,
     once_ms: int | None = None,
+    place: Place | None = None,
 ) -> list[PreparedNode]:
     """Check and encode whole trees; parents come before their children.
 
+    ``place`` chooses among the partitions of a job's queue.
     With ``once_ms`` the server remembers for that long that a tree with the id and the idempotency
     key of its root was added.
     """
@@ -59,11 +64,14 @@ def prepare(
     while stack:
         job, above = stack.pop()
         _check(job, is_child=above is not None)
-        place = (prefix if job.prefix is None else job.prefix, job.queue_name)
-        keys = queues.get(place) or queues.setdefault(place, Keys(*place))
+        name, suffix = job.queue_name, ""
+        if place is not None and job.prefix in (None, prefix):
+            name, suffix = place(job, None if above is None else nodes[above].keys.name)
+        queue = (prefix if job.prefix is None else job.prefix, name)
+        keys = queues.get(queue) or queues.setdefault(queue, Keys(*queue))
         prepared = adding.prepare(
             job,
-            new_id(),
+            new_id() + suffix,
             _parent(job, keys, above, nodes),
             once_ms=once_ms if above is None else None,
         )

@@ -94,6 +94,25 @@ def home_of_job(job: NewJob, partitions: int, stem: str) -> int | None:
     return None
 
 
+def homes_before(job: NewJob, numbers: Numbers, stem: str) -> list[int]:
+    """Where a job that is the same may be since there were fewer partitions, the latest first.
+
+    Lanes are empty when a queue grows.
+    """
+    if job.lane is not None:
+        return []
+    now = home_of_job(job, numbers.now, stem)
+    before = (home_of_job(job, count, stem) for count in reversed(numbers.earlier))
+    return [home for home in before if home is not None and home != now]
+
+
+def trace_of(keys: Keys, job: NewJob) -> str:
+    """The key that exists where a job with the same deduplication id, or the same id, is."""
+    if job.deduplication is not None:
+        return f"{keys.base}:de:{Deduplication.of(job.deduplication).id}"
+    return keys.job(str(job.job_id))
+
+
 def ambiguous(name: str, job_id: str, numbers: Sequence[int]) -> InvalidNameError:
     """The error for an id that several partitions have given out."""
     return InvalidNameError(

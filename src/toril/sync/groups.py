@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,8 @@ from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
 from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
 from toril.options import Duration, Keep, Replicas, check_text, milliseconds, whole
-from toril.protocol import codec, groups, starting
+from toril.protocol import codec, groups, partitioning, starting
+from toril.protocol import placing as placing_of
 from toril.protocol.command import Command
 from toril.protocol.events import Event
 from toril.protocol.groups import GroupInfo, GroupMember, GroupNode, GroupStep
@@ -29,7 +31,10 @@ from toril.protocol.new_group import (
     new_group,
     queues_of,
 )
+from toril.protocol.partitioning import MOST_PARTITIONS
+from toril.protocol.placing import Placing
 from toril.protocol.replicating import replicated
+from toril.sync.agreeing import Agreeing
 from toril.sync.connection import Connection
 from toril.sync.waiting import LOOK_AGAIN_S, SHORTEST_LOOK_S, QueueWaiting
 
@@ -108,6 +113,7 @@ class GroupProducer(GroupReading):
     """The part of a ``FlowProducer`` that creates groups."""
 
     _replicas: Replicas | None
+    _agreeing: Agreeing
 
     def _near(self) -> Keys:
         return Keys(self.prefix, "groups")
@@ -170,17 +176,32 @@ class GroupProducer(GroupReading):
         """
         settled = 0
         for name in queue_names:
-            settled += self._connection.follow(groups.keep(Keys(self.prefix, name)))
+            count = placing_of.told_of(name, self._agreeing.told)
+            parts = [partitioning.name_of(name, number) for number in range(count)]
+            for part in parts if count > 1 else [name]:
+                settled += self._connection.follow(groups.keep(Keys(self.prefix, part)))
         return settled
 
+    def _placing(self, names: Iterable[str]) -> Placing:
+        return Placing(self._agreeing.of(names), random.randrange(MOST_PARTITIONS))
+
+    def _place(self, group: NewGroup, group_id: str) -> NewGroup:
+        """The group in partitions, where it is if it exists already."""
+        placing = self._placing(placing_of.queues_of_group(group))
+        for count, owner in placing.owners_before(group, group_id):
+            if self._connection.run(groups.read(Keys(self.prefix, owner), group_id)):
+                return placing.of_group(group, group_id, {group.owner: count})
+        return placing.of_group(group, group_id)
+
     def _start(self, group: NewGroup, group_id: str | None) -> GroupNode:
+        made_up = str(uuid.uuid4()) if group_id is None else check_group_id(group_id)
+        if self._agreeing.is_needed:
+            group = self._place(group, made_up)
         self._connection.check_slots(*queues_of(group, self.prefix))
         if group_id is None:
-            made_up = str(uuid.uuid4())
             ids = [new_job_id() for _ in group.members]
             command = starting.create(self.prefix, group, made_up, ids)
         else:
-            made_up = check_group_id(group_id)
             seed = new_job_id()
             ids = starting.ids_of(group, seed)
             command = starting.create(self.prefix, group, made_up, ids, seed=seed)

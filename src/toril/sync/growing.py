@@ -20,8 +20,8 @@ from toril.errors import InvalidOptionError, RefusedError
 from toril.protocol import lanes, partitioning, scheduling
 from toril.protocol.keys import Keys
 from toril.protocol.partitioning import Numbers
+from toril.sync.agreeing import AGREE_AGAIN_S
 from toril.sync.connection import Connection
-from toril.sync.partitions import AGREE_AGAIN_S
 
 GRACE_S = AGREE_AGAIN_S + 5.0
 """By then nobody adds any more who believes in the old number, and what was under way is there."""

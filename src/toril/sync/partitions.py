@@ -19,7 +19,6 @@ from toril.checking import by_hand
 from toril.errors import InvalidOptionError
 from toril.options import (
     OPTION_NAMES,
-    Deduplication,
     Duration,
     JobOptions,
     NewJob,
@@ -39,15 +38,15 @@ from toril.protocol.groups import GroupInfo
 from toril.protocol.job import Job, StoredJob
 from toril.protocol.keys import Keys, check_known_id, hash_tag
 from toril.protocol.measuring import Metrics
+from toril.protocol.partitioning import Numbers
 from toril.protocol.reading import UNFINISHED, WorkerInfo
 from toril.protocol.scheduling import JobScheduler
 from toril.sync.adder import Adder
+from toril.sync.agreeing import AGREE_AGAIN_S
 from toril.sync.batching import MOST_CALLS_AT_ONCE
 from toril.sync.connection import Connection, Target
 from toril.sync.queue import Queue, new_jobs
 
-AGREE_AGAIN_S = 10.0
-"""For so long a process believes that the number of partitions is what it was."""
 MOST_IN_A_ROW = 50
 """How many jobs that may go anywhere follow each other into one partition while it is busy."""
 
@@ -237,17 +236,11 @@ class PartitionedQueue(Queue):
 
     def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
         """Where a job that is the same may be since the queue had fewer partitions."""
-        if job.lane is not None or home is None:
+        if home is None:
             return
-        for count in self._earlier:
-            number = partitioning.home_of_job(job, count, self._tag)
-            if number is None or number == home:
-                continue
-            keys = self._parts[number].keys
-            if job.deduplication is not None:
-                yield number, f"{keys.base}:de:{Deduplication.of(job.deduplication).id}"
-            else:
-                yield number, keys.job(str(job.job_id))
+        numbers = Numbers(self._earlier, self._count)
+        for number in reversed(partitioning.homes_before(job, numbers, self._tag)):
+            yield number, partitioning.trace_of(self._parts[number].keys, job)
 
     def _anywhere(self) -> int:
         """The next partition, unless a call is away to this one: then those that wait for it go

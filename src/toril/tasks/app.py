@@ -20,13 +20,16 @@ from types import TracebackType
 from typing import Any, Concatenate, Protocol, Self, TypeVar, Unpack, overload
 
 from toril.checking import checked, shown
+from toril.client.agreeing import check_told
 from toril.client.connection import Connection, Target
+from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.errors import InvalidOptionError, ServerError
 from toril.logs import get_logger
 from toril.options import OPTION_NAMES, Duration, JobOptions, Replicas, Schedule, refuse_unknown
 from toril.protocol.job import Job, StoredJob
-from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name
+from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name, hash_tag
+from toril.protocol.placing import told_of
 from toril.sync.queue import Queue as BlockingQueue
 from toril.tasks.calls import BlockingHandle, Call, Handle
 from toril.tasks.eager import run_blocking, run_now
@@ -59,7 +62,8 @@ class App:
     and that no pattern of ``routes`` matches.  ``lifespan(app)`` is an async context manager that
     is entered once per process; what it yields is ``ctx.state``.  ``worker_options`` are those of
     ``Worker``, where ``dead_letter_queue`` may contain ``{queue}``.  Options of jobs are defaults
-    for every task, and ``replicas`` is what ``Queue`` takes.
+    for every task, and ``replicas`` is what ``Queue`` takes.  ``partitions`` names the queues that
+    have any, and how many: ``{"mail": 16}``.
 
     An app runs like a worker: ``await app.run()``, ``toril.run(app)``, ``toril worker module:app``.
     """
@@ -76,14 +80,18 @@ class App:
         worker_options: Mapping[str, Any] | None = None,
         replicas: int = 0,
         replicas_timeout: Duration = 1000,
+        partitions: Mapping[str, int] | None = None,
         **defaults: Unpack[JobOptions],
     ) -> None:
         refuse_unknown(defaults, OPTION_NAMES, "the app")
         Replicas.of(replicas, replicas_timeout)
         if "partitions" in (worker_options or {}):
-            raise InvalidOptionError("an App has plain queues; partitions= is for Queue and Worker")
+            raise InvalidOptionError(
+                "the partitions of an App are an option of its own, by queue: App(partitions={…})"
+            )
         for name in (queue, *(routes or {}).values()):
             check_queue_name(name)
+        self.partitions = check_told(partitions, prefix)
         self.connection = connection
         self.prefix = prefix
         self.default_queue = queue
@@ -99,6 +107,7 @@ class App:
         self._tasks: dict[str, AnyTask] = {}
         self._queues: dict[str, Queue] = {}
         self._shared: Connection | None = None
+        self._producer: FlowProducer | None = None
         self._blocking: dict[str, BlockingQueue] = {}
         self._on_enqueued: list[Callable[[Call[Any], Job], None]] = []
         self._eager: bool | None = None
@@ -197,7 +206,7 @@ class App:
             Signature(name, function, names=_names_in_sight(), without=frozenset({"result"})),
             {},
             name=name,
-            queue=f"{task.queue_name}{COMPENSATION_SUFFIX}",
+            queue=f"{self._stem(task.queue_name)}{COMPENSATION_SUFFIX}",
         )
         return self._register(undo, undo_runner_of(self, undo, task))
 
@@ -316,7 +325,11 @@ class App:
             queue = self._blocking.setdefault(
                 call.queue_name,
                 BlockingQueue(
-                    call.queue_name, connection=target, prefix=self.prefix, **self._queue_options
+                    call.queue_name,
+                    connection=target,
+                    prefix=self.prefix,
+                    partitions=told_of(call.queue_name, self.partitions),
+                    **self._queue_options,
                 ),
             )
         [job] = queue.add_bulk([call])
@@ -379,10 +392,31 @@ class App:
         queue = self._queues.get(name)
         if queue is None:
             queue = Queue(
-                name, connection=self.shared_connection, prefix=self.prefix, **self._queue_options
+                name,
+                connection=self.shared_connection,
+                prefix=self.prefix,
+                partitions=told_of(name, self.partitions),
+                **self._queue_options,
             )
             self._queues[name] = queue
         return queue
+
+    def _flow_producer(self) -> FlowProducer:
+        """What creates its groups, on the app's connection."""
+        if self._producer is None:
+            self._producer = FlowProducer(
+                connection=self.shared_connection,
+                prefix=self.prefix,
+                partitions=self.partitions,
+                **self._queue_options,
+            )
+        return self._producer
+
+    def _stem(self, queue_name: str) -> str:
+        """What the names of queues begin with that have the partitions of this one."""
+        if told_of(queue_name, self.partitions) == 1 or hash_tag(queue_name) is not None:
+            return queue_name
+        return f"{{{queue_name}}}"
 
     # ------------------------------------------------------------------ running
 
@@ -480,7 +514,8 @@ class App:
         given = {**self.worker_options, **options, "concurrency": concurrency}
         letters = given.get("dead_letter_queue")
         if isinstance(letters, str):
-            given["dead_letter_queue"] = letters.replace("{queue}", name.replace(":", "-"))
+            stem = self._stem(name).replace(":", "-")
+            given["dead_letter_queue"] = letters.replace("{queue}", stem)
         handler: Any = self.router
         if given.get("executor") == "process":
             handler = f"{self._reference()}.router"
@@ -490,6 +525,7 @@ class App:
             connection=self.connection,
             prefix=self.prefix,
             is_final=self._is_final,
+            partitions=told_of(name, self.partitions),
             **given,
         )
         for callback in self._on_worker:
@@ -516,7 +552,7 @@ class App:
 
     async def _close_queues(self) -> None:
         queues, self._queues = self._queues, {}
-        shared, self._shared = self._shared, None
+        shared, self._shared, self._producer = self._shared, None, None
         for queue in queues.values():
             await queue.close()
         if shared is not None:

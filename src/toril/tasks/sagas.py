@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 import msgspec
 
 from toril.checking import shown
-from toril.client.flow_producer import FlowProducer
 from toril.errors import GroupValidationError, InvalidOptionError, JobFailedError
 from toril.options import Duration, NewJob
 from toril.protocol.groups import GroupInfo, GroupNode, GroupState
@@ -137,12 +136,9 @@ class Saga:
     async def start(self) -> GroupNode:
         """Create the group now; leaving the block does it."""
         if self.node is None:
-            async with FlowProducer(
-                connection=self._app.shared_connection, prefix=self._app.prefix
-            ) as flow:
-                self.node = await flow.add_group(
-                    self._name, self._members, group_id=self._group_id, **self._options
-                )
+            self.node = await self._app._flow_producer().add_group(
+                self._name, self._members, group_id=self._group_id, **self._options
+            )
         return self.node
 
     async def wait(self, timeout: Duration | None = None) -> GroupInfo:

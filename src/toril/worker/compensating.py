@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toril.checking import checked_call
+from toril.protocol.keys import hash_tag
 from toril.protocol.new_group import COMPENSATION_QUEUE
 from toril.worker.handlers import Handler, Router
 from toril.worker.worker import Worker
@@ -25,4 +26,7 @@ def compensation_worker(
 
         toril.run(Worker("payments", charge), compensation_worker("payments", refund))
     """
-    return Worker(compensation_queue.replace("{queue}", queue_name), handler, **options)
+    stem = queue_name
+    if options.get("partitions", 1) > 1 and hash_tag(queue_name) is None:
+        stem = f"{{{queue_name}}}"  # the partitions of what is undone are in its slots
+    return Worker(compensation_queue.replace("{queue}", stem), handler, **options)

@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils import timezone
 
+from toril.client.agreeing import check_told
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
 from toril.client.queue import Queue
@@ -31,6 +32,7 @@ from toril.options import OPTION_NAMES, Keep, new_job, refuse_unknown
 from toril.protocol import address
 from toril.protocol.job import Job
 from toril.protocol.keys import check_prefix, check_queue_name
+from toril.protocol.placing import told_of
 from toril.sync.connection import Connection as BlockingConnection
 from toril.sync.queue import Queue as BlockingQueue
 from toril.worker.handlers import Router
@@ -40,7 +42,10 @@ if TYPE_CHECKING:
     from toril.outbox import Relay
 
 SETTINGS = frozenset(
-    {"URL", "PREFIX", "ENQUEUE", "DATABASE", "JOB_OPTIONS", "WORKER_OPTIONS", "RELAY_OPTIONS"}
+    {
+        *("URL", "PREFIX", "ENQUEUE", "DATABASE", "JOB_OPTIONS", "WORKER_OPTIONS"),
+        *("RELAY_OPTIONS", "PARTITIONS"),
+    }
 )
 MOMENTS = ("commit", "outbox", "now")
 WEEK_MS = 7 * 24 * 3600 * 1000
@@ -52,12 +57,15 @@ _TYPES = {
     "JOB_OPTIONS": dict,
     "WORKER_OPTIONS": dict,
     "RELAY_OPTIONS": dict,
+    "PARTITIONS": dict,
 }
 _SHOWN = 200
 """So many characters of an id stand in an error."""
 _OWN_OPTIONS = frozenset({"job_id", "priority", "delay", "run_at"})
-_OWN_RELAY_OPTIONS = frozenset({"engine", "outbox", "connection", "prefix"})
-_OWN_WORKER_OPTIONS = frozenset({"self", "name", "handler", "connection", "prefix", "worker_name"})
+_OWN_RELAY_OPTIONS = frozenset({"engine", "outbox", "connection", "prefix", "partitions"})
+_OWN_WORKER_OPTIONS = frozenset(
+    {"self", "name", "handler", "connection", "prefix", "worker_name", "partitions"}
+)
 
 
 class TorilBackend(BaseTaskBackend):
@@ -65,7 +73,8 @@ class TorilBackend(BaseTaskBackend):
 
     ``URL`` and ``PREFIX`` say where the queues are.  ``ENQUEUE`` is ``"commit"``, after the
     transaction of ``DATABASE``; ``"outbox"``, in that transaction, for ``manage.py toril_relay`` to
-    send; or ``"now"``.  ``JOB_OPTIONS`` are those of every job (``attempts``, ``backoff``,
+    send; or ``"now"``.  ``PARTITIONS`` names the queues that have any, and how many.
+    ``JOB_OPTIONS`` are those of every job (``attempts``, ``backoff``,
     ``timeout``, …), ``WORKER_OPTIONS`` and ``RELAY_OPTIONS`` those of workers and relays.  Results
     are kept for a week unless ``JOB_OPTIONS`` say otherwise.
     """
@@ -83,6 +92,7 @@ class TorilBackend(BaseTaskBackend):
         self.url = options.get("URL")
         self.prefix = options.get("PREFIX", "bull")
         self._enqueue_at = options.get("ENQUEUE", "commit")
+        self.partitions = dict(options.get("PARTITIONS", {}))
         self.database = options.get("DATABASE", "default")
         self.worker_options = dict(options.get("WORKER_OPTIONS", {}))
         self.relay_options = dict(options.get("RELAY_OPTIONS", {}))
@@ -240,6 +250,7 @@ class TorilBackend(BaseTaskBackend):
             connection=self.url,
             prefix=self.prefix,
             worker_name=name,
+            partitions=told_of(queue_name, self.partitions),
             **{**self.worker_options, **options},
         )
 
@@ -253,14 +264,16 @@ class TorilBackend(BaseTaskBackend):
             outbox,
             connection=self.url,
             prefix=self.prefix,
+            partitions=self.partitions,
             **{**self.relay_options, **options},
         )
 
     def _blocking_queue(self, name: str) -> BlockingQueue:
-        return BlockingQueue(name, connection=_blocking_connection(self.url), prefix=self.prefix)
+        return _open_blocking(self.url, self.prefix, name, told_of(name, self.partitions))
 
     def _queue(self, name: str) -> Queue:
-        return Queue(name, connection=_connection(self.url), prefix=self.prefix)
+        count = told_of(name, self.partitions)
+        return Queue(name, connection=_connection(self.url), prefix=self.prefix, partitions=count)
 
     # ------------------------------------------------------------------ checks
 
@@ -329,6 +342,7 @@ class TorilBackend(BaseTaskBackend):
         check_prefix(self.prefix)
         for name in self.queues:
             check_queue_name(name)
+        check_told(self.partitions, self.prefix)
 
     def _try_job_options(self) -> None:
         refuse_unknown(self._given_job_options, OPTION_NAMES - _OWN_OPTIONS, "JOB_OPTIONS")
@@ -371,6 +385,13 @@ def _note_time(result: Any, added: Job) -> None:
 @cache
 def _blocking_connection(url: str | None) -> BlockingConnection:
     return BlockingConnection(url)
+
+
+@cache
+def _open_blocking(url: str | None, prefix: str, name: str, partitions: int) -> BlockingQueue:
+    return BlockingQueue(
+        name, connection=_blocking_connection(url), prefix=prefix, partitions=partitions
+    )
 
 
 @cache

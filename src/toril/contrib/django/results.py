@@ -22,11 +22,13 @@ from toril.contrib.django.names import (
     TaskError,
     TaskResult,
     TaskResultStatus,
+    task_backends,
 )
 from toril.contrib.django.records import records_of
 from toril.errors import NoHandlerError, PayloadMismatchError
 from toril.options import NewJob
 from toril.protocol.job import Job, StoredJob
+from toril.protocol.partitioning import whole_of
 
 STATUSES = {
     "active": TaskResultStatus.RUNNING,
@@ -115,8 +117,20 @@ def task_of(job: StoredJob, run_after: datetime | None, backend: str) -> Any:
     # Whoever changed the job's priority in the queue may have gone beyond what Django knows.
     priority = max(TASK_MIN_PRIORITY, 101 - job.priority) if job.priority else None
     return find_task(job.name).using(
-        priority=priority, queue_name=job.queue_name, run_after=run_after, backend=backend
+        priority=priority,
+        queue_name=_queue_of(job, backend),
+        run_after=run_after,
+        backend=backend,
     )
+
+
+def _queue_of(job: StoredJob, backend: str) -> str:
+    """The queue as Django knows it, also of a job that is in one of its partitions."""
+    queues = task_backends[backend].queues
+    found = whole_of(job.queue_name)
+    if job.queue_name in queues or found is None or found[0] not in queues:
+        return job.queue_name
+    return found[0]
 
 
 def result_of(

@@ -1,0 +1,124 @@
+"""Which partition the job of a row goes to, and where it may be since a queue had fewer of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from zlib import crc32
+
+import msgspec
+
+from toril.client.agreeing import Agreeing
+from toril.client.connection import Connection
+from toril.errors import InvalidInputError
+from toril.options import Deduplication
+from toril.outbox.rows import OutboxRow
+from toril.outbox.starts import FLOW, GROUP, kind_of, names_of, root_of
+from toril.protocol import partitioning
+from toril.protocol.command import Command
+from toril.protocol.confirming import Fate, confirm
+from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.partitioning import Numbers
+from toril.protocol.placing import Placing
+
+
+class Homes(msgspec.Struct, frozen=True):
+    """Where the rows of a batch go."""
+
+    numbers: Mapping[str, Numbers] = {}
+    """Of the queues that have partitions."""
+    refused: Mapping[str, Exception] = {}
+    """Why nothing can be added to a queue now."""
+
+    def queue_of(self, row: OutboxRow) -> str:
+        """The plain queue of a row's job."""
+        known = self.numbers.get(row.queue)
+        if known is None:
+            return row.queue
+        return partitioning.name_of(row.queue, _home(row, known.now))
+
+    def queues_before(self, row: OutboxRow) -> list[str]:
+        """Where its job was added if that was before the queue had grown."""
+        known = self.numbers.get(row.queue)
+        if known is None:
+            return []
+        now = _home(row, known.now)
+        before = dict.fromkeys(_home(row, count) for count in reversed(known.earlier))
+        return [partitioning.name_of(row.queue, home) for home in before if home != now]
+
+    def placing(self, row: OutboxRow) -> Placing | None:
+        """For a row that starts a flow or a group: where their jobs go."""
+        if not self.numbers:
+            return None
+        return Placing(self.numbers, crc32(row.id.encode()), names_partition=False)
+
+
+async def find_homes(agreeing: Agreeing, rows: Iterable[OutboxRow]) -> Homes:
+    """Ask for the numbers of partitions of these rows' queues, those that a group names too."""
+    names: set[str] = set()
+    for row in rows:
+        names.add(row.queue)
+        if kind_of(row) is not None:
+            names |= _names_in(row)
+    answers = await agreeing.each(names)
+    return Homes(
+        {name: one for name, one in answers.items() if isinstance(one, Numbers) and one.now},
+        {name: one for name, one in answers.items() if isinstance(one, Exception)},
+    )
+
+
+async def sent_before(
+    connection: Connection, homes: Homes, prefix: str, rows: Iterable[OutboxRow], remember_ms: int
+) -> set[int]:
+    """The rows whose jobs are known to earlier partitions of queues that have grown."""
+    by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
+    for row in rows:
+        if kind_of(row) != GROUP:
+            for name in homes.queues_before(row):
+                by_queue[name].append(row)
+    if not by_queue:
+        return set()
+    commands: list[Command[list[Fate]]] = [
+        confirm(Keys(prefix, name), _jobs(part), remember_ms=remember_ms)
+        for name, part in by_queue.items()
+    ]
+    found = await connection.run_all(commands)
+    return {
+        row.seq
+        for part, fates in zip(by_queue.values(), found, strict=True)
+        for row, fate in zip(part, fates, strict=True)
+        if fate is not Fate.LOST
+    }
+
+
+def _jobs(rows: Sequence[OutboxRow]) -> list[tuple[str, str]]:
+    return [(row.id, row.key) for row in rows]
+
+
+def _names_in(row: OutboxRow) -> set[str]:
+    try:
+        return names_of(row)
+    except InvalidInputError:  # told when it is opened
+        return set()
+
+
+def _home(row: OutboxRow, count: int) -> int:
+    if row.lane is not None:
+        return partitioning.home_of(row.lane, count)
+    kind = kind_of(row)
+    if kind == GROUP:
+        return partitioning.home_of(row.id, count)
+    stem = hash_tag(row.queue) or row.queue
+    if kind == FLOW:
+        try:
+            home = partitioning.home_of_job(root_of(row), count, stem)
+        except InvalidInputError:  # told when it is opened
+            home = None
+        return partitioning.home_of(row.id, count) if home is None else home
+    if '"deduplication"' in row.options:
+        try:
+            given = msgspec.json.decode(row.options)["deduplication"]
+            return partitioning.home_of(Deduplication(**given).id, count)
+        except (msgspec.DecodeError, TypeError, KeyError, InvalidInputError):
+            pass  # told when the row is read
+    return partitioning.home_of_id(row.id, count)

@@ -1,0 +1,124 @@
+# Written by tools/unasync.py from src/toril/client/agreeing.py: change that file instead.
+"""Which queues have partitions, and how many: asked of the server, and believed for some seconds.
+
+A queue that grows takes no jobs of those who do not know, so whoever adds asks again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from toril.errors import InvalidInputError, InvalidOptionError, PartitionMismatchError
+from toril.protocol import partitioning
+from toril.protocol.command import Command
+from toril.protocol.keys import Keys
+from toril.protocol.partitioning import Numbers
+from toril.protocol.placing import told_of
+from toril.sync.connection import Connection
+
+AGREE_AGAIN_S = 10.0
+"""For so long a process believes that the number of partitions is what it was."""
+MOST_KNOWN = 10_000
+
+
+class Agreeing:
+    """The numbers of partitions of the queues under one prefix.
+
+    ``told`` are the numbers that the user gave.  With ``asks`` every other queue is looked up too;
+    without, it is a plain one.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        prefix: str,
+        told: Mapping[str, int] | None,
+        *,
+        asks: bool = False,
+    ) -> None:
+        self.told = check_told(told, prefix)
+        self._connection = connection
+        self._prefix = prefix
+        self._asks = asks
+        self._known: dict[str, tuple[float, Numbers | Exception]] = {}
+
+    @property
+    def is_needed(self) -> bool:
+        """Can any queue have partitions?"""
+        return bool(self.told) or self._asks
+
+    def of(self, names: Iterable[str]) -> dict[str, Numbers]:
+        """The numbers of those queues among ``names`` that have partitions.
+
+        Raises ``PartitionMismatchError`` if one has another number than was said, or grows.
+        """
+        found: dict[str, Numbers] = {}
+        refused: Exception | None = None
+        for name, answer in (self.each(names)).items():
+            if isinstance(answer, Exception):
+                refused = answer
+            elif answer.now:
+                found[name] = answer
+        if refused is not None:
+            raise refused
+        return found
+
+    def each(self, names: Iterable[str]) -> dict[str, Numbers | Exception]:
+        """What is known of each queue, or why that is not known or nothing can be added to it."""
+        told = {name: told_of(name, self.told) for name in dict.fromkeys(names)}
+        wanted = [name for name, count in told.items() if count > 1 or self._asks]
+        now = time.monotonic()
+        unknown = [name for name in wanted if self._known.get(name, (0.0,))[0] < now]
+        if unknown:
+            self._ask({name: told[name] for name in unknown}, now)
+        answers: dict[str, Numbers | Exception] = {}
+        for name in wanted:
+            answer = self._known[name][1]
+            if isinstance(answer, Numbers):
+                count = told[name] if told[name] > 1 else answer.now
+                answer = _refusal(answer, Keys(self._prefix, name), count) or answer
+            if isinstance(answer, Exception):
+                del self._known[name]  # it may be over soon
+            answers[name] = answer
+        return answers
+
+    def _ask(self, told: Mapping[str, int], now: float) -> None:
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        commands: dict[str, Command[Numbers]] = {}
+        for name, count in told.items():
+            try:
+                keys = Keys(self._prefix, name)
+            except InvalidInputError as error:
+                self._known[name] = (now, error)
+                continue
+            commands[name] = (
+                partitioning.agree(keys, count) if count > 1 else partitioning.read(keys)
+            )
+        replies = self._connection.run_each(list(commands.values()))
+        for name, reply in zip(commands, replies, strict=True):
+            is_new = isinstance(reply, Numbers) and not reply.now and told[name] > 1
+            known = Numbers((), told[name]) if is_new else reply
+            self._known[name] = (now + AGREE_AGAIN_S, known)
+
+
+def _refusal(numbers: Numbers, keys: Keys, count: int) -> PartitionMismatchError | None:
+    try:
+        numbers.refuse(keys, count, writes=True)
+    except PartitionMismatchError as error:
+        return error
+    return None
+
+
+def check_told(told: Mapping[str, int] | None, prefix: str) -> dict[str, int]:
+    """The numbers of partitions that a user gave, if they can be."""
+    if told is None:
+        return {}
+    if not isinstance(told, Mapping):
+        raise InvalidOptionError(
+            f"partitions={told!r} must be a dict of queues and numbers: {{'mail': 16}}"
+        )
+    for name, count in told.items():
+        partitioning.check(Keys(prefix, name), count)
+    return {name: count for name, count in told.items() if count > 1}
