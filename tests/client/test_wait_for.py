@@ -16,6 +16,7 @@ from toril.client.listening import Waiter
 from toril.client.waiting import LOOK_AGAIN_S
 from toril.errors import JobFailedError, JobRemovedError, ServerUnavailableError, WaitTimeoutError
 from toril.protocol import reading
+from toril.protocol.events import Event
 
 LATE_S = 50
 """When those look again who would have missed their time."""
@@ -396,3 +397,61 @@ async def test_what_has_finished_is_not_listened_for(url, prefix):
 
         assert await late.wait_for(job.id) == "done"
         assert not late._listen().is_reading
+
+
+@pytest.mark.parametrize(("exists", "pauses"), [(True, [1, 1, 1, 1]), (False, [1, 2, 4, 4])])
+async def test_one_that_may_come_is_looked_for_less_and_less_often(
+    exists, pauses, queue, monkeypatch
+):
+    """What is there may end without an event at any time; what is not there may never come."""
+    monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", 1)
+    monkeypatch.setattr("toril.client.waiting.LONGEST_LOOK_S", 4)
+    asked: list[float] = []
+
+    async def wait(waiter, timeout_s):
+        asked.append(timeout_s)
+        if len(asked) == 4:
+            raise KeyError("enough")
+
+    monkeypatch.setattr(Waiter, "wait", wait)
+    if exists:
+        await queue.add("x", job_id="a")
+
+    with pytest.raises(KeyError):
+        await queue.wait_for("a", may_come=True)
+
+    assert asked == pauses
+
+
+@pytest.mark.parametrize(("name", "is_put_off"), [("completed", True), ("drained", False)])
+async def test_a_busy_queue_is_not_looked_at_for_every_event(name, is_put_off, queue, monkeypatch):
+    """An event that says that nothing is left is followed at once."""
+    monkeypatch.setattr("toril.client.waiting.SHORTEST_LOOK_S", 0.0123)
+    naps: list[float] = []
+    sleep = asyncio.sleep
+
+    async def nap(seconds, *rest):
+        naps.append(seconds)
+        await sleep(0)
+
+    async def wait(waiter, timeout_s):
+        monkeypatch.setattr("toril.client.waiting.asyncio.sleep", nap)
+        await queue._connection.run(reading.counts(queue.keys, ["waiting"]))
+        await queue.drain()
+        return Event(id="1-0", name=name, data={})
+
+    monkeypatch.setattr(Waiter, "wait", wait)
+    await queue.add("x")
+
+    assert await queue.wait_until_empty() is True
+
+    assert (0.0123 in naps) is is_put_off
+
+
+async def test_who_waited_is_forgotten(queue):
+    job = await queue.add("x")
+    with pytest.raises(WaitTimeoutError):
+        await queue.wait_for(job.id, timeout=20)
+    assert await queue.wait_until_empty(timeout=20) is False
+
+    assert queue._listen()._waiters == {}

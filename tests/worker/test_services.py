@@ -11,7 +11,10 @@ from tests.helpers import let_pass, wait_until
 from tests.proxy import Proxy, runs
 from toril import NewJob, Queue, Worker
 from toril.protocol import leasing
+from toril.protocol.keys import Keys
 from toril.worker.group_keeper import GroupKeeper
+from toril.worker.lease import Lease
+from toril.worker.locks import Locks
 
 
 async def nothing(job):
@@ -54,6 +57,63 @@ async def test_a_reply_that_cannot_be_taken_in_ends_the_worker(url, prefix, capl
         await asyncio.wait_for(running, 60)
     assert "KeyError: 'a bug'" in caplog.text
     assert "stopped" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["reply", "departure"])
+async def test_a_pump_that_meets_a_bug_between_two_turns_ends_the_worker(
+    part, queue, url, prefix, caplog
+):
+    """Replies are read and calls leave in the middle of the event loop, once a worker has worked:
+    what is raised there would be logged by the loop, and the worker would stand still."""
+    ran = asyncio.Event()
+
+    async def handler(job):
+        ran.set()
+
+    worker = Worker("q", handler, connection=url, prefix=prefix)
+    running = asyncio.create_task(worker.run())
+    await queue.add("job")
+    await asyncio.wait_for(ran.wait(), 60)
+    await wait_until(queue.get_completed_count)
+
+    def break_down(*words: object) -> None:
+        raise KeyError("a bug")
+
+    if part == "reply":
+        worker._parts.pump._digest = break_down
+    else:
+        worker._parts.pump._should_depart = break_down
+    worker._parts.pump.look_again()
+
+    with pytest.raises((KeyError, ExceptionGroup)):
+        await asyncio.wait_for(running, 60)
+    assert "KeyError: 'a bug'" in caplog.text
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_a_lock_that_was_let_go_meanwhile_is_not_lost(is_held):
+    """Its outcome was written between the request to renew it and the reply."""
+    locks, lost = Locks(), []
+
+    class Crew:
+        def lose(self, job_id, token):
+            lost.append((job_id, token))
+
+    class Server:
+        def run(self, command):
+            if not is_held:
+                locks.let_go("1", "t")
+            return leasing.Renewal(lost=["1"], cancelled=[])
+
+    locks.hold("1", "t")
+    lease = Lease(Server, Keys("bull", "q"), "w", locks, Crew(), lock_ms=1000)
+    lease._loop, lease._connection = asyncio.get_running_loop(), Server()
+
+    lease._renew()
+    await asyncio.sleep(0)
+
+    assert lost == ([("1", "t")] if is_held else [])
+    assert locks.all() == []
 
 
 async def test_an_outcome_is_written_while_another_job_still_runs(queue, start_worker, inside):
