@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import let_pass, wait_until
+import toril.sync
+from tests.helpers import let_pass, until_blocked, wait_until
 from toril import Queue, QueueEvents, Worker
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidOptionError, ServerRefusalError
 
 MakeEvents = Callable[..., QueueEvents]
 
@@ -246,3 +247,43 @@ async def test_listening_is_no_polling(queue, start_server):
             await let_pass(0.3, "who polls would be counted")
             after = raw.info("commandstats")
     assert before.get("cmdstat_xread") == after.get("cmdstat_xread")
+
+
+@pytest.mark.no_audit("the log is damaged on purpose")
+@pytest.mark.parametrize("since", [None, "0"])
+async def test_a_log_that_is_no_stream_is_told_to_whoever_reads_it(since, queue, client, url):
+    """It had been tried again for ever, and `toril events` never ended."""
+    await client.delete(queue.keys.events)
+    await client.set(queue.keys.events, "no stream")
+    options = {"connection": url, "prefix": queue.keys.prefix, "last_event_id": since}
+
+    with pytest.raises(ServerRefusalError, match="another kind"):
+        async with asyncio.timeout(60), QueueEvents("q", **options) as events:
+            await anext(events)
+
+    def read_blocking() -> None:
+        with toril.sync.QueueEvents("q", **options) as events:
+            next(events)
+
+    with pytest.raises(ServerRefusalError, match="another kind"):
+        await asyncio.wait_for(asyncio.to_thread(read_blocking), 60)
+
+
+@pytest.mark.no_audit("the log is damaged on purpose")
+async def test_a_log_that_is_damaged_while_it_is_read_is_read_on_when_it_is_mended(
+    queue, client, url, caplog
+):
+    await queue.add("first")
+    options = {"connection": url, "prefix": queue.keys.prefix, "last_event_id": "0"}
+    async with QueueEvents("q", **options) as events:
+        seen = [await anext(events), await anext(events)]
+        assert seen[0].name == "added"
+        reading = asyncio.create_task(anext(events))
+        await until_blocked(client)
+
+        await client.set(queue.keys.events, "no stream")
+        await wait_until(lambda: "cannot be read" in caplog.text)
+        await client.delete(queue.keys.events)
+        await queue.add("second")
+
+        assert (await asyncio.wait_for(reading, 60)).name == "added"

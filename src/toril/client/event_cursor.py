@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from toril.client.connection import Connection
-from toril.errors import ServerError, ServerUnusableError
+from toril.errors import ServerError, ServerRefusalError
 from toril.logs import get_logger
 from toril.protocol import events
 from toril.protocol.events import Event
@@ -52,7 +52,8 @@ class EventCursor:
     async def read(self) -> list[Event]:
         """The next events; empty when there are none for a while, or the connection was closed.
 
-        Raises ``ServerUnusableError`` for a server that has never served.
+        Raises ``ServerRefusalError`` when the first read is refused: the server cannot serve, or
+        the log is no stream.
         """
         while True:
             try:
@@ -62,7 +63,7 @@ class EventCursor:
             except ServerError as error:
                 if self._connection.is_closed:
                     return []
-                if isinstance(error, ServerUnusableError) and not self._has_read:
+                if isinstance(error, ServerRefusalError) and not self._has_read:
                     raise
                 logger.warning("events of queue %r cannot be read: %s", self._keys.name, error)
                 await asyncio.sleep(random.uniform(0.1, 0.5))
