@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
+from tests.worker import jobs
 from toril import Compensation, GroupJob, GroupSignal, Queue, UnrecoverableError, Worker
 from toril.errors import (
     GroupExistsError,
@@ -915,6 +917,42 @@ async def test_a_running_member_learns_that_its_group_has_turned(world: World):
     undo = await world.hand("a:compensation").take_one()
     assert undo.compensation is not None
     assert undo.compensation.original_return_value == "stopped early"
+
+
+@pytest.mark.parametrize("name", ["patient", "patient async", "late to look"])
+async def test_a_member_in_a_process_learns_that_its_group_has_turned(
+    world: World, name: str, tmp_path: Path
+):
+    """Its process is not killed: it counts as it ends, and the next job hears nothing of it."""
+    queue = world.queue("a")
+    async with Worker(
+        "a", jobs.router, connection=world.url, prefix=world.prefix, executor="process"
+    ):
+        data = {"file": str(tmp_path / "told")}
+        member = GroupJob(name, data, queue_name="a", key="a")
+        undo = {name: Compensation("undo-a", attempts=1)}
+        await world.flow.add_group("order", [member, job("b")], undo, group_id="g", queue_name="a")
+        (running,) = [one for one in (await queue.get_group_jobs("g")) if one.key == "a"]
+        await wait_until(lambda: _has_logged(queue, running.job_id), timeout=60)
+        await world.fail("b")
+        if name == "late to look":
+            await wait_until(lambda: _mail_is_read(world), timeout=60)
+        (tmp_path / "told").touch()
+        await wait_until(lambda: count(world, "a:compensation"), timeout=60)
+        after = await queue.add("next")
+        assert await queue.wait_for(after.id, timeout=60_000) is False
+
+    undoing = await world.hand("a:compensation").take_one()
+    assert undoing.compensation is not None
+    assert undoing.compensation.original_return_value == "stopped early"
+
+
+async def _has_logged(queue: Queue, job_id: str) -> bool:
+    return await queue.get_job_log_count(job_id) > 0
+
+
+async def _mail_is_read(world: World) -> bool:
+    return not [key async for key in world.client.scan_iter(f"{world.prefix}:a:toril:mail-*")]
 
 
 async def test_any_worker_of_a_group_minds_the_time_limit_of_a_signal(world: World):

@@ -40,6 +40,35 @@ async def write_async(job: Any) -> list[int]:
     return await asyncio.gather(*(job.log(f"{n}") for n in range(3)))
 
 
+@router.on("patient")
+def patient(job: Any) -> str:
+    job.log("runs")
+    return "stopped early" if job.signal.wait(60) else "nobody told me"
+
+
+@router.on("patient async")
+async def patient_async(job: Any) -> str:
+    await job.log("runs")
+    async with asyncio.timeout(60):
+        await job.signal.wait()
+    return "stopped early"
+
+
+@router.on("late to look")
+def late_to_look(job: Any) -> str:
+    """Asks for its signal only after it has been set."""
+    job.log("runs")
+    deadline = time.monotonic() + 60
+    while not Path(job.data["file"]).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return "stopped early" if job.signal.wait(60) else "nobody told me"
+
+
+@router.on("next")
+def next_one(job: Any) -> bool:
+    return job.signal.is_set()
+
+
 class CannotTravel(Exception):
     def __init__(self, number: int, *, text: str) -> None:
         super().__init__(f"{text} {number}")

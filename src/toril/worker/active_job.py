@@ -21,6 +21,12 @@ _MAKING = threading.Lock()
 """A handler in a thread and its middleware on the loop may ask at the same time."""
 
 
+class Signal(Protocol):
+    """Whatever is told that the job is to stop, or that its group has turned."""
+
+    def set(self) -> None: ...
+
+
 class Writer(Protocol):
     """How a running job reaches the server."""
 
@@ -66,7 +72,7 @@ class ActiveJob(StoredJob):
         super().__init__(prefix, queue_name, job_id, fields)
         self.token = token
         self._writer = writer
-        self._signals: list[asyncio.Event | threading.Event] | None = None
+        self._signals: list[Signal] | None = None
         self.has_turned = False
         self.is_cancelled = False
         self.is_released = False
@@ -97,10 +103,25 @@ class ActiveJob(StoredJob):
                     return signal
             made = kind()
             self._signals = [*(self._signals or ()), made]
+        self._tell(made)
+        return made
+
+    @contextlib.contextmanager
+    def signalling(self, signal: Signal) -> Iterator[None]:
+        """Tell somebody else too, as long as this lasts: the process that runs the handler."""
+        with _MAKING:
+            self._signals = [*(self._signals or ()), signal]
+        self._tell(signal)
+        try:
+            yield
+        finally:
+            with _MAKING:
+                self._signals = [one for one in self._signals if one is not signal]
+
+    def _tell(self, signal: Signal) -> None:
         is_over = self.is_cancelled or self.is_released or self.is_stopping or self.is_lost
         if is_over or self.has_turned:
-            made.set()
-        return made
+            signal.set()
 
     def set_signals(self) -> None:
         """Tell whoever looks or waits that the job is to stop."""

@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from multiprocessing import spawn
 from typing import Any
 
@@ -141,6 +141,30 @@ class Child:
         self._jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
+        self._told: tuple[str, str] | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._telling = threading.Lock()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """On which ``async`` handlers run."""
+        return self._runner.get_loop()
+
+    def listen(self, job: StoredJob, token: str, listener: Callable[[], object]) -> bool:
+        """Call ``listener``, from another thread, when the job is told something; True if it has
+        been already."""
+        with self._telling:
+            if self._told == (job.id, token):
+                return True
+            self._listeners.append(listener)
+            return False
+
+    def _tell(self, job_id: str, token: str) -> None:
+        with self._telling:
+            self._told = (job_id, token)
+            listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
 
     def run(self) -> None:
         """Returns when the parent has closed the pipe and no handler runs."""
@@ -165,6 +189,8 @@ class Child:
                 if message["kind"] == "job":
                     self._is_busy = True
                     self._jobs.put(message)
+                elif message["kind"] == "signal":
+                    self._tell(message["id"], message["token"])
                 else:
                     self._answer(message)
         except (EOFError, OSError):
@@ -181,6 +207,8 @@ class Child:
             answer.set_result(message["value"])
 
     def _perform(self, message: dict[str, Any]) -> dict[str, Any]:
+        with self._telling:
+            self._listeners = []
         try:
             handler = self._handler
             middleware: Any = ()
@@ -245,8 +273,11 @@ class BlockingChildJob(_ChildJob):
 
     @property
     def signal(self) -> threading.Event:
-        """Never set: the process of a job that is to stop is killed."""
-        self._signal = self._signal or threading.Event()
+        """Set when the job's group has turned; the process of a job that is to stop is killed."""
+        if self._signal is None:
+            self._signal = threading.Event()
+            if self._child.listen(self, self.token, self._signal.set):
+                self._signal.set()
         signal: threading.Event = self._signal
         return signal
 
@@ -299,8 +330,12 @@ class AsyncChildJob(_ChildJob):
 
     @property
     def signal(self) -> asyncio.Event:
-        """Never set: the process of a job that is to stop is killed."""
-        self._signal = self._signal or asyncio.Event()
+        """Set when the job's group has turned; the process of a job that is to stop is killed."""
+        if self._signal is None:
+            self._signal = asyncio.Event()
+            loop, made = self._child.loop, self._signal
+            if self._child.listen(self, self.token, lambda: loop.call_soon_threadsafe(made.set)):
+                made.set()
         signal: asyncio.Event = self._signal
         return signal
 

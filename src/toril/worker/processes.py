@@ -135,6 +135,15 @@ class Process:
                 "fields": job._fields,
             }
         )
+        with job.signalling(_Told(self, job)):
+            return await self._hear(job)
+
+    def tell(self, job: ActiveJob) -> None:
+        """The job that it runs is to stop, or its group has turned."""
+        self._send({"kind": "signal", "id": job.id, "token": job.token})
+
+    async def _hear(self, job: ActiveJob) -> Any:
+        """What comes of the job; what its handler asks for meanwhile is done."""
         while True:
             message = await self._receive()
             if message is None:
@@ -203,6 +212,17 @@ class Process:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if -code == signal.SIGKILL else ""
         return f"was killed by {name}{hint}"
+
+
+class _Told:
+    """A signal that is set in another process."""
+
+    def __init__(self, process: Process, job: ActiveJob) -> None:
+        self._process = process
+        self._job = job
+
+    def set(self) -> None:
+        self._process.tell(self._job)
 
 
 def _command(descriptor: int) -> list[str]:
