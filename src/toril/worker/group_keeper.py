@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from toril.client.connection import Connection
 from toril.errors import TorilError
@@ -48,17 +48,14 @@ class GroupKeeper:
         while True:
             await self._rest(pause_s * random.uniform(1.0, 1.05))
             pause_s = LOOK_FOR_DUE_S
-            try:
-                if time.monotonic() - looked_at >= LOOK_FOR_GROUPS_S:
-                    looked_at = time.monotonic()
-                    for keys in self._owners:
+            looks_at_all = time.monotonic() - looked_at >= LOOK_FOR_GROUPS_S
+            if looks_at_all:
+                looked_at = time.monotonic()
+            for keys in self._owners:
+                with _told(keys):
+                    if looks_at_all:
                         await self.keep(keys)
-                for keys in self._owners:
                     pause_s = min(pause_s, await self._keep_due(keys))
-            except TorilError as error:
-                logger.warning("cannot check open groups: %s", error)
-            except Exception:
-                logger.exception("cannot check open groups")
 
     async def _rest(self, pause_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -71,7 +68,8 @@ class GroupKeeper:
         """Settle what is due of what a worker of this queue minds; returns when to look again."""
         due = await self._connection.run(groups.due(keys))
         for owner in due.owners:
-            await self.keep(owner)
+            with _told(owner):
+                await self.keep(owner)
         if due.wait_ms is None:
             return LOOK_FOR_DUE_S
         return min(due.wait_ms / 1000, LOOK_AT_GROUPS_S) if due.wait_ms else LOOK_AT_GROUPS_S
@@ -80,6 +78,17 @@ class GroupKeeper:
         """Settle what is due now of the groups that a queue owns."""
         while (await self._connection.run(groups.reconcile(keys))).wait_ms == 0:
             pass
+
+
+@contextlib.contextmanager
+def _told(keys: Keys) -> Iterator[None]:
+    """What goes wrong with the groups of one queue keeps nobody from the others."""
+    try:
+        yield
+    except TorilError as error:
+        logger.warning("cannot check open groups of %s: %s", keys.name, error)
+    except Exception:
+        logger.exception("cannot check open groups of %s", keys.name)
 
 
 def owners_of(keys: Keys) -> list[Keys]:

@@ -12,7 +12,8 @@
 local function firstDue(owner)
   local at
   for _, index in ipairs({ owner .. ":toril:groups-open", stages.index(owner) }) do
-    local first = tonumber(redis.call("ZRANGE", index, 0, 0, "WITHSCORES")[2])
+    -- Of a key that holds something else nobody can tell; the other queues do not wait for it.
+    local first = tonumber(redis.pcall("ZRANGE", index, 0, 0, "WITHSCORES")[2])
     if first and (not at or first < at) then at = first end
   end
   return at

@@ -226,14 +226,21 @@ local function nextDue(work, open)
   return wait_ms
 end
 
+local DAMAGED = "it cannot be looked after: "
 --- Bring one group up to date, and say when it is looked at again.
 local function lookAt(work, open, id, a)
   local base, now, key = work.base, work.now, work.base .. ":groups:" .. id
   reconcile(work, key)
-  local known = hashes.read(key, "state", "x.deadline", "createdAt")
+  local known = hashes.read(key, "state", "x.deadline", "createdAt", "x.asks")
   -- Of an index that BullMQ deleted while nothing kept it from that.
   local created = string.match(known.createdAt or "", "^%d+$")
   if known.state and created then redis.call("ZADD", base .. ":groups", "NX", created, id) end
+  if known["x.asks"] and string.find(known["x.asks"], DAMAGED, 1, true) == 1 then
+    redis.call("HDEL", key, "x.asks")
+    if known.state == "ACTIVE" or known.state == "COMPENSATING" then
+      redis.call("ZREM", groups.asking(base), id)
+    end
+  end
   local kept, due, cost = stages.keepTime(key, known.state, tonumber(known["x.deadline"]), now)
   work.settled, work.looked = work.settled + kept, work.looked + cost
   if work.is_reading then due = now end
@@ -243,6 +250,19 @@ local function lookAt(work, open, id, a)
     work.stayed = work.stayed + 1
   end
   lookAgain(work, open, id, known.state, math.min(due or math.huge, now + a.look_again_ms))
+end
+
+--- The same, whatever is written there: one damaged group must not keep the others from being looked at.
+--- A person is asked about it.
+local function lookSafely(work, open, id, a)
+  local is_sound, problem = pcall(lookAt, work, open, id, a)
+  if is_sound then return end
+  local words = type(problem) == "table" and problem.err or tostring(problem)
+  local key = work.base .. ":groups:" .. id
+  redis.pcall("HSET", key, "x.asks", DAMAGED .. words)
+  redis.call("ZADD", groups.asking(work.base), clock.stamp(work.now), id)
+  work.stayed = work.stayed + 1
+  lookAgain(work, open, id, true, work.now + a.look_again_ms)
 end
 
 function calls.reconcileGroups(KEYS, a, ARGV)
@@ -256,7 +276,7 @@ function calls.reconcileGroups(KEYS, a, ARGV)
   for _, id in ipairs(ids) do
     if work.looked >= a.most or work.is_reading then break end
     done = done + 1
-    lookAt(work, open, id, a)
+    lookSafely(work, open, id, a)
   end
   local more = (work.is_reading or work.is_unfinished or done < #ids or #ids >= 100) and 1 or 0
   return { work.settled, more, work.stayed, nextDue(work, open) }

@@ -27,7 +27,7 @@ local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id 
 function groups.read(key)
   local record = hashes.read(key, "name", "state", "totalJobs", "completedCount", "failedCount",
     "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep", "x.undo", "x.staged",
-    "x.pivot", "x.undoMs", "x.ends")
+    "x.pivot", "x.undoMs", "x.ends", "x.asks")
   if not record.state then return nil end
   for _, count in ipairs({ "totalJobs", "completedCount", "failedCount", "cancelledCount" }) do
     if not string.find(record[count] or "", "^%d+$") then return nil end
@@ -47,7 +47,8 @@ function groups.read(key)
     is_staged = record["x.staged"] ~= false,
     pivot = record["x.pivot"] or nil,
     undo_ms = tonumber(record["x.undoMs"]),
-    has_ends = record["x.ends"] ~= false
+    has_ends = record["x.ends"] ~= false,
+    asks = record["x.asks"]
   }
 end
 
@@ -56,9 +57,9 @@ local function liveMembers(group)
 end
 
 function groups.emit(group, event, ...)
-  local most = redis.call("HGET", group.owner .. ":meta", "opts.maxLenEvents")
-  most = string.match(most or "", "^%d+$")
-  redis.call("XADD", group.owner .. ":events", "MAXLEN", "~", most or 10000, "*", "event", event,
+  local most = redis.pcall("HGET", group.owner .. ":meta", "opts.maxLenEvents")
+  most = type(most) == "string" and string.match(most, "^%d+$")
+  redis.pcall("XADD", group.owner .. ":events", "MAXLEN", "~", most or 10000, "*", "event", event,
     "groupId", group.id, "groupName", group.name, ...)
 end
 
@@ -207,6 +208,16 @@ local function undoData(group, member, value, how, told)
     .. ',"compensationData":' .. how.data .. told .. "}"
 end
 
+--- Those that cannot be added wait again, until the group is looked at next.
+local function waitAgain(group, held)
+  if #held == 0 then
+    stages.askNoMore(group)
+    return
+  end
+  group.way = nil
+  redis.call("RPUSH", group.key .. ":undo", unpack(held))
+end
+
 --- Add the jobs that undo, as many as may be under way.
 local function undoNext(group, now)
   local numbers = takeUndoable(group)
@@ -215,7 +226,7 @@ local function undoNext(group, now)
   local found_members = redis.call("HMGET", plan, unpack(numbers))
   local values = redis.call("HMGET", group.key .. ":results", unpack(numbers))
   local targets = cmsgpack.unpack(redis.call("HGET", plan, "targets"))
-  local definitions, homes, written, told = {}, {}, {}, toldToUndo(group, #numbers)
+  local definitions, homes, told, written, tried, held = {}, {}, toldToUndo(group, #numbers), {}, {}, {}
   for i, number in ipairs(numbers) do
     local member = cmsgpack.unpack(found_members[i])
     local target = targets[string.match(member[1], "^(.+):[^:]+$")]
@@ -227,14 +238,22 @@ local function undoNext(group, now)
     local placed = how.how or {}
     local new_id = freeId(target, group.id .. "-c", number)
     local membership = group.key .. ":c" .. number
-    stages.insert(homes, target, { id = new_id, name = how.name, group = membership, lane = placed.lane,
-      priority = placed.priority, delay = placed.delay }, undoData(group, member, values[i], how, told),
-      undoOpts(how.opts, membership), now)
-    written[2 * i - 1], written[2 * i] = target .. ":" .. new_id, "pending"
+    local why = stages.tryInsert(homes, target, { id = new_id, name = how.name, group = membership,
+      lane = placed.lane, priority = placed.priority, delay = placed.delay },
+      undoData(group, member, values[i], how, told), undoOpts(how.opts, membership), now)
+    if why then
+      held[#held + 1] = number
+      stages.askFor(group, how.name, target, why, now)
+    else
+      tried[#tried + 1] = number
+      written[#written + 1], written[#written + 2] = target .. ":" .. new_id, "pending"
+    end
   end
+  waitAgain(group, held)
+  if #tried == 0 then return end
   redis.call("HSET", group.key .. ":compensations", unpack(written))
-  redis.call("RPUSH", group.key .. ":tried", unpack(numbers))
-  group.running = redis.call("HINCRBY", group.key, "x.running", #numbers)
+  redis.call("RPUSH", group.key .. ":tried", unpack(tried))
+  group.running = redis.call("HINCRBY", group.key, "x.running", #tried)
   stages.close(homes)
 end
 

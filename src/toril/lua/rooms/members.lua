@@ -35,7 +35,9 @@ end
 --- Take ids out of a sorted set and note the place; returns the others.
 local function removeFromSet(queue, name, ids, place_of)
   if #ids == 0 or redis.call("EXISTS", queue[name]) == 0 then return ids end
-  local scores = redis.call("ZMSCORE", queue[name], unpack(ids))
+  -- A key of another kind must not keep a group from turning; whoever takes its job finds out.
+  local scores = redis.pcall("ZMSCORE", queue[name], unpack(ids))
+  if scores.err then return ids end
   local found, others = {}, {}
   for i, id in ipairs(ids) do
     local to = scores[i] and found or others
@@ -93,12 +95,12 @@ local function pullOut(queue, ids, started, known, released)
   for _, id in ipairs(plain) do
     -- What gives its lock back in this call may still stand in `active`, and leaves it at the end.
     local is_leaving = released[queue.base .. ":" .. id .. ":lock"]
-    if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then
+    if is_leaving or not (started[id] and redis.pcall("LPOS", queue.active, id)) then
       listed[#listed + 1] = id
     end
   end
   for _, name in ipairs({ "wait", "paused" }) do
-    local length = redis.call("LLEN", queue[name])
+    local length = tonumber(redis.pcall("LLEN", queue[name])) or 0
     if #listed > 0 and length > 0 and length <= SHORT_LIST then
       local found, rest = removeFromList(queue[name], listed), {}
       for _, id in ipairs(listed) do
@@ -159,7 +161,7 @@ function members.cancel(base, job_keys, released)
       if place == "waiting-children" then removeChildren(queue, job, budget) end
       if place ~= "marked" then
         removed[#removed + 1] = job
-        journal.emit(queue, "removed", "jobId", id, "prev", place)
+        pcall(journal.emit, queue, "removed", "jobId", id, "prev", place)
       end
     end
   end

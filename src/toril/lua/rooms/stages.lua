@@ -112,14 +112,40 @@ function stages.insert(homes, base, job, data, opts, now)
   arrivals.insert(to, job, data, opts, now)
 end
 
+--- The same if it can be: the queue may be damaged, or not ours to write to, and the group is not. Returns
+--- nothing when the job is in, else why it is not.
+function stages.tryInsert(homes, base, job, data, opts, now)
+  local is_in, problem = pcall(stages.insert, homes, base, job, data, opts, now)
+  -- Its place comes first, then its hash: what fails behind that is only told to nobody.
+  if is_in or redis.call("EXISTS", base .. ":" .. job.id) == 1 then return nil end
+  homes[base].count = homes[base].count - 1
+  return type(problem) == "table" and problem.err or tostring(problem)
+end
+
 --- All are in: wake whoever waits for them.
 function stages.close(homes)
   for _, to in pairs(homes) do
-    arrivals.close(to)
+    pcall(arrivals.close, to)
   end
 end
 
---- A planned member becomes a job. Returns why it cannot, if it cannot, and how many bytes it took.
+--- A job of the group cannot be added: a person is asked, and it is tried again at the next look.
+function stages.askFor(group, name, base, why, now)
+  group.asks = "job " .. name .. " cannot be added to " .. base .. ": " .. why
+  redis.call("HSET", group.key, "x.asks", group.asks)
+  redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
+end
+
+--- Nothing stands in the way of its jobs any more.
+function stages.askNoMore(group)
+  if not group.asks then return end
+  group.asks = nil
+  redis.call("HDEL", group.key, "x.asks")
+  if group.state ~= "BLOCKED" then redis.call("ZREM", groups.asking(group.owner), group.id) end
+end
+
+--- A planned member becomes a job. Returns why it cannot, if it never can; how many bytes it took; and
+--- why it cannot now.
 local function become(group, number, entry, data, opts, homes, now)
   if entry.custom and redis.call("EXISTS", entry.key) == 1 then
     return "a job with the id " .. entry.id .. " exists already", 0
@@ -130,8 +156,7 @@ local function become(group, number, entry, data, opts, homes, now)
     data = texts.extend(data, inputs)
   end
   entry.group = group.key .. ":" .. entry.kind .. number
-  stages.insert(homes, entry.base, entry, data, opts, now)
-  return nil, #data + #opts
+  return nil, #data + #opts, stages.tryInsert(homes, entry.base, entry, data, opts, now)
 end
 
 --- The turn of a signal has come.
@@ -149,7 +174,7 @@ end
 --- is more than one call may do is done when the group is looked at next, which is at once.
 local function release(group, numbers, now)
   local stage, homes, written, failed, told = group.key .. ":stage", {}, {}, {}, {}
-  local bytes, gone = 0, {}
+  local bytes, gone, is_held = 0, {}, false
   for i, number in ipairs(numbers) do
     if i > MOST_AT_ONCE or bytes > MOST_BYTES then
       hurry(group, now, now)
@@ -158,23 +183,29 @@ local function release(group, numbers, now)
     local known = redis.call("HMGET", stage, number, number .. ".data", number .. ".opts", number .. ".early")
     local entry = known[1] and cmsgpack.unpack(known[1])
     if entry then
-      local status, why, size = "pending", nil, 0
+      local status, why, size, obstacle = "pending", nil, 0, nil
       if entry.kind == "s" then
         status = "awaited"
         await(group, number, entry, now)
         if known[4] then told[#told + 1] = { number, entry, known[4] } end
       else
-        why, size = become(group, number, entry, known[2], known[3], homes, now)
+        why, size, obstacle = become(group, number, entry, known[2], known[3], homes, now)
       end
       if why then failed[#failed + 1] = { number, entry, why } end
       bytes = bytes + size
-      written[#written + 1], written[#written + 2] = entry.key, status
-      if not group.pivot and entry.kind ~= "s" then
-        gone[#gone + 1], gone[#gone + 2], gone[#gone + 3] = number, number .. ".data", number .. ".opts"
+      if obstacle then
+        is_held = true
+        stages.askFor(group, entry.name, entry.base, obstacle, now)
+      else
+        written[#written + 1], written[#written + 2] = entry.key, status
+        if not group.pivot and entry.kind ~= "s" then
+          gone[#gone + 1], gone[#gone + 2], gone[#gone + 3] = number, number .. ".data", number .. ".opts"
+        end
       end
     end
   end
   if #written == 0 then return end
+  if not is_held then stages.askNoMore(group) end
   redis.call("HSET", group.key .. ":jobs", unpack(written))
   if #gone > 0 then redis.call("HDEL", stage, unpack(gone)) end
   stages.close(homes)
@@ -311,12 +342,12 @@ end
 --- Tell the workers that run these members that their group has turned.
 function stages.tell(job_keys, reason)
   for _, job in ipairs(job_keys) do
-    local holder = redis.call("GET", job .. ":lock")
-    local worker = holder and string.match(holder, "^(.+):[^:]*$")
+    local holder = redis.pcall("GET", job .. ":lock")
+    local worker = type(holder) == "string" and string.match(holder, "^(.+):[^:]*$")
     local base, id = string.match(job, "^(.+):([^:]+)$")
     if worker then
       local mailbox = base .. ":toril:mail-" .. worker
-      redis.call("RPUSH", mailbox, cmsgpack.pack({ id, holder, reason, "turned" }))
+      redis.pcall("RPUSH", mailbox, cmsgpack.pack({ id, holder, reason, "turned" }))
       redis.call("PEXPIRE", mailbox, MAIL_MS)
     end
   end
@@ -467,7 +498,8 @@ function stages.announce(group, when, now)
     if job.custom then return end
     job.id = job.id .. "-" .. clock.stamp(now)
   end
-  stages.insert(homes, base, job, data, job.opts, now)
+  local why = stages.tryInsert(homes, base, job, data, job.opts, now)
+  if why then stages.log(group, now, "cannot add " .. when, job.name, why) end
   stages.close(homes)
 end
 
@@ -496,7 +528,13 @@ function stages.keep(group, now)
       return group.cancelled - before
     end
   end
-  return groups.overdue(group, now)
+  local count = groups.overdue(group, now)
+  if count > 0 then return count end
+  -- What could not be undone when it was due, because its queue was damaged, perhaps can be now.
+  local running = group.running
+  retreats.recall(group)
+  groups.settle(group, now)
+  return math.max(0, group.running - running)
 end
 
 --- When the group is due by its time limits, if it is.
