@@ -34,7 +34,7 @@ SURVIVORS: frozenset[str] = frozenset(
         'rooms/stages: "LPUSH" for "RPUSH"',
         'rooms/stages: "LPUSH" for "RPUSH" (2)',
         'rooms/stages: without redis.call("PEXPIREAT", deadlines, clock.stamp(tonumber(last) + LATE_MS))',
-        'rooms/stages: without redis.call("RPUSH", mailbox, cmsgpack.pack({ id, holder, reason, "turned" }))',
+        'rooms/stages: without redis.pcall("RPUSH", mailbox, cmsgpack.pack({ id, holder, reason, "turned" }))',
         "rooms/places: 200000 for 200",
         "rooms/takes: 500000000 for 500000",
         "rooms/laneTakes: 100000 for 100",

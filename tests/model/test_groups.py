@@ -122,7 +122,7 @@ BUGS = {
         "members",
         "if not holders[i] or released[lock_keys[i]] then",
         "if true then",
-        'if is_leaving or not (started[id] and redis.call("LPOS", queue.active, id)) then',
+        'if is_leaving or not (started[id] and redis.pcall("LPOS", queue.active, id)) then',
         'if redis.call("LREM", queue.active, 1, id) == 1 then place_of[id] = "active"\n    else',
     ),
 }
