@@ -506,7 +506,7 @@ def test_the_blocking_client_has_flows_too(url, prefix):
 # ---------------------------------------------------------------------- clusters
 
 
-async def test_on_a_cluster_all_queues_of_a_flow_share_a_slot(cluster):
+async def test_on_a_cluster_all_queues_of_a_flow_need_hash_tags(cluster):
     url = cluster.url.replace("redis://", "redis+cluster://")
     async with FlowProducer(connection=url, prefix="bull") as producer:
         with pytest.raises(CrossSlotError):

@@ -53,7 +53,7 @@ end
 local READING = [[EXISTS GET MGET TYPE HGET HMGET HGETALL HLEN HKEYS HEXISTS HSCAN LLEN
     LRANGE LINDEX LPOS SCARD SISMEMBER SMEMBERS SSCAN SRANDMEMBER ZCARD ZCOUNT ZSCORE ZMSCORE ZRANGE
     ZREVRANGE ZRANGEBYSCORE ZREVRANGEBYSCORE ZRANGEBYLEX ZLEXCOUNT ZRANK ZSCAN XRANGE XREVRANGE XLEN
-    XINFO SMISMEMBER ZRANDMEMBER]]
+    XINFO SMISMEMBER ZRANDMEMBER HRANDFIELD]]
 local HAVE_SEVERAL_KEYS = { DEL = true, LMOVE = true, UNLINK = true, RENAME = true, COPY = true }
 local LEFT_MS = 1000
 
@@ -89,6 +89,7 @@ end
 local redis = {
   call = watchedCall,
   error_reply = function(text) return server().error_reply(text) end,
+  sha1hex = function(text) return server().sha1hex(text) end,
   pcall = function(...)
     local is_fine, reply = pcall(watchedCall, ...)
     if is_fine or type(reply) == "table" then return reply end

@@ -39,7 +39,7 @@ _WRITERS = (
     r"batches\.release|arrivals\.(?:wake|close)|jobs\.(?:delete|insert|remove|removeAny)|"
     r"lanes\.(?:release|place|enter|dropHolder|saveHolders|giveBack|putOff|wake|wakeWhenDue)|"
     r"groups\.(?:onSettled|settle|turn|emit)|deduplication\.(?:release|forget)|"
-    r"parents\.(?:childCompleted|childFailed|release|unlink)|dropHolder|saveHolders"
+    r"parents\.(?:childEnded|release|unlink)|dropHolder|saveHolders"
 )
 _STATEMENT = re.compile(rf"^(?P<indent> *)(?P<call>(?:{_WRITERS})\()", re.MULTILINE)
 _OPPOSITES = {

@@ -15,6 +15,10 @@ from toril.cli.values import refuse_given
 from toril.client.connection import Connection
 from toril.doctor import Finding, Report, Severity, codes, examine
 from toril.doctor.libraries import remove_unused_libraries
+from toril.doctor.parcels import offer_refused
+from toril.doctor.presence import find_queues
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.wording import counted
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
@@ -38,7 +42,9 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
     show_default=True,
     help="Skip the audit if there are more keys.",
 )
-@click.option("--fix", is_flag=True, help="Remove function libraries that no program uses.")
+@click.option(
+    "--fix", is_flag=True, help="Remove unused function libraries, and offer refused parcels again."
+)
 @click.option("--explain", metavar="CODE", help="Explain a code, such as D201, and exit.")
 @with_server
 def doctor(
@@ -98,6 +104,11 @@ async def _fix(server: Server) -> None:
         for name in await remove_unused_libraries(connection):
             if not server.as_json:
                 echo(f"removed the library {name}")
+        reader = await ConnectionReader.open(connection)
+        names, _ = await find_queues(reader, server.prefix)
+        offered = await offer_refused(connection, server.prefix, names)
+        if offered and not server.as_json:
+            echo(f"offered {counted(offered, 'refused parcel')} again; workers deliver them")
     finally:
         await connection.close()
 

@@ -28,12 +28,17 @@ from toril.client.sockets import (
     news_of_primary,
 )
 from toril.client.transport import SOCKET_TIMEOUT_S, ServerTransport
-from toril.errors import InvalidOptionError, ServerRefusalError
+from toril.errors import (
+    InvalidOptionError,
+    ServerRefusalError,
+    ServerUnusableError,
+    TorilError,
+)
 from toril.logs import get_logger, warn_once
-from toril.protocol import address
+from toril.protocol import address, parceling
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
-from toril.protocol.keys import Keys, check_one_slot
+from toril.protocol.keys import Keys, check_one_slot, check_slot_of_each, keys_at
 from toril.protocol.sending import Dialect, Sending, longest_block_ms
 from toril.protocol.slots import Node, cluster_mode
 
@@ -87,7 +92,11 @@ class Connection:
         self._blocking_margin_s = blocking_margin_s
         self._has_written = False
         self._dialect = Dialect()
+        self._dialect.is_spread = self._transport.is_cluster
         self._has_told = False
+        self.on_parcels: Callable[[str], None] | None = None
+        """Who is told of a queue whose calls left parcels; without one, whoever made the call
+        carries them before it is told the answer."""
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -102,7 +111,12 @@ class Connection:
         return self._transport.is_cluster
 
     def check_slots(self, *queues: Keys) -> None:
-        """On a cluster, refuse queues whose keys do not share a slot."""
+        """On a cluster, refuse a queue whose own keys do not share a slot."""
+        if self._transport.is_cluster:
+            check_slot_of_each(*queues)
+
+    def check_one_slot(self, *queues: Keys) -> None:
+        """On a cluster, refuse queues that do not share a slot."""
         if self._transport.is_cluster:
             check_one_slot(*queues)
 
@@ -133,6 +147,9 @@ class Connection:
         finally:
             sending.end()
         self._has_written = self._has_written or command.writes
+        reply = sending.opened(reply)
+        if sending.has_parcels:
+            await self._see_off(command.keys[0])
         return command.parse(reply)
 
     # unasync: off
@@ -146,7 +163,17 @@ class Connection:
         if not self._has_written:
             return False
         sending = Sending(command, dialect=self._dialect)
-        return self._transport.post(sending, self._reply_timeout_s, answered)
+        if self.on_parcels is None or not self._dialect.is_spread:
+            return self._transport.post(sending, self._reply_timeout_s, answered)
+        hear = self.on_parcels
+
+        def opened(reply: Any) -> None:
+            reply = sending.opened(reply)
+            if sending.has_parcels:
+                hear(command.keys[0])
+            answered(reply)
+
+        return self._transport.post(sending, self._reply_timeout_s, opened)
 
     # unasync: on
     async def run_all(
@@ -235,10 +262,34 @@ class Connection:
         timeout_s = self._timeout_s(longest_block_ms(commands))
         sendings = [Sending(command, flights, self._dialect) for command in commands]
         try:
-            return await self._exchange_sendings(sendings, timeout_s, at_once)
+            answers = await self._exchange_sendings(sendings, timeout_s, at_once)
         finally:
             for sending in sendings:
                 sending.end()
+        if self._dialect.is_spread:
+            for base in {sending.command.keys[0] for sending in sendings if sending.has_parcels}:
+                await self._see_off(base)
+        return answers
+
+    async def _see_off(self, base: str) -> None:
+        """Have the parcels carried that a call of this queue left.
+
+        The call itself is done, so nothing that happens here is its failure: what is left is
+        carried by the workers of the queue.
+        """
+        if self.on_parcels is not None:
+            self.on_parcels(base)
+            return
+        try:
+            carried = await self.follow(parceling.carry(keys_at(base)))
+        except ServerUnusableError as error:
+            # A producer may have no right to carry.
+            warn_once("parcels of %s have to wait for a worker: %s", base, str(error))
+        except TorilError as error:
+            logger.warning("parcels of %s have to wait for a worker: %s", base, error)
+        else:
+            if carried.error is not None:
+                logger.warning("parcels of %s have to wait for a worker: %s", base, carried.error)
 
     async def _exchange_sendings(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
@@ -322,6 +373,7 @@ class Connection:
             str(self._where),
         )
         self._transport = _open_cluster(self._where, self._make, {(host, port): node})
+        self._dialect.is_spread = True
         return True
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:

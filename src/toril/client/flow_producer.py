@@ -89,7 +89,8 @@ class FlowProducer(GroupProducer):
             place = placing.of_flow_job
         nodes = flows.prepare(roots, self.prefix, new_job_id, place=place)
         self._connection.check_slots(*flows.queues_of(roots, nodes))
-        answers = await self._connection.run(flows.add(nodes, self._replicas))
+        home = flows.home_of(roots, nodes)
+        answers = await self._connection.run(flows.add(nodes, self._replicas, home))
         jobs = [
             None if added is None else _as_added(node, added)
             for node, added in zip(nodes, answers, strict=True)

@@ -62,7 +62,6 @@ class PartitionedAdder(Adder):
 
     def __init__(self, whole: PartitionedQueue) -> None:
         self._whole = whole
-        self.send = self._send
 
     def prepare(self, job: NewJob, suffix: str = "") -> Placed:
         whole = self._whole
@@ -74,7 +73,7 @@ class PartitionedAdder(Adder):
         ready = self._whole._parts[number].adder.prepare(job, f"-{number}")
         return Placed(ready.id, ready.entry, ready.data, ready.opts, number=number, job=job)
 
-    async def _send(self, job: Prepared) -> Added:
+    async def send(self, job: Prepared) -> Added:
         assert isinstance(job, Placed)
         await self._whole._agree(writes=True)
         if self._whole._earlier:
@@ -311,7 +310,7 @@ class PartitionedQueue(Queue):
 
     async def get_job_counts(self, *states: str) -> dict[str, int]:
         await self._agree()
-        wanted = reading.check_states(states)
+        wanted = reading.check_states(states, beside=reading.IN_TRANSIT)
         return partitioning.add_up(await self._counts(wanted))
 
     async def _counts(self, states: Iterable[str]) -> list[dict[str, int]]:

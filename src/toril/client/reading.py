@@ -59,8 +59,12 @@ class QueueReading:
         }
 
     async def get_job_counts(self, *states: str) -> dict[str, int]:
-        """How many jobs are in each of these states, or in each there is, at one moment."""
-        return await self._connection.run(reading.counts(self.keys, reading.check_states(states)))
+        """How many jobs are in each of these states, or in each there is, at one moment.
+
+        Jobs on their way to another slot of a cluster are counted if asked for: ``"in_transit"``.
+        """
+        wanted = reading.check_states(states, beside=reading.IN_TRANSIT)
+        return await self._connection.run(reading.counts(self.keys, wanted))
 
     async def get_counts_per_priority(self, priorities: Iterable[int]) -> dict[int, int]:
         """How many jobs wait with each of these priorities; 0 stands for jobs without one."""

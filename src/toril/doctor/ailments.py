@@ -399,6 +399,21 @@ JOBS_BESIDE_PARTITIONS = Ailment(
     'Run a Worker("{queue}") without partitions until it is empty, and find out who adds there.',
 )
 
+PARCELS_WAIT = Ailment(
+    "D236",
+    WARNING,
+    "{parcels} for queues in other slots not delivered, the oldest for {age}",
+    "What they carry has not arrived: dead letters, replayed jobs, the ends of children.",
+    "Run a worker of this queue, and see that every node of the cluster answers.",
+)
+PARCELS_REFUSED = Ailment(
+    "D237",
+    ERROR,
+    "{parcels} refused by their target: {why}",
+    "Nobody delivers them any more, and the jobs in them are in no queue.",
+    "Correct the cause; then toril doctor --fix lets workers deliver them again.",
+)
+
 # ---------------------------------------------------------------------------- workers
 
 NOT_IDEMPOTENT = Ailment(

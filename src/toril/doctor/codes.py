@@ -446,6 +446,27 @@ CODES: dict[str, Code] = {
             "Find out who adds there: a producer without `partitions=`, a flow or a group.",
         ),
     ),
+    "D236": Code(
+        "Parcels wait to be delivered",
+        "What queues have for queues in other slots of a cluster, for more than a minute.",
+        "What they carry has not arrived: dead letters, replayed jobs, the ends of children.",
+        (
+            "Run a worker of the queue: each of them looks for parcels every five seconds.",
+            "See that every node of the cluster answers: `toril doctor` reports those that do not.",
+            "See which job it is: `toril job ID --queue QUEUE` says `in_transit`.",
+        ),
+    ),
+    "D237": Code(
+        "Parcels were refused",
+        "Parcels that their target does not take: a key there holds a value of another kind, its "
+        "name has no hash tag, its workers are older than this version, or it did not answer for "
+        "23 hours.",
+        "Nobody delivers them any more, and the jobs in them are in no queue.",
+        (
+            "Correct the cause that the doctor names.",
+            "Run `toril doctor --fix`: workers then deliver them again.",
+        ),
+    ),
     "D301": Code(
         "A handler is not marked as idempotent",
         "The handlers of the workers that you named.",

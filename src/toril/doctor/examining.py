@@ -12,6 +12,7 @@ from toril.doctor.configuration import check_configuration, check_relays, sort_o
 from toril.doctor.finding import Finding, Report
 from toril.doctor.heat import examine_heat
 from toril.doctor.libraries import examine_libraries
+from toril.doctor.parcels import examine_parcels
 from toril.doctor.partitions import examine_partitions
 from toril.doctor.presence import check_elsewhere, check_named, find_queues
 from toril.doctor.queue_facts import longest_options, read_queues
@@ -56,6 +57,7 @@ async def examine(
         facts, unread = await read_queues(own, reader, prefix, names)
         findings += [*unread, *check_queues(facts)]
         findings += await examine_partitions(own, prefix, names)
+        findings += await examine_parcels(own, reader, prefix, names)
         findings += await examine_heat(own, reader, prefix, names)
         in_use = {queue.name: longest_options(queue) for queue in facts}
         findings += check_configuration(parts, in_use)

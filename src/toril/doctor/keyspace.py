@@ -12,6 +12,7 @@ Part of the doctor, and run after every test that writes under a prefix. The rul
     K8  the event stream is bounded; limiter and sweep mutex expire
     K9  schedulers, groups: the index and the records name each other
     K11 lanes: jobs and lanes name each other, and every lane is where it belongs
+    K12 parcels: what is in transit has one, and each is due or refused
     K10 when jobs wait and nobody runs any, a marker is there to wake a worker (only on request)
 """
 
@@ -73,6 +74,9 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"toril:dashboard-log", "stream", "expiring"),
     (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
     (r"toril:partitions", "string", "own"),
+    (r"toril:(parcels|in-transit|refused)", "hash", "parcels"),
+    (r"toril:parcels-due", "zset", "parcels"),
+    (r"toril:received", "zset", "expiring"),
     (r"toril:.+", "*", "own"),
     (r"(?P<id>.+):lock", "string", "lock"),
     (r"(?P<id>.+):logs", "list", "job part"),
@@ -126,6 +130,7 @@ async def audit(reader: Reader, prefix: str, *, expects_marker: bool = False) ->
             _bounds(queue),
             _schedulers(queue),
             _groups(queue),
+            _parcels(queue),
             lane_keys.problems(queue.base, queue.values, queue.jobs),
         ]
         if expects_marker:
@@ -244,12 +249,15 @@ def _deduplication(queue: QueueKeys) -> Iterator[str]:
 
 def _families(queue: QueueKeys, queues: dict[str, QueueKeys]) -> Iterator[str]:
     waiting = set(queue.containers.get("waiting-children", ()))
+    in_transit = queue.values.get("toril:in-transit", {})
     for job_id in queue.jobs:
         children = queue.values.get(f"{job_id}:dependencies", ())
         if job_id in waiting and not children:
             yield f"K7: job {job_id!r} of {queue.base} waits for children and has none"
         for child_key in children:
             child = _find_job(child_key, queues)
+            if child is None and child_key in in_transit:
+                continue
             if child is None:
                 yield f"K7: job {job_id!r} of {queue.base} depends on {child_key!r}, which is gone"
             elif child.get("parentKey") != f"{queue.base}:{job_id}":
@@ -295,6 +303,18 @@ def _groups(queue: QueueKeys) -> Iterator[str]:
             actual = sum(value == status for value in members.values())
             if counted != actual:
                 yield f"K9: group {group_id!r} counts {counted} {status} jobs and has {actual}"
+
+
+def _parcels(queue: QueueKeys) -> Iterator[str]:
+    parcels = set(queue.values.get("toril:parcels", ()))
+    due, refused = (
+        set(queue.values.get(f"toril:{name}", ())) for name in ("parcels-due", "refused")
+    )
+    for parcel in parcels ^ (due | refused):
+        yield f"K12: parcel {parcel!r} of {queue.base} is missing, or neither due nor refused"
+    for job_id, parcel in queue.values.get("toril:in-transit", {}).items():
+        if parcel not in parcels:
+            yield f"K12: job {job_id!r} of {queue.base} is in transit and has no parcel"
 
 
 def _marker(queue: QueueKeys) -> Iterator[str]:

@@ -4,11 +4,14 @@
 --- function that made it.
 local memory
 
---- A call as the server runs it: with its arguments unpacked, and nothing remembered.
+--- A call as the server runs it: with its arguments unpacked, and nothing remembered. On a cluster
+--- (`spread`) a call may leave parcels for other slots at its first key; its reply then says so.
 local function serve(call)
   return function(KEYS, ARGV)
     local a = cmsgpack.unpack(ARGV[1])
-    memory = { lanes = {}, skew_ms = a.skew_ms or 0 }
-    return call(KEYS, a, ARGV)
+    memory = { lanes = {}, skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1] }
+    local reply = call(KEYS, a, ARGV)
+    if memory.has_parcels then return { "toril:parcels", reply } end
+    return reply
   end
 end

@@ -85,6 +85,8 @@ class Start(msgspec.Struct, frozen=True):
 
     queues: list[Keys]
     command: Command[bool]
+    is_in_one_slot: bool = True
+    """Must a cluster keep these queues in one slot?"""
 
 
 def kind_of(row: OutboxRow) -> str | None:
@@ -142,7 +144,8 @@ def _until_replicated(start: Start, row: OutboxRow, replicas: Replicas | None) -
     def tell(was_there: bool, short: Short) -> bool:
         raise short([row.id])
 
-    return Start(start.queues, replicated(start.command, replicas, tell))
+    command = replicated(start.command, replicas, tell)
+    return msgspec.structs.replace(start, command=command)
 
 
 # ---------------------------------------------------------------------------- groups
@@ -254,8 +257,9 @@ def _start_flow(
     ids = iter([root_id])
     new_id = lambda: next(ids, None) or new_job_id()  # noqa: E731
     nodes = flows.prepare([flow], prefix, new_id, once_ms=once_ms, place=place)
-    command = flows.add(nodes)
-    return Start(flows.queues_of([flow], nodes), _told(command, _is_there))
+    command = flows.add(nodes, home=flows.home_of([flow], nodes))
+    queues = flows.queues_of([flow], nodes)
+    return Start(queues, _told(command, _is_there), is_in_one_slot=False)
 
 
 def _is_there(added: list[Any]) -> bool:

@@ -83,12 +83,13 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         resent: bool = False,
         way: Way = Way.FUNCTION,
         number: dict[str, Any] | None = None,
+        is_spread: bool = False,
     ) -> tuple[Word, ...]:
-        """The words to send."""
+        """The words to send; ``is_spread`` to a cluster."""
         if self.script is None:
             return self.words
         begin = _begin(self.script, way)
-        args = self._packed_args(resent, number)
+        args = self._packed_args(resent, number, is_spread)
         return (*begin, len(self.keys), *self.keys, args, *self.payloads)
 
     def packed(
@@ -97,19 +98,23 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         resent: bool = False,
         way: Way = Way.FUNCTION,
         number: dict[str, Any] | None = None,
+        is_spread: bool = False,
     ) -> bytes:
         """The same request as bytes."""
         if self.script is None or way is Way.SOURCE or self.packed_keys is None:
-            return pack_words(self.request(resent=resent, way=way, number=number))
-        args = self._packed_args(resent, number)
+            words = self.request(resent=resent, way=way, number=number, is_spread=is_spread)
+            return pack_words(words)
+        args = self._packed_args(resent, number, is_spread)
         return pack_call(_begin(self.script, way), self.packed_keys, (args, *self.payloads))
 
-    def _packed_args(self, resent: bool, number: dict[str, Any] | None) -> bytes:
+    def _packed_args(self, resent: bool, number: dict[str, Any] | None, is_spread: bool) -> bytes:
         args = self.args
         if number is not None:
             args = args | number
         elif resent and self.resend is Resend.MARKED:
             args = {**args, "resend": True}
+        if is_spread:
+            args = {**args, "spread": True}
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
         return pack(args)

@@ -38,6 +38,16 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: Collection[str]) -
     match facts.get("state"):
         case None:
             return f"does not exist in queue {queue!r}"
+        case "in_transit" if "refused" in facts:
+            return (
+                f"was to go to {facts.get('target')!r}, which does not take it: {facts['refused']};"
+                f" correct that and run toril doctor --fix"
+            )
+        case "in_transit":
+            return (
+                f"is on its way to {facts.get('target')!r} in another slot of the cluster; a worker"
+                f" of queue {queue!r} delivers it when the node there answers"
+            )
         case "completed":
             return "has completed"
         case "failed":

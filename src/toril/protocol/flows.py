@@ -150,12 +150,20 @@ def queues_of(roots: Sequence[FlowJob], nodes: Sequence[PreparedNode]) -> list[K
     return list(queues.values())
 
 
+def home_of(roots: Sequence[FlowJob], nodes: Sequence[PreparedNode]) -> Keys:
+    """The queue in whose slot a flow begins: that of the parent if the first root has one."""
+    if roots[0].parent is None:
+        return nodes[0].keys
+    return adding.parent_of(roots[0], nodes[0].keys.prefix)[0]
+
+
 def add(
-    nodes: Sequence[PreparedNode], replicas: Replicas | None = None
+    nodes: Sequence[PreparedNode], replicas: Replicas | None = None, home: Keys | None = None
 ) -> Command[list[Added | None]]:
     """Add the prepared trees, all or nothing.
 
-    None stands for a job that was left out, because the one above it exists already.
+    None stands for a job that was left out, because the one above it exists already.  On a cluster
+    all or nothing holds for what is in the slot of ``home``; the rest is sent to other slots then.
     """
     bases = {node.keys.base: node.keys for node in nodes}
     places = {base: index for index, base in enumerate(bases, 1)}
@@ -176,7 +184,7 @@ def add(
 
     command = script(
         "addFlow",
-        nodes[0].keys,
+        home or nodes[0].keys,
         {"queues": list(bases), "nodes": entries},
         parse,
         payloads=payloads,

@@ -43,6 +43,8 @@ class Glance(msgspec.Struct, frozen=True, kw_only=True):
     """How many events there ever were."""
     events: list[Event]
     """The oldest first."""
+    in_transit: int = 0
+    """How many jobs are on their way to another slot of a cluster."""
 
     @property
     def total(self) -> int:
@@ -57,7 +59,7 @@ def together(parts: Sequence[Glance]) -> Glance:
         return parts[0]
     counted = (
         *("waiting", "active", "prioritized", "delayed", "waiting_children", "completed"),
-        *("failed", "lanes", "groups", "events_added"),
+        *("failed", "lanes", "groups", "events_added", "in_transit"),
     )
     events = sorted((event for part in parts for event in part.events), key=_moment)
     return Glance(
@@ -119,7 +121,8 @@ def look(keys: Keys, *, after: str = BEGINNING, most: int = 200) -> Command[Glan
 
     def parse(reply: list[Any]) -> Glance:
         wait, paused, active, prioritized, delayed, children, completed, failed = reply[:8]
-        lanes_waiting, lanes_delayed, lane_count, group_count, is_paused, added, log = reply[8:]
+        lanes_waiting, lanes_delayed, lane_count, group_count, in_transit, *rest = reply[8:]
+        is_paused, added, log = rest
         return Glance(
             waiting=wait + paused + lanes_waiting,
             active=active,
@@ -130,6 +133,7 @@ def look(keys: Keys, *, after: str = BEGINNING, most: int = 200) -> Command[Glan
             failed=failed,
             lanes=lane_count,
             groups=group_count,
+            in_transit=in_transit,
             is_paused=is_paused == 1,
             events_added=added,
             events=[events.decode(entry_id, fields) for entry_id, fields in reversed(log)],

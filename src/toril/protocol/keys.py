@@ -42,7 +42,9 @@ LANE_KEYS = frozenset(
 )
 """The fixed keys of a queue's lanes; ``keys.lanes_waiting`` is ``prefix:queue:lanes:waiting``."""
 
-OWN_KEYS = frozenset({"replies"})
+OWN_KEYS = frozenset(
+    {"replies", "parcels", "parcels_due", "in_transit", "refused", "received"},
+)
 """The fixed keys that only Toril knows; ``keys.replies`` is ``prefix:queue:toril:replies``."""
 
 RESERVED_IDS = QUEUE_KEYS | {
@@ -93,7 +95,7 @@ class Keys:
         if name.startswith("lanes_") and name[6:] in LANE_KEYS:
             return f"{self.base}:lanes:{name[6:]}"
         if name in OWN_KEYS:
-            return self.own(name)
+            return self.own(name.replace("_", "-"))
         suffix = name.replace("_", "-")
         if suffix not in QUEUE_KEYS:
             raise AttributeError(f"a queue has no key {suffix!r}")
@@ -215,6 +217,12 @@ def check_scheduler_id(scheduler_id: str) -> None:
         )
 
 
+def keys_at(base: str) -> Keys:
+    """The keys of the queue whose qualified name is ``base``."""
+    prefix, name, _ = split_job_key(f"{base}:-")
+    return Keys(prefix, name)
+
+
 def split_job_key(key: str, prefix: str | None = None) -> tuple[str, str, str]:
     """The prefix, the queue's name and the job's id in the full key of a job.
 
@@ -248,8 +256,17 @@ def slot(key: str) -> int:
     return crc_hqx((hash_tag(key) or key).encode("utf-8", "surrogateescape"), 0) % 16384
 
 
-def check_one_slot(*queues: Keys) -> None:
-    """Refuse queues whose keys a cluster would spread over several nodes."""
+def is_away(queue: Keys, other: Keys) -> bool:
+    """Would a cluster keep the two queues in different slots?
+
+    Without hash tags they are on no cluster.
+    """
+    tags = hash_tag(queue.base), hash_tag(other.base)
+    return None not in tags and slot(queue.base) != slot(other.base)
+
+
+def check_slot_of_each(*queues: Keys) -> None:
+    """Refuse a queue whose keys a cluster would spread over several nodes."""
     for queue in queues:
         if slot(queue.wait) != slot(queue.active):
             raise CrossSlotError(
@@ -257,6 +274,11 @@ def check_one_slot(*queues: Keys) -> None:
                 f"hash tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
                 f"'{{{queue.name}}}'"
             )
+
+
+def check_one_slot(*queues: Keys) -> None:
+    """Refuse queues that a cluster would spread over several nodes."""
+    check_slot_of_each(*queues)
     slots = {slot(queue.wait): queue for queue in queues}
     if len(slots) > 1:
         names = ", ".join(repr(queue.name) for queue in slots.values())

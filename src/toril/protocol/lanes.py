@@ -14,7 +14,7 @@ from toril.options import RateLimit, check_lane, whole
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import fields_of
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, is_away
 from toril.protocol.reading import IDS_PER_READ, bounds, ids_in_lanes
 
 SLICE = 200
@@ -229,31 +229,19 @@ def divert(keys: Keys) -> Plan[int]:
 
 
 def _divert(keys: Keys, lane: str, dead: Keys, skip: int) -> Command[Any]:
-    return script(
-        "divertLane",
-        keys,
-        {
-            "lane": lane,
-            "source": keys.name,
-            "dead_letters": dead.name,
-            "slice": DIVERT_SLICE,
-            "bytes": DIVERTED_BYTES,
-            "skip": skip,
-        },
-        tuple,
-        extra={
-            "repeat": keys.repeat,
-            "dead_base": dead.base,
-            "dead_wait": dead.wait,
-            "dead_paused": dead.paused,
-            "dead_active": dead.active,
-            "dead_marker": dead.marker,
-            "dead_meta": dead.meta,
-            "dead_id": dead.id,
-            "dead_events": dead.events,
-        },
-        resend=Resend.SAME,
-    )
+    args = {
+        "lane": lane,
+        "source": keys.name,
+        "dead_letters": dead.name,
+        "slice": DIVERT_SLICE,
+        "bytes": DIVERTED_BYTES,
+        "skip": skip,
+    }
+    away = is_away(keys, dead)
+    if away:
+        args["away"] = dead.base
+    beside = None if away else dead
+    return script("divertLane", keys, args, tuple, beside=beside, resend=Resend.SAME)
 
 
 def _parse_diverting(reply: Any) -> list[tuple[str, str]]:

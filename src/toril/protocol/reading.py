@@ -36,6 +36,9 @@ _CONTAINERS: dict[str, tuple[str, ...]] = {
 STATES = tuple(_CONTAINERS)
 """Where a job can be, in the order in which counts are given."""
 
+IN_TRANSIT = "in_transit"
+"""The state of a job that is on its way to a queue in another slot; counted only if asked for."""
+
 UNFINISHED = ("waiting", "active", "prioritized", "delayed")
 """The states of a queue that is not empty yet."""
 
@@ -65,13 +68,13 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     """Everything that the server tells of its connection."""
 
 
-def check_states(states: Iterable[str]) -> tuple[str, ...]:
-    """The requested states, each once; all if none is named."""
+def check_states(states: Iterable[str], *, beside: str | None = None) -> tuple[str, ...]:
+    """The requested states, each once; all if none is named. ``beside`` may be requested too."""
     if isinstance(states, str):
         states = (states,)
     wanted = tuple(dict.fromkeys(str(state).replace("-", "_") for state in states))
     for state in wanted:
-        if state not in _CONTAINERS:
+        if state not in _CONTAINERS and state != beside:
             raise InvalidOptionError(
                 f"{state!r} is not a state of a job; the states are {', '.join(STATES)}"
             )
@@ -104,10 +107,18 @@ def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
     """How many jobs are in each state, all at the same moment."""
 
     def parse(reply: list[int]) -> dict[str, int]:
-        lengths = dict(zip((*_LISTS, *_SORTED_SETS, *_LANE_SETS), reply, strict=True))
-        return {state: sum(lengths[name] for name in _CONTAINERS[state]) for state in states}
+        lengths = dict(zip(names, reply, strict=True))
+        return {
+            state: sum(lengths[name] for name in _CONTAINERS.get(state, (state,)))
+            for state in states
+        }
 
-    return script("count", keys, {}, parse, resend=Resend.SAME)
+    names: tuple[str, ...] = (*_LISTS, *_SORTED_SETS, *_LANE_SETS)
+    args = {}
+    if IN_TRANSIT in states:
+        names = (*names, IN_TRANSIT)
+        args["in_transit"] = True
+    return script("count", keys, args, parse, resend=Resend.SAME)
 
 
 def locate(keys: Keys, job_id: str) -> Command[Whereabouts | None]:

@@ -135,9 +135,9 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
             )
         case Refusal.WRONG_GROUP_STATE:
             return InvalidGroupStateError(
-                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
-                f" being undone, so running it again could not be undone; pass force=True"
-                f" (--force) to replay it all the same"
+                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over,"
+                f" being undone, or in another slot of the cluster, so running it again could not"
+                f" be undone; pass force=True (--force) to replay it all the same"
             )
     return not_found(letter_id, queue)
 
@@ -150,21 +150,15 @@ def replay_slice(
     options: ReplayOptions = _AS_IT_WAS,
     *,
     run: Run,
-    tag: str | None = None,
     asks: bool = False,
 ) -> Command[Slice]:
-    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``.
-
-    With a ``tag`` those stay that came from a queue of another slot.
-    """
+    """Replay up to as many letters as there are new ``ids``, or name them if it ``asks``."""
     args = walk_args(walk, wanted, run)
     args.update(options.args())
     args["limit"] = len(ids)
     args["bytes"] = REPLAYED_BYTES_PER_SLICE
     args["ids"] = list(ids)
     args["prefix"] = keys.prefix
-    if tag is not None:
-        args["tag"] = tag
     if options.target is not None:
         args["to"] = options.target.name
     if asks:

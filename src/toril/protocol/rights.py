@@ -22,6 +22,7 @@ _WORK = (
     *("addLog", "clearLogs", "reconcileGroups", "dueGroups", "recoverLanes", "divertLane"),
     *("beginOnce", "endOnce", "abandonOnce"),
 )
+_CARRY = ("fetchParcels", "deliverParcels", "collectParcels")
 _CONNECT = ("auth", "hello", "select", "ping", "client|setname", "client|setinfo", "cluster|slots")
 _CALL = ("fcall", "fcall_ro", "function|load", "time", "wait")
 _READ = (
@@ -41,8 +42,10 @@ _COMMANDS = frozenset(
             "HDEL",
             "HEXISTS",
             "HGET",
+            "HRANDFIELD",
             "HGETALL",
             "HINCRBY",
+            "HLEN",
             "HMGET",
         ),
         *(
@@ -85,7 +88,7 @@ ROLES = {
     ),
     "worker": Role(
         "runs jobs, and adds what its handlers add",
-        (*_ADD, *_LOOK, *_WORK),
+        (*_ADD, *_LOOK, *_WORK, *_CARRY),
         (*_CONNECT, *_CALL, *_READ, "bzpopmin", "blpop", "info"),
     ),
     "operator": Role(

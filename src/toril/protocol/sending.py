@@ -33,6 +33,9 @@ ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Before a request to a node that is just being given its slot."""
 
 
+PARCELS = b"toril:parcels"
+"""What the reply of a call begins with that left parcels for other slots."""
+
 MOST_LOADS = 32
 """How often a call has the library loaded before it goes as a script: once for every node that it
 is sent to, and whenever somebody flushes it in between."""
@@ -41,10 +44,12 @@ is sent to, and whenever somebody flushes it in between."""
 class Dialect:
     """What a server has shown of itself, as far as it concerns how calls are sent."""
 
-    __slots__ = ("has_functions",)
+    __slots__ = ("has_functions", "is_spread")
 
     def __init__(self) -> None:
         self.has_functions = True
+        self.is_spread = False
+        """Is it a cluster? Then calls may leave parcels for other slots (``parceling.py``)."""
 
 
 class Sending:
@@ -57,7 +62,7 @@ class Sending:
 
     __slots__ = (
         *("_dialect", "_first_left_s", "_flight", "_flights", "_loads", "_number", "_resent"),
-        *("_way", "command", "was_sent"),
+        *("_way", "command", "has_parcels", "was_sent"),
     )
 
     def __init__(
@@ -68,6 +73,8 @@ class Sending:
     ) -> None:
         self.command = command
         self.was_sent = False
+        self.has_parcels = False
+        """Did the call leave something for other slots, which somebody has to carry there?"""
         self._resent = False
         self._dialect = dialect or Dialect()
         self._way = Way.FUNCTION if self._dialect.has_functions else Way.SCRIPT
@@ -81,13 +88,23 @@ class Sending:
         """The words of the next try, which leave now."""
         if self._flights is not None:
             self._take_number(self._flights, now_s)
-        return self.command.request(resent=self._resent, way=self._way, number=self._number)
+        return self.command.request(
+            resent=self._resent,
+            way=self._way,
+            number=self._number,
+            is_spread=self._dialect.is_spread,
+        )
 
     def packed(self, now_s: float) -> bytes:
         """The next try as bytes, which leave now."""
         if self._flights is not None:
             self._take_number(self._flights, now_s)
-        packed = self.command.packed(resent=self._resent, way=self._way, number=self._number)
+        packed = self.command.packed(
+            resent=self._resent,
+            way=self._way,
+            number=self._number,
+            is_spread=self._dialect.is_spread,
+        )
         replicas = self.command.replicas
         return packed if replicas is None else packed + pack_words(replicating.words(replicas))
 
@@ -112,11 +129,22 @@ class Sending:
             self._flights.give_back(self._flight)
             self._flight = self._flights = None
 
+    def opened(self, reply: Any) -> Any:
+        """The reply of the call itself; notes whether it told of parcels."""
+        if not self._dialect.is_spread or type(reply) is not list or len(reply) != 2:
+            return reply
+        if self.command.replicas is not None:
+            return [self.opened(reply[0]), reply[1]]
+        if reply[0] != PARCELS:
+            return reply
+        self.has_parcels = True
+        return reply[1]
+
     def answer(self, reply: Any) -> Any:
         """What the reply says, or the refusal that it is."""
         self.end()
         try:
-            return self.command.parse(reply)
+            return self.command.parse(self.opened(reply))
         except TorilError as refusal:
             return refusal
 

@@ -37,7 +37,7 @@ from toril.protocol.burying import BurialPolicy, Letter, SharedTrouble, letter_o
 from toril.protocol.codec import UNSET
 from toril.protocol.command import Command, Resend, pack, script
 from toril.protocol.job import StoredJob
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, is_away
 from toril.protocol.refusals import Refusal
 from toril.protocol.traces import formatted_json, quoted
 
@@ -385,6 +385,8 @@ def settle(
     if beside is not None:
         args["troubles"] = load.troubles
         args["dead_letters"] = beside.name
+        if is_away(keys, beside):
+            args["away"] = beside.base
         args["queue"] = keys.name
         if keep_letters is not None:
             args["keep_letters"] = {"count": keep_letters.count, "age": keep_letters.age_ms}
@@ -393,7 +395,7 @@ def settle(
         keys,
         args,
         _parse_reply,
-        beside=beside,
+        beside=None if "away" in args else beside,
         payloads=load.texts + load.payloads,
         resend=Resend.SAME,
     )

@@ -32,7 +32,7 @@ from toril.protocol.dead_letters import (
     again,
 )
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys, hash_tag
+from toril.protocol.keys import Keys
 from toril.protocol.removing import OnProgress
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
 from toril.protocol.replaying import Contents, ReplayFilter
@@ -256,7 +256,7 @@ class QueueDeadLetters:
                 f"queue_name={queue_name!r} is the queue of the letters itself; name another one"
             )
         target = self.keys.sibling(queue_name)
-        self._connection.check_slots(self.keys, target)
+        self._connection.check_slots(target)
         return target
 
     def _page(self, start: int, end: int, *, oldest_first: bool) -> list[Job]:
@@ -366,13 +366,10 @@ class QueueDeadLetters:
         """
         pace = Pace(rate, walk.done)
         at_once = pace.most_at_once(replaying.REPLAYS_PER_SLICE)
-        tag = hash_tag(self.keys.base) if self._connection.is_cluster else None
         while True:
             ids = [new_job_id() for _ in range(at_once)]
             asks = transform is not None
-            command = replaying.replay_slice(
-                self.keys, walk, wanted, ids, how, run=run, tag=tag, asks=asks
-            )
+            command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
             result = self._connection.run(command)
             extra = 0
             for letter_id in result.asked:
@@ -419,7 +416,7 @@ class QueueDeadLetters:
     def _replay_to(
         self, target: Keys, letter_id: str, how: ReplayOptions, contents: Contents | None
     ) -> str | None:
-        self._connection.check_slots(self.keys, target)
+        self._connection.check_slots(target)
         new_id, name = new_job_id(), target.name
         return self._connection.run(
             replaying.replay(self.keys, letter_id, new_id, name, how, contents)

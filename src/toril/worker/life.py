@@ -54,6 +54,7 @@ class Life:
             parts.sweeper.run(),
             parts.sweeper.run_diversions(),
             parts.keeper.run(),
+            parts.courier.run(),
         ):
             task = asyncio.create_task(service)
             task.add_done_callback(self._on_service_end)
@@ -193,3 +194,4 @@ class Life:
             await parts.connection.run(settling.leave(parts.keys, flights))
         except TorilError as error:
             logger.warning("keys of a worker of queue %r remain: %s", parts.keys.name, error)
+        await parts.courier.finish()

@@ -5,6 +5,7 @@ A part is given what it uses when it is made, and never learns of what is made a
     emitter  pulse  outbox  locks  fate    know nobody
     outage                                 pulse, emitter, fate
     flights  sweeper  keeper  advancer     their connection, outage or emitter
+    courier  carries parcels               its connection
     crew     runs jobs                     outbox, locks, advancer, sweeper, keeper, emitter
     lease    renews locks                  locks, crew
     pump     brings jobs                   crew, outbox, pulse, flights
@@ -33,6 +34,7 @@ from toril.sync.connection import Connection as BlockingConnection
 from toril.worker.advancer import Advancer
 from toril.worker.attempt import Performer
 from toril.worker.burial import Burial, BurialTarget
+from toril.worker.courier import Courier
 from toril.worker.crew import Crew
 from toril.worker.events import Emitter
 from toril.worker.executors import Executor, LocalExecutor
@@ -108,10 +110,14 @@ class Parts:
     def _open_connections(self) -> None:
         keys, target = self.keys, self._design.target
         self.connection = self._connect(target)
-        self.connection.check_slots(keys, *([self.burial.keys] if self.burial else []))
+        queues = [keys, *([self.burial.keys] if self.burial else [])]
+        self.connection.check_slots(*queues)
+        self.courier = Courier(self.connection, queues)
+        self.connection.on_parcels = self.courier.hear
         # The name under which BullMQ's tools list workers.
         name = connection_name(keys, self._design.options.name)
         self.blocking = Connection(target, client_name=name, patience_s=0.0)
+        self.blocking.on_parcels = self.courier.hear
 
     def _connect(self, target: Target) -> Connection:
         return Connection(target, patience_s=1.0)

@@ -491,10 +491,11 @@ async def test_logs_go_along(side):
     assert rows == ["calling the bank"]
 
 
-async def test_a_cluster_refuses_a_target_in_another_slot_at_construction(cluster):
+async def test_a_cluster_refuses_a_target_without_a_hash_tag_at_construction(cluster):
     """DLQ-27: never a CROSSSLOT when a job fails."""
     url = cluster.url.replace("redis://", "redis+cluster://", 1)
-    with pytest.raises(CrossSlotError, match="hash tag"):
-        Worker("{a}orders", refuse, connection=url, dead_letter_queue="{b}orders-dlq")
-    worker = Worker("{a}orders", refuse, connection=url, dead_letter_queue="{a}orders-dlq")
-    await worker.close()
+    with pytest.raises(CrossSlotError, match="put a hash tag into"):
+        Worker("{a}orders", refuse, connection=url, dead_letter_queue="orders-dlq")
+    for target in ("{a}orders-dlq", "{b}orders-dlq"):
+        worker = Worker("{a}orders", refuse, connection=url, dead_letter_queue=target)
+        await worker.close()

@@ -94,7 +94,10 @@ def _queue_row(watch: QueueWatch, room: Room) -> list[Shown]:
     marks = [("⏸", "yellow")] if glance and glance.is_paused else []
     if watch.needing_a_person:
         marks.append(("!", "bold red"))
-    name = Shown(shortened(watch.name, room.queue_name - 2 * len(marks)))
+    if glance and glance.in_transit:
+        marks.append((f"⇢{room.number(glance.in_transit)}", "yellow"))
+    taken = sum(1 + len(mark) for mark, _ in marks)
+    name = Shown(shortened(watch.name, room.queue_name - taken))
     for mark, style in marks:
         name.append(f" {mark}", style)
     if glance is None:

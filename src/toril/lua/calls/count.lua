@@ -2,13 +2,15 @@
   count: how many jobs are in each state, at one moment.
 
   Keys      base
-  Args      none
+  Args      in_transit bool? (count those as well that are on their way to another slot)
   Returns   the lengths of wait, paused, active, prioritized, delayed, waiting_children, completed,
-            failed, lanes_waiting, lanes_delayed
+            failed, lanes_waiting, lanes_delayed, and of those in transit if asked
   Flags     no-writes
   Cost      O(1)
 ]]
 function calls.count(KEYS, a, ARGV)
   local base = unpack(KEYS)
-  return places.counts(queues.at(base))
+  local counts = places.counts(queues.at(base))
+  if a.in_transit then counts[#counts + 1] = redis.call("HLEN", base .. ":toril:in-transit") end
+  return counts
 end

@@ -7,8 +7,8 @@
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, meta, id, events, repeat, lanes_waiting, lanes_diverting, dead_base,
             dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events
-  Args      lane str, source str (the name of this queue), dead_letters str (that of the other), slice
-            int, bytes int (of data in one slice), skip int (how many were kept by the calls before)
+  Args      lane str, source str (the name of this queue), dead_letters str (that of the other), away
+            str? (the base of the other if it is in another slot: then it has no keys here), slice int, bytes int (of data in one slice), skip int (how many were kept by the calls before)
   Returns   1 when there is more to do, else 0; how many were sent, how many were kept
   Emits     failed, deadLettered, waiting
   Keeps     I1
@@ -89,7 +89,7 @@ function calls.divertLane(KEYS, a, ARGV)
   local cause = lanes.diversionOf(queue, lane)
   if not cause then return { 0, 0, 0 } end
   local reason = "its lane was diverted: job " .. cause.job .. " failed"
-  local dead_letters = burials.open(dead_base, a.dead_letters, a.source, {}, true, {}, now)
+  local dead_letters = burials.open(dead_base or a.away, a.dead_letters, a.source, {}, true, {}, now)
   local way = { queue = queue, gate = gate, now = now, dead_letters = dead_letters, reason = reason,
     trouble = troubleOf(a, reason) }
   local sent, kept, is_cut = divertMembers(way, lane, cause.until_seq, a)

@@ -2,14 +2,16 @@
   explain: everything that decides why a job is not running.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
-            limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings
+            limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings,
+            in_transit
   Args      id str
   Returns   names and values in turn: now, state, due, lane, place (how many of the lane are before it),
             holder, holders and since when the lane takes no more, tried_at when the holder waits for its
             next attempt, lane_paused, lane_halted, limited_until, children and child, paused,
             concurrency, active, limited_ms, lock_ms until the lock ends, silent_s since it was written,
             before (how many wait in its list or set), stray when it is in the list of a paused queue
-            that is not paused; nothing when there is no such job
+            that is not paused; target of one that is on its way to another slot, and refused if that does
+            not take it; nothing when there is no such job
   Flags     no-writes
   Cost      O(jobs running), O(log n), and O(jobs waiting) up to 100,000
 ]]
@@ -118,12 +120,23 @@ local function tellWaiting(facts, queue, id, field)
   tellGate(facts, queue)
 end
 
+--- Is it on its way to another slot, or did nobody take it there?
+local function tellTransit(facts, queue, parcel)
+  if not parcel then return false end
+  tell(facts, "state", "in_transit")
+  tell(facts, "target", parcels.targetOf(queue.base, parcel))
+  tell(facts, "refused", redis.call("HGET", queue.base .. ":toril:refused", parcel))
+  return true
+end
+
 function calls.explain(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings = unpack(KEYS)
+  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, limiter, meta, job, lanes_waiting, lanes_delayed, lanes_held, lanes_later, lanes_settings, in_transit = unpack(KEYS)
   local known = hashes.read(job, "name", "x.lane", "pb", "processedOn", "failedReason")
-  if not known.name then return {} end
   local queue = queues.at(base)
   local facts = { "now", clock.stamp(clock.now()) }
+  if not known.name then
+    return tellTransit(facts, queue, redis.call("HGET", in_transit, a.id)) and facts or {}
+  end
   tell(facts, "lane", known["x.lane"] and 1)
   if not tellPlain(facts, queue, a.id, job, known) then
     tellWaiting(facts, queue, a.id, known["x.lane"])

@@ -3,8 +3,8 @@
 
   Keys      base, lanes_index, groups, meta, events
   Args      after str (the last event that was seen), most int (events at most)
-  Returns   what `count` does, then how many lanes and how many groups there are; whether the queue is
-            paused (0 or 1); how many events there ever were; the newest events after that one, the
+  Returns   what `count` does, then how many lanes and how many groups there are, and how many jobs are on
+            their way to another slot; whether the queue is paused (0 or 1); how many events there ever were; the newest events after that one, the
             newest first
   Flags     no-writes
   Cost      O(events)
@@ -23,6 +23,7 @@ function calls.glance(KEYS, a, ARGV)
   local found = places.counts(queues.at(base))
   found[#found + 1] = redis.call("ZCARD", lanes_index)
   found[#found + 1] = redis.call("ZCARD", groups_)
+  found[#found + 1] = redis.call("HLEN", base .. ":toril:in-transit")
   found[#found + 1] = redis.call("HEXISTS", meta, "paused")
   found[#found + 1] = eventsAdded(events)
   found[#found + 1] = redis.call("XREVRANGE", events, "+", "(" .. a.after, "COUNT", a.most)

@@ -6,18 +6,20 @@
   is in no list is "unknown", as BullMQ says: nobody will run it.
 
   Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job,
-            lanes_delayed
+            lanes_delayed, in_transit
   Args      id str
   Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
-            nothing when the job does not exist
+            nothing when the job does not exist. One that is on its way to another slot has no hash here.
   Flags     no-writes
   Cost      O(jobs running), and O(jobs waiting) up to 10,000
 ]]
 local LONG = 10000
 
 function calls.locate(KEYS, a, ARGV)
-  local wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed = unpack(KEYS)
-  if redis.call("EXISTS", job) == 0 then return {} end
+  local wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job, lanes_delayed, in_transit = unpack(KEYS)
+  if redis.call("EXISTS", job) == 0 then
+    return redis.call("HEXISTS", in_transit, a.id) == 1 and { "in_transit" } or {}
+  end
   if redis.call("ZSCORE", completed, a.id) then
     return { "completed", redis.call("HGET", job, "returnvalue") }
   end

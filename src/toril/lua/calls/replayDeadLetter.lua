@@ -17,14 +17,15 @@
             RUNNING             it is running   JobLockedError
             REPLAYED_TOO_OFTEN  it has been replayed too often   TooManyReplaysError
             ID_TAKEN            the new id is in use   RefusedError
-            WRONG_GROUP_STATE   its group is over or being undone   InvalidGroupStateError
+            WRONG_GROUP_STATE   its group is over, being undone, or in another slot   InvalidGroupStateError
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end
 ]]
 --- If this very call succeeded before and its reply got lost, the id of the job; that of a compensation
---- has a number behind it.
-local function replayedId(source_base, new_id)
+--- has a number behind it. The queue of a letter remembers itself what it sent to another slot.
+local function replayedId(queue, source_base, new_id)
+  if parcels.isAway(source_base) then return requests.wasMade(queue, new_id) and new_id or nil end
   if redis.call("EXISTS", source_base .. ":" .. new_id) == 1 then return new_id end
   local head = new_id .. "-c"
   for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
@@ -58,21 +59,23 @@ local function takeOutLetter(queue, id)
 end
 
 --- Why it cannot be replayed, or nothing; 1 when its data have to be taken apart by the client.
-local function refuse(letter, a, given_opts, source_base)
+local function refuse(queue, a, given_opts, source_base)
+  local letter = queue.base .. ":" .. a.id
   local known = hashes.read(letter, "name", "data", "x.letter", "x.data", "x.wrapped", "x.replays",
     "x.member")
   if not known.name then
-    return a.resend and replayedId(source_base, a.new_id) or refusals.MISSING
+    return a.resend and replayedId(queue, source_base, a.new_id) or refusals.MISSING
   end
   if (not given_opts or given_opts == "") and not replays.firstData(known.data,
       letters.readNote(known["x.letter"]), known["x.data"], known["x.wrapped"]) then
     return 1
   end
   if a.max_replays and (tonumber(known["x.replays"]) or 0) >= a.max_replays then return refusals.REPLAYED_TOO_OFTEN end
-  local membership = known["x.member"]
-  if membership and not a.force and groups.stateOf(membership) ~= "ACTIVE" then return refusals.WRONG_GROUP_STATE end
+  if not a.force and letters.isBarred(known["x.member"]) then return refusals.WRONG_GROUP_STATE end
   if redis.call("EXISTS", letter .. ":lock") == 1 then return refusals.RUNNING end
-  if redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then return refusals.ID_TAKEN end
+  if not parcels.isAway(source_base) and redis.call("EXISTS", source_base .. ":" .. a.new_id) == 1 then
+    return refusals.ID_TAKEN
+  end
   return a.dry_run and a.new_id or nil
 end
 
@@ -93,7 +96,7 @@ function calls.replayDeadLetter(KEYS, a, ARGV)
   local given_data = ARGV[2]
   local given_opts = ARGV[3]
   local queue = queues.at(base)
-  local refusal = refuse(base .. ":" .. a.id, a, given_opts, a.prefix .. ":" .. a.source)
+  local refusal = refuse(queue, a, given_opts, a.prefix .. ":" .. a.source)
   if refusal then return refusal end
   local place = takeOutLetter(queue, a.id)
   if not place then return refusals.RUNNING end
@@ -101,6 +104,7 @@ function calls.replayDeadLetter(KEYS, a, ARGV)
   local new_id = replays.replay(queue, a.id, a.new_id, wayOf(a, given_data, given_opts), sources,
     clock.now())
   replays.wakeSources(sources)
+  if memory.has_parcels then requests.remember(queue, new_id) end
   redis.call("HINCRBY", meta, "x.replayed", 1)
   journal.emitTrimmed(queue, gates.read(queue), "removed", "jobId", a.id, "prev", place,
     "queue", a.source, "replayedAs", new_id)

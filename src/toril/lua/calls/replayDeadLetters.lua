@@ -12,7 +12,7 @@
             bytes int (of payload in one slice), not_after int? (now when the walk begins),
             filter {name, failed_reason, fingerprint, source_queue, since, before},
             ids list of str (for the new jobs), prefix str,
-            tag str? (on a cluster, the hash tag that sources must share), keep_delay bool?, by str?,
+            keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
             of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
@@ -30,14 +30,11 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
   local sources, held, used = {}, { replays = 0, group = 0 }, 0
   local hasRoom = letters.byteBudget(a.bytes)
 
-  local function isReachable(source)
-    return not a.tag or string.match(a.prefix .. ":" .. source, "{([^}]+)}") == a.tag
-  end
-
   --- The next of the ids that no job of this queue has; nothing when all are used.
   local function findFreeId(source)
+    local is_away = parcels.isAway(a.prefix .. ":" .. source)
     for i = used + 1, #a.ids do
-      if redis.call("EXISTS", a.prefix .. ":" .. source .. ":" .. a.ids[i]) == 0 then return i end
+      if is_away or redis.call("EXISTS", a.prefix .. ":" .. source .. ":" .. a.ids[i]) == 0 then return i end
     end
     return nil
   end
@@ -48,7 +45,7 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
     if answer ~= "take" then return answer end
     local note = letters.noteOf(letter)
     local source = a.to or note and note.source
-    if not note or not isReachable(source) then return "ask" end
+    if not note or not parcels.canReach(a.prefix .. ":" .. source) then return "ask" end
     local why = letters.whyHeld(letter, a.max_replays, a.force)
     if why then
       held[why] = held[why] + 1

@@ -18,7 +18,8 @@
             take int (how many jobs may be started), token str, lock_ms int, name str?,
             limiter {max, duration}?, points int? (metrics), flight str, request int,
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
-            them), queue str? (this queue's name), keep_letters {count, age}? (in ms)
+            them), away str? (the base of that queue if it is in another slot), queue str? (this queue's
+            name), keep_letters {count, age}? (in ms)
             After the map, raw, for each trouble: the reason, the metadata, the note. Then for each
             outcome in order: `completed` the return value; `failed`, `retry` and `delayed` the reason
             and the stack traces ("" for none), and nothing for one with a trouble.
@@ -293,9 +294,13 @@ local function takeBack(work, outcome, before)
   if not dead_letters then return end
   shorten(dead_letters.moved, before.moved)
   for i = #dead_letters.ids, before.letters + 1, -1 do
-    local letter = dead_letters.prefix .. dead_letters.ids[i]
-    redis.pcall("RENAME", letter .. ":logs", work.queue.base .. ":" .. outcome.id .. ":logs")
-    redis.call("UNLINK", letter)
+    if dead_letters.away then
+      parcels.forget(work.queue.base, { dead_letters.ids[i] })
+    else
+      local letter = dead_letters.prefix .. dead_letters.ids[i]
+      redis.pcall("RENAME", letter .. ":logs", work.queue.base .. ":" .. outcome.id .. ":logs")
+      redis.call("UNLINK", letter)
+    end
     dead_letters.ids[i] = nil
   end
 end
@@ -307,7 +312,7 @@ local function untie(work, outcome, job, known, reason)
     pcall(deduplication.release, work.queue, work.gate, outcome.id, known.deduplication_id, work.now)
   end
   if known.parent_key then
-    pcall(parents.childFailed, parents.of(known.parent_key, known.parent), job, reason, work.now)
+    pcall(parents.childEnded, known.parent_key, known.parent, job, "failed", reason, work.now)
   end
   if known.group then
     pcall(groups.onSettled, known.group, job, "failed",
@@ -399,7 +404,7 @@ function calls.settle(KEYS, a, ARGV)
   end
   if a.received then noteReceived(replies, a.received) end
 
-  local work = begin(queue, a, ARGV, dead_base, now)
+  local work = begin(queue, a, ARGV, dead_base or a.away, now)
   local results = settleAll(work)
   local taken_jobs, rate_limit_ms, next_due_ms = {}, 0, 0
   if a.take > 0 then

@@ -29,7 +29,6 @@ end
 --- probably go there in this call, so that what they have in common is asked for once: has any of them
 --- logs or children?
 function burials.open(base, name, source, job_keys, has_children, troubles, now)
-  local target = queues.at(base)
   local beside = {}
   for i, job in ipairs(job_keys) do
     local n = 3 * i
@@ -38,12 +37,23 @@ function burials.open(base, name, source, job_keys, has_children, troubles, now)
   for _, trouble in ipairs(troubles) do
     trouble.plain_end = ',"deadLetteredAt":' .. clock.stamp(now) .. trouble.metadata .. "}}"
   end
-  local dead_letters = { queue = target, gate = gates.read(target), prefix = base .. ":", name = name,
-    source = source, stamp = clock.stamp(now), drawn = 0, ids = {}, moved = {}, has_more = has_children }
+  local dead_letters = { queue = queues.at(base), prefix = base .. ":", name = name, source = source,
+    stamp = clock.stamp(now), drawn = 0, ids = {}, moved = {}, has_more = has_children }
+  if parcels.isAway(base) then
+    dead_letters.away = base
+    if #beside > 0 then dead_letters.has_more = redis.call("EXISTS", unpack(beside)) > 0 or has_children end
+    return dead_letters
+  end
+  dead_letters.gate = gates.read(dead_letters.queue)
   if #job_keys > 0 then
     dead_letters.has_more = drawLetterIds(dead_letters, #job_keys, beside) or has_children
   end
   return dead_letters
+end
+
+--- The same at the queue of the letters, for those that come from other slots.
+function burials.reopen(queue)
+  return { queue = queue, gate = gates.read(queue), prefix = queue.base .. ":", ids = {} }
 end
 
 local MORE_REMOVED = 50
@@ -71,21 +81,27 @@ local function retainLetters(dead_letters, list, length, now)
   journal.emit(target, "cleaned", "count", clock.digits(#removed))
 end
 
---- Put what was written into the target's list, all at once, wake a worker there and count it.
-function burials.close(queue, dead_letters, now)
-  if not dead_letters or #dead_letters.ids == 0 then return end
+--- Put what was written into the target's list, all at once, and wake a worker there.
+function burials.arrive(dead_letters, now)
+  if #dead_letters.ids == 0 then return end
   local target, gate = dead_letters.queue, dead_letters.gate
-  if dead_letters.has_more then
-    jobs.deleteAll(dead_letters.moved)
-  elseif #dead_letters.moved > 0 then
-    redis.call("UNLINK", unpack(dead_letters.moved))
-  end
   local list = gates.readyList(target, gate)
   local length = redis.call("LPUSH", list, unpack(dead_letters.ids))
   if dead_letters.keep then retainLetters(dead_letters, list, length, now) end
   if not gate.holds_letters then redis.call("HSET", target.meta, "toril.deadLetters", 1) end
   journal.trim(target, gate)
   places.wake(target, gate)
+end
+
+--- The letters of this call are all written: their jobs go, and are counted.
+function burials.close(queue, dead_letters, now)
+  if not dead_letters or #dead_letters.ids == 0 then return end
+  if dead_letters.has_more then
+    jobs.deleteAll(dead_letters.moved)
+  elseif #dead_letters.moved > 0 then
+    redis.call("UNLINK", unpack(dead_letters.moved))
+  end
+  if not dead_letters.away then burials.arrive(dead_letters, now) end
   redis.call("HINCRBY", queue.meta, "x.deadLettered", clock.digits(#dead_letters.ids))
 end
 
@@ -130,6 +146,35 @@ local function earlierLives(replay_count, history, original)
     .. (original and ',"originalData":' .. original or "")
 end
 
+local MOST_LOGS = 1000
+
+--- Leave a letter for a queue in another slot, with the last lines of its log. Unless the job is kept it
+--- is in transit then.
+local function sendLetter(dead_letters, job, ended, letter)
+  if dead_letters.has_more then letter.logs = redis.call("LRANGE", job .. ":logs", -MOST_LOGS, -1) end -- bounded: MOST_LOGS
+  local id = parcels.send(dead_letters.away, ended.id .. ":" .. letter.stamp, { verb = "bury",
+    letter = letter, keep = dead_letters.keep }, not ended.trouble.stacktrace and ended.id or nil)
+  dead_letters.ids[#dead_letters.ids + 1] = id
+  return id
+end
+
+--- Write a letter that is here: its job is in this slot, or was.
+local function writeLetter(dead_letters, id, letter)
+  jobs.write(dead_letters.prefix .. id, { name = letter.name, more = letter.more }, letter.text,
+    '{"attempts":0}', letter.stamp, "0")
+  journal.emit(dead_letters.queue, "waiting", "jobId", id)
+end
+
+--- A letter that was sent from another slot; burials.arrive puts it into the list. Nothing is written if
+--- it is here already.
+function burials.receive(dead_letters, id, letter)
+  local key = dead_letters.prefix .. id
+  if redis.call("EXISTS", key) == 1 then return end
+  writeLetter(dead_letters, id, letter)
+  if letter.logs and #letter.logs > 0 then redis.call("RPUSH", key .. ":logs", unpack(letter.logs)) end
+  dead_letters.ids[#dead_letters.ids + 1] = id
+end
+
 --- `ended` = { id, trouble, is_raw (the data are no JSON) }, `known` is what jobs.readEnding gave.
 --- Returns the id among the dead letters.
 function burials.bury(queue, dead_letters, ended, known)
@@ -140,15 +185,16 @@ function burials.bury(queue, dead_letters, ended, known)
     .. wholeNumber(hash.timestamp) .. ',"deadLetteredAt":' .. dead_letters.stamp
     .. earlierLives(hash["x.replays"], hash["x.history"], hash["x.original"]) .. trouble.metadata .. "}"
   local text, is_wrapped = texts.splice(ended.is_raw and "null" or data, metadata)
-  local id = drawLetterId(dead_letters)
-  local letter = dead_letters.prefix .. id
   local more = writeRest({ "x.letter", writeNote(trouble, #metadata) }, ended.is_raw and data,
     is_wrapped, known.group, hash)
-  jobs.write(letter, { name = known.name, more = more }, text, '{"attempts":0}', dead_letters.stamp, "0")
+  local letter = { name = known.name, more = more, text = text, stamp = dead_letters.stamp }
+  if dead_letters.away then return sendLetter(dead_letters, job, ended, letter) end
+  local id = drawLetterId(dead_letters)
+  writeLetter(dead_letters, id, letter)
   if dead_letters.has_more and redis.call("EXISTS", job .. ":logs") == 1 then
-    redis.call(trouble.stacktrace and "COPY" or "RENAME", job .. ":logs", letter .. ":logs")
+    redis.call(trouble.stacktrace and "COPY" or "RENAME", job .. ":logs",
+      dead_letters.prefix .. id .. ":logs")
   end
-  journal.emit(dead_letters.queue, "waiting", "jobId", id)
   return id
 end
 
@@ -160,7 +206,7 @@ end
 --- have changed since the worker took the job is not read again, the letter is put together in one
 --- piece, and all of this is written out here.
 function burials.buryPlainly(queue, dead_letters, batch, i, outcome, trouble, points, now)
-  if outcome.is_special or dead_letters.has_more then return nil end
+  if outcome.is_special or dead_letters.has_more or dead_letters.away then return nil end
   local call, job = redis.call, batch.jobs[i]
   local hash = hashes.read(job, "data", "parentKey")
   local data = hash.data

@@ -10,7 +10,7 @@ local QUEUE_KEYS = { wait = "list", paused = "list", active = "list", prioritize
   ["lanes:index"] = "zset", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 
 --- Is each key of the queue itself of the kind that it should be?
-local function isSound(queue)
+function damage.isSound(queue)
   for name, kind in pairs(QUEUE_KEYS) do
     local found = redis.call("TYPE", queue.base .. ":" .. name).ok
     if found ~= "none" and found ~= kind then return false end
@@ -23,7 +23,7 @@ end
 function damage.of(queue, problem)
   local words = type(problem) == "table" and problem.err or tostring(problem)
   local code = string.match(words, "^(%u+) ")
-  if code and code ~= "ERR" and code ~= "WRONGTYPE" and code ~= "CROSSSLOT" or not isSound(queue) then
+  if code and code ~= "ERR" and code ~= "WRONGTYPE" and code ~= "CROSSSLOT" or not damage.isSound(queue) then
     error(problem, 0)
   end
   return words

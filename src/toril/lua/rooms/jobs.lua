@@ -122,7 +122,9 @@ function jobs.insert(queue, gate, job, data, opts, now)
   placeNew(queue, gate, job, timestamp, put_off)
   local key = queue.base .. ":" .. job.id
   jobs.write(key, job, data, opts, clock.stamp(timestamp), clock.digits(delay))
-  if job.parent_key then redis.call("SADD", job.parent_key .. ":dependencies", key) end
+  if job.parent_key and not parcels.isAway(job.parent_key) then
+    redis.call("SADD", job.parent_key .. ":dependencies", key)
+  end
   return announceNew(queue, gate, job, put_off)
 end
 
@@ -157,15 +159,6 @@ local function leaveLane(queue, ended, known, now)
   end
 end
 
-local function tellParent(job, ended, known, now)
-  local parent = parents.of(known.parent_key, known.parent)
-  if ended.state == "completed" then
-    parents.childCompleted(parent, job, ended.value, now)
-  else
-    parents.childFailed(parent, job, ended.value, now)
-  end
-end
-
 --- What a group needs to know of a member's last run. One that was cancelled leaves nothing behind.
 local function lastRun(job, ended, known)
   if ended.state ~= "failed" then return { started = true, is_open = false } end
@@ -187,7 +180,10 @@ local function keepOrDelete(queue, job, ended, known, attempts_made, now)
     return
   end
   if is_moved or keep and keep.count == 0 then
-    if known.parent_key then parents.unlink(job, known.parent_key, known.parent) end
+    -- A completed child is off its parent's list; in another slot that is worth no second parcel.
+    if known.parent_key and not (state == "completed" and parcels.isAway(known.parent_key)) then
+      parents.unlink(job, known.parent_key, known.parent)
+    end
     jobs.delete(job)
     return
   end
@@ -234,7 +230,9 @@ function jobs.finish(queue, gate, ended, known, points, now)
   if known.deduplication_id then
     deduplication.release(queue, gate, ended.id, known.deduplication_id, now)
   end
-  if known.parent_key then tellParent(job, ended, known, now) end
+  if known.parent_key then
+    parents.childEnded(known.parent_key, known.parent, job, ended.state, ended.value, now)
+  end
   local run = known.group and lastRun(job, ended, known)
   if ended.trouble then ended.letter_id = burials.bury(queue, ended.dead_letters, ended, known) end
   keepOrDelete(queue, job, ended, known, attempts_made, now)
@@ -278,8 +276,9 @@ function jobs.remove(queue, id, how)
   end
   local parent_key, parent_json = known.parentKey, known.parent
   if not parent_key or not parent_json then return known.name ~= false end
-  if not (how and how.is_hard) then
-    parents.unlink(job, parent_key, parent_json)
+  local is_hard = how and how.is_hard
+  if not is_hard or parcels.isAway(parent_key) then
+    parents.unlink(job, parent_key, parent_json, is_hard or nil)
     return true
   end
   if redis.call("SREM", parent_key .. ":dependencies", job) == 1 then
@@ -303,17 +302,6 @@ function jobs.removeAny(queue, id, how)
   return true
 end
 
---- A child that is to run again is pending again; its parent stays where it is.
-local function relinkToParent(job, parent_key)
-  if not parent_key or redis.call("EXISTS", parent_key) == 0 then return end
-  local was_listed = redis.call("ZREM", parent_key .. ":unsuccessful", job)
-    + redis.call("HDEL", parent_key .. ":failed", job)
-    + redis.call("HDEL", parent_key .. ":processed", job)
-  if was_listed > 0 then
-    redis.call("SADD", parent_key .. ":dependencies", job)
-  end
-end
-
 --- Let a job run again that is out of `state`, completed or failed. Returns nothing for an id
 --- without a job.
 function jobs.retry(queue, gate, id, state, resets_attempts)
@@ -329,7 +317,7 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
   if resets_attempts then
     redis.call("HDEL", job, "atm", "ats")
   end
-  relinkToParent(job, known.parentKey)
+  parents.relink(job, known.parentKey)
   if known["x.lane"] then
     lanes.enter(queue, known["x.lane"], id, laneNames.PLAIN)
   else

@@ -86,12 +86,18 @@ function letters.noteOf(letter)
   return letter.note
 end
 
---- Why a replay leaves it alone: "replays" if it came back too often, "group" if its group is over or
---- being undone; nothing if it may go.
+--- Does the job of a letter belong to a group that it cannot come back to: one that is over or being
+--- undone, or whose record is in another slot?
+function letters.isBarred(membership)
+  return membership and (parcels.isAway(membership) or groups.stateOf(membership) ~= "ACTIVE")
+end
+
+--- Why a replay leaves it alone: "replays" if it came back too often, "group" if its group does not take
+--- it; nothing if it may go.
 function letters.whyHeld(letter, max_replays, is_forced)
   local known = hashes.read(letter.key, "x.replays", "x.member")
   if max_replays and (tonumber(known["x.replays"]) or 0) >= max_replays then return "replays" end
-  return known["x.member"] and not is_forced and groups.stateOf(known["x.member"]) ~= "ACTIVE" and "group" or nil
+  return not is_forced and letters.isBarred(known["x.member"]) and "group" or nil
 end
 
 --- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not

@@ -72,9 +72,20 @@ function parents.hasNoChildrenLeft(parent)
   return redis.call("SCARD", parent.key .. ":dependencies") == 0
 end
 
+--- Leave it to the slot of a parent what is to be done with it. What `verb` does there is the function
+--- of this room with that name.
+local function sendToParent(parent_key, parent_json, child_key, verb, body)
+  body.verb, body.parent_key, body.parent, body.child = verb, parent_key, parent_json, child_key
+  return parcels.send(parents.of(parent_key, parent_json).queue.base, child_key, body)
+end
+
 --- A removed child no longer holds its parent back.
 function parents.unlink(child_key, parent_key, parent_json, silently)
   if not parent_key or not parent_json or parent_key == "" then return end
+  if parcels.isAway(parent_key) then
+    sendToParent(parent_key, parent_json, child_key, "unlink", { silently = silently })
+    return
+  end
   if redis.call("SREM", parent_key .. ":dependencies", child_key) == 0 then return end
   local parent = parents.of(parent_key, parent_json)
   if parents.hasNoChildrenLeft(parent) then
@@ -82,7 +93,7 @@ function parents.unlink(child_key, parent_key, parent_json, silently)
   end
 end
 
-function parents.childCompleted(parent, child_key, return_value, now)
+local function childCompleted(parent, child_key, return_value, now)
   if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0 then return end
   redis.call("HSET", parent.key .. ":processed", child_key, return_value)
   if parents.hasNoChildrenLeft(parent) then
@@ -108,9 +119,14 @@ local function failParent(parent, child_key, now)
   end
 end
 
-function parents.childFailed(parent, child_key, reason, now)
+--- Does the failure of a child matter to its parent?
+local function mindsFailure(flags)
+  return flags.fpof or flags.cpof or flags.idof or flags.rdof
+end
+
+local function childFailed(parent, child_key, reason, now)
   local flags = parent.flags
-  if not (flags.fpof or flags.cpof or flags.idof or flags.rdof) then return end
+  if not mindsFailure(flags) then return end
   if redis.call("SREM", parent.key .. ":dependencies", child_key) == 0 then return end
   if flags.fpof then
     failParent(parent, child_key, now)
@@ -127,10 +143,45 @@ function parents.childFailed(parent, child_key, reason, now)
   end
 end
 
---- Does the job that exists belong to another parent, who is still there?
+--- A child completed or failed, with its return value or the reason. An end that overtakes the news
+--- that the child runs again (`x.relink`) brings that news along.
+function parents.childEnded(parent_key, parent_json, child_key, state, value, now)
+  local parent = parents.of(parent_key, parent_json)
+  if parcels.isAway(parent_key) then
+    if state == "completed" or mindsFailure(parent.flags) then
+      sendToParent(parent_key, parent_json, child_key, "childEnded", { state = state, value = value,
+        relink = redis.call("HGET", child_key, "x.relink") or nil })
+    end
+  elseif state == "completed" then
+    childCompleted(parent, child_key, value, now)
+  else
+    childFailed(parent, child_key, value, now)
+  end
+end
+
+--- A child that is to run again is pending again; its parent stays where it is.
+function parents.relink(child_key, parent_key)
+  if not parent_key then return end
+  if parcels.isAway(parent_key) then
+    local id = sendToParent(parent_key, nil, child_key, "relink", {})
+    redis.call("HSET", child_key, "x.relink", id)
+    return
+  end
+  if redis.call("EXISTS", parent_key) == 0 then return end
+  local was_listed = redis.call("ZREM", parent_key .. ":unsuccessful", child_key)
+    + redis.call("HDEL", parent_key .. ":failed", child_key)
+    + redis.call("HDEL", parent_key .. ":processed", child_key)
+  if was_listed > 0 then
+    redis.call("SADD", parent_key .. ":dependencies", child_key)
+  end
+end
+
+--- Does the job that exists belong to another parent, who is still there, as far as can be seen from
+--- here?
 function parents.belongsElsewhere(queue, job)
   local known = redis.call("HGET", queue.base .. ":" .. job.id, "parentKey")
-  return known and known ~= job.parent_key and redis.call("EXISTS", known) == 1
+  return known and known ~= job.parent_key
+    and (parcels.isAway(known) or redis.call("EXISTS", known) == 1)
 end
 
 --- Tie a job that exists to the parent of the request. One that is completed counts as done; letting
@@ -138,9 +189,13 @@ end
 function parents.attachChild(queue, job)
   local key = queue.base .. ":" .. job.id
   if redis.call("ZSCORE", queue.completed, job.id) then
-    local value = redis.call("HGET", key, "returnvalue")
-    redis.call("HSET", job.parent_key .. ":processed", key, value or "null")
-  else
+    local value = redis.call("HGET", key, "returnvalue") or "null"
+    if parcels.isAway(job.parent_key) then
+      parents.childEnded(job.parent_key, job.parent, key, "completed", value)
+    else
+      redis.call("HSET", job.parent_key .. ":processed", key, value)
+    end
+  elseif not parcels.isAway(job.parent_key) then
     redis.call("SADD", job.parent_key .. ":dependencies", key)
   end
   redis.call("HSET", key, "parentKey", job.parent_key, "parent", job.parent)

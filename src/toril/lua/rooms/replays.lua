@@ -90,6 +90,12 @@ local function joinGroup(membership, base, new_id, now)
   return id, membership
 end
 
+--- Let a job in that comes back, here or from another slot.
+function replays.insert(source, job, data, opts, now)
+  arrivals.insert(source, job, data, opts, now)
+  source.count = source.count + 1
+end
+
 --- The caller ends with replays.wakeSources(sources).
 function replays.replay(dead_letters, id, new_id, how, sources, now)
   local key = dead_letters.base .. ":" .. id
@@ -104,9 +110,10 @@ function replays.replay(dead_letters, id, new_id, how, sources, now)
   letter.quoted_id = quoted_id
 
   local base = how.prefix .. ":" .. how.source
-  local source = sourceAt(sources, base)
-  local membership
-  new_id, membership = joinGroup(known["x.member"], base, new_id, now)
+  local is_away, membership = parcels.isAway(base), nil
+  if known["x.member"] and not is_away and not parcels.isAway(known["x.member"]) then
+    new_id, membership = joinGroup(known["x.member"], base, new_id, now)
+  end
   local changes = how.changes or {}
   local job = { id = new_id, group = membership, name = known.name,
     priority = changes.lane and 0 or changes.priority or how.priority or note.priority or 0,
@@ -120,8 +127,11 @@ function replays.replay(dead_letters, id, new_id, how, sources, now)
   if original then
     job.more[5], job.more[6] = "x.original", original
   end
-  arrivals.insert(source, job, data, opts, now)
-  source.count = source.count + 1
+  if is_away then
+    parcels.send(base, id, { verb = "insert", job = job, data = data, opts = opts }, id)
+  else
+    replays.insert(sourceAt(sources, base), job, data, opts, now)
+  end
   jobs.delete(key)
   return new_id
 end

@@ -1,0 +1,16 @@
+--[[
+  fetchParcels: what this queue has to tell queues of other slots and is due, for a courier to carry.
+
+  A parcel that is fetched is put off, so that another courier carries it if this one dies.
+
+  Keys      base, parcels, parcels_due, in_transit, refused
+  Args      count int, bytes int (of bodies in one slice; the first always comes)
+  Returns   list of id, target and body, and whether there are more (0 or 1)
+  Flags     allow-oom
+  Cost      O(count)
+]]
+function calls.fetchParcels(KEYS, a, ARGV)
+  local base, parcels_, parcels_due, in_transit, refused = unpack(KEYS)
+  local found, has_more = parcels.fetch(base, a.count, a.bytes, clock.now())
+  return { found, has_more and 1 or 0 }
+end

@@ -1,0 +1,107 @@
+--- What a queue does with parcels from other slots: for each verb the same function as the direct way.
+--- A parcel is delivered once, however often it comes: its id is remembered for a day.
+
+local DAY_MS, MOST_REMEMBERED, FORGOTTEN_AT_ONCE = 86400000, 1000000, 200
+
+local verbs = {}
+
+--- A job that failed for good becomes a letter here.
+function verbs.bury(round, body, id)
+  local letters_here = round.letters
+  if not letters_here then
+    letters_here = burials.reopen(round.queue, round.now)
+    round.letters = letters_here
+  end
+  letters_here.keep = body.keep
+  burials.receive(letters_here, id, body.letter)
+end
+
+--- A dead letter comes back as a job of this queue.
+function verbs.insert(round, body)
+  if redis.call("EXISTS", round.queue.base .. ":" .. body.job.id) == 1 then return end
+  round.jobs = round.jobs or arrivals.at(round.queue)
+  replays.insert(round.jobs, body.job, body.data, body.opts, round.now)
+end
+
+--- A child of a parent here ended in another slot. If it ran again before that, and the news of this was
+--- overtaken, that comes first; what is late is then known already.
+function verbs.childEnded(round, body)
+  if body.relink and not redis.call("ZSCORE", round.queue.base .. ":toril:received", body.relink) then
+    parents.relink(body.child, body.parent_key)
+    round.delivered[#round.delivered + 1] = body.relink
+  end
+  parents.childEnded(body.parent_key, body.parent, body.child, body.state, body.value, round.now)
+end
+
+function verbs.relink(_, body)
+  parents.relink(body.child, body.parent_key)
+end
+
+function verbs.unlink(_, body)
+  parents.unlink(body.child, body.parent_key, body.parent, body.silently)
+end
+
+--- A child of a parent that was removed in another slot. One that runs is left: its end finds no parent.
+function verbs.remove(round, body)
+  local refusal, is_whole = removals.remove(round.queue, body.id, true, body.slice)
+  if not refusal and not is_whole then return 1 end
+end
+
+--- A tree whose parent is in another slot, and waits for it already. While its lane is full it waits.
+function verbs.addFlow(round, body)
+  local results = flows.add(flows.homes(body.queues), body.nodes, body.words, 0, round.now)
+  if results[1] == refusals.LANE_FULL then return 1 end
+  if results[1] < 0 then return "job " .. body.nodes[results[2]].id .. " exists and has another parent" end
+end
+
+local function isKnown(queue, ids)
+  local known = {}
+  local scores = redis.call("ZMSCORE", queue.base .. ":toril:received", unpack(ids))
+  for i, id in ipairs(ids) do known[id] = scores[i] ~= false end
+  return known
+end
+
+--- Remember what was delivered, and forget what is older than a day: so much that the memory does not
+--- grow, and never more than a call may do.
+local function remember(queue, ids, now)
+  if #ids == 0 then return end
+  local received, words = queue.base .. ":toril:received", {}
+  for i, id in ipairs(ids) do words[2 * i - 1], words[2 * i] = clock.stamp(now), id end
+  redis.call("ZADD", received, unpack(words))
+  redis.call("PEXPIRE", received, DAY_MS)
+  local old = redis.call("ZRANGEBYSCORE", received, "-inf", clock.stamp(now - DAY_MS), "LIMIT", 0,
+    FORGOTTEN_AT_ONCE + #ids)
+  if #old > 0 then redis.call("ZREM", received, unpack(old)) end
+  local excess = redis.call("ZCARD", received) - MOST_REMEMBERED
+  if excess > 0 then redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids)) end
+end
+
+--- 0 for a parcel that is delivered, 1 for one that has to come again, or why it is refused.
+local function deliver(round, id, text)
+  local is_read, body = pcall(cmsgpack.unpack, text)
+  if not is_read or type(body) ~= "table" then return "it cannot be read" end
+  local verb = verbs[body.verb]
+  if not verb then return "the verb " .. tostring(body.verb) .. " is not known; update this program" end
+  local is_done, answer = pcall(verb, round, body, id)
+  if not is_done then return damage.of(round.queue, answer) end
+  return answer or 0
+end
+
+--- Deliver parcels with these ids and bodies; returns an answer for each.
+function deliveries.receive(queue, ids, bodies, now)
+  local answers = {}
+  if not damage.isSound(queue) then
+    for i in ipairs(ids) do answers[i] = "a key of its target holds a value of another kind" end
+    return answers
+  end
+  local delivered, known = {}, isKnown(queue, ids)
+  local round = { queue = queue, now = now, delivered = delivered }
+  for i, id in ipairs(ids) do
+    answers[i] = known[id] and 0 or deliver(round, id, bodies[i])
+    if answers[i] == 0 and not known[id] then delivered[#delivered + 1] = id end
+  end
+  if round.letters then burials.arrive(round.letters, now) end
+  if round.jobs then arrivals.close(round.jobs) end
+  remember(queue, delivered, now)
+  return answers
+end

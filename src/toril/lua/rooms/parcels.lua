@@ -1,0 +1,124 @@
+--- What crosses slots of a cluster. A call writes only in the slot of its first key, so what it has to
+--- tell a queue elsewhere it leaves there as a parcel, in the same step: `toril:parcels` holds them by
+--- id, and `toril:parcels-due` says when a courier may carry each of them. `toril:in-transit` names the
+--- parcel that a job has become, which is in no other place meanwhile.
+---
+--- A parcel is a head ({ target, at, transit }) and a body ({ verb, … }), packed one behind the other.
+--- Couriers take bodies as they are; rooms/deliveries.lua opens them.
+
+local PUT_OFF_MS, LONGEST_PUT_OFF_MS = 1000, 60000
+local OLDEST_MS = 82800000 -- an hour less than a target remembers what it was delivered
+
+local function tagOf(base)
+  return string.match(base, "{([^}]+)}") or base
+end
+
+--- Is the queue at `base` in another slot than the queue of this call? Two hash tags may share a slot;
+--- a parcel between them is no mistake.
+function parcels.isAway(base)
+  return memory.outbox and tagOf(base) ~= tagOf(memory.outbox)
+end
+
+--- Can anything be sent to the queue at `base`? On a cluster its keys need a hash tag.
+function parcels.canReach(base)
+  return not memory.outbox or string.find(base, "{[^}]+}") ~= nil
+end
+
+local function outboxOf(base)
+  return base .. ":toril:parcels", base .. ":toril:parcels-due", base .. ":toril:in-transit"
+end
+
+--- Leave a parcel for the queue at `target`. Its id, which is returned, follows from what happened:
+--- `what` of this queue, at this time; those of one call are in order. `transit` is the id of the job that is in no other place now.
+function parcels.send(target, what, body, transit)
+  local all, due, in_transit = outboxOf(memory.outbox)
+  local at = clock.stamp(clock.now())
+  memory.has_parcels = (memory.has_parcels or 0) + 1
+  local id = "p" .. at .. string.format("-%04d-", memory.has_parcels) .. string.sub(redis.sha1hex(
+    table.concat({ memory.outbox, target, body.verb, what }, "\n")), 1, 16)
+  local head = cmsgpack.pack({ target = target, at = clock.now(), transit = transit })
+  redis.call("HSET", all, id, #head .. ":" .. head .. cmsgpack.pack(body))
+  redis.call("ZADD", due, at, id)
+  if transit then redis.call("HSET", in_transit, transit, id) end
+  return id
+end
+
+--- A parcel's head and body; nothing for what is no parcel.
+local function open(text)
+  local size, rest = string.match(text or "", "^(%d+):()")
+  if not size then return nil end
+  local is_read, head = pcall(cmsgpack.unpack, string.sub(text, rest, rest + size - 1))
+  if not is_read or type(head) ~= "table" or not head.target then return nil end
+  return head, string.sub(text, rest + size)
+end
+
+--- The queue that a parcel goes to.
+function parcels.targetOf(base, id)
+  local head = open(redis.call("HGET", (outboxOf(base)), id))
+  return head and head.target
+end
+
+--- Forget parcels: they were delivered, or are not to be.
+function parcels.forget(base, ids)
+  local all, due, in_transit = outboxOf(base)
+  for _, id in ipairs(ids) do
+    local head = open(redis.call("HGET", all, id))
+    if head and head.transit and redis.call("HGET", in_transit, head.transit) == id then
+      redis.call("HDEL", in_transit, head.transit)
+    end
+    redis.call("HDEL", all, id)
+    redis.call("ZREM", due, id)
+    redis.call("HDEL", base .. ":toril:refused", id)
+  end
+end
+
+--- A target does not take a parcel and never will: it stays where it is, but no courier carries it.
+function parcels.refuse(base, id, words)
+  local all, due = outboxOf(base)
+  if redis.call("HEXISTS", all, id) == 0 then return end
+  redis.call("ZREM", due, id)
+  redis.call("HSET", base .. ":toril:refused", id, words)
+end
+
+--- Let couriers carry refused parcels once more, at most `count`; returns how many.
+function parcels.offerAgain(base, count, now)
+  local all, due = outboxOf(base)
+  local refused, offered = base .. ":toril:refused", 0
+  for _, id in ipairs(redis.call("HRANDFIELD", refused, count)) do
+    local head, body = open(redis.call("HGET", all, id))
+    if head then
+      head.at = now
+      head = cmsgpack.pack(head)
+      redis.call("HSET", all, id, #head .. ":" .. head .. body)
+      redis.call("ZADD", due, clock.stamp(now), id)
+      offered = offered + 1
+    end
+    redis.call("HDEL", refused, id)
+  end
+  return offered
+end
+
+--- Parcels that are due, as { id, target, body }, and whether there are more. Whoever fetches one puts
+--- it off, for a second at first and for as long as it has waited then: should that courier die,
+--- another one carries it.
+function parcels.fetch(base, count, most_bytes, now)
+  local all, due = outboxOf(base)
+  local ids, found, bytes = redis.call("ZRANGEBYSCORE", due, "-inf", clock.stamp(now), "LIMIT", 0, count), {}, 0
+  for i, id in ipairs(ids) do
+    local text = redis.call("HGET", all, id)
+    local head, body = open(text)
+    if not head then
+      redis.call("ZREM", due, id)
+      if text then parcels.refuse(base, id, "it cannot be read") end
+    elseif now - head.at > OLDEST_MS then
+      parcels.refuse(base, id, "it waited for more than 23 hours, and may have been delivered")
+    else
+      bytes = bytes + #body
+      if #found > 0 and bytes > most_bytes then return found, true end
+      local put_off_ms = math.min(math.max(now - head.at, PUT_OFF_MS), LONGEST_PUT_OFF_MS)
+      redis.call("ZADD", due, clock.stamp(now + put_off_ms), id)
+      found[#found + 1] = { id, head.target, body }
+    end
+  end
+  return found, #ids == count
+end

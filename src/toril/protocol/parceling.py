@@ -1,0 +1,149 @@
+"""Parcels: what a call leaves in its own slot of a cluster for queues in other slots.
+
+A call cannot write in two slots.  What it has to tell elsewhere it leaves where it is, in the same
+step (``lua/rooms/parcels.lua``), and whoever made the call carries it right behind: ``carry`` reads
+what is due, delivers it where it belongs, and only then removes it.  A parcel may be delivered any
+number of times and is done once, so couriers may die, meet, and lose replies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from toril.errors import CrossSlotError, InvalidNameError, ServerError, ServerUnusableError
+from toril.protocol import codec
+from toril.protocol.command import Command, Plan, Resend, script
+from toril.protocol.keys import Keys, check_slot_of_each, keys_at
+
+PARCELS_PER_SLICE = 100
+BYTES_PER_SLICE = 500_000
+MOST_SLICES = 20
+"""How many slices one courier carries in a row; the next round goes on."""
+
+_NOT_YET = 1
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    """One parcel on its way; the body is for the scripts alone."""
+
+    id: str
+    target: str
+    body: bytes
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the parcels of one round."""
+
+    delivered: int = 0
+    refused: int = 0
+    left: int = 0
+    """Those that could not be delivered now."""
+    error: ServerError | None = None
+    """Why not, if a server did not do it."""
+
+
+def carry(keys: Keys) -> Plan[Carried]:
+    """Deliver what is due of the parcels that calls of this queue left."""
+    total = Carried()
+    for _ in range(MOST_SLICES):
+        parcels, has_more = yield fetch(keys)
+        if parcels:
+            total = _sum(total, (yield from _carry(keys, parcels)))
+        if not has_more:
+            break
+    return total
+
+
+def _carry(keys: Keys, parcels: Sequence[Parcel]) -> Plan[Carried]:
+    done: list[str] = []
+    refused: list[dict[str, str]] = []
+    problem: ServerError | None = None
+    by_target: dict[str, list[Parcel]] = {}
+    for parcel in parcels:
+        by_target.setdefault(parcel.target, []).append(parcel)
+    for target, some in by_target.items():
+        try:
+            there = keys_at(target)
+            check_slot_of_each(there)
+            answers = yield deliver(there, some)
+        except ServerUnusableError:
+            raise
+        except ServerError as error:
+            problem = error
+            continue
+        except (InvalidNameError, CrossSlotError) as error:
+            answers = [str(error)] * len(some)
+        for parcel, answer in zip(some, answers, strict=True):
+            if answer == 0:
+                done.append(parcel.id)
+            elif answer != _NOT_YET:
+                refused.append({"id": parcel.id, "words": str(answer)})
+    if done or refused:
+        yield collect(keys, done, refused)
+    left = len(parcels) - len(done) - len(refused)
+    return Carried(delivered=len(done), refused=len(refused), left=left, error=problem)
+
+
+def _sum(first: Carried, second: Carried) -> Carried:
+    return Carried(
+        delivered=first.delivered + second.delivered,
+        refused=first.refused + second.refused,
+        left=first.left + second.left,
+        error=second.error or first.error,
+    )
+
+
+def sent_at(parcel_id: str) -> int:
+    """When a parcel was left, in ms since the epoch; 0 if its id does not tell."""
+    stamp = parcel_id[1:].partition("-")[0]
+    return int(stamp) if stamp.isdecimal() else 0
+
+
+def fetch(keys: Keys) -> Command[tuple[list[Parcel], bool]]:
+    """A slice of what is due, and whether there is more."""
+
+    def parse(reply: Any) -> tuple[list[Parcel], bool]:
+        found = [Parcel(codec.text(item[0]), codec.name(item[1]), item[2]) for item in reply[0]]
+        return found, reply[1] == 1
+
+    args = {"count": PARCELS_PER_SLICE, "bytes": BYTES_PER_SLICE}
+    return script("fetchParcels", keys, args, parse, resend=Resend.SAME)
+
+
+def deliver(keys: Keys, parcels: Sequence[Parcel]) -> Command[list[int | str]]:
+    """Do at the queue of ``keys`` what the parcels say, each once."""
+
+    def parse(reply: list[Any]) -> list[int | str]:
+        return [answer if isinstance(answer, int) else codec.text(answer) for answer in reply]
+
+    return script(
+        "deliverParcels",
+        keys,
+        {"ids": [parcel.id for parcel in parcels]},
+        parse,
+        payloads=[parcel.body for parcel in parcels],
+        resend=Resend.SAME,
+    )
+
+
+def collect(
+    keys: Keys, done: Sequence[str], refused: Sequence[dict[str, str]] = ()
+) -> Command[None]:
+    """Forget what was delivered, and set aside what was refused."""
+    args = {"done": list(done), "refused": list(refused)}
+    return script("collectParcels", keys, args, lambda _: None, resend=Resend.SAME)
+
+
+def offer_again(keys: Keys) -> Plan[int]:
+    """Let couriers carry once more what was refused; returns how many parcels."""
+    offered = 0
+    for _ in range(MOST_SLICES):
+        args = {"count": PARCELS_PER_SLICE}
+        count = yield script("offerParcels", keys, args, int, resend=Resend.SAME)
+        if not count:
+            break
+        offered += count
+    return offered

@@ -1,0 +1,86 @@
+"""The courier: carries what calls of a worker leave for other slots of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Sequence
+
+from toril.client.connection import Connection
+from toril.errors import TorilError
+from toril.logs import get_logger
+from toril.protocol import parceling
+from toril.protocol.keys import Keys, keys_at
+
+logger = get_logger("toril.worker")
+
+LOOK_S = 5.0
+"""How often parcels are looked for that dead processes left, or that could not be delivered."""
+AGAIN_S = 0.5
+"""How soon it looks again while some could not be delivered; each is put off by the server."""
+
+
+class Courier:
+    """Carries parcels as soon as it hears of them, and looks for those that nobody carries.
+
+    It looks at its queue and at the one that takes its dead letters, where nobody may work.
+    """
+
+    def __init__(self, connection: Connection, queues: Sequence[Keys]) -> None:
+        self._connection = connection
+        self._queues = {keys.base: keys for keys in queues}
+        self._heard: set[str] = set()
+        self._has_news = asyncio.Event()
+        self._round: asyncio.Task[bool] | None = None
+
+    def hear(self, base: str) -> None:
+        """A call of this queue left parcels."""
+        self._heard.add(base)
+        self._has_news.set()
+
+    async def run(self) -> None:
+        pause_s = 0.0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s * random.uniform(1.0, 1.05)):
+                    await self._has_news.wait()
+            pause_s = LOOK_S
+            if self._connection.is_cluster:
+                self._round = asyncio.create_task(self.carry())
+                if not await asyncio.shield(self._round):
+                    pause_s = AGAIN_S
+
+    async def finish(self) -> None:
+        """Deliver what was heard of and not yet carried, once the service has ended."""
+        if self._round is not None:
+            await self._round
+        if self._has_news.is_set():
+            await self.carry()
+
+    async def carry(self) -> bool:
+        """Deliver what is due; False if some could not be."""
+        is_looking = not self._has_news.is_set()
+        bases, self._heard = self._heard, set()
+        self._has_news.clear()
+        is_done = True
+        for base in {*bases, *self._queues} if is_looking else bases:
+            try:
+                keys = self._queues.get(base) or keys_at(base)
+                carried = await self._connection.follow(parceling.carry(keys))
+                is_done = is_done and carried.left == 0
+                if carried.error is not None:
+                    logger.warning("parcels of %s cannot be delivered yet: %s", base, carried.error)
+                if carried.refused:
+                    logger.error(
+                        "%d parcels of %s were refused; the doctor tells why",
+                        carried.refused,
+                        base,
+                    )
+            except TorilError as error:
+                is_done = False
+                logger.warning("cannot look for parcels of %s: %s", base, error)
+            except Exception:
+                is_done = False
+                logger.exception("cannot look for parcels of %s", base)
+        return is_done

@@ -1,0 +1,221 @@
+"""Flows whose parents and children are in different slots of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import FlowJob, FlowProducer, NewJob, Parent, Queue, Worker, sync
+from toril.doctor.keyspace import audit
+from toril.doctor.reader import ConnectionReader
+from toril.errors import ParentNotFoundError, UnrecoverableError
+from toril.protocol import parceling
+
+
+@pytest.fixture
+async def shop(slots):
+    """A queue of parents and two of children, each on a node of its own."""
+    names = [slots.name(node) for node in range(3)]
+    queues = [Queue(name, **slots.options) for name in names]
+    yield queues
+    for queue in queues:
+        await queue.close()
+
+
+async def echo(job):
+    return job.data
+
+
+def flow_of(parents: Queue, *children: Queue, **options) -> FlowJob:
+    below = [
+        FlowJob("child", {"n": n}, queue_name=queue.name, **options)
+        for n, queue in enumerate(children)
+    ]
+    return FlowJob("parent", queue_name=parents.name, children=below)
+
+
+async def is_in(queue: Queue, job_id: str, state: str) -> bool:
+    return await queue.get_state(job_id) == state
+
+
+async def no_parcels(slots, *queues: Queue) -> bool:
+    return not any([await slots.leftovers(queue.name) for queue in queues])
+
+
+async def test_a_parent_waits_for_children_in_other_slots(slots, shop):
+    parents, left, right = shop
+    numbers = []
+
+    async def gather(job):
+        found = await job.children_values()
+        numbers.extend(sorted(value["n"] for value in found.values()))
+
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, left, right, right, parents))
+        assert await is_in(parents, node.job.id, "waiting_children")
+        assert await right.get_waiting_count() == 2
+        assert await parents.get_waiting_count() == 1
+        assert await no_parcels(slots, *shop)
+        tree = await producer.get_flow(node.job.id, parents.name)
+        assert len(tree.children) == 4
+
+        async with (
+            Worker(parents.name, _by_name(gather), **slots.options),
+            Worker(left.name, echo, **slots.options),
+            Worker(right.name, echo, remove_on_complete=True, **slots.options),
+        ):
+            await wait_until(lambda: is_in(parents, node.job.id, "completed"))
+            await wait_until(lambda: no_parcels(slots, *shop))
+
+    assert numbers == [0, 1, 2, 3]
+    reader = await ConnectionReader.open(parents._connection)
+    assert await audit(reader, slots.prefix) == []
+
+
+def _by_name(gather):
+    async def handle(job):
+        return await (gather(job) if job.name == "parent" else echo(job))
+
+    return handle
+
+
+async def test_a_tree_may_come_back_to_the_slot_of_its_root(slots, shop):
+    top, middle, _ = shop
+    grandchild = FlowJob("leaf", {"n": 1}, queue_name=top.name)
+    child = FlowJob("branch", queue_name=middle.name, children=[grandchild])
+    root = FlowJob("root", queue_name=top.name, children=[child])
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(root)
+        assert await no_parcels(slots, *shop)
+        assert await is_in(middle, node.children[0].job.id, "waiting_children")
+
+        async with (
+            Worker(top.name, echo, **slots.options),
+            Worker(middle.name, echo, **slots.options),
+        ):
+            await wait_until(lambda: is_in(top, node.job.id, "completed"))
+
+
+@pytest.mark.parametrize(
+    ("option", "state"),
+    [
+        ({"fail_parent_on_failure": True}, "failed"),
+        ({"continue_parent_on_failure": True}, "completed"),
+        ({"ignore_dependency_on_failure": True}, "completed"),
+        ({"remove_dependency_on_failure": True}, "completed"),
+    ],
+)
+async def test_a_child_that_fails_elsewhere_tells_its_parent(slots, shop, option, state):
+    parents, children, _ = shop
+
+    async def refuse(job):
+        raise UnrecoverableError("no")
+
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, children, **option))
+        async with (
+            Worker(parents.name, echo, **slots.options),
+            Worker(children.name, refuse, **slots.options),
+        ):
+            await wait_until(lambda: is_in(parents, node.job.id, state))
+
+
+async def test_a_child_that_is_retried_is_waited_for_again(slots, shop):
+    """Also when the news that it runs again comes after its end."""
+    parents, children, _ = shop
+
+    async def refuse(job):
+        raise UnrecoverableError("no")
+
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(
+            flow_of(parents, children, children, ignore_dependency_on_failure=True)
+        )
+        first, second = (child.job.id for child in node.children)
+        async with Worker(children.name, refuse, **slots.options):
+            await wait_until(lambda: is_in(children, second, "failed"))
+            await wait_until(lambda: no_parcels(slots, *shop))
+        dependencies = slots.key(parents.name, f"{node.job.id}:dependencies")
+        assert await slots.client.scard(dependencies) == 0
+
+        line = children._connection
+        line.on_parcels = lambda base: None
+        await children.retry(first)
+        late, _ = await line.run(parceling.fetch(children.keys))
+        line.on_parcels = None
+        async with Worker(children.name, echo, **slots.options) as worker:
+            await wait_until(lambda: is_in(children, first, "completed"))
+            worker._life._parts.courier.hear(children.keys.base)
+            processed = slots.key(parents.name, f"{node.job.id}:processed")
+
+            async def is_processed() -> bool:
+                return await slots.client.hlen(processed) == 1
+
+            await wait_until(is_processed)
+        assert await line.run(parceling.deliver(parents.keys, late)) == [0]
+        assert await slots.client.scard(dependencies) == 0
+
+
+async def test_a_job_is_added_under_a_parent_in_another_slot(slots, shop):
+    parents, children, _ = shop
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, children))
+    parent = Parent(node.job.id, parents.name)
+    late = await children.add("late", {"n": 7}, parent=parent)
+    both = await children.add_bulk([NewJob("plain"), NewJob("other", {"n": 8}, parent=parent)])
+    dependencies = slots.key(parents.name, f"{node.job.id}:dependencies")
+
+    keys = {slots.key(children.name, job.id) for job in (node.children[0].job, late, both[1])}
+    assert await slots.client.smembers(dependencies) == keys
+    assert await children.get_waiting_count() == 4
+    with pytest.raises(ParentNotFoundError):
+        await children.add("x", parent=Parent("nobody", parents.name))
+
+    await children.remove(late.id)
+    await children.remove(both[1].id)
+    assert await slots.client.scard(dependencies) == 1
+
+
+async def test_a_parent_is_removed_with_its_children_in_other_slots(slots, shop):
+    parents, left, right = shop
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, left, right, parents))
+
+    await parents.remove(node.job.id)
+
+    assert await left.get_waiting_count() == 0
+    assert await right.get_waiting_count() == 0
+    assert await parents.get_waiting_count() == 0
+    assert await no_parcels(slots, *shop)
+
+
+async def test_the_end_of_a_child_waits_for_a_courier(slots, shop):
+    """Its worker died behind the settle: another one of its queue tells the parent."""
+    parents, children, _ = shop
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, children))
+        line = producer._connection
+        line.on_parcels = lambda base: None
+        again = await producer.add(flow_of(parents, children))
+        child = slots.key(children.name, again.children[0].job.id)
+        assert await slots.client.hkeys(slots.key(parents.name, "toril:in-transit")) == [child]
+        reader = await ConnectionReader.open(parents._connection)
+        assert await audit(reader, slots.prefix) == []
+
+    async with (
+        Worker(parents.name, echo, **slots.options),
+        Worker(children.name, echo, **slots.options),
+    ):
+        await wait_until(lambda: is_in(parents, node.job.id, "completed"))
+        await wait_until(lambda: is_in(parents, again.job.id, "completed"))
+
+
+def test_a_blocking_producer_sends_children_to_other_slots(slots):
+    parents, children = slots.name(0), slots.name(1)
+    flow = FlowJob("parent", queue_name=parents, children=[FlowJob("child", queue_name=children)])
+    with (
+        sync.FlowProducer(**slots.options) as producer,
+        sync.Queue(children, **slots.options) as queue,
+    ):
+        producer.add(flow)
+        assert queue.get_waiting_count() == 1
