@@ -465,7 +465,7 @@ ERRORS: dict[str, Error] = {
         "Correct the group; nothing was created.",
     ),
     "CrossSlotError": Error(
-        "On a cluster, keys that one script needs are on different nodes.",
+        "On a cluster, a queue has no hash tag, or the queues of a group have different ones.",
         'Use a hash tag: `prefix="{bull}"`, or `"{payments}"` as the name.',
     ),
     "MissingKeyError": Error(
