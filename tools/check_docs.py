@@ -1,7 +1,7 @@
 """Check the documentation: relative links lead somewhere, and Python snippets are Python.
 
-Snippets are compiled, not run (a top-level ``await`` is fine). A snippet whose fence says
-``python no-check`` is left alone.
+Snippets are compiled here (a top-level ``await`` is fine); tests/docs/test_blocks.py runs them.
+One whose fence says ``python no-check`` is left alone.
 """
 
 from __future__ import annotations

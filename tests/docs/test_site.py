@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,22 @@ def test_every_page_is_linked_from_another_one():
     linked = {target for page in pages() for target in links_of(page) if target != page}
 
     assert [page for page in pages() if page not in linked | {"README.md"}] == []
+
+
+def test_every_link_leads_somewhere():
+    """Links between all pages and to their headings; ``make docs`` builds the site strictly."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "check_docs.py"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_continuous_integration_builds_the_site():
+    assert "\nmake docs\n" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_nothing_is_fetched_from_elsewhere():
