@@ -71,7 +71,7 @@ async def examine(
 
 
 async def _audit(reader: ConnectionReader, prefix: str, most_keys: int) -> list[Finding]:
-    """The problems that are still there when one looks again: jobs move while they are read."""
+    """The problems that are still there after a second look: jobs move while they are read."""
     if (count := len(await keyspace.keys_under(reader, f"{prefix}:"))) > most_keys:
         return [ailments.NOT_AUDITED.of("keyspace", keys=count)]
     problems = await keyspace.audit(reader, prefix)

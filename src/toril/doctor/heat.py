@@ -1,4 +1,4 @@
-"""Which queue gives each node of a cluster most to do: the one to be moved or partitioned first."""
+"""Which queue causes most of each cluster node's load: the one to move or partition first."""
 
 from __future__ import annotations
 

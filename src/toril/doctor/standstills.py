@@ -1,4 +1,4 @@
-"""Jobs that stand still although the queue goes on: nobody runs them, or somebody stopped them."""
+"""Jobs that are stuck while the queue works: no worker runs them, or somebody stopped them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAUSE_S = 0.3
 
 
 class Standstills(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a queue does not go on by itself."""
+    """What in a queue does not continue by itself."""
 
     unlocked: Sequence[str] = ()
     """Jobs that are active and that nobody holds a lock of."""

@@ -38,7 +38,7 @@ class SqlStore:
     are kept for ``ttl`` and deleted afterwards, a thousand at a time, about once an hour.
 
     When the record cannot be written because others are in the way, or because the connection has
-    died since it was last used, nothing was done yet and the transaction is begun anew: no attempt
+    died since it was last used, nothing was done yet and the transaction is restarted: no attempt
     of the job is lost by that.
     """
 

@@ -1,4 +1,4 @@
-"""A job that is to be added, with all of its options."""
+"""A new job with all of its options."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class NewJob(_Named, frozen=True, kw_only=True):
-    """A job that is to be added: its name, its data and its options."""
+    """A new job: its name, its data and its options."""
 
     job_id: str | None = None
     delay: Duration | None = None

@@ -1,4 +1,4 @@
-"""How a worker takes, holds and gives back its jobs."""
+"""How a worker takes, locks and returns its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BackoffStrategy = Callable[[int, str, BaseException, Any], int]
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker takes, holds and gives back its jobs."""
+    """How a worker takes, locks and returns its jobs."""
 
     concurrency: int = 1
     lock_duration: Duration = 30_000

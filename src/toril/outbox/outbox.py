@@ -122,7 +122,7 @@ class Outbox:
         """Write a job into the caller's transaction, and return the id that it will have.
 
         ``target`` is a session or connection of SQLAlchemy, Django's connection, or a connection
-        or cursor of a driver; if that is async, the call is to be awaited.
+        or cursor of a driver; if that is async, await the call.
         If the transaction is rolled back, the job never exists; if it commits, a relay enqueues it.
         Rows of one ``lane`` are enqueued in the order in which they were written.
 

@@ -74,7 +74,7 @@ _GROWS = "PartitionMismatchError: its queue grows, or has another number of part
 
 
 class RelayMetrics(msgspec.Struct):
-    """What a relay has done since it was made, and how the outbox was when it last looked."""
+    """What a relay has done since it was created, and how the outbox was at its last look."""
 
     dispatched: int = 0
     duplicates: int = 0
@@ -142,12 +142,12 @@ class Relay:
     ``remember`` is how long the server remembers which rows it was given: longer than a relay may
     be down after it died half-way.  ``keep`` is how long rows that are done stay.
     A parked row stops its lane until it is unparked or discarded; with ``on_parked="skip"`` the
-    lane goes on without it.
+    lane continues without it.
     With ``replicas`` a row is done when that many replicas have its job; until then it is relayed
     again, which adds nothing twice.
     How many partitions a queue has is read from the server; ``partitions``, ``{"mail": 16}``, says
     so for queues that nobody has opened yet.
-    ``toril.run(relay)`` runs it until SIGTERM, alone or beside workers.
+    ``toril.run(relay)`` runs it until SIGTERM, alone or together with workers.
     """
 
     def __init__(
@@ -691,7 +691,7 @@ class Relay:
         return count
 
     async def discard(self, *job_ids: str) -> int:
-        """Delete parked rows with these ids, so that their lanes go on; returns how many."""
+        """Delete parked rows with these ids, so that their lanes continue; returns how many."""
         count: int = await self._database.run(storing.discard, self.table, list(job_ids))
         self._news.set()
         return count
