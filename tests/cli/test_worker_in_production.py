@@ -190,6 +190,44 @@ def test_several_processes_share_the_work_and_the_dead_are_replaced(
     assert wait_until_sync(lambda: queue.get_workers() == [])
 
 
+def test_children_end_when_their_parent_is_killed(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    """Regression: after ``kill -9`` of the parent nobody could tell them to stop any more."""
+    process = start("shop:app", "--processes", "2")
+    pids: set[int] = set()
+
+    def both() -> bool:
+        jobs = queue.add_bulk([_new("slow") for _ in range(6)])
+        pids.update(queue.wait_for(job.id, timeout=60_000) for job in jobs)
+        return len(pids) >= 2
+
+    wait_until_sync(both, timeout=60, every=0)
+    under_way = queue.add("slow")
+    wait_until_sync(lambda: queue.get_state(under_way.id) == "active")
+    os.kill(process.pid, signal.SIGKILL)
+
+    assert queue.wait_for(under_way.id, timeout=60_000) in pids
+    wait_until_sync(lambda: not any(_is_alive(pid) for pid in pids))
+    assert wait_until_sync(lambda: queue.get_workers() == [])
+
+
+def test_a_reloading_worker_ends_when_its_parent_is_killed(start: Start, queue: Queue):
+    process = start("shop:app", "--reload")
+    child = queue.wait_for(queue.add("whose").id, timeout=60_000)
+    os.kill(process.pid, signal.SIGKILL)
+
+    wait_until_sync(lambda: not _is_alive(child))
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that ended and that nobody has asked after is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def _runs_anew(queue: Queue, known: set[int]) -> bool:
     """Has a process run a job that was not there before?"""
     jobs = queue.add_bulk([_new("slow") for _ in range(12)])

@@ -93,7 +93,7 @@ def test_five_hundred_after_five_hundred_are_one_gate():
         ([job("a"), job("b", pivot=True)], r"member 'a' is neither before nor after the pivot 'b'"),
         ([GroupSignal("a")], r"signals only; give it a queue_name"),
         ([job(f"j{n}") for n in range(1001)], r"1001 jobs, and 1000 is the most \('j1000'"),
-        ([object()], r"neither a GroupJob or GroupSignal"),
+        ([object()], r"neither a GroupJob, a GroupSignal"),
     ],
 )
 def test_what_cannot_be_is_refused(members: list[Any], words: str):

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
 from tests.helpers import wait_until
 from tests.tasks.test_tasks import Receipt, Running, app, run
-from toril import App, ArgumentsError, GroupValidationError, InvalidInputError, JobFailedError
+from toril import (
+    App,
+    ArgumentsError,
+    FlowJob,
+    FlowProducer,
+    GroupJob,
+    GroupValidationError,
+    InvalidInputError,
+    JobFailedError,
+)
+from toril.outbox import Outbox, Relay, table_sql
 
 __all__ = ["app", "run"]
 
@@ -156,3 +169,68 @@ async def test_arguments_are_checked_where_the_call_is_made(app: App):
     with pytest.raises(GroupValidationError):
         await app.chain()
     assert (step.key, again.key) == ("one", "one-2")
+
+
+@pytest.mark.parametrize("way", ["flow", "outbox"])
+async def test_calls_are_members_wherever_a_group_is_described(
+    app: App, run: Running, url: str, prefix: str, tmp_path: Path, way: str
+):
+    """Beside members of other kinds, with their undo, and as the job at the end."""
+    undone: list[Any] = []
+    told: list[Any] = []
+
+    @app.task(queue="payments", attempts=3)
+    async def charge(order: int, amount: Decimal) -> Receipt:
+        return Receipt(order, amount)
+
+    later = charge.using(priority=7)
+
+    @charge.undo
+    async def refund(order: int, amount: Decimal, *, result: Receipt | None) -> None:
+        undone.append((order, amount, result))
+
+    @app.task(queue="payments", attempts=1)
+    async def ship(order: int) -> None:
+        raise RuntimeError("no lorry")
+
+    @app.task(queue="mail")
+    async def apologise(order: int, group: dict[str, Any] | None = None) -> None:
+        told.append((order, group and group["state"]))
+
+    last = GroupJob("ship", {"order": 1}, queue_name="payments", after=["charge"])
+    members = [later.call(1, Decimal("9.99")), last]
+    run()
+    if way == "flow":
+        async with FlowProducer(connection=url, prefix=prefix) as flow:
+            await flow.add_group("order", members, group_id="g", on_failed=apologise.call(1))
+    else:
+        engine = create_engine(f"sqlite:///{tmp_path}/outbox.db")
+        outbox = Outbox()
+        with Session(engine) as session:
+            for statement in table_sql("sqlite"):
+                session.execute(text(statement))
+            outbox.add_group(session, "order", members, group_id="g", on_failed=apologise.call(1))
+            session.commit()
+        async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+            await relay.drain()
+        engine.dispose()
+    info = await app.queue("payments").wait_for_group("g", 60_000)
+
+    assert info.state == "FAILED"
+    assert undone == [(1, Decimal("9.99"), Receipt(1, Decimal("9.99")))]
+    charged = await app.queue("payments").get_jobs("completed")
+    assert [(job.priority, job.opts.attempts) for job in charged] == [(7, 3)]
+    await wait_until(lambda: told)
+    assert told == [(1, "FAILED")]
+
+
+async def test_a_flow_is_no_member_of_a_group(app: App):
+    @app.task
+    async def parent() -> None: ...
+
+    tree = FlowJob("parent", queue_name="default", children=[parent.call()])
+    async with FlowProducer(connection="redis://127.0.0.1:1") as flow:
+        with pytest.raises(GroupValidationError, match="both a group and a flow"):
+            await flow.add_group("order", [tree])
+        with pytest.raises(GroupValidationError, match="a call of a task"):
+            await flow.add_group("order", [parent])

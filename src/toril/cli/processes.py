@@ -1,7 +1,8 @@
 """``--processes N``: the same command N times, each in a process of its own.
 
 The parent does no work.  It passes signals on, starts a child anew that died, and gives up when
-children die again and again: whoever started it, systemd or Kubernetes, shall see that.
+children die again and again: whoever started it, systemd or Kubernetes, shall see that.  When it is
+killed, its children end as on SIGTERM.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from types import FrameType
 
+from toril.cli.lifeline import Lifeline
 from toril.cli.printing import echo
 from toril.logs import get_logger
 
@@ -31,18 +33,17 @@ GAVE_UP = 4
 
 
 class _Child:
-    def __init__(self, number: int, command: list[str]) -> None:
+    def __init__(self, number: int, command: list[str], lifeline: Lifeline) -> None:
         self.number = number
         self._command = command
+        self._lifeline = lifeline
         self.deaths = 0
         self.start_at = 0.0
         self.process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
 
     def start(self) -> None:
-        environment = {**os.environ, NUMBER: str(self.number)}
-        # A session of its own: Ctrl-C reaches it through the parent, and once.
-        self.process = subprocess.Popen(self._command, env=environment, start_new_session=True)
+        self.process = self._lifeline.start(self._command, **{NUMBER: str(self.number)})
         self._started_at = time.monotonic()
         logger.info("process %d runs as pid %d", self.number, self.process.pid)
 
@@ -93,12 +94,14 @@ def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
     With ``until_done`` a child that ends well has done its work and is not started again.
     """
     command = [sys.executable, "-m", "toril", *without_option(sys.argv[1:], "--processes")]
-    children = [_Child(number, command) for number in range(count)]
+    lifeline = Lifeline()
+    children = [_Child(number, command, lifeline) for number in range(count)]
     told = _Signals(children)
     before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _watch(children, told, timeout_s, until_done)
     finally:
+        lifeline.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 

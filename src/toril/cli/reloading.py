@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from toril.cli.lifeline import Lifeline
 from toril.cli.printing import echo
 
 LOOK_EVERY_S = 0.4
@@ -32,7 +33,8 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
     arguments = _without_reloading(sys.argv[1:])
     command = [sys.executable, "-m", "toril", *arguments]
     before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
-    process = _start(command)
+    lifeline = Lifeline()
+    process = lifeline.start(command)
     try:
         seen = _times(roots)
         while True:
@@ -44,17 +46,13 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
             seen = now
             echo(f"{changed} changed: restarting", err=True)
             _end(process, timeout_s)
-            process = _start(command)
+            process = lifeline.start(command)
     except _Told:
         return max(_end(process, timeout_s), 0)
     finally:
+        lifeline.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C reaches it through us, and once.
-    return subprocess.Popen(command, start_new_session=True)
 
 
 def _end(process: subprocess.Popen[bytes], timeout_s: float) -> int:

@@ -24,7 +24,7 @@ from toril.options import FlowJob, JobOptions, NewJob
 from toril.protocol.flows import FlowNode
 from toril.protocol.groups import GroupNode
 from toril.protocol.job import Job
-from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
+from toril.protocol.new_group import Compensation, GroupJob, GroupSignal, member_of
 from toril.worker.handlers import Handler, Middleware
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TracedFlowProducer:
     async def add_group(
         self,
         name: str,
-        jobs: Iterable[GroupJob | GroupSignal],
+        jobs: Iterable[GroupJob | GroupSignal | FlowJob],
         compensation: Mapping[str, Compensation] | None = None,
         **options: Any,
     ) -> GroupNode:
@@ -280,6 +280,8 @@ def _with_context(job: Any, context: str) -> Any:
 
 
 def _member_with_context(member: Any, context: str) -> Any:
+    if isinstance(member, FlowJob):
+        member = member_of(member)
     own = getattr(member, "compensation", None)
     if own is not None:
         member = msgspec.structs.replace(member, compensation=_with_context(own, context))

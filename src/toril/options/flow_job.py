@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from toril.checking import shown
 from toril.errors import InvalidNameError, InvalidOptionError
@@ -43,3 +44,8 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
                         f"job {self.name!r} has children, and its deduplication asks for {mode};"
                         f" a job with children cannot be replaced or delayed"
                     )
+
+    @property
+    def membership(self) -> Mapping[str, Any]:
+        """What it brings along as a member of a group: how it is undone, whose results it uses."""
+        return {}

@@ -161,7 +161,7 @@ def values_of_group(
     arguments = {"name": name, "jobs": jobs, "compensation": compensation, **options}
     group = _group_of(arguments)
     _start_group(group, group_id, "any")
-    stored: dict[str, Any] = {"name": name, "jobs": [_write(job) for job in jobs]}
+    stored: dict[str, Any] = {"name": name, "jobs": [_write(job) for job in group.members]}
     if compensation:
         stored["compensation"] = {key: _write(value) for key, value in compensation.items()}
     stored.update({option: _write(value) for option, value in options.items()})

@@ -428,9 +428,12 @@ def _member(job: Any) -> NewMember:
         raise GroupValidationError(f"{job!r} exists already; a group creates its jobs itself")
     if isinstance(job, Mapping):
         job = _member_of_mapping(job)
+    if isinstance(job, FlowJob):
+        job = member_of(job)
     if not isinstance(job, GroupJob):
         raise GroupValidationError(
-            f"{job!r} is neither a GroupJob or GroupSignal nor a mapping that describes one"
+            f"{job!r} is neither a GroupJob, a GroupSignal or a call of a task nor a mapping that"
+            f" describes one"
         )
     if getattr(job, "parent", None) is not None:
         raise GroupValidationError("A job cannot belong to both a group and a flow")
@@ -440,6 +443,17 @@ def _member(job: Any) -> NewMember:
             f" leave its group incomplete"
         )
     return job
+
+
+def member_of(job: FlowJob, **place: Any) -> GroupJob:
+    """A job with a queue, such as a call of a task, as a member of a group."""
+    if job.children:
+        raise GroupValidationError("A job cannot belong to both a group and a flow")
+    fields = {name: getattr(job, name) for name in NewJob.__struct_fields__}
+    own = {**job.membership, **place}
+    return GroupJob(
+        fields.pop("name"), fields.pop("data"), queue_name=job.queue_name, **fields, **own
+    )
 
 
 def _member_of_mapping(described: Mapping[str, Any]) -> GroupJob:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from toril.checking import by_hand_for
 from toril.client.ids import new_job_id
 from toril.errors import AmbiguousResultError, GroupNotFoundError, WaitTimeoutError
-from toril.options import Duration, Keep, Replicas, check_text, milliseconds, whole
+from toril.options import Duration, FlowJob, Keep, Replicas, check_text, milliseconds, whole
 from toril.protocol import codec, groups, partitioning, starting
 from toril.protocol import placing as placing_of
 from toril.protocol.command import Command
@@ -122,7 +122,7 @@ class GroupProducer(GroupReading):
     def add_group(
         self,
         name: str,
-        jobs: Iterable[GroupJob | GroupSignal | Mapping[str, Any]],
+        jobs: Iterable[GroupJob | GroupSignal | FlowJob | Mapping[str, Any]],
         compensation: Mapping[str, Compensation | Mapping[str, Any]] | None = None,
         *,
         group_id: str | None = None,
@@ -138,6 +138,7 @@ class GroupProducer(GroupReading):
     ) -> GroupNode:
         """Create a group and all of its jobs in one step, over several queues.
 
+        A member is a ``GroupJob``, a ``GroupSignal`` or a call of a task, whose undo undoes it.
         A member that names others in ``after`` becomes a job when these have completed.  When every
         member has completed the group is COMPLETED.  When one fails for good, those that have not
         started are cancelled, and for each that completed the job that ``compensation`` names is

@@ -11,6 +11,7 @@ from toril.client.queue import Queue
 from toril.options import Duration, FlowJob
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.job import Job
+from toril.protocol.new_group import Compensation
 from toril.sync.queue import Queue as BlockingQueue
 from toril.tasks.signature import Signature
 
@@ -18,6 +19,17 @@ R = TypeVar("R")
 
 INPUTS = "x.inputs"
 """In the arguments of an undo: which of them are results of other members, and whose."""
+
+_UNDO_FIELDS = (
+    "attempts",
+    "backoff",
+    "timeout",
+    "delay",
+    "priority",
+    "lane",
+    "remove_on_complete",
+    "remove_on_fail",
+)
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -30,12 +42,32 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
     """A task with its arguments: name, queue, data and options, checked and not yet enqueued.
 
     You can use it wherever a job is described: ``app.enqueue_many``, ``queue.add_bulk``, the
-    ``template`` of a scheduler, a child of a flow, ``outbox.add``.
+    ``template`` of a scheduler, a child of a flow, a member of a group, ``outbox.add``.
     """
 
     signature: Any = None
     references: Mapping[str, Reference] = {}
     """Arguments that are results of other calls; only a group can fill them in."""
+    undoing: Any = None
+    """The task that undoes it if its group fails."""
+
+    @property
+    def membership(self) -> Mapping[str, Any]:
+        """What it brings along as a member of a group: its undo, and whose results it uses."""
+        inputs = {name: reference.key for name, reference in self.references.items()}
+        after = tuple(dict.fromkeys(inputs.values()))
+        return {"compensation": self._undo(inputs), "inputs": inputs, "after": after}
+
+    def _undo(self, inputs: Mapping[str, str]) -> Compensation | None:
+        undo = self.undoing
+        if undo is None:
+            return None
+        data = dict(self.data or {})
+        if inputs:
+            data[INPUTS] = inputs
+        known = undo.fixed_options
+        options = {name: known[name] for name in _UNDO_FIELDS if known.get(name) is not None}
+        return Compensation(undo.name, data, **options)
 
 
 class Handle(Generic[R]):

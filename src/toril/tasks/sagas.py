@@ -10,27 +10,15 @@ import msgspec
 
 from toril.checking import shown
 from toril.errors import GroupValidationError, InvalidOptionError, JobFailedError
-from toril.options import Duration, NewJob
+from toril.options import Duration
 from toril.protocol.groups import GroupInfo, GroupNode, GroupState
-from toril.protocol.new_group import Compensation, GroupJob, GroupSignal
-from toril.tasks.calls import INPUTS, Call, Reference
+from toril.protocol.new_group import GroupJob, GroupSignal, member_of
+from toril.tasks.calls import Call, Reference
 
 if TYPE_CHECKING:
     from toril.tasks.app import App
 
 R = TypeVar("R")
-
-_JOB_FIELDS = tuple(name for name in NewJob.__struct_fields__ if name not in ("name", "data"))
-_UNDO_FIELDS = (
-    "attempts",
-    "backoff",
-    "timeout",
-    "delay",
-    "priority",
-    "lane",
-    "remove_on_complete",
-    "remove_on_fail",
-)
 
 
 class Step(Generic[R]):
@@ -99,22 +87,8 @@ class Saga:
         if not isinstance(call, Call):
             raise GroupValidationError(f"saga.add() got {shown(call)}; write task.call(…)")
         step: Step[R] = Step(self._new_key(key, call.name))
-        inputs = {name: reference.key for name, reference in call.references.items()}
-        before = [*(one.key for one in after), *inputs.values()]
-        options = {name: getattr(call, name) for name in _JOB_FIELDS}
-        self._members.append(
-            GroupJob(
-                call.name,
-                call.data,
-                queue_name=call.queue_name,
-                compensation=self._undo_of(call, inputs),
-                key=step.key,
-                after=tuple(dict.fromkeys(before)),
-                inputs=inputs,
-                pivot=pivot,
-                **options,
-            )
-        )
+        before = dict.fromkeys([*(one.key for one in after), *call.membership["after"]])
+        self._members.append(member_of(call, key=step.key, after=tuple(before), pivot=pivot))
         return step
 
     def signal(
@@ -171,18 +145,6 @@ class Saga:
             raise GroupValidationError(f"two members of {self!r} have the key {key!r}")
         self._keys.add(key)
         return key
-
-    def _undo_of(self, call: Call[Any], inputs: Mapping[str, str]) -> Compensation | None:
-        task = self._app.tasks.get(call.name)
-        undo = None if task is None else task.undoing
-        if undo is None:
-            return None
-        data = dict(call.data or {})
-        if inputs:
-            data[INPUTS] = inputs
-        known = undo.fixed_options
-        options = {name: known[name] for name in _UNDO_FIELDS if known.get(name) is not None}
-        return Compensation(undo.name, data, **options)
 
 
 class GroupHandle(Generic[R]):

@@ -74,6 +74,8 @@ class Task(Generic[Q, T, P, R]):
         self.retry_on = own.get("retry_on")
         self.give_up_on = own.get("give_up_on", ())
         self.undoing: Task[..., Any, ..., Any] | None = None
+        self._declared: Task[..., Any, ..., Any] = self
+        """What `using` made others of: its undo may be declared after them."""
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", self.name)
         self.__qualname__ = getattr(function, "__qualname__", self.name)
@@ -119,6 +121,7 @@ class Task(Generic[Q, T, P, R]):
             prefix=self.app.prefix,
             signature=self.signature,
             references=references,
+            undoing=self._declared.undoing,
             **self._options_for(arguments),
         )
 
