@@ -28,6 +28,7 @@ except ImportError:  # pragma: no cover (the extra is not installed)
     sys.exit('the command line needs click; install it with: pip install "toril[cli]"')
 
 from toril.cli.catalogue import LazyGroup, NoCommand
+from toril.cli.lifeline import hold_lifeline
 from toril.cli.printing import echo, echo_lines, make_logs_visible
 from toril.cli.server import server_options
 
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     sys.excepthook = _show_trace
     make_logs_visible()
+    hold_lifeline()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A name that the terminal's encoding lacks must not end the command.

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from toril import Queue, Worker, run
-from toril.cli.lifeline import hold_lifeline
 from toril.cli.loading import RunningApp, Wishes, services_of
 from toril.cli.logs import log_options, set_up_logging
 from toril.cli.printing import echo
@@ -116,7 +115,6 @@ def worker(
     set_up_logging(log_format, verbose=verbose)
     if processes > 1:
         return run_many(processes, timeout_s=timeout / 1000 + _AFTER_TIMEOUT_S, until_done=burst)
-    hold_lifeline()
     wishes = Wishes(
         queues=dict(map(_parse_queue, queues)),
         concurrency=concurrency,
