@@ -64,6 +64,8 @@ _IN_S = {
     "communicate",
     "urlopen",
     "event",
+    "wait",
+    "join",
 }
 _IN_MS = {
     "wait_for",
@@ -73,6 +75,8 @@ _IN_MS = {
     "result",
     "get_next_job",
 }
+_ALONE = {"wait_until_empty", "wait", "join"}
+"""Their first argument is the time; the others wait for something first."""
 
 
 def deadlines_in(module: ast.Module) -> Iterator[tuple[int, float]]:
@@ -85,7 +89,7 @@ def deadlines_in(module: ast.Module) -> Iterator[tuple[int, float]]:
                 ends = node.args[-1:]
             case ast.Call(func=ast.Attribute(attr=name) | ast.Name(name)) if name in _IN_S | _IN_MS:
                 ends = [one.value for one in node.keywords if one.arg == "timeout"]
-                ends = ends or (node.args if name == "wait_until_empty" else node.args[1:2])
+                ends = ends or (node.args if name in _ALONE else node.args[1:2])
                 unit = 1000 if name in _IN_MS else 1
             case ast.BinOp(
                 left=ast.Call(func=ast.Attribute(attr="monotonic" | "time")), op=ast.Add()
@@ -108,6 +112,8 @@ def deadlines_in(module: ast.Module) -> Iterator[tuple[int, float]]:
         ("await queue.wait_for(job.id, timeout=2_000)", 2),
         ("await queue.wait_until_empty(5000)", 5),
         ("await wait_until(is_done, 9)", 9),
+        ("assert process.wait(10) == 0", 10),
+        ("thread.join(timeout=5)", 5),
         ("deadline = time.monotonic() + 10", 10),
         ("def look(what, timeout=10.0): pass", 10),
         ("async def look(what, *, timeout=10.0): pass", 10),

@@ -111,7 +111,7 @@ class SentinelWorld:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(60)
         self._client.close()
         self.primary.close()
         self.replica.close()

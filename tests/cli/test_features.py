@@ -326,7 +326,7 @@ def test_relay_carries_jobs_from_an_outbox_until_sigterm(
         wait_until_sync(lambda: fetch(port, "/readyz")[0] == 200, timeout=60)
         status, metrics = fetch(port, "/metrics")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     assert status == 200
     assert 'toril_outbox_rows_total{outbox="toril_outbox",outcome="dispatched"} 1.0' in metrics
     assert 'toril_outbox_lag_seconds{outbox="toril_outbox"} 0.0' in metrics

@@ -67,7 +67,7 @@ def start(cli_env: dict[str, str], tmp_path: Path, write: object) -> Iterator[St
     for process in running:
         if process.poll() is None:
             process.terminate()
-        process.wait(15)
+        process.wait(60)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_router_runs_the_jobs_of_a_queue_until_sigterm(start: Start, queue: Qu
     assert queue.wait_for(job.id, timeout=30_000) == "first"
     assert queue.get_job(job.id).processed_by == "anna"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def test_the_partitions_of_a_queue_are_found_on_the_server(start: Start, url: str, prefix: str):
@@ -111,7 +111,7 @@ def test_options_of_a_worker_that_has_its_own_are_refused(
 ):
     process = start("shop:single", "--concurrency", "5")
 
-    assert process.wait(15) == 2
+    assert process.wait(60) == 2
     assert "options of its own" in (tmp_path / "log").read_text()
 
 
@@ -129,7 +129,7 @@ def test_with_reload_a_changed_file_starts_the_worker_anew(
 
     wait_until_sync(answers_anew, timeout=60, every=0.2)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
     assert wait_until_sync(lambda: queue.get_workers() == [])
 
 

@@ -101,7 +101,7 @@ def test_the_blocking_client_waits_and_then_leaves(server):
     assert waiting.is_alive()
 
     told.put(("elsewhere", 1))
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert first not in transport._free
     transport.close()

@@ -194,7 +194,7 @@ async def test_cutting_ends_everything_that_is_under_way():
     free, used = FakeLine(), FakeLine()
     sockets.free.append(free)
     sockets.in_use.add(used)
-    listener = asyncio.create_task(asyncio.sleep(600))
+    listener = asyncio.create_task(asyncio.Event().wait())
     sockets.listeners.append(listener)
     sockets.expect_reply(used, 60)
     watch = sockets.watch
@@ -329,7 +329,7 @@ async def test_nothing_is_posted_to_a_server_that_may_be_left(why):
     sockets, line = transport.sockets.here(), FakeLine()
     sockets.free.append(line)
     if why != "nobody listens":
-        sockets.listeners.append(asyncio.create_task(asyncio.sleep(600)))
+        sockets.listeners.append(asyncio.create_task(asyncio.Event().wait()))
         assert transport.post(Question(), 60, lambda reply: None) is True
         line.replies.append(b"answer")
         line.arrives()

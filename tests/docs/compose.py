@@ -265,7 +265,7 @@ class Compose:
     def leave(self) -> None:
         for process in self.processes.values():
             process.kill()
-            process.wait(10)
+            process.wait(60)
 
 
 def interpolated(text: str, env: dict[str, str]) -> str:

@@ -291,4 +291,4 @@ def test_the_exporter_serves_what_a_queue_holds(url: str, unused_tcp_port: int):
     finally:
         exporter.terminate()
 
-    assert exporter.wait(10) == 0
+    assert exporter.wait(60) == 0

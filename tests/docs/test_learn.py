@@ -152,7 +152,7 @@ class Reader:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(10)
+                process.wait(60)
 
 
 @pytest.fixture

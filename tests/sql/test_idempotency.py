@@ -129,7 +129,7 @@ def test_two_runs_at_the_same_time_do_the_work_once(engine, tables):
 
     second = threading.Thread(target=work, args=("second", False))
     work("first", True)
-    second.join(10)
+    second.join(60)
 
     assert sorted(repeats) == [("first", False), ("second", True)]
     assert count(engine, charges) == 1
@@ -197,7 +197,7 @@ def test_when_the_first_of_many_fails_one_of_the_others_does_the_work(engine, ta
 
     threads = [threading.Thread(target=run, args=("first",))]
     threads[0].start()
-    assert is_inside.wait(10)
+    assert is_inside.wait(60)
     threads += [threading.Thread(target=run, args=(f"other-{n}",)) for n in range(6)]
     for thread in threads[1:]:
         thread.start()

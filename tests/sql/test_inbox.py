@@ -43,7 +43,7 @@ class Shop:
             session.execute(tables.effects.insert().values(key=kind))
             job = tables.outbox.add(session, "payments", kind)
             self.begun += 1
-            assert self.held.wait(20)
+            assert self.held.wait(60)
             if self.fails:
                 raise HTTPException(500, "not now")
             return {"job": job}

@@ -68,12 +68,12 @@ def test_by_commit_the_second_waits_until_the_first_has_ended(make_outbox):
     with engine.connect() as slow:
         first = outbox.add(slow, "payments", "charge", lane="user-1")
         other_lane = add_later(engine, outbox, [], lane="user-2")
-        other_lane.join(20)
+        other_lane.join(60)
         waits = add_later(engine, outbox, ids, lane="user-1")
         wait_until_sync(lambda: waiting_locks(engine))
         assert ids == []
         slow.commit()
-    waits.join(20)
+    waits.join(60)
 
     assert [one for one in in_order(engine, outbox) if one in (first, *ids)] == [first, *ids]
 
@@ -86,7 +86,7 @@ def test_a_transaction_that_is_rolled_back_lets_the_next_one_go(make_outbox):
         waits = add_later(engine, outbox, ids, lane="user-1")
         wait_until_sync(lambda: waiting_locks(engine))
         slow.rollback()
-    waits.join(20)
+    waits.join(60)
 
     assert in_order(engine, outbox) == ids
 

@@ -176,7 +176,7 @@ async def test_a_batch_that_loses_a_deadlock_is_relayed_again_at_once(
                 connection.execute(insert(tables.effects).values(key=str(n)))
             touch(connection, 2)
             rival_holds_second.set()
-            assert relay_holds_first.wait(10)
+            assert relay_holds_first.wait(60)
             touch(connection, 1)
 
     class Unlucky(Relay):
@@ -191,7 +191,7 @@ async def test_a_batch_that_loses_a_deadlock_is_relayed_again_at_once(
 
     rival = threading.Thread(target=be_the_rival)
     rival.start()
-    assert rival_holds_second.wait(10)
+    assert rival_holds_second.wait(60)
     errors = []
     event.listen(engine, "handle_error", lambda context: errors.append(context.original_exception))
     async with Unlucky(engine, tables.outbox, connection=url, prefix=prefix) as relay:
@@ -244,7 +244,7 @@ def test_a_lock_that_is_waited_for_too_long_is_waited_for_again(mariadb, engine,
         waiting.start()
         wait_until_sync(lambda: timeouts, 30)
         run.result = "first"
-    waiting.join(20)
+    waiting.join(60)
 
     assert results == ["first"]
     assert timeouts[0].original_exception.args[0] == 1205

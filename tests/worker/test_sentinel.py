@@ -66,7 +66,7 @@ def sentinel(pair, tmp_path):
         yield port
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _replicas(client: redis.Redis) -> int:

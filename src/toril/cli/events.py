@@ -57,7 +57,10 @@ def events(
         )
     server.connection.run(plain("PING", parse=lambda reply: None, near=f"{server.prefix}:"))
     printer = _Printer(server, names, job_id, count, max(len(name) for name in wanted))
-    asyncio.run(_listen(server, wanted, since, printer))
+    try:
+        asyncio.run(_listen(server, wanted, since, printer))
+    except ExceptionGroup as group:  # the first queue that cannot be read ends it
+        raise group.exceptions[0] from None
 
 
 async def _listen(
