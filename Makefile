@@ -60,8 +60,13 @@ prove: setup ## Prove what the tests sample: every crash point, 10 million inter
 wheel: $(PYTHON_STAMP) ## Build the wheel, install each extra alone, check what an index would say
 	@TORIL_PROVE=1 $(BIN)/python -m pytest --timeout 1200 tests/packaging $(T)
 
-chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another)
+chaos: setup ## A storm of 100,000 jobs and 200 kills (C="TORIL_CHAOS_JOBS=1000000 …" for another, C=cluster for one on a cluster)
+ifeq ($(C),cluster)
+	@env TORIL_CLUSTER_JOBS=$${TORIL_CLUSTER_JOBS:-50000} TORIL_CLUSTER_MASTER_KILLS=$${TORIL_CLUSTER_MASTER_KILLS:-20} TORIL_CLUSTER_MIGRATIONS=$${TORIL_CLUSTER_MIGRATIONS:-50} TORIL_CLUSTER_WORKER_KILLS=$${TORIL_CLUSTER_WORKER_KILLS:-100} \
+		$(BIN)/python -m pytest -s --timeout 3600 tests/chaos/test_cluster_storm.py $(T)
+else
 	@env TORIL_CHAOS_JOBS=100000 TORIL_CHAOS_KILLS=200 $(C) $(BIN)/python -m pytest -s --timeout 14400 tests/chaos $(T)
+endif
 
 check: $(PYTHON_STAMP) ## Lint, types, layers, Lua headers, generated code, lengths
 	$(BIN)/ruff check .

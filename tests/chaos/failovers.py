@@ -3,9 +3,13 @@
     python -m tests.chaos.failovers --rounds 25
 
 Each round adds jobs from many tasks, kills the primary with SIGKILL, waits until its replica has
-taken over, and asks the new primary for every job whose ``add`` returned.  With ``--lag`` the
-replica is cut off for that long before the primary dies, as by a line that breaks first: what it
-has not received by then nobody has.
+taken over, and asks the new primary for every job whose ``add`` returned.  A worker runs them: it
+has to go on within five seconds of the moment in which the new primary answers.  Figures are
+printed after each round, so that an interrupted run is worth something.  Servers that do not come
+back on a busy machine are given up and counted, and the next round has new ones.
+
+With ``--lag`` the replica is cut off for that long before the primary dies, as by a line that
+breaks first: what it has not received by then nobody has.
 """
 
 from __future__ import annotations
@@ -23,13 +27,14 @@ import redis
 
 from tests.helpers import wait_until_sync
 from tests.servers import Cluster, Server, free_port
-from toril import Queue
+from toril import Queue, Worker
 from toril.client.embedded import server_binary
 from toril.errors import TorilError
 from toril.protocol.command import Command, plain
 
 ADDERS = 20
 PATIENCE_S = 60.0
+GOES_ON_WITHIN_S = 5.0
 BEFORE_S = 0.3
 AFTER = 50
 """How many adds must return after the failover before a round is over."""
@@ -49,6 +54,8 @@ class World(Protocol):
 
     url: str
     queue: str
+    answered_at: float
+    """When the new primary answered, by ``time.monotonic()``."""
 
     def kill_primary(self, lag_s: float) -> None: ...
 
@@ -62,6 +69,7 @@ class SentinelWorld:
     """A primary, its replica, and a sentinel that watches them."""
 
     queue = "failovers"
+    answered_at = 0.0
 
     def __init__(self) -> None:
         options = {"repl-diskless-sync-delay": "0"}
@@ -95,6 +103,7 @@ class SentinelWorld:
     def heal(self) -> None:
         self.primary, self.replica = self.replica, self.primary
         wait_until_sync(lambda: _told(self.primary).get("role") == "master", PATIENCE_S)
+        self.answered_at = time.monotonic()
         self.replica.start()
         # The sentinel would do this as well, in its own time.
         with self.replica.client() as client:
@@ -122,6 +131,7 @@ class ClusterWorld:
     """Three masters with a replica each; the one that has the queue is killed."""
 
     queue = "{failovers}"
+    answered_at = 0.0
 
     def __init__(self) -> None:
         self._cluster = Cluster({"cluster-node-timeout": "1000"}, replicas=True).start()
@@ -138,6 +148,7 @@ class ClusterWorld:
     def heal(self) -> None:
         self.primary, self.replica = self.replica, self.primary
         wait_until_sync(lambda: _told(self.primary).get("role") == "master", PATIENCE_S)
+        self.answered_at = time.monotonic()
         self.replica.start()
         _wait_for_link(self.replica)
 
@@ -185,7 +196,25 @@ class Tally:
     acknowledged: int = 0
     refused: int = 0
     lost: int = 0
+    given_up: int = 0
+    """Rounds whose servers did not come back."""
     pauses_s: list[float] = field(default_factory=list)
+    resumed_s: list[float] = field(default_factory=list)
+    """How long after the new primary answered a worker had its first job from it."""
+
+    @property
+    def late(self) -> int:
+        return sum(seconds > GOES_ON_WITHIN_S for seconds in self.resumed_s)
+
+    def add(self, other: Tally) -> None:
+        """What came of more rounds."""
+        self.rounds += other.rounds
+        self.acknowledged += other.acknowledged
+        self.refused += other.refused
+        self.lost += other.lost
+        self.given_up += other.given_up
+        self.pauses_s += other.pauses_s
+        self.resumed_s += other.resumed_s
 
     def __str__(self) -> str:
         pauses = sorted(self.pauses_s)
@@ -193,7 +222,9 @@ class Tally:
         return (
             f"{self.rounds} failovers: {self.acknowledged} adds acknowledged, {self.refused} not,"
             f" {self.lost} lost; no add returned for {middle:.1f} s (at most"
-            f" {max(pauses, default=0):.1f} s)"
+            f" {max(pauses, default=0):.1f} s); a worker went on after at most"
+            f" {max(self.resumed_s, default=0):.1f} s, {self.late} times after more than"
+            f" {GOES_ON_WITHIN_S:.0f} s; {self.given_up} rounds given up"
         )
 
 
@@ -241,15 +272,20 @@ async def run_rounds(world: World, rounds: int, *, replicas: int, lag_s: float) 
     for number in range(rounds):
         options = {"connection": world.url, "replicas": replicas, "replicas_timeout": 500}
         async with Queue(world.queue, **options) as queue:
-            async with Adders(queue, f"r{replicas}-{number}-{time.time_ns()}") as adders:
+            begun: list[float] = []
+
+            async def note(job: object, begun: list[float] = begun) -> None:
+                begun.append(time.monotonic())
+
+            stem = f"r{replicas}-{number}-{time.time_ns()}"
+            async with (
+                Worker(world.queue, note, connection=world.url, concurrency=10),
+                Adders(queue, stem) as adders,
+            ):
                 await asyncio.sleep(BEFORE_S)
                 await asyncio.to_thread(world.kill_primary, lag_s)
                 await asyncio.to_thread(world.heal)
-                enough = len(adders.acknowledged) + AFTER
-                deadline = time.monotonic() + PATIENCE_S
-                while len(adders.acknowledged) < enough:
-                    assert time.monotonic() < deadline, "adds do not return after the failover"
-                    await asyncio.sleep(0.02)
+                await _go_on(world, adders, begun)
             found = await queue._connection.run_all(
                 [_exists(queue, job_id) for job_id in adders.acknowledged]
             )
@@ -258,8 +294,19 @@ async def run_rounds(world: World, rounds: int, *, replicas: int, lag_s: float) 
             tally.refused += adders.refused
             tally.lost += found.count(False)
             tally.pauses_s.append(adders.longest_s)
+            tally.resumed_s.append(min(at for at in begun if at > world.answered_at))
+            tally.resumed_s[-1] -= world.answered_at
             await queue.obliterate(force=True)
     return tally
+
+
+async def _go_on(world: World, adders: Adders, begun: list[float]) -> None:
+    """Until adds return again, and the worker has had a job from the new primary."""
+    enough = len(adders.acknowledged) + AFTER
+    deadline = time.monotonic() + PATIENCE_S
+    while len(adders.acknowledged) < enough or not begun or begun[-1] <= world.answered_at:
+        assert time.monotonic() < deadline, "nothing goes on after the failover"
+        await asyncio.sleep(0.02)
 
 
 def _exists(queue: Queue, job_id: str) -> Command[bool]:
@@ -277,14 +324,28 @@ def main() -> None:
     given = parser.parse_args()
     for name in given.world or sorted(WORLDS):
         for replicas in (0, 1):
-            world = WORLDS[name]()
-            try:
-                tally = asyncio.run(
-                    run_rounds(world, given.rounds, replicas=replicas, lag_s=given.lag)
-                )
-            finally:
-                world.close()
+            tally = measure(name, given.rounds, replicas=replicas, lag_s=given.lag)
             print(f"{name}, replicas={replicas}: {tally}", flush=True)
+
+
+def measure(name: str, rounds: int, *, replicas: int, lag_s: float) -> Tally:
+    """So many rounds; servers that do not come back are replaced by new ones."""
+    total = Tally()
+    world: World | None = None
+    while total.rounds < rounds and total.given_up <= rounds:
+        try:
+            world = world or WORLDS[name]()
+            total.add(asyncio.run(run_rounds(world, 1, replicas=replicas, lag_s=lag_s)))
+        except (AssertionError, TorilError, redis.RedisError, OSError) as error:
+            total.given_up += 1
+            print(f"{name}, replicas={replicas}: given up: {error!r}", flush=True)
+            if world is not None:
+                world.close()
+            world = None
+        print(f"{name}, replicas={replicas}, so far: {total}", flush=True)
+    if world is not None:
+        world.close()
+    return total
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def main(config: dict[str, Any]) -> None:
 
     async def handle(job: Any) -> str:
         data = job.data
-        label = data.get("n") or f"undo-{data['originalJobId']}"
+        undoes = data.get("compensationData") or {}
+        label = data.get("n") or undoes.get("n") or f"undo-{data['originalJobId']}"
         row = ledger.begin(label, job.name, job.lane, job.fence)
         await asyncio.sleep(duration_s(label, config["work_s"]))
         ledger.end(row)
@@ -67,9 +68,13 @@ def main(config: dict[str, Any]) -> None:
         "drain_delay": 1000,
         "max_stalled_count": 1000,
     }
+    letters, undoing = LETTERS, UNDOING
+    if config.get("partitions"):
+        options["partitions"] = config["partitions"]
+        letters, undoing = (f"{{{QUEUE}}}{name.removeprefix(QUEUE)}" for name in (letters, undoing))
     toril.run(
-        toril.Worker(QUEUE, handle, dead_letter_queue=LETTERS, **options),
-        toril.Worker(UNDOING, handle, **options),
+        toril.Worker(QUEUE, handle, dead_letter_queue=letters, **options),
+        toril.Worker(undoing, handle, **options),
     )
 
 
