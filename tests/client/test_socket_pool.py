@@ -515,7 +515,7 @@ async def test_what_lacked_the_library_goes_again_once_and_at_once(naps, caplog)
     assert caplog.text == ""
 
 
-async def test_what_met_a_broken_line_goes_again_after_a_pause(naps):
+async def test_what_met_a_broken_line_goes_again_after_a_pause(naps, caplog):
     connection = Connection("redis://nowhere")
     broken = LineError("it broke")
     connection._transport = answers = Answers([[1], broken, broken], [[2], broken], [[3]])
@@ -525,3 +525,4 @@ async def test_what_met_a_broken_line_goes_again_after_a_pause(naps):
     assert replies == [[1], [2], [3]]
     assert answers.sent == [3, 2, 1]
     assert len(naps) == 2
+    assert caplog.text == "", "it says nothing of functions"

@@ -28,6 +28,7 @@ _WORKER = (
 )
 _SENDING = (
     "tests/protocol/test_sending.py",
+    "tests/client/test_socket_pool.py",
     "tests/client/test_read_only.py",
     "tests/client/test_pipelining.py",
     "tests/client/test_failovers.py",
@@ -35,6 +36,7 @@ _SENDING = (
 )
 TESTS: dict[str, tuple[str, ...]] = {
     "worker/pump": (
+        "tests/worker/test_pump.py",
         *_WORKER,
         "tests/worker/test_local_events.py",
         "tests/worker/test_big_jobs.py",
@@ -48,14 +50,21 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/worker/test_outage_log.py",
         "tests/client/test_cancelling.py",
     ),
-    "worker/crew": _WORKER,
+    "worker/crew": ("tests/worker/test_crew.py", *_WORKER),
     "client/line": (*_SENDING, "tests/client/test_loops.py"),
     "client/transport": (
         *_SENDING,
+        "tests/client/test_replicas.py",
         "tests/client/test_bounds.py",
         "tests/test_embedded.py::test_it_stops_with_the_queue_that_started_it",
     ),
-    "client/connection": (*_SENDING, "tests/client/test_bounds.py", "tests/client/test_sharing.py"),
+    "client/connection": (
+        *_SENDING,
+        "tests/client/test_bounds.py",
+        "tests/client/test_sharing.py",
+        "tests/client/test_sockets.py",
+        "tests/client/test_on_a_cluster.py",
+    ),
     "client/waiting": ("tests/client/test_wait_for.py",),
     "client/batching": (
         "tests/client/test_adding.py",
@@ -67,7 +76,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "protocol/failovers": ("tests/protocol/test_failovers.py",),
     "protocol/numbering": ("tests/client/test_made_once.py",),
 }
-"""The quick tests that are to notice a bug in each module."""
+"""The quick tests that are to notice a bug in each module, the quickest first."""
 
 _SAID = re.compile(r"request|token|number|fence|step|run|owner|generation|epoch")
 _ENDS = re.compile(r"close|drop|discard|disconnect|release|cancel|notify|wake|set|remove|clear")

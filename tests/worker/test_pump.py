@@ -1,0 +1,228 @@
+"""The pump by itself: what it does with replies, and whom it wakes, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+import pytest
+
+from toril.protocol.settling import Reply, Take
+from toril.worker.outbox import Outbox
+from toril.worker.pump import Pump
+
+
+class Crew:
+    """Notes which jobs begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+
+    def read(self, words: Any, token: str) -> Any:
+        return words
+
+    def start_job(self, job: Any, received: Any) -> None:
+        self.begun.append(job)
+
+    def drained(self) -> None:
+        pass
+
+
+class Flight:
+    """Keeps what is posted until the test lets it land."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.last_request = self.unheard = 0
+        self.confirm_at = 0.0
+        self.confirming: Any = None
+        self.posted: list[Any] = []
+        self.called: list[Any] = []
+        self.has_left = False
+
+    def post(self, trip: Any, landed: Any) -> bool:
+        self.posted.append(trip)
+        self.landed = landed
+        return True
+
+    def land(self, reply: Reply) -> None:
+        self.landed(self.posted[-1], reply)
+
+    async def call(self, trip: Any) -> Reply:
+        self.called.append(trip)
+        return reply()
+
+    async def wait_and_take(self, block_ms: int, trip: Any) -> Reply:
+        raise asyncio.CancelledError
+
+    async def leave(self) -> None:
+        self.has_left = True
+
+
+class Pulse:
+    heard_at = 0.0
+
+    def hear(self, now_ms: int) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+
+
+def reply(*jobs: str, next_due_ms: int = 0) -> Reply:
+    return Reply(results=[], jobs=[*jobs], next_due_ms=next_due_ms, rate_limit_ms=0, now_ms=1)
+
+
+class World:
+    """A pump with room for three jobs."""
+
+    def __init__(self) -> None:
+        self.crew, self.outbox = Crew(), Outbox()
+        self.flight, self.waiting = Flight("w-1"), Flight("w-wait")
+        self.pump = Pump(
+            self.crew,
+            self.outbox,
+            Pulse(),
+            [self.flight],
+            self.waiting,
+            concurrency=3,
+            worker_id="w",
+            make_take=lambda count, token: Take(count=count, token=token, lock_ms=1000),
+        )
+
+    async def __aenter__(self) -> Self:
+        self.running = asyncio.create_task(self.pump.run())
+        await turns()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_reply_that_cannot_be_taken_in_ends_the_pump():
+    async with World() as world:
+        world.crew.read = None
+
+        world.flight.land(reply("job"))
+        await turns()
+
+        assert world.running.done()
+        assert isinstance(world.running.exception(), (TypeError, ExceptionGroup))
+
+
+async def test_whoever_waits_for_what_is_away_is_woken_when_it_has_landed():
+    async with World() as world:
+        landing = asyncio.create_task(world.pump.land())
+        await turns()
+        assert not landing.done()
+
+        world.flight.land(reply())
+        await turns()
+
+        assert landing.done()
+        assert world.pump._waiting_for_landing == []
+        await asyncio.wait_for(world.pump.land(), 60)
+
+
+@pytest.mark.parametrize(("jobs", "due", "looks_again"), [((), 77, False), (("big",), 0, True)])
+async def test_what_was_too_big_to_come_with_the_others_is_asked_for_at_once(
+    jobs, due, looks_again
+):
+    """Something is due although jobs came: they were not all. Else it is due later."""
+    async with World() as world:
+        world.flight.land(reply(*jobs, next_due_ms=77))
+        await turns()
+
+        assert world.pump.next_due_ms == due
+        assert len(world.flight.posted) == 1 + looks_again
+
+
+# ---------------------------------------------------------------------------- confirmations
+
+
+async def with_a_job() -> World:
+    world = await World().__aenter__()
+    world.flight.land(reply("job"))
+    return world
+
+
+async def test_what_runs_for_a_while_is_confirmed(monkeypatch):
+    monkeypatch.setattr("toril.worker.pump.CONFIRM_AFTER_S", 0.0)
+    world = await with_a_job()
+    assert world.flight.confirming is not None
+
+    await asyncio.sleep(0)
+    while not world.flight.posted[1:]:
+        await asyncio.sleep(0)
+
+    assert [*world.flight.posted[1].confirmations] == [("w-1", 1)]
+    await world.__aexit__()
+
+
+async def test_what_a_later_call_has_told_is_not_confirmed():
+    world = await with_a_job()
+    world.flight.confirm_at = 0.0
+    world.flight.last_request += 1
+
+    world.pump._confirm(world.flight)
+
+    assert len(world.flight.posted) == 1
+    assert not world.outbox.to_confirm
+    assert world.flight.confirming is None
+    await world.__aexit__()
+
+
+async def test_nothing_is_confirmed_when_nothing_is_held():
+    world = await with_a_job()
+    world.flight.confirm_at = 0.0
+    world.outbox.held = 0
+
+    world.pump._confirm(world.flight)
+
+    assert len(world.flight.posted) == 1
+    assert not world.outbox.to_confirm
+    await world.__aexit__()
+
+
+async def test_a_timer_of_an_earlier_reply_waits_for_the_later_one():
+    world = await with_a_job()
+    timer = world.flight.confirming
+    world.flight.confirm_at += 600
+
+    world.pump._confirm(world.flight)
+
+    assert len(world.flight.posted) == 1
+    assert not world.outbox.to_confirm
+    assert world.flight.confirming is not None
+    assert world.flight.confirming is not timer
+    await world.__aexit__()
+
+
+async def test_one_timer_does_for_many_replies():
+    world = await with_a_job()
+    timer = world.flight.confirming
+
+    world.pump._confirm_later(world.flight.posted[0])
+
+    assert world.flight.confirming is timer
+    await world.__aexit__()
+
+
+# ---------------------------------------------------------------------------- a wait that ends
+
+
+@pytest.mark.parametrize("takes", [True, False])
+async def test_a_wait_that_is_cancelled_asks_what_became_of_it_unless_the_loop_ends(takes):
+    """A worker that closes has stopped taking before it cancels; a loop that ends has not."""
+    async with World() as world:
+        if not takes:
+            world.pump.stop_taking()
+
+        with pytest.raises(asyncio.CancelledError):
+            await world.pump.wait_and_take(1000)
+
+        assert len(world.waiting.called) == (not takes)
+        assert world.waiting.has_left is not takes
