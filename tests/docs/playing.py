@@ -23,7 +23,7 @@ from toril.worker import running
 
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^( *)```python[^\n`]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PATIENCE_S = 30
+PATIENCE_S = 60
 
 
 class Enough(BaseException):
