@@ -194,6 +194,48 @@ class TestRig:
 
             assert ran == ["daily"] * 30
 
+    @pytest.mark.parametrize("with_delayed", [False, True])
+    async def test_schedules_that_are_due_run_before_a_drain_ends(self, with_delayed):
+        """Regression: a drain that looked before its workers did ended without them."""
+        other = App()
+        runs: list[str] = []
+        for number in range(8):
+
+            @other.task(name=f"s{number}", queue=f"q{number}", schedule=every(days=1))
+            async def tick(ctx: Context) -> None:
+                runs.append(ctx.name)
+
+        async with running(other) as rig:
+            await other.declare_schedules()
+            await rig.drain()
+            for _ in range(5):
+                runs.clear()
+                await rig.advance(timedelta(days=1))
+                await rig.drain(with_delayed=with_delayed)
+
+                assert sorted(runs) == [f"s{number}" for number in range(8)]
+
+    async def test_a_delayed_job_behind_many_schedules_is_found(self):
+        """Regression: only the first 100 that wait for their time were looked at."""
+        async with running(app) as rig:
+            queue = app.queue("default")
+            for number in range(105):
+                await queue.upsert_job_scheduler(
+                    f"s{number}", cron="0 0 1 1 *", template=mail.call("new year")
+                )
+            await mail.using(delay=timedelta(days=800)).enqueue("late")
+
+            done = await rig.drain(with_delayed=True)
+
+            assert [one.data["text"] for one in done] == ["late"]
+
+    async def test_a_drain_that_cannot_end_says_what_is_left(self):
+        async with running(app) as rig:
+            await app.queue("default").pause()
+            await mail.enqueue("stuck")
+            with pytest.raises(TimeoutError, match="queue 'default': 1 waiting, paused"):
+                await rig.drain(timeout=200)
+
     async def test_retries_wait_and_come_when_their_time_has_come(self):
         other = App()
         tries: list[int] = []

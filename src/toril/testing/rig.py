@@ -28,6 +28,7 @@ T = TypeVar("T")
 PATIENCE_MS = 30_000
 _LOOK_S = 0.005
 _KEYS_PER_SCAN = 500
+_ROWS = 100
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -111,19 +112,39 @@ class Rig:
         workers = self.app.make_workers(drain_delay=50)
         for worker in workers:
             self._listen(worker)
-        async with self.app.lifespan, asyncio.timeout(milliseconds(timeout, "timeout") / 1000):
+        patience_ms = milliseconds(timeout, "timeout")
+        async with self.app.lifespan:
             for worker in workers:
                 await worker.start()
             try:
-                await self._until_idle(workers)
-                while with_delayed and await self._promote_next():
+                async with asyncio.timeout(patience_ms / 1000) as patience:
                     await self._until_idle(workers)
+                    while with_delayed and await self._promote_next():
+                        await self._until_idle(workers)
+            except TimeoutError as error:
+                if not patience.expired():
+                    raise
+                raise TimeoutError(
+                    f"rig.drain() did not end within {patience_ms} ms; left: {await self._left()}"
+                ) from error
             finally:
                 await asyncio.gather(*(worker.close(timeout=1000) for worker in workers))
         errors = [ran.error for ran in self._ran if ran.error is not None]
         if errors and raise_failures:
             _raise(errors)
         return list(self._ran)
+
+    async def _left(self) -> str:
+        """What has not run, for an error."""
+        found = []
+        for name in sorted(self.app.queue_names):
+            queue = self._queue(name)
+            counts = await queue.get_job_counts("waiting", "prioritized", "active", "delayed")
+            told = [f"{count} {state}" for state, count in counts.items() if count]
+            if await queue.is_paused():
+                told.append("paused")
+            found += [f"queue {name!r}: {', '.join(told)}"] if told else []
+        return "; ".join(found) or "nothing any more"
 
     def _listen(self, worker: Worker) -> None:
         def completed(job: StoredJob, value: Any) -> None:
@@ -149,10 +170,14 @@ class Rig:
             counts = await queue.get_job_counts("waiting", "prioritized", "active")
             if any(counts.values()):
                 return False
-            due = await self._earliest(name)
-            if due is not None and due[0] <= now_ms:
+            if await self._is_due(name, now_ms):
                 return False
         return True
+
+    async def _is_due(self, name: str, now_ms: int) -> bool:
+        """Has the time come of a delayed job, one of a scheduler included?"""
+        rows = await self._delayed(name, 0, 0)
+        return bool(rows) and rows[0][0] <= now_ms
 
     async def _promote_next(self) -> bool:
         """Let the job that is due next run now; False when none waits for its time."""
@@ -173,15 +198,24 @@ class Rig:
 
         The iterations of schedulers never end, so they do not count.
         """
-        keys = self._queue(name).keys
-        rows = await self._connection.run(
-            plain("ZRANGE", keys.delayed, 0, 99, "WITHSCORES", parse=list)
-        )
-        for member, score in zip(rows[::2], rows[1::2], strict=True):
-            job_id = member.decode()
-            if not job_id.startswith("repeat:"):
-                return int(float(score)) // 4096, job_id
+        start = 0
+        while rows := await self._delayed(name, start, start + _ROWS - 1):
+            for due in rows:
+                if not due[1].startswith("repeat:"):
+                    return due
+            start += _ROWS
         return None
+
+    async def _delayed(self, name: str, start: int, end: int) -> list[tuple[int, str]]:
+        """When delayed jobs are due, and their ids, the earliest first."""
+        key = self._queue(name).keys.delayed
+        rows = await self._connection.run(
+            plain("ZRANGE", key, start, end, "WITHSCORES", parse=list)
+        )
+        return [
+            (int(float(score)) // 4096, member.decode())
+            for member, score in zip(rows[::2], rows[1::2], strict=True)
+        ]
 
     # ------------------------------------------------------------------ time
 
