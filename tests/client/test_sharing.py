@@ -9,6 +9,7 @@ import pytest
 
 import toril.sync
 from toril import Connection, Queue
+from toril.client.connection import PATIENCE_S
 from toril.errors import ServerUnavailableError
 
 
@@ -45,9 +46,12 @@ async def test_a_producer_fails_fast_when_nobody_listens():
         taken.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{taken.getsockname()[1]}"
         begun = time.monotonic()
+        connection = Connection(url, patience_s=0.3)
 
-        async with Queue("q", connection=url) as queue:
+        async with Queue("q", connection=connection) as queue:
             with pytest.raises(ServerUnavailableError, match="is the server up"):
                 await queue.add("x")
 
     assert time.monotonic() - begun < 30
+    await connection.close()
+    assert PATIENCE_S <= 3, "of a producer that says nothing else"
