@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha1
+
 import pytest
 
 from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError
@@ -193,6 +195,15 @@ def test_every_call_of_the_library_is_made_once():
         assert script.source.startswith("#!lua")
         assert len(script.sha) == 40
         assert script.key_names[0]
+
+
+def test_a_call_has_a_text_of_its_own_only_once_a_server_needs_it():
+    script = scripts.library().script("settle")
+
+    assert not script.__dict__
+    assert script.sha == sha1(script.source.encode()).hexdigest()
+    assert script.source is script.source
+    assert script.library is scripts.library().source
 
 
 def test_a_call_without_its_key_line_is_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha1
 from itertools import count
 
 import msgspec
@@ -16,7 +17,7 @@ from toril.errors import (
 )
 from toril.protocol.command import Command, Resend
 from toril.protocol.numbering import RESEND_WITHIN_S, Flights
-from toril.protocol.scripts import Script
+from toril.protocol.scripts import Library, Script
 from toril.protocol.sending import MOST_LOADS, Dialect, Sending
 
 LOST = redis.ConnectionError("Connection closed by server.")
@@ -30,11 +31,14 @@ GHOST = redis.ResponseError("GHOST a newer call of this flight was made already"
 FORGOTTEN = redis.ResponseError("FORGOTTEN whether this call was made")
 
 
+LIBRARY = Library({}, {"test": "function calls.test(KEYS, a, ARGV)\nend\n"}, "")
+TEXT = f"#!lua\n{LIBRARY.code}return serve(calls.test)(KEYS, ARGV)\n"
+
+
 def sending(
     resend: Resend,
     *,
     was_sent: bool = False,
-    source: str = "return 1",
     is_reading: bool = False,
     flights: Flights | None = None,
     dialect: Dialect | None = None,
@@ -42,9 +46,7 @@ def sending(
     script = Script(
         name="test",
         function="test_1",
-        source=source,
-        sha="sha",
-        library="library",
+        home=LIBRARY,
         key_names=(),
         is_reading=is_reading,
     )
@@ -105,7 +107,7 @@ def test_a_library_that_is_not_there_is_loaded_and_the_call_sent_again():
 
     assert call.lacks_library(NOT_LOADED)
     loading = call.loading()
-    assert loading.request(0.0) == ("FUNCTION", "LOAD", "library")
+    assert loading.request(0.0) == ("FUNCTION", "LOAD", LIBRARY.source)
     assert loading.command.near == "bull:q"
     assert call.request(0.0)[0] == "FCALL"
     assert not call.was_sent
@@ -129,7 +131,7 @@ def test_where_there_are_no_functions_this_call_and_all_others_go_as_scripts(err
 
     assert call.end_of_loading(error) is None
 
-    assert call.request(0.0)[:2] == ("EVALSHA", "sha")
+    assert call.request(0.0)[:2] == ("EVALSHA", sha1(TEXT.encode()).hexdigest())
     assert sending(Resend.NEVER, dialect=dialect).request(0.0)[0] == "EVALSHA"
     assert sending(Resend.NEVER).request(0.0)[0] == "FCALL"
 
@@ -167,7 +169,7 @@ def test_an_unknown_script_goes_by_its_source_once():
     unknown.goes_again_at_once(NO_FUNCTIONS)
 
     assert unknown.goes_again_at_once(UNKNOWN)
-    assert unknown.request(0.0)[:2] == ("EVAL", "return 1")
+    assert unknown.request(0.0)[:2] == ("EVAL", TEXT)
     assert not unknown.goes_again_at_once(UNKNOWN)
 
 

@@ -276,8 +276,8 @@ def test_a_settle_carries_every_outcome_and_what_is_wanted():
         {"max": 3, "duration": 1000},
         10,
         "w-0",
-        7,
-        [("w-1", 6)],
+        "0000000000000007",
+        [("w-1", "0000000000000006")],
     ]
     assert command.keys[0] == "bull:q"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import redis
 
 from tests.servers import Server
 from toril import Queue
-from toril.protocol import settling
+from toril.protocol import leasing, settling
 from toril.protocol.settling import Outcome, Settled, Take
 
 PLAIN_ADD = {
-    *("fcall", "exists", "hmget", "hset", "incrby", "lpush", "set", "time", "xadd", "zadd"),
+    *("fcall", "exists", "hgetall", "hset", "incrby", "lpush", "set", "time", "xadd", "zadd"),
 }
 
 
@@ -70,7 +72,7 @@ async def test_a_call_that_settles_one_job_and_takes_one(server):
             "fcall": 1,
             "time": 1,
             "hget": 1,
-            "hmget": 2,
+            "hmget": 1,
             "mget": 1,
             "exists": 2,  # what is read
             "lrem": 1,
@@ -78,9 +80,8 @@ async def test_a_call_that_settles_one_job_and_takes_one(server):
             "xadd": 2,
             "hset": 3,
             "del": 1,
-            "srem": 1,
             "lmove": 1,
-            "hgetall": 1,
+            "hgetall": 2,
             "set": 1,  # the next job
         }
         assert taken == added[1:2]
@@ -139,3 +140,61 @@ async def test_an_add_of_one_job(server):
         await queue.add("x", {"n": 1})
 
         assert counted(server) == {**dict.fromkeys(PLAIN_ADD, 1), "xadd": 2}
+
+
+async def test_a_job_that_is_marked_as_stalled_loses_the_mark_with_its_end(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        job = await queue.add("x")
+        await hand.settle_and_take()
+        with server.client() as raw:
+            raw.sadd(queue.keys.stalled, job.id, "another")
+
+            await hand.settle_and_take()
+
+            assert raw.smembers(queue.keys.stalled) == {"another"}
+
+
+async def test_children_are_found_beside_a_mark_of_stalled_jobs(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        job = await queue.add("x")
+        await hand.settle_and_take()
+        with server.client() as raw:
+            raw.sadd(queue.keys.stalled, "another")
+            raw.sadd(f"{queue.keys.job(job.id)}:dependencies", "bull:q:child")
+
+            with pytest.raises(AssertionError):
+                await hand.settle_and_take()
+
+            assert raw.lrange(queue.keys.active, 0, 9) == [job.id]
+
+
+async def test_what_an_earlier_version_remembers_of_a_call_is_understood(server):
+    """Its records have the number inside, and none behind them."""
+    old = msgspec.msgpack.encode(
+        {
+            "request": 3,
+            "token": "o:3",
+            "at": 1,
+            "results": [0],
+            "taken": ["gone"],
+            "rate_limit_ms": 0,
+            "next_due_ms": 0,
+        }
+    )
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        job = await queue.add("x")
+        with redis.Redis.from_url(server.url) as raw:
+            raw.hset(queue.keys.own("replies"), mapping={"o-0": old})
+
+            assert await hand.settle_and_take() == [job.id]
+            await queue._connection.follow(
+                leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1)
+            )
+
+            assert raw.hkeys(queue.keys.own("replies")) == [b"w-0"]
+            record = raw.hget(queue.keys.own("replies"), "w-0")
+            assert record.endswith(b"0000000000000001")
+            assert msgspec.msgpack.decode(record[:-16])["taken"] == [job.id]

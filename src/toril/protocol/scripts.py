@@ -29,20 +29,31 @@ _NAME = re.compile(r"[\w.]+")
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
 
 
-class Script(msgspec.Struct, frozen=True):
+class Script(msgspec.Struct, frozen=True, dict=True):
     """One call of the library, as it is sent to the server."""
 
     name: str
     function: str
     """Its name on the server."""
-    source: str
-    """The same as a script of its own."""
-    sha: str
-    library: str
-    """What ``FUNCTION LOAD`` is given."""
+    home: Library
     key_names: tuple[str, ...]
     is_reading: bool
     """Does the server see to it that it writes nothing?"""
+
+    @property
+    def library(self) -> str:
+        """What ``FUNCTION LOAD`` is given."""
+        return self.home.source
+
+    @cached_property
+    def source(self) -> str:
+        """The same as a script of its own, for servers without functions: made when it is needed,
+        since it is as long as the whole library."""
+        return self.home.as_script(self.name)
+
+    @cached_property
+    def sha(self) -> str:
+        return _hash(self.source)
 
 
 class Library:
@@ -96,7 +107,7 @@ class Library:
     def _registration(self, name: str) -> str:
         flags = ", ".join(f'"{flag}"' for flag in self._flags(name))
         return (
-            f'redis.register_function{{ function_name = "{name}_{self.version}", '
+            f'register{{ function_name = "{name}_{self.version}", '
             f"callback = serve(calls.{name}), flags = {{ {flags} }} }}\n"
         )
 
@@ -128,20 +139,21 @@ class Library:
         key_line = _KEY_LINE.search(self.calls[name])
         if key_line is None:
             raise ValueError(f"call {name!r} does not begin with `local … = unpack(KEYS)`")
-        flags = self._flags(name)
-        first = f"#!lua flags={','.join(flags)}" if flags else "#!lua"
-        source = f"{first}\n{self.code}return serve(calls.{name})(KEYS, ARGV)\n"
         # A key named like a word of Lua's, or like a room, has an underscore behind it: `repeat_`.
         key_names = tuple(part.strip().removesuffix("_") for part in key_line[1].split(","))
         return Script(
             name=name,
             function=f"{name}_{self.version}",
-            source=source,
-            sha=_hash(source),
-            library=self.source,
+            home=self,
             key_names=key_names,
-            is_reading="no-writes" in flags,
+            is_reading="no-writes" in self._flags(name),
         )
+
+    def as_script(self, name: str) -> str:
+        """The text of a call that is sent as a script."""
+        flags = self._flags(name)
+        first = f"#!lua flags={','.join(flags)}" if flags else "#!lua"
+        return f"{first}\n{self.code}return serve(calls.{name})(KEYS, ARGV)\n"
 
 
 def _functions(text: str) -> dict[str, str]:

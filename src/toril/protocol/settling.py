@@ -369,12 +369,12 @@ def settle(
         "outcomes": load.outcomes,
         "take": take.count,
         "token": take.token,
-        "lock_ms": take.lock_ms,
+        "lock_ms": str(take.lock_ms),
         "flight": flight,
-        "request": request,
+        "request": _digits(request),
     }
     if confirmations:
-        args["received"] = confirmations
+        args["received"] = [(flight, _digits(number)) for flight, number in confirmations]
     if take.worker_name is not None:
         args["name"] = take.worker_name
     if take.limiter is not None:
@@ -399,6 +399,11 @@ def settle(
         payloads=load.texts + load.payloads,
         resend=Resend.SAME,
     )
+
+
+def _digits(request: int) -> str:
+    """The number of a call as the server compares it: as text."""
+    return f"{request:016}"
 
 
 class _Load:

@@ -15,8 +15,8 @@
             way, are its data no JSON)},
             troubles list of {name, made, attempts, keep, on_exhausted, stacktrace}? (what those that go
             to the dead letters have in common: rooms/burials.lua; `made` attempts of `attempts`),
-            take int (how many jobs may be started), token str, lock_ms int, name str?,
-            limiter {max, duration}?, points int? (metrics), flight str, request int,
+            take int (how many jobs may be started), token str, lock_ms str (digits), name str?,
+            limiter {max, duration}?, points int? (metrics), flight str, request str (sixteen digits),
             received list of {flight, request}?, dead_letters str? (the name of the queue that takes
             them), away str? (the base of that queue if it is in another slot), queue str? (this queue's
             name), keep_letters {count, age}? (in ms)
@@ -40,15 +40,24 @@
   Cost      O(outcomes + take), at most 200 delayed jobs and 100 of lanes let in, 1000 old ones removed per
             outcome; half a megabyte of jobs is enough (next due ms is then the time now)
 ]]
+--- The last call of a flight, as it is remembered: what it left, packed, and behind it the sixteen
+--- digits of its number. The next call needs no more than these.
+local DIGITS = 16
+
+local function remember(replies, a, results, taken, rate_limit_ms, next_due_ms, now)
+  redis.call("HSET", replies, a.flight, cmsgpack.pack({ at = now, results = results, taken = taken,
+    rate_limit_ms = rate_limit_ms, next_due_ms = next_due_ms }) .. a.request)
+end
+
 --- What a call that came before has left for one that is sent again: its results, and the jobs that
 --- it took, as far as nobody else has them by now.
-local function answerAgain(base, last, lock_ms, now)
-  local taken_jobs = {}
+local function answerAgain(base, record, a, now)
+  local last, taken_jobs = cmsgpack.unpack(record), {}
   for _, id in ipairs(last.taken) do
     local job = base .. ":" .. id
-    if redis.pcall("GET", job .. ":lock") == last.token then
+    if redis.pcall("GET", job .. ":lock") == a.token then
       -- Most of its time may have gone by while nobody knew of the job.
-      redis.call("PEXPIRE", job .. ":lock", clock.digits(lock_ms))
+      redis.call("PEXPIRE", job .. ":lock", a.lock_ms)
       taken_jobs[#taken_jobs + 1] = takes.readTaken(job, id)
     end
   end
@@ -58,12 +67,12 @@ end
 --- Replies that are known to have arrived: what they handed out needs no second look.
 local function noteReceived(replies, received)
   for _, call in ipairs(received) do
-    local other = redis.call("HGET", replies, call[1])
-    if other then
-      other = cmsgpack.unpack(other)
-      if other.request == call[2] then
-        other.taken = {}
-        redis.call("HSET", replies, call[1], cmsgpack.pack(other))
+    local record = redis.call("HGET", replies, call[1])
+    if record then
+      if string.sub(record, -DIGITS) == call[2] then
+        local last = cmsgpack.unpack(record)
+        last.taken = {}
+        redis.call("HSET", replies, call[1], cmsgpack.pack(last) .. call[2])
       end
     end
   end
@@ -269,31 +278,26 @@ settle["waiting-children"] = function(work, outcome, i, job)
   return 0
 end
 
---- How far the work has come, so that what one outcome leaves behind can be taken back.
-local function mark(work)
-  local batch, dead_letters = work.batch, work.dead_letters
-  return { payload = work.payload, ids = #batch.ids, completed = #batch.completed,
-    lanes = #batch.lanes, moved = dead_letters and #dead_letters.moved,
-    letters = dead_letters and #dead_letters.ids }
-end
-
 local function shorten(list, length)
   for i = #list, length + 1, -1 do list[i] = nil end
 end
 
 --- What an outcome that could not be written has left in the batch is taken back: the job is active
---- again, and its worker holds it.
-local function takeBack(work, outcome, before)
-  local batch, dead_letters = work.batch, work.dead_letters
-  for i = #batch.ids, before.ids + 1, -1 do
+--- again, and its worker holds it. The numbers are how many there were of each before it.
+local function takeBack(work, outcome, ids, completed, of_lanes)
+  local batch = work.batch
+  for i = #batch.ids, ids + 1, -1 do
     batch.ids[i], batch.locks[i] = nil, nil
     if not batch.leaves_together then redis.call("RPUSH", work.queue.active, outcome.id) end
   end
-  shorten(batch.completed, before.completed)
-  shorten(batch.lanes, before.lanes)
-  if not dead_letters then return end
-  shorten(dead_letters.moved, before.moved)
-  for i = #dead_letters.ids, before.letters + 1, -1 do
+  shorten(batch.completed, completed)
+  shorten(batch.lanes, of_lanes)
+end
+
+local function takeBackLetter(work, outcome, letters, moved)
+  local dead_letters = work.dead_letters
+  shorten(dead_letters.moved, moved)
+  for i = #dead_letters.ids, letters + 1, -1 do
     if dead_letters.away then
       parcels.forget(work.queue.base, { dead_letters.ids[i] })
     else
@@ -345,13 +349,16 @@ end
 --- Write one outcome. If the server cannot, because of what it finds at or beside the job, no other one
 --- is touched: the worker is told and fails the job, and a failure is written without the job's ties.
 local function settleOne(work, outcome, i)
-  local job, before = work.batch.jobs[i], mark(work)
-  local is_written, result = pcall(settle[outcome.kind], work, outcome, i, job)
+  local batch, dead_letters, first = work.batch, work.dead_letters, work.payload
+  local ids, completed, of_lanes = #batch.ids, #batch.completed, #batch.lanes
+  local letters, moved = dead_letters and #dead_letters.ids, dead_letters and #dead_letters.moved
+  local is_written, result = pcall(settle[outcome.kind], work, outcome, i, batch.jobs[i])
   if is_written then return result end
   local words = damage.of(work.queue, result)
-  takeBack(work, outcome, before)
+  takeBack(work, outcome, ids, completed, of_lanes)
+  if dead_letters then takeBackLetter(work, outcome, letters, moved) end
   if outcome.kind ~= "failed" then return { refusals.DAMAGED, words } end
-  return failAlone(work, outcome, i, job, before.payload)
+  return failAlone(work, outcome, i, batch.jobs[i], first)
 end
 
 local function settleAll(work)
@@ -397,11 +404,9 @@ function calls.settle(KEYS, a, ARGV)
     meta = meta, id = id, events = events })
   local now = clock.now()
   local last = redis.call("HGET", replies, a.flight)
-  if last then
-    last = cmsgpack.unpack(last)
-    if last.request > a.request then return refusals.STALE end
-    if last.request == a.request then return answerAgain(base, last, a.lock_ms, now) end
-  end
+  local number = last and string.sub(last, -DIGITS) or ""
+  if number > a.request then return refusals.STALE end
+  if number == a.request then return answerAgain(base, last, a, now) end
   if a.received then noteReceived(replies, a.received) end
 
   local work = begin(queue, a, ARGV, dead_base or a.away, now)
@@ -409,7 +414,7 @@ function calls.settle(KEYS, a, ARGV)
   local taken_jobs, rate_limit_ms, next_due_ms = {}, 0, 0
   if a.take > 0 then
     taken_jobs, rate_limit_ms, next_due_ms = takes.take(queue, work.gate, a.take,
-      { token = a.token, lock_ms = clock.digits(a.lock_ms), name = a.name }, a.limiter, now)
+      { token = a.token, lock_ms = a.lock_ms, name = a.name }, a.limiter, now)
   end
   if isDrained(work, taken_jobs, rate_limit_ms, next_due_ms) then journal.emit(queue, "drained") end
   wakeOthers(work, taken_jobs)
@@ -418,8 +423,6 @@ function calls.settle(KEYS, a, ARGV)
   for i, job in ipairs(taken_jobs) do
     taken[i] = job[#job]
   end
-  redis.call("HSET", replies, a.flight, cmsgpack.pack({ request = a.request, token = a.token,
-    at = now, results = results, taken = taken, rate_limit_ms = rate_limit_ms,
-    next_due_ms = next_due_ms }))
+  remember(replies, a, results, taken, rate_limit_ms, next_due_ms, now)
   return { results, taken_jobs, rate_limit_ms, next_due_ms, now }
 end

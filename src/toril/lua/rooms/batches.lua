@@ -1,9 +1,11 @@
 --- What the outcomes of one call have in common is asked and written once for all of them.
 
 --- Are these jobs just the oldest ones of `active`? Under load they are, and leave it together.
-local function areOldest(queue, outcomes, is_settled)
+local function areOldest(queue, outcomes)
   local oldest = redis.call("LRANGE", queue.active, -#outcomes, -1) -- bounded: one call's outcomes
   if #oldest ~= #outcomes then return false end
+  local is_settled = {}
+  for _, outcome in ipairs(outcomes) do is_settled[outcome.id] = true end
   for _, id in ipairs(oldest) do
     if not is_settled[id] then return false end
   end
@@ -13,22 +15,23 @@ end
 --- The keys of the jobs and of their locks, who holds these, whether any of the jobs has children, and
 --- how they leave `active`.
 function batches.read(queue, gate, outcomes)
-  local job_keys, lock_keys = {}, {}
-  local batch = { size = #outcomes, jobs = job_keys, lock_of = lock_keys, holders = {}, has_children = false,
+  local job_keys, lock_keys, size = {}, {}, #outcomes
+  local batch = { size = size, jobs = job_keys, lock_of = lock_keys, has_children = false,
     leaves_together = false, locks = {}, ids = {}, completed = {}, lanes = {} }
-  if #outcomes == 0 then return batch end
-  local children, is_settled = {}, {}
+  if size == 0 then return batch end
+  -- Few jobs have children, and none is marked as stalled for long: one question for all.
+  local rare = { queue.stalled }
   for i, outcome in ipairs(outcomes) do
     local job = queue.base .. ":" .. outcome.id
     job_keys[i], lock_keys[i] = job, job .. ":lock"
-    children[2 * i - 1], children[2 * i] = job .. ":dependencies", job .. ":unsuccessful"
-    is_settled[outcome.id] = true
+    rare[2 * i], rare[2 * i + 1] = job .. ":dependencies", job .. ":unsuccessful"
   end
   batch.holders = redis.call("MGET", unpack(lock_keys))
-  batch.has_children = redis.call("EXISTS", unpack(children)) > 0
+  local found = redis.call("EXISTS", unpack(rare))
+  batch.are_marked = found > 0 and redis.call("EXISTS", queue.stalled) == 1
+  batch.has_children = found > (batch.are_marked and 1 or 0)
   -- A limit of active jobs is looked at while they leave, so then they leave one by one.
-  batch.leaves_together = #outcomes >= 4 and not gate.concurrency
-    and areOldest(queue, outcomes, is_settled)
+  batch.leaves_together = size >= 4 and not gate.concurrency and areOldest(queue, outcomes)
   return batch
 end
 
@@ -65,6 +68,6 @@ function batches.release(queue, batch)
     redis.call("ZADD", queue.completed, unpack(batch.completed))
   end
   redis.call("DEL", unpack(batch.locks))
-  redis.call("SREM", queue.stalled, unpack(batch.ids))
+  if batch.are_marked then redis.call("SREM", queue.stalled, unpack(batch.ids)) end
   if #batch.lanes > 0 then lanes.releaseAll(queue, batch.lanes) end
 end

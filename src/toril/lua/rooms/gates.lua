@@ -1,28 +1,34 @@
---- The queue's settings as far as they decide what may run: read once per call.
-function gates.read(queue)
-  local paused, concurrency, max_len_events, version, max, duration, held, dead_letters, seen5 =
-    hashes.values(queue.meta, "paused", "concurrency", "opts.maxLenEvents", "version", "max",
-      "duration", "x.held", "toril.deadLetters", "x.seen5")
-  if not max_len_events then
-    redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
-  end
-  local major = version and tonumber(string.match(version, "^bullmq:(%d+)%.")) or 0
+--- Which BullMQ has opened the queue.
+local function noteVersion(queue, gate, meta)
+  local major = tonumber(string.match(meta.version or "", "^bullmq:(%d+)%.")) or 0
   -- The next program that opens the queue writes its own version over this one.
-  if major == 5 and not seen5 then
+  if major == 5 and not meta["x.seen5"] then
     redis.call("HSET", queue.meta, "x.seen5", 1)
   end
-  return {
-    paused = paused ~= false,
-    concurrency = tonumber(concurrency),
-    max_events = max_len_events and string.match(max_len_events, "^%d+$") or "10000",
-    is_version_5 = major == 5,
-    stays_in_wait = major >= 6,
-    was_version_5 = major == 5 or seen5 ~= false,
-    max = tonumber(max),
-    duration = tonumber(duration),
+  gate.is_version_5 = major == 5
+  gate.stays_in_wait = major >= 6
+  gate.was_version_5 = major == 5 or meta["x.seen5"] ~= nil
+end
+
+--- The queue's settings as far as they decide what may run: read once per call. Most queues have one
+--- or two, so asking for all of them costs less than asking for those that could be there.
+function gates.read(queue)
+  local meta = hashes.all(queue.meta)
+  local max_events, held = meta["opts.maxLenEvents"], meta["x.held"]
+  if not max_events then
+    redis.call("HSET", queue.meta, "opts.maxLenEvents", 10000)
+  end
+  local gate = {
+    paused = meta.paused ~= nil,
+    concurrency = tonumber(meta.concurrency),
+    max_events = max_events and string.match(max_events, "^%d+$") or "10000",
+    max = tonumber(meta.max),
+    duration = tonumber(meta.duration),
     held_ms = held and (tonumber(held) or 1) or nil,
-    holds_letters = dead_letters ~= false
+    holds_letters = meta["toril.deadLetters"] ~= nil
   }
+  if meta.version or meta["x.seen5"] then noteVersion(queue, gate, meta) end
+  return gate
 end
 
 --- The list that takes jobs which can run at once.

@@ -18,6 +18,15 @@ function hashes.values(key, ...)
   return unpack(redis.call("HMGET", key, ...))
 end
 
+--- All fields, of a hash that has few; what is not there is nil.
+function hashes.all(key)
+  local words, found = redis.call("HGETALL", key), {} -- bounded: by whoever calls this
+  for i = 1, #words, 2 do
+    found[words[i]] = words[i + 1]
+  end
+  return found
+end
+
 --- As `hashes.read`, of a key that may hold anything: `err` tells when that is no hash.
 function hashes.tryRead(key, ...)
   local values = redis.pcall("HMGET", key, ...)
