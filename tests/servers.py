@@ -144,19 +144,13 @@ class Cluster:
     """Three masters, each with a third of the slots, and with ``replicas`` a replica each."""
 
     def __init__(self, options: dict[str, str] | None = None, *, replicas: bool = False) -> None:
-        servers = [
-            Server(
-                {
-                    "cluster-enabled": "yes",
-                    "cluster-port": str(free_port()),
-                    "cluster-node-timeout": "2000",
-                    **({"repl-diskless-sync-delay": "0"} if replicas else {}),
-                    **(options or {}),
-                },
-                tcp=True,
-            )
-            for _ in range(6 if replicas else 3)
-        ]
+        self._options = {
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": "2000",
+            **({"repl-diskless-sync-delay": "0"} if replicas else {}),
+            **(options or {}),
+        }
+        servers = [self._new_node() for _ in range(6 if replicas else 3)]
         self.nodes = servers[:3]
         self.replicas = servers[3:]
 
@@ -186,6 +180,19 @@ class Cluster:
         for master, replica in zip(self.nodes, self.replicas, strict=False):
             self._follow(replica, master)
         return self
+
+    def _new_node(self) -> Server:
+        return Server({**self._options, "cluster-port": str(free_port())}, tcp=True)
+
+    def join(self) -> Server:
+        """Another master, without slots yet, that all others know."""
+        first, node = self.nodes[0], self._new_node().start()
+        with node.client() as client:
+            bus = first.options["cluster-port"]
+            client.execute_command("CLUSTER MEET", "127.0.0.1", first.port, bus)
+        self.nodes.append(node)
+        self._wait_until_whole()
+        return node
 
     def _follow(self, replica: Server, master: Server) -> None:
         """Make a replica of a node that has no slots, and wait until it has everything."""
