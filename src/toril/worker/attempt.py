@@ -24,11 +24,15 @@ class Performer:
         self._advancer = advancer
         self._max_started_attempts = max_started_attempts
 
-    async def __call__(self, job: ActiveJob) -> Attempt:
+    def __call__(self, job: ActiveJob) -> Awaitable[Attempt]:
         if job.scheduler_id is not None:
-            failure = await self._advancer.advance(job)
-            if failure is not None:
-                return failure
+            return self._perform_after_advancing(job)
+        return perform(self._handler, job, max_started_attempts=self._max_started_attempts)
+
+    async def _perform_after_advancing(self, job: ActiveJob) -> Attempt:
+        failure = await self._advancer.advance(job)
+        if failure is not None:
+            return failure
         return await perform(self._handler, job, max_started_attempts=self._max_started_attempts)
 
 

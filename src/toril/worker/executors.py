@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from toril.logs import get_logger
@@ -25,7 +26,7 @@ class Executor(Protocol):
     def abandoned(self) -> int:
         """How many handlers still run although their jobs have been given up."""
 
-    async def run(self, job: ActiveJob) -> Any: ...
+    def run(self, job: ActiveJob) -> Coroutine[Any, Any, Any]: ...
 
     async def close(self) -> None: ...
 
@@ -39,11 +40,12 @@ class LocalExecutor:
         self._kinds: dict[str, tuple[Handler, bool]] = {}
         self._threads = Threads(threads)
 
-    async def run(self, job: ActiveJob) -> Any:
+    def run(self, job: ActiveJob) -> Coroutine[Any, Any, Any]:
         handler, runs_on_loop = self._kinds.get(job.name) or self._find(job.name)
         if runs_on_loop:
-            return await handler(job)
-        return await self._run_in_thread(handler, job)
+            running: Coroutine[Any, Any, Any] = handler(job)
+            return running
+        return self._run_in_thread(handler, job)
 
     @property
     def abandoned(self) -> int:

@@ -270,9 +270,9 @@ class Pump:
         for item, code in zip(trip.batch, reply.results, strict=True):
             crew.settled(item, code)
         if jobs:
-            begin = crew.start_job if self._takes else crew.hand_back
+            begin, received = crew.start_job if self._takes else crew.hand_back, trip.name
             for job in jobs:
-                begin(job, trip.name)
+                begin(job, received)
             self._note_arrival(trip)
         if trip.take.count:
             # Something that is due already, although there are jobs: they were too big to come all.
