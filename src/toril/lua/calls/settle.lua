@@ -413,8 +413,7 @@ function calls.settle(KEYS, a, ARGV)
   local results = settleAll(work)
   local taken_jobs, rate_limit_ms, next_due_ms = {}, 0, 0
   if a.take > 0 then
-    taken_jobs, rate_limit_ms, next_due_ms = takes.take(queue, work.gate, a.take,
-      { token = a.token, lock_ms = a.lock_ms, name = a.name }, a.limiter, now)
+    taken_jobs, rate_limit_ms, next_due_ms = takes.take(queue, work.gate, a, now)
   end
   if isDrained(work, taken_jobs, rate_limit_ms, next_due_ms) then journal.emit(queue, "drained") end
   wakeOthers(work, taken_jobs)

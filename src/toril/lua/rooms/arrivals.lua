@@ -23,7 +23,7 @@ end
 --- All are in: the queue's counter goes on by as many as were counted.
 function arrivals.close(to)
   local queue = to.queue
-  if to.count > 0 then redis.call("INCRBY", queue.id, to.count) end
+  if to.count > 0 then redis.call("INCRBY", queue.id, clock.digits(to.count)) end
   local keeping = rawget(queue, "keeping")
   if keeping and #keeping > 0 then lanes.keepCollected(queue) end
   arrivals.wake(queue, to.gate, to.places)

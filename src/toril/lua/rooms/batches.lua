@@ -46,7 +46,7 @@ end
 function batches.leave(queue, batch, i, outcome)
   local refusal = batches.refuse(batch, i, outcome)
   if refusal then return refusal end
-  if not batch.leaves_together and redis.call("LREM", queue.active, -1, outcome.id) == 0 then
+  if not batch.leaves_together and redis.call("LREM", queue.active, "-1", outcome.id) == 0 then
     return refusals.NOT_IN_STATE
   end
   local n = #batch.ids + 1
@@ -61,7 +61,7 @@ function batches.release(queue, batch)
     redis.call("LTRIM", queue.active, 0, -batch.size - 1)
   elseif batch.leaves_together then
     for _, id in ipairs(batch.ids) do
-      redis.call("LREM", queue.active, -1, id)
+      redis.call("LREM", queue.active, "-1", id)
     end
   end
   if #batch.completed > 0 then

@@ -117,10 +117,10 @@ local function noteStart(job, hash, stamp, started, name, fence)
   end
 end
 
---- Lock one job for `who`. Returns what the worker is told (nothing for an id without a job, or for one
+--- Lock one job for whoever sent the arguments `a`. Returns what the worker is told (nothing for an id without a job, or for one
 --- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is where
 --- a job of a lane stood there.
-local function startJob(queue, gate, id, who, now, fence, place)
+local function startJob(queue, gate, id, a, now, fence, place)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
   local is_job, is_doomed, started, lane, membership, size = false, false, 1, nil, nil, 0
@@ -157,9 +157,9 @@ local function startJob(queue, gate, id, who, now, fence, place)
       return nil, false, size
     end
   end
-  redis.call("SET", job .. ":lock", who.token, "PX", who.lock_ms)
+  redis.call("SET", job .. ":lock", a.token, "PX", a.lock_ms)
   journal.emit(queue, "active", "jobId", id, "prev", "waiting")
-  noteStart(job, hash, clock.stamp(now), started, who.name, fence and clock.digits(fence))
+  noteStart(job, hash, clock.stamp(now), started, a.name, fence and clock.digits(fence))
   -- Later words count: these replace what was read above.
   local n = #hash
   if fence then
@@ -191,7 +191,7 @@ local function start(shift, id, fence, place)
   local queue = shift.queue
   shift.popped = shift.popped + 1
   local is_sound, taken, is_doomed, size =
-    pcall(startJob, queue, shift.gate, id, shift.who, shift.now, fence, place)
+    pcall(startJob, queue, shift.gate, id, shift.a, shift.now, fence, place)
   if not is_sound then
     damage.abandon(queue, id, damage.of(queue, taken), shift.now)
     redis.call("LREM", queue.active, 1, id)
@@ -248,9 +248,10 @@ end
 
 --- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due. With jobs
 --- the last is 0, or now when there was too much to take it all at once.
-function takes.take(queue, gate, count, who, limiter, now)
+function takes.take(queue, gate, a, now)
+  local limiter = a.limiter
   local has_lanes = letInDue(queue, gate, now)
-  local allowed, rate_limit_ms = allowance(queue, gate, limiter, count)
+  local allowed, rate_limit_ms = allowance(queue, gate, limiter, a.take)
   if rate_limit_ms > 0 then return {}, rate_limit_ms, dueNext(queue, has_lanes) end
   if gate.paused then return {}, 0, 0 end
   if gate.concurrency then
@@ -258,7 +259,7 @@ function takes.take(queue, gate, count, who, limiter, now)
     if allowed <= 0 then return {}, 0, 0 end
   end
 
-  local shift = { queue = queue, gate = gate, who = who, limiter = limiter, now = now, jobs = {},
+  local shift = { queue = queue, gate = gate, a = a, limiter = limiter, now = now, jobs = {},
     popped = 0, bytes = 0 }
   startAll(shift, allowed, has_lanes)
   if #shift.jobs == 0 then
