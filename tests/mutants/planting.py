@@ -20,6 +20,7 @@ import toril
 SOURCE = Path(toril.__file__).parent
 
 _WORKER = (
+    "tests/test_how_long.py",
     "tests/worker/test_dead_flights.py",
     "tests/worker/test_services.py",
     "tests/worker/test_lost_replies.py",
@@ -27,6 +28,7 @@ _WORKER = (
     "tests/worker/test_running.py",
 )
 _SENDING = (
+    "tests/test_how_long.py",
     "tests/protocol/test_sending.py",
     "tests/client/test_socket_pool.py",
     "tests/client/test_read_only.py",
@@ -64,14 +66,20 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/client/test_sharing.py",
         "tests/client/test_sockets.py",
         "tests/client/test_on_a_cluster.py",
+        "tests/features/parcels/test_couriers.py",
     ),
-    "client/waiting": ("tests/client/test_wait_for.py",),
+    "client/waiting": ("tests/test_how_long.py", "tests/client/test_wait_for.py"),
     "client/batching": (
+        "tests/test_how_long.py",
         "tests/client/test_adding.py",
         "tests/client/test_bounds.py",
         "tests/client/test_pipelining.py",
     ),
-    "protocol/sending": (*_SENDING, "tests/client/test_made_once.py"),
+    "protocol/sending": (
+        *_SENDING,
+        "tests/client/test_made_once.py",
+        "tests/features/parcels/test_couriers.py",
+    ),
     "protocol/confirming": ("tests/worker/test_lost_replies.py",),
     "protocol/failovers": ("tests/protocol/test_failovers.py",),
     "protocol/numbering": ("tests/client/test_made_once.py",),
