@@ -496,8 +496,10 @@ async def retries_and_failures(play: Play) -> None:
 
 
 async def scaling(play: Play) -> None:
-    """Without a cluster: neither connects before it is used."""
-    play.names |= {"Queue": Queue, "Worker": Worker, "send": give_receipt}
+    """Without a cluster: nothing connects before it is used."""
+    play.names |= {"Queue": Queue, "Worker": Worker, "send": give_receipt, "App": App}
+    play.names["FlowProducer"] = toril.FlowProducer
+    await play.block()
     await play.block()
 
 
