@@ -265,7 +265,8 @@ class _Group:
         if wanted != {key.rpartition(":")[2] for key in self.undoings}:
             yield f"group is {self.state}; {wanted} are to be undone and {self.undoings} were"
         is_broken = "failed" in self.undoings.values() or "cancelled" in self.undoings.values()
-        if is_broken != (self.state == "FAILED_COMPENSATION"):
+        is_resolved = self.state == "FAILED" and "x.note" in self.record
+        if is_broken != (self.state == "FAILED_COMPENSATION" or is_resolved):
             yield f"group is {self.state} with {self.undoings}"
         if len(self.tried) != len(self.undoings):
             yield f"{self.undoings} were undone, and {self.tried} were tried"
@@ -330,9 +331,12 @@ def group_step_problems(
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
-            if step.request.script == "resolveGroup" and old == "BLOCKED" and old != new:
+            is_resolved = step.request.script == "resolveGroup" and old != new
+            if is_resolved and old in ("BLOCKED", "FAILED_COMPENSATION"):
                 wanted.append(b"group:resolved")
-            if old == "FAILED_COMPENSATION" and new == "COMPENSATING":
+            if old == "FAILED_COMPENSATION" and is_resolved:
+                pass
+            elif old == "FAILED_COMPENSATION" and new == "COMPENSATING":
                 wanted.append(b"group:retrying")
             elif old == "BLOCKED" and new == "ACTIVE":
                 wanted += [event for event in told if event == b"group:retrying"]

@@ -314,7 +314,45 @@ BROKEN = World(
     may_remove=True,
 )
 
+
+def _again(client: Client, make: Any) -> Client:
+    """The same, asked by a second operator."""
+    return client._replace(name=f"{client.name} too", make=_of_group(make))
+
+
+OPERATORS = World(
+    "two operators and a group that could not be undone",
+    QUEUES,
+    ONE_WORKER,
+    (group(names=("one", "two")),),
+    (
+        UNDO_MORE,
+        _again(UNDO_MORE, lambda: groups.retry_compensation(keys_of("q"), "g", request="rc2")),
+        RESOLVE,
+        LOOK,
+    ),
+    ends=failing("two", "undo-one"),
+    faults=((LOST, 1),),
+    may_remove=True,
+)
+BLOCKED = World(
+    "two operators and a blocked group",
+    QUEUES,
+    ONE_WORKER,
+    (pair(pivot=True),),
+    (
+        RETRY_GROUP,
+        _again(RETRY_GROUP, lambda: groups.retry_group(keys_of("q"), "g", request="rg2")),
+        RESOLVE,
+        LOOK,
+    ),
+    ends=failing("two"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+
 WORLDS = (
     *(GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN),
     *(STAGED, UNDONE_IN_STAGES, LIMITED, SIGNALLED, JOINED, AGAIN_BY_HAND, PIVOT),
+    *(OPERATORS, BLOCKED),
 )
