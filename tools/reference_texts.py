@@ -542,6 +542,9 @@ ERRORS: dict[str, Error] = {
         "The next run of a scheduler found no free slot: its ids are taken.",
         "Remove the jobs with ids `repeat:<scheduler>:…`, or use another scheduler id.",
     ),
+    "SchedulerNotFoundError": Error(
+        "There is no scheduler with this id.", "List them: `get_job_schedulers()`."
+    ),
     "StaleRequestError": Error(
         "A newer request of the same worker overtook this one. Nothing was changed.",
         "Nothing: the newer one counts.",

@@ -257,6 +257,7 @@ _MOVED = frozenset(
         "PendingChildrenError",
         "ResultError",
         "SchedulerConflictError",
+        "SchedulerNotFoundError",
         "SchedulerOwnsJobError",
         "ServerOutOfMemoryError",
         "ServerRefusalError",

@@ -26,7 +26,7 @@ TorilError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
 │   ├── InvalidGroupStateError          ├── GroupExistsError     ├── DuplicateRowError
-│   └── PartitionMismatchError
+│   ├── PartitionMismatchError          └── SchedulerNotFoundError (LookupError)
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     what was waited for did not happen in time
@@ -201,7 +201,11 @@ class SchedulerOwnsJobError(RefusedError):
 
 
 class SchedulerConflictError(RefusedError):
-    """The ids of a scheduler's next jobs are already taken."""
+    """The ids of a scheduler's next jobs are already taken, or others keep changing it."""
+
+
+class SchedulerNotFoundError(RefusedError, LookupError):
+    """There is no scheduler with this id."""
 
 
 class StaleRequestError(RefusedError):

@@ -274,6 +274,40 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
         assert (resolved.json["state"], resolved.json["note"]) == ("FAILED", "refunded by hand")
 
 
+def test_schedulers_are_paused_changed_run_and_resumed(toril: Toril, payments: BlockingQueue):
+    toril("schedulers", "set", "payments", "tick", "--every", "5m")
+
+    assert toril("schedulers", "pause", "payments", "tick", "--json").json["paused"] is True
+    assert "paused" in toril("schedulers", "list", "payments").out
+    (row,) = toril("schedulers", "list", "payments", "--json").json
+    assert row["next_at"] is None
+    assert row["paused_at"] > 0
+    changed = toril(
+        "schedulers", "change", "payments", "tick", "--every", "10m", "--times", "4", "--json"
+    )
+    assert (changed.json["every"], changed.json["limit"]) == (600_000, 4)
+    ran = toril("schedulers", "run", "payments", "tick", "--json").json
+    assert payments.get_job(ran["job_id"]).name == "tick"
+    assert toril("schedulers", "resume", "payments", "tick", "--json").json["next_at"] > 0
+    zoned = (
+        "schedulers",
+        "change",
+        "payments",
+        "tick",
+        "--cron",
+        "0 9 * * *",
+        "--tz",
+        "Asia/Tokyo",
+    )
+    assert toril(*zoned).code == 0
+    found = payments.get_job_scheduler("tick")
+    assert (found.cron, found.tz, found.limit) == ("0 9 * * *", "Asia/Tokyo", 4)
+    for verb in ("pause", "resume", "run", "change"):
+        missing = toril("schedulers", verb, "payments", "nobody")
+        assert (missing.code, "no scheduler 'nobody'" in missing.err) == (1, True)
+    payments.remove_job_scheduler("tick")
+
+
 def test_schedulers_are_set_listed_and_removed(toril: Toril, payments: BlockingQueue):
     set_one = toril(
         *("schedulers", "set", "payments", "digest", "--cron", "0 9 * * 1-5"),

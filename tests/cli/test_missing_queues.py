@@ -31,6 +31,10 @@ ARGUMENTS: dict[str, list[str]] = {
     "lanes pause": ["paymens", "lane"],
     "lanes resume": ["paymens", "lane"],
     "lanes drain": ["paymens", "lane", "--yes"],
+    "schedulers change": ["paymens", "some-scheduler", "--every", "1h"],
+    "schedulers pause": ["paymens", "some-scheduler"],
+    "schedulers resume": ["paymens", "some-scheduler"],
+    "schedulers run": ["paymens", "some-scheduler"],
     "schedulers remove": ["paymens", "some-scheduler", "--yes"],
     "partitions grow": ["paymens", "4", "--yes"],
 }

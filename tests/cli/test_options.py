@@ -42,6 +42,7 @@ _GROUPS = (FEATURES, "test_groups_are_listed_shown_and_cancelled")
 _STAGES = (FEATURES, "test_stages_are_drawn_and_signals_given")
 _UNDONE = (FEATURES, "test_a_group_that_could_not_be_undone_is_retried_and_resolved")
 _GROWN = ("test_partitions.py", "test_what_cannot_grow_is_refused")
+_RESCHEDULED = (FEATURES, "test_schedulers_are_paused_changed_run_and_resumed")
 _SCHEDULERS = (FEATURES, "test_schedulers_are_set_listed_and_removed")
 _ROUTER = (WORKERS, "test_a_router_runs_the_jobs_of_a_queue_until_sigterm")
 _RELOAD = (WORKERS, "test_with_reload_a_changed_file_starts_the_worker_anew")
@@ -129,6 +130,7 @@ SHOWN: dict[str, dict[str, tuple[str, str]]] = {
     "lanes jobs": {"--limit": _LANES, "--skip": _LANES},
     "lanes drain": {"--yes": _LANES, "--delayed": _EMPTIED},
     "schedulers list": {"--limit": _PAGED},
+    "schedulers change": dict.fromkeys(("--every", "--cron", "--tz", "--limit"), _RESCHEDULED),
     "schedulers remove": {"--yes": _SCHEDULERS},
     "partitions grow": dict.fromkeys(("--wait", "--stop", "--yes"), _GROWN),
     "schedulers set": dict.fromkeys(("--every", "--cron", "--tz", "--data"), _SCHEDULERS)

@@ -50,7 +50,8 @@ def test_every_method_of_a_queue_is_one_of_the_whole(kind):
     own = {name for name in vars(kind) if not name.startswith("_")}
 
     assert public - own == MADE_OF_OTHERS
-    for name in own - {"partitions", "upsert_job_scheduler", "get_dead_letter_summary"}:
+    passed_on = {"upsert_job_scheduler", "change_job_scheduler"}
+    for name in own - passed_on - {"partitions", "get_dead_letter_summary"}:
         ours, theirs = (inspect.signature(getattr(one, name)) for one in (kind, plain))
         assert list(ours.parameters) == list(theirs.parameters), name
 
@@ -465,3 +466,17 @@ async def test_the_doctor_tells_of_jobs_beside_the_partitions(mail, make_queue, 
     (found,) = [one for one in report.findings if one.code == "D234"]
     assert "4 partitions, and 1 unfinished jobs" in found.problem
     await beside.obliterate(force=True)
+
+
+async def test_a_scheduler_of_a_partition_is_paused_changed_and_run(mail):
+    await mail.upsert_job_scheduler("digest", every=3_600_000)
+
+    assert await mail.schedulers.pause("digest")
+    assert (await mail.get_job_scheduler("digest")).is_paused
+    assert (await mail.schedulers.change("digest", limit=3)).limit == 3
+    assert await mail.schedulers.resume("digest")
+    job = await mail.schedulers.run("digest")
+    assert await mail.get_job(job.id) is not None
+    assert not await mail.schedulers.pause("nobody")
+    with pytest.raises(LookupError):
+        await mail.schedulers.run("nobody")

@@ -395,12 +395,28 @@ async def test_lanes_are_paused_changed_and_drained(visit: Visit, shop: World):
     assert (await lane()).depth == 0
 
 
-async def test_schedules_are_run_now_and_removed(visit: Visit, shop: World):
+async def test_schedules_are_run_now_paused_changed_and_removed(visit: Visit, shop: World):
     visitor, queue = visit(), shop.queue
 
-    await done(visitor, "run-schedule", queue=queue.name, id="nightly")
+    on = {"queue": queue.name, "id": "nightly"}
+    before = await queue.get_job_scheduler("nightly")
+    await done(visitor, "run-schedule", **on)
     waiting = [job.name for job in await queue.get_waiting()]
     assert "report" in waiting
+    assert await queue.get_job_scheduler("nightly") == before
+    await done(visitor, "pause-schedule", **on)
+    assert (await queue.get_job_scheduler("nightly")).is_paused
+    assert "s-paused" in (await visitor.get("/schedules")).text
+    await done(visitor, "change-schedule", **on, every="10m", limit="7")
+    await done(visitor, "resume-schedule", **on)
+    found = await queue.get_job_scheduler("nightly")
+    assert (found.every, found.limit, found.is_paused) == (600_000, 7, False)
+    await done(visitor, "change-schedule", **on, cron="0 3 * * *", tz="Asia/Tokyo")
+    found = await queue.get_job_scheduler("nightly")
+    assert (found.cron, found.tz, found.limit) == ("0 3 * * *", "Asia/Tokyo", 7)
+    answer = await visitor.do("change-schedule", **on, cron="at tea time")
+    assert answer.status_code == 400
+    assert await queue.get_job_scheduler("nightly") == found
     await asked(visitor, "remove-schedule", "'nightly'", queue=queue.name, id="nightly")
     await done(visitor, "remove-schedule", queue=queue.name, id="nightly")
     assert await queue.get_job_scheduler("nightly") is None

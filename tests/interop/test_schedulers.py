@@ -11,7 +11,7 @@ from tests.helpers import let_pass, wait_until
 from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver
 from tests.interop.support import FAR, events_of, wait_for_finished, wait_for_state
-from toril import NewJob
+from toril import NewJob, Queue
 from toril.errors import SchedulerOwnsJobError
 
 
@@ -235,3 +235,58 @@ async def test_item_24_one_run_makes_up_for_all_that_was_missed(
     # Whatever the machine was busy with: the slot after the catch-up, and on the same grid.
     assert caught_up < times[1] <= caught_up + 400
     assert {(at - first) % 200 for at in times} == {0}
+
+
+@pytest.mark.parametrize("maker", ["bullmq", "toril"])
+async def test_a_paused_schedule_is_neither_run_nor_lost_by_bullmq(
+    maker, peer, toril, client, prefix, url
+):
+    """BullMQ lists it, its workers and lists leave it as it is, and a resume goes on with it."""
+    driver = NodeDriver(peer) if maker == "bullmq" else toril
+    await driver.upsert_scheduler("q", "s", {"every": 300, "limit": 50}, {"data": {"n": 1}})
+    theirs = await peer.work("q")
+    await wait_for_finished(client, prefix, "q", 1, timeout=30)
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        assert await queue.pause_job_scheduler("s")
+        await wait_until(lambda: _is_idle(queue), timeout=30)
+        before = await client.hgetall(f"{prefix}:q:repeat:s")
+        done = await queue.get_completed_count()
+
+        listed = await peer.call("queue.getJobSchedulers", queue="q")
+        await let_pass(1, "three ticks would fit in")
+
+        assert [one["key"] for one in listed] == ["s"]
+        assert await client.hgetall(f"{prefix}:q:repeat:s") == before
+        assert await queue.get_completed_count() == done
+        assert (await queue.get_job_scheduler("s")).data == {"n": 1}
+
+        assert await queue.resume_job_scheduler("s")
+        await wait_for_finished(client, prefix, "q", done + 2, timeout=30)
+        await queue.pause_job_scheduler("s")
+    await peer.stop_working(theirs)
+
+    times = await iterations(client, prefix)
+    assert len(times) == len(set(times))
+    assert len({at % 300 for at in times}) == 1
+
+
+async def _is_idle(queue) -> bool:
+    return await queue.get_active_count() == 0
+
+
+async def test_an_upsert_of_bullmq_lets_a_paused_schedule_run_on_time(
+    peer, toril, client, prefix, url
+):
+    """It knows no pause: it writes the record anew, and the next time is soon, not far away."""
+    await toril.upsert_scheduler("q", "s", {"every": 200}, {})
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.pause_job_scheduler("s")
+        await NodeDriver(peer).upsert_scheduler("q", "s", {"every": 200}, {})
+
+        found = await queue.get_job_scheduler("s")
+        assert not found.is_paused
+        assert found.next_at <= now_ms() + 10_000
+        worker = await peer.work("q")
+        await wait_for_finished(client, prefix, "q", 2, timeout=30)
+        await peer.stop_working(worker)
+        await queue.pause_job_scheduler("s")

@@ -45,7 +45,9 @@ CATALOGUE: dict[str, Entry] = {
         "groups:groups",
     ),
     "lanes": Entry(_FEATURES, "List, pause, resume and drain lanes.", "lanes:lanes"),
-    "schedulers": Entry(_FEATURES, "List, create and remove schedulers.", "schedulers:schedulers"),
+    "schedulers": Entry(
+        _FEATURES, "List, create, change, pause and remove schedulers.", "schedulers:schedulers"
+    ),
     "schedules": Entry(
         _FEATURES,
         "Compare the schedules of an app's code with those of the server.",

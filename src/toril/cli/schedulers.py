@@ -11,18 +11,21 @@ from toril.cli.catalogue import CommandGroup
 from toril.cli.printing import age, print_json, print_table, say, span
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import DURATION, confirm, read_json, yes_option
-from toril.errors import RefusedError
+from toril.errors import SchedulerNotFoundError
 from toril.protocol.scheduling import JobScheduler
 
 
 @click.group("schedulers", cls=CommandGroup)
 def schedulers() -> None:
-    """List, create and remove schedulers.
+    """List, create, change, pause and remove schedulers.
 
     \b
     Examples:
       toril schedulers list mail
       toril schedulers set mail digest --cron '0 9 * * 1-5' --tz Europe/Berlin
+      toril schedulers pause mail digest
+      toril schedulers run mail digest
+      toril schedulers change mail digest --every 10m
       toril schedulers remove mail digest
     """
 
@@ -32,7 +35,7 @@ def schedulers() -> None:
 @click.option("-n", "--limit", type=click.IntRange(1), default=50, show_default=True)
 @with_server
 def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
-    """List the schedulers of a queue, the next due first."""
+    """List the schedulers of a queue: paused ones, then the next due first."""
     with server.queue(queue_name, may_be_missing=True) as queue:
         found = queue.get_job_schedulers(0, limit - 1)
     if server.as_json:
@@ -40,7 +43,7 @@ def list_schedulers(server: Server, queue_name: str, limit: int) -> None:
         return
     print_table(
         ["id", "job", "when", "next", "#done"],
-        [[s.id, s.name, _rhythm(s), age(s.next_at), s.iterations] for s in found],
+        [[s.id, s.name, _rhythm(s), _next(s), s.iterations] for s in found],
         empty=f"Queue {queue_name!r} has no schedulers.",
     )
 
@@ -80,6 +83,68 @@ def set_scheduler(
     )
 
 
+@schedulers.command("change")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@click.option("--every", type=DURATION, help="Run this often from now on: 10s, 5m, 1h.")
+@click.option("--cron", help="At the times of this pattern: '0 9 * * 1-5'.")
+@click.option("--tz", help="The time zone of the pattern.")
+@click.option("--times", "--limit", "limit", type=int, help="Run this many times in all.")
+@with_server
+def change(server: Server, queue_name: str, scheduler_id: str, **schedule: Any) -> None:
+    """Change when a scheduler runs, and keep all else."""
+    with server.queue(queue_name) as queue:
+        found = queue.change_job_scheduler(scheduler_id, **schedule)
+    say(
+        server,
+        f"Scheduler {scheduler_id!r} was changed; next: {_next(found)}.",
+        **_facts(found),
+    )
+
+
+@schedulers.command("pause")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@with_server
+def pause(server: Server, queue_name: str, scheduler_id: str) -> None:
+    """Pause a scheduler: it makes no jobs until it is resumed."""
+    with server.queue(queue_name) as queue:
+        if not queue.pause_job_scheduler(scheduler_id):
+            raise _missing(queue_name, scheduler_id)
+    say(server, f"Scheduler {scheduler_id!r} is paused.", id=scheduler_id, paused=True)
+
+
+@schedulers.command("resume")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@with_server
+def resume(server: Server, queue_name: str, scheduler_id: str) -> None:
+    """Resume a paused scheduler, from its next time on."""
+    with server.queue(queue_name) as queue:
+        found = queue.get_job_scheduler(scheduler_id)
+        if found is None or not queue.resume_job_scheduler(scheduler_id):
+            raise _missing(queue_name, scheduler_id)
+        found = queue.get_job_scheduler(scheduler_id) or found
+    say(
+        server,
+        f"Scheduler {scheduler_id!r} runs; next: {_next(found)}.",
+        id=scheduler_id,
+        paused=False,
+        next_at=found.next_at,
+    )
+
+
+@schedulers.command("run")
+@queue_argument
+@click.argument("scheduler_id", metavar="ID")
+@with_server
+def run(server: Server, queue_name: str, scheduler_id: str) -> None:
+    """Add one of its jobs now, beside its beat."""
+    with server.queue(queue_name) as queue:
+        job = queue.run_job_scheduler(scheduler_id)
+    say(server, f"Added job {job.id!r}.", id=scheduler_id, job_id=job.id)
+
+
 @schedulers.command("remove")
 @queue_argument
 @click.argument("scheduler_id", metavar="ID")
@@ -90,8 +155,16 @@ def remove(server: Server, queue_name: str, scheduler_id: str, yes: bool) -> Non
     with server.queue(queue_name) as queue:
         confirm(f"Remove scheduler {scheduler_id!r} of queue {queue_name!r}?", yes=yes)
         if not queue.remove_job_scheduler(scheduler_id):
-            raise RefusedError(f"queue {queue_name!r} has no scheduler {scheduler_id!r}")
+            raise _missing(queue_name, scheduler_id)
     say(server, f"Scheduler {scheduler_id!r} was removed.", id=scheduler_id, removed=True)
+
+
+def _missing(queue_name: str, scheduler_id: str) -> SchedulerNotFoundError:
+    return SchedulerNotFoundError(f"queue {queue_name!r} has no scheduler {scheduler_id!r}")
+
+
+def _next(scheduler: JobScheduler) -> str:
+    return "paused" if scheduler.next_at is None else age(scheduler.next_at)
 
 
 def _rhythm(scheduler: JobScheduler) -> str:
@@ -108,6 +181,7 @@ def _facts(scheduler: JobScheduler) -> dict[str, Any]:
         "cron": scheduler.cron,
         "tz": scheduler.tz,
         "next_at": scheduler.next_at,
+        "paused_at": scheduler.paused_at,
         "iterations": scheduler.iterations,
         "limit": scheduler.limit,
         "data": scheduler.data,

@@ -102,7 +102,8 @@ def _standing(one: Declared) -> str:
         return "no longer declared"
     if one.stored is None:
         return "not on the server yet"
-    return "current" if one.is_current else "changed in the code"
+    standing = "current" if one.is_current else "changed in the code"
+    return f"{standing}, paused" if one.stored.is_paused else standing
 
 
 def _facts(one: Declared) -> dict[str, Any]:
@@ -114,4 +115,5 @@ def _facts(one: Declared) -> dict[str, Any]:
         "declared": one.schedule is not None,
         "stored": one.stored is not None,
         "current": one.is_current,
+        "paused": one.stored is not None and one.stored.is_paused,
     }

@@ -586,12 +586,36 @@ class PartitionedQueue(Queue):
     async def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
         await self._agree()
         found = [await part.get_job_schedulers() for part in self._parts]
-        every = sorted((one for part in found for one in part), key=lambda one: one.next_at)
+        every = sorted((one for part in found for one in part), key=lambda one: one.next_at or 0)
         return _window([every], start, end)
 
     async def remove_job_scheduler(self, scheduler_id: str) -> bool:
         part = await self._part_of_scheduler(scheduler_id)
         return part is not None and await part.remove_job_scheduler(scheduler_id)
+
+    async def pause_job_scheduler(self, scheduler_id: str) -> bool:
+        part = await self._part_of_scheduler(scheduler_id)
+        return part is not None and await part.pause_job_scheduler(scheduler_id)
+
+    async def resume_job_scheduler(self, scheduler_id: str) -> bool:
+        part = await self._part_of_scheduler(scheduler_id)
+        return part is not None and await part.resume_job_scheduler(scheduler_id)
+
+    async def change_job_scheduler(
+        self, scheduler_id: str, *, template: NewJob | None = None, **schedule: Any
+    ) -> JobScheduler:
+        part = await self._part_of_scheduler(scheduler_id) or self._parts[0]
+        lane = None if template is None else template.lane
+        if lane is not None and part is not await self._part_of_lane(lane):
+            raise InvalidOptionError(
+                f"scheduler {scheduler_id!r} cannot be given lane {lane!r}, which is in another"
+                f" partition; use upsert_job_scheduler()"
+            )
+        return await part.change_job_scheduler(scheduler_id, template=template, **schedule)
+
+    async def run_job_scheduler(self, scheduler_id: str) -> Job:
+        part = await self._part_of_scheduler(scheduler_id)
+        return await (part or self._parts[0]).run_job_scheduler(scheduler_id)
 
     # ------------------------------------------------------------------ dead letters and events
 

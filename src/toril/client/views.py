@@ -71,3 +71,7 @@ class SchedulerView:
         self.list = queue.get_job_schedulers
         self.count = queue.get_job_scheduler_count
         self.remove = queue.remove_job_scheduler
+        self.pause = queue.pause_job_scheduler
+        self.resume = queue.resume_job_scheduler
+        self.change = queue.change_job_scheduler
+        self.run = queue.run_job_scheduler

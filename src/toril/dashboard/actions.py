@@ -17,7 +17,7 @@ from toril.dashboard.audit import AuditLog
 from toril.dashboard.operations import Operation, Operations, Work
 from toril.dashboard.reading import Desk
 from toril.dashboard.security import User
-from toril.dashboard.showing import counted
+from toril.dashboard.showing import counted, span
 from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, TorilError
 from toril.options import RateLimit
 from toril.protocol.cancelling import Cancelled
@@ -616,13 +616,46 @@ async def _run_schedule(on: Context) -> Change:
     scheduler_id = on.form.needed("id")
 
     async def run() -> str:
-        found = await on.queue.get_job_scheduler(scheduler_id)
-        if found is None:
-            return "it was gone"
-        await on.queue.promote(f"repeat:{scheduler_id}:{found.next_at}")
-        return "its next job runs now"
+        job = await on.queue.run_job_scheduler(scheduler_id)
+        return f"added job {job.id}"
 
     return Change(f"run schedule {scheduler_id} now", run)
+
+
+@action("pause-schedule")
+async def _pause_schedule(on: Context) -> Change:
+    scheduler_id = on.form.needed("id")
+
+    async def pause() -> str:
+        return "paused" if await on.queue.pause_job_scheduler(scheduler_id) else "it was gone"
+
+    return Change(f"pause schedule {scheduler_id}", pause)
+
+
+@action("resume-schedule")
+async def _resume_schedule(on: Context) -> Change:
+    scheduler_id = on.form.needed("id")
+
+    async def resume() -> str:
+        return "resumed" if await on.queue.resume_job_scheduler(scheduler_id) else "it was gone"
+
+    return Change(f"resume schedule {scheduler_id}", resume)
+
+
+@action("change-schedule")
+async def _change_schedule(on: Context) -> Change:
+    scheduler_id = on.form.needed("id")
+    every, limit = on.form.duration_ms("every"), on.form.whole("limit")
+    cron, tz = on.form.text("cron") or None, on.form.text("tz") or None
+
+    async def change() -> str:
+        changed = await on.queue.change_job_scheduler(
+            scheduler_id, every=every, cron=cron, tz=tz, limit=limit
+        )
+        beat = f"every {span(changed.every)}" if changed.every else f"{changed.cron} {changed.tz}"
+        return beat if changed.limit is None else f"{beat}, at most {changed.limit} runs"
+
+    return Change(f"change schedule {scheduler_id}", change)
 
 
 @action("remove-schedule")

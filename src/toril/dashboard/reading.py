@@ -728,7 +728,7 @@ class Desk:
 
         names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
         found = [row for part in await self._each(names, ask) for row in part]
-        found.sort(key=lambda row: row[1].next_at)
+        found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
         reads = [
             reading.job(queue.keys, scheduling.iteration_id(one.id, at or 0))

@@ -24,6 +24,8 @@ class Refusal(IntEnum):
     TIME_TAKEN = -11
     """A job of a scheduler has this time already."""
     TIMES_TAKEN = -12
+    CHANGED = -13
+    """It is no longer what the caller has read."""
     STALE = -101
     """A newer request was served already."""
     RUNNING = -111

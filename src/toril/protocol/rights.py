@@ -15,7 +15,17 @@ import msgspec
 from toril.errors import InvalidOptionError
 from toril.protocol import scripts
 
-_ADD = ("add", "addFlow", "addGroup", "upsertScheduler", "removeScheduler", "publish", "clock")
+_ADD = (
+    "add",
+    "addFlow",
+    "addGroup",
+    "upsertScheduler",
+    "removeScheduler",
+    "pauseScheduler",
+    "changeScheduler",
+    "publish",
+    "clock",
+)
 _LOOK = ("count", "locate", "explain", "listGroup")
 _WORK = (
     *("settle", "sweep", "renew", "confirm", "leave", "advanceScheduler", "hold", "update"),

@@ -23,7 +23,7 @@ from toril.protocol.keys import Keys, check_known_scheduler_id, check_scheduler_
 DEFAULT_ZONE = "UTC"
 _PER_READ = 500
 # What an iteration does not take over from the one before it.
-_OWN_OPTIONS = ("jobId", "delay", "timestamp", "prevMillis", "parent", "de")
+OWN_OPTIONS = ("jobId", "delay", "timestamp", "prevMillis", "parent", "de")
 
 
 class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +31,8 @@ class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    next_at: int
-    """When its next iteration is due, in ms since the epoch."""
+    next_at: int | None
+    """When its next iteration is due, in ms since the epoch; None while it is paused."""
     iterations: int
     """How many iterations it has made."""
     every: int | None
@@ -44,6 +44,12 @@ class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
     offset: int | None
     data: Any
     opts: JobOpts
+    paused_at: int | None = None
+    """Since when it is paused, in ms since the epoch; None if it is not."""
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_at is not None
 
 
 def iteration_id(scheduler_id: str, due_ms: int) -> str:
@@ -53,7 +59,7 @@ def iteration_id(scheduler_id: str, due_ms: int) -> str:
 
 def due_before(scheduler: JobScheduler) -> int | None:
     """When a scheduler was last due; None if it has not run, or that is unknown."""
-    if scheduler.iterations < 2:
+    if scheduler.iterations < 2 or scheduler.next_at is None:
         return None
     if scheduler.every:
         return scheduler.next_at - scheduler.every
@@ -73,7 +79,7 @@ def repeating_id(owner: str, schedule: Schedule) -> str:
 def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) -> Plan[Job]:
     """Make or change a scheduler; returns its pending iteration."""
     check_scheduler_id(scheduler_id)
-    _check_template(template)
+    check_template(template)
     if schedule.cron is not None:
         cron.parse(schedule.cron)
         cron.zone_of(schedule.tz or DEFAULT_ZONE)
@@ -87,19 +93,13 @@ def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) 
 def _upsert(
     keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob, now_ms: int
 ) -> Command[Job]:
-    data = b"{}"
-    if template.data is not None:
-        data = codec.encode_limited(
-            template.data, template.size_limit, f"the data of scheduler {scheduler_id!r}"
-        )
-    template_opts = codec.wire_options(template)
-    if template.attempts is None and template.lane is None:
-        template_opts.pop("attempts")
+    data = data_of(scheduler_id, template)
+    template_opts = template_options(template)
     repeat = _repeat_of(schedule)
     iteration_opts = {**template_opts, "repeat": repeat, "repeatJobKey": scheduler_id}
     args: dict[str, Any] = {
         "scheduler_id": scheduler_id,
-        "id_json": _id_json(scheduler_id),
+        "id_json": id_json(scheduler_id),
         "name": template.name,
         "fields": _definition(schedule),
         "priority": template.priority or 0,
@@ -132,10 +132,26 @@ def _upsert(
         keys,
         args,
         parse,
-        extra=_keys_of(keys, scheduler_id),
+        extra=keys_of(keys, scheduler_id),
         payloads=(data, opts, codec.encode(template_opts, "options") if template_opts else b""),
         resend=Resend.NUMBERED,
     )
+
+
+def data_of(scheduler_id: str, template: NewJob) -> bytes:
+    """The data of a scheduler's jobs, encoded."""
+    if template.data is None:
+        return b"{}"
+    what = f"the data of scheduler {scheduler_id!r}"
+    return codec.encode_limited(template.data, template.size_limit, what)
+
+
+def template_options(template: NewJob) -> dict[str, Any]:
+    """The options of a scheduler's jobs, as its record has them."""
+    options = codec.wire_options(template)
+    if template.attempts is None and template.lane is None:
+        options.pop("attempts")
+    return options
 
 
 def _iteration(
@@ -158,7 +174,8 @@ def _iteration(
 _DECIDED = ("job_id", "delay", "run_at", "timestamp", "order_ms", "deduplication", "parent")
 
 
-def _check_template(template: NewJob) -> None:
+def check_template(template: NewJob) -> None:
+    """Refuse a template with options that the schedule decides."""
     for option in _DECIDED:
         if getattr(template, option) is not None:
             raise InvalidOptionError(
@@ -223,19 +240,19 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
     assert scheduler_id is not None
     repeat = job.opts.raw.get("repeat")
     if not isinstance(repeat, dict):
-        repeat = yield plain("HGETALL", _hash(keys, scheduler_id), parse=_repeat_from_hash)
+        repeat = yield plain("HGETALL", hash_of(keys, scheduler_id), parse=_repeat_from_hash)
     count = (codec.number_in(repeat.get("count")) or 0) + 1
     limit = codec.number_in(repeat.get("limit"))
-    end = _moment(repeat.get("endDate"))
+    end = moment(repeat.get("endDate"))
     if (limit and count > limit) or (end is not None and now_ms > end):
         return None
     opts: dict[str, Any] = {"attempts": 0}
-    opts |= {name: value for name, value in job.opts.raw.items() if name not in _OWN_OPTIONS}
+    opts |= {name: value for name, value in job.opts.raw.items() if name not in OWN_OPTIONS}
     opts["repeat"] = {**repeat, "count": count}
     opts["repeatJobKey"] = scheduler_id
     args: dict[str, Any] = {
         "scheduler_id": scheduler_id,
-        "id_json": _id_json(scheduler_id),
+        "id_json": id_json(scheduler_id),
         "job_id": job.id,
         "name": job.name,
         "priority": job.opts.priority,
@@ -258,7 +275,7 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         keys,
         args,
         lambda reply: None if reply is None else codec.name(reply),
-        extra=_keys_of(keys, scheduler_id),
+        extra=keys_of(keys, scheduler_id),
         payloads=(codec.encode(opts, "options"),),
         resend=Resend.SAME,
     )
@@ -268,7 +285,7 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
 def _next_cron_ms(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | None:
     """Strictly after the iteration that was taken, however late that was."""
     previous = codec.number_in(job.opts.raw.get("prevMillis")) or 0
-    after_ms = max(now_ms, previous, _moment(repeat.get("startDate")) or 0)
+    after_ms = max(now_ms, previous, moment(repeat.get("startDate")) or 0)
     zone = cron.zone_of(repeat.get("tz") or DEFAULT_ZONE)
     return cron.next_after(cron.parse(repeat["pattern"]), after_ms, zone)
 
@@ -281,7 +298,7 @@ def remove(keys: Keys, scheduler_id: str) -> Command[bool]:
         keys,
         {"scheduler_id": scheduler_id},
         lambda reply: reply == 1,
-        extra=_keys_of(keys, scheduler_id),
+        extra=keys_of(keys, scheduler_id),
         resend=Resend.SAME,
     )
 
@@ -296,14 +313,14 @@ def one(keys: Keys, scheduler_id: str) -> Plan[JobScheduler | None]:
     check_known_scheduler_id(scheduler_id)
     found: list[Any] = yield [
         plain("ZSCORE", keys.repeat, scheduler_id, parse=codec.number),
-        plain("HGETALL", _hash(keys, scheduler_id), parse=fields_of),
+        plain("HGETALL", hash_of(keys, scheduler_id), parse=fields_of),
     ]
     next_at, fields = found
     return None if next_at is None else _read(scheduler_id, next_at, fields)
 
 
 def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
-    """The schedulers from ``start`` to ``end``, those due first before the others."""
+    """The schedulers from ``start`` to ``end``: the paused ones, then the next due first."""
     index: list[tuple[str, int]] = yield plain(
         "ZRANGE", keys.repeat, start, end, "WITHSCORES", parse=_read_index
     )
@@ -311,7 +328,7 @@ def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
     for begin in range(0, len(index), _PER_READ):
         part = index[begin : begin + _PER_READ]
         hashes: list[Fields] = yield [
-            plain("HGETALL", _hash(keys, name), parse=fields_of) for name, _ in part
+            plain("HGETALL", hash_of(keys, name), parse=fields_of) for name, _ in part
         ]
         for (name, next_at), fields in zip(part, hashes, strict=True):
             scheduler = _read(name, next_at, fields)
@@ -327,7 +344,7 @@ def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler | Non
     return JobScheduler(
         id=scheduler_id,
         name=codec.text(fields.get(b"name"), scheduler_id),
-        next_at=next_at,
+        next_at=None if b"x.paused" in fields else next_at,
         iterations=codec.number(fields[b"ic"]) or 0,
         every=raw[b"every"],
         cron=_text(fields, b"pattern"),
@@ -338,6 +355,7 @@ def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler | Non
         offset=raw[b"offset"],
         data=codec.decode(fields.get(b"data"), {}),
         opts=codec.decode_options(fields.get(b"opts", b"{}")),
+        paused_at=(codec.number(fields[b"x.paused"]) or 0) if b"x.paused" in fields else None,
     )
 
 
@@ -369,7 +387,7 @@ def _read_index(reply: list[bytes]) -> list[tuple[str, int]]:
     ]
 
 
-def _moment(value: Any) -> int | None:
+def moment(value: Any) -> int | None:
     """A date as Node stores it: ms, or a text."""
     if isinstance(value, str):
         try:
@@ -379,14 +397,16 @@ def _moment(value: Any) -> int | None:
     return codec.number_in(value)
 
 
-def _id_json(scheduler_id: str) -> str:
+def id_json(scheduler_id: str) -> str:
     """The beginning of an iteration's id as JSON, without the closing quote."""
     return codec.encode(f"repeat:{scheduler_id}:", "a scheduler's id").decode()[:-1]
 
 
-def _hash(keys: Keys, scheduler_id: str) -> str:
+def hash_of(keys: Keys, scheduler_id: str) -> str:
+    """The key of a scheduler\'s record."""
     return f"{keys.repeat}:{scheduler_id}"
 
 
-def _keys_of(keys: Keys, scheduler_id: str) -> dict[str, str]:
-    return {"repeat": keys.repeat, "scheduler": _hash(keys, scheduler_id)}
+def keys_of(keys: Keys, scheduler_id: str) -> dict[str, str]:
+    """The keys of a call about one scheduler."""
+    return {"repeat": keys.repeat, "scheduler": hash_of(keys, scheduler_id)}

@@ -579,12 +579,36 @@ class PartitionedQueue(Queue):
     def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
         self._agree()
         found = [part.get_job_schedulers() for part in self._parts]
-        every = sorted((one for part in found for one in part), key=lambda one: one.next_at)
+        every = sorted((one for part in found for one in part), key=lambda one: one.next_at or 0)
         return _window([every], start, end)
 
     def remove_job_scheduler(self, scheduler_id: str) -> bool:
         part = self._part_of_scheduler(scheduler_id)
         return part is not None and part.remove_job_scheduler(scheduler_id)
+
+    def pause_job_scheduler(self, scheduler_id: str) -> bool:
+        part = self._part_of_scheduler(scheduler_id)
+        return part is not None and part.pause_job_scheduler(scheduler_id)
+
+    def resume_job_scheduler(self, scheduler_id: str) -> bool:
+        part = self._part_of_scheduler(scheduler_id)
+        return part is not None and part.resume_job_scheduler(scheduler_id)
+
+    def change_job_scheduler(
+        self, scheduler_id: str, *, template: NewJob | None = None, **schedule: Any
+    ) -> JobScheduler:
+        part = self._part_of_scheduler(scheduler_id) or self._parts[0]
+        lane = None if template is None else template.lane
+        if lane is not None and part is not self._part_of_lane(lane):
+            raise InvalidOptionError(
+                f"scheduler {scheduler_id!r} cannot be given lane {lane!r}, which is in another"
+                f" partition; use upsert_job_scheduler()"
+            )
+        return part.change_job_scheduler(scheduler_id, template=template, **schedule)
+
+    def run_job_scheduler(self, scheduler_id: str) -> Job:
+        part = self._part_of_scheduler(scheduler_id)
+        return (part or self._parts[0]).run_job_scheduler(scheduler_id)
 
     # ------------------------------------------------------------------ dead letters and events
 

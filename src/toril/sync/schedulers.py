@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from toril.client.ids import new_job_id
+from toril.errors import SchedulerNotFoundError
 from toril.options import Duration, NewJob, Repeat, Schedule, check_text, schedule_of
-from toril.protocol import scheduling
+from toril.protocol import adding, rescheduling, scheduling
+from toril.protocol.adding import Added
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys, check_scheduler_id
 from toril.protocol.scheduling import JobScheduler
@@ -60,7 +63,7 @@ class QueueSchedulers:
         return self._connection.follow(scheduling.one(self.keys, scheduler_id))
 
     def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
-        """The schedulers of the queue, the next due first."""
+        """The schedulers of the queue: the paused ones, then the next due first."""
         return self._connection.follow(scheduling.many(self.keys, start, end))
 
     def get_job_scheduler_count(self) -> int:
@@ -70,6 +73,69 @@ class QueueSchedulers:
     def remove_job_scheduler(self, scheduler_id: str) -> bool:
         """Remove a scheduler, and its pending job; False if there is none."""
         return self._connection.run(scheduling.remove(self.keys, scheduler_id))
+
+    def pause_job_scheduler(self, scheduler_id: str) -> bool:
+        """Make no more jobs until it is resumed; False if there is no such scheduler.
+
+        Its pending job is removed.  A job that has already been taken runs to its end.
+        ``upsert_job_scheduler``, in Python or Node, lets the scheduler run again.
+        """
+        return self._connection.run(rescheduling.pause(self.keys, scheduler_id))
+
+    def resume_job_scheduler(self, scheduler_id: str) -> bool:
+        """Let a paused scheduler run again, from its next time on; False if there is none.
+
+        Times that passed while it was paused are not made up for.
+        """
+        return self._connection.follow(rescheduling.resume(self.keys, scheduler_id))
+
+    def change_job_scheduler(
+        self,
+        scheduler_id: str,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str | None = None,
+        start: int | datetime | None = None,
+        end: int | datetime | None = None,
+        limit: int | None = None,
+        offset: Duration | None = None,
+        template: NewJob | None = None,
+    ) -> JobScheduler:
+        """Change what is given, and keep all else; returns the scheduler as it is now.
+
+        A new interval counts from now.  A paused scheduler stays paused.  Runs already made count
+        towards ``limit``.  Raises ``SchedulerNotFoundError`` if there is none.
+        """
+        new = rescheduling.Change(
+            every=every,
+            cron=cron,
+            tz=tz,
+            start=start,
+            end=end,
+            limit=limit,
+            offset=offset,
+            template=template,
+        )
+        self._connection.follow(rescheduling.change(self.keys, scheduler_id, new))
+        found = self.get_job_scheduler(scheduler_id)
+        if found is None:
+            raise SchedulerNotFoundError(f"scheduler {scheduler_id!r} was removed just now")
+        return found
+
+    def run_job_scheduler(self, scheduler_id: str) -> Job:
+        """Add one job of its template now, beside its beat, paused or not; returns the job.
+
+        Raises ``SchedulerNotFoundError`` if there is no such scheduler.
+        """
+        plan = rescheduling.once(self.keys, scheduler_id, new_job_id())
+        prepared = self._connection.follow(plan)
+        answers = self._connection.run(adding.add(self.keys, [prepared]))
+        adding.raise_worst(answers)
+        (added,) = answers
+        assert isinstance(added, Added)
+        fields = adding.fields_of(prepared, added)
+        return Job(self.keys.prefix, self.keys.name, added.id, fields)
 
     def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
         schedule = schedule_of(repeat)

@@ -30,6 +30,7 @@ from toril.options import OPTION_NAMES, Duration, JobOptions, Replicas, Schedule
 from toril.protocol.job import Job, StoredJob
 from toril.protocol.keys import COMPENSATION_SUFFIX, check_queue_name, hash_tag
 from toril.protocol.placing import told_of
+from toril.protocol.scheduling import JobScheduler
 from toril.sync.queue import Queue as BlockingQueue
 from toril.tasks.calls import BlockingHandle, Call, Handle
 from toril.tasks.eager import run_blocking, run_now
@@ -569,7 +570,7 @@ class App:
         for one in await self.schedules():
             if one.schedule is None or one.is_current:
                 continue
-            await self._upsert(one.schedule, self._tasks[one.id.removeprefix(PREFIX)])
+            await self._store(one.schedule, self._tasks[one.id.removeprefix(PREFIX)], one.stored)
             changed.append(one)
         return changed
 
@@ -599,8 +600,12 @@ class App:
             await self.queue(one.queue_name).remove_job_scheduler(one.id)
         return gone
 
-    async def _upsert(self, schedule: Schedule, task: AnyTask) -> None:
-        await self.queue(task.queue_name).upsert_job_scheduler(
+    async def _store(self, schedule: Schedule, task: AnyTask, stored: JobScheduler | None) -> None:
+        """Write what the code says; what an operator has paused stays paused."""
+        schedulers = self.queue(task.queue_name).schedulers
+        is_paused = stored is not None and stored.is_paused
+        write = schedulers.change if is_paused else schedulers.upsert
+        await write(
             PREFIX + task.name,
             every=schedule.every,
             cron=schedule.cron,

@@ -1,4 +1,11 @@
---- The slots of a scheduler that runs every so many ms.
+--- Schedulers: their records, their slots, and the one job that each has pending.
+---
+--- A paused scheduler has no pending job. Its record stays, with `x.paused` (since when), `x.pending` (the
+--- options of the job that was taken away) and `x.ran` (if that job had been taken by a worker already).
+--- Its score in `repeat` is 0: no job has that time, so nobody, BullMQ neither, makes a next one; and
+--- BullMQ's upsert, which removes the marks, finds the next time on the grid from there.
+
+local MOST_SLOTS = 32
 
 --- The first slot of a grid that is later than `now`.
 local function alignedAfter(now, every, offset)
@@ -23,6 +30,72 @@ end
 
 function schedules.iterationId(scheduler, at)
   return "repeat:" .. scheduler .. ":" .. string.format("%.0f", at)
+end
+
+local function exists(queue, scheduler_id, at)
+  return redis.call("EXISTS", queue.base .. ":" .. schedules.iterationId(scheduler_id, at)) == 1
+end
+
+--- How the pending iteration is taken out of its place, and which that is; nothing if it waits nowhere.
+local function placeOf(queue, pending)
+  for _, set in ipairs({ queue.delayed, queue.prioritized }) do
+    if redis.call("ZSCORE", set, pending) then return "ZREM", set end
+  end
+  for _, list in ipairs({ queue.wait, queue.paused }) do
+    if redis.call("LPOS", list, pending) then return "LREM", list end
+  end
+  local lane = redis.call("HGET", queue.base .. ":" .. pending, "x.lane")
+  if lane and lanes.hasWaiting(queue, lane, pending) then return "lane", lane end
+  return nil
+end
+
+--- The pending iteration, which is due at `at`: { id, at, how, place }, without a place if it is not
+--- there or no longer waits.
+function schedules.pendingOf(queue, scheduler_id, at)
+  if not at then return {} end
+  local pending = { id = schedules.iterationId(scheduler_id, at), at = at }
+  if exists(queue, scheduler_id, at) then pending.how, pending.place = placeOf(queue, pending.id) end
+  return pending
+end
+
+--- Remove the pending iteration, if it waits.
+function schedules.takeOut(queue, pending)
+  if not pending.place then return end
+  if pending.how == "lane" then
+    lanes.pull(queue, pending.place, pending.id)
+  elseif pending.how == "ZREM" then
+    redis.call("ZREM", pending.place, pending.id)
+  else
+    redis.call("LREM", pending.place, 1, pending.id)
+  end
+  jobs.delete(queue.base .. ":" .. pending.id)
+end
+
+--- The first free time from `at` on, where the pending iteration gives its own free; or nothing and a
+--- refusal.
+function schedules.slotFor(queue, a, pending, at)
+  if pending.place and at == pending.at then return at end
+  if not exists(queue, a.scheduler_id, at) then return at end
+  if not a.every then return nil, refusals.TIME_TAKEN end
+  for _ = 1, MOST_SLOTS do
+    at = at + a.every
+    if not exists(queue, a.scheduler_id, at) then return at end
+  end
+  return nil, refusals.TIMES_TAKEN
+end
+
+--- Write the record of a scheduler anew. `offset` is 0 or nothing when `at` decides.
+function schedules.write(repeat_key, scheduler, a, at, iterations, data, opts)
+  local offset = a.offset or 0
+  if a.every and offset == 0 then offset = at % a.every end
+  redis.call("ZADD", repeat_key, at, a.scheduler_id)
+  redis.call("DEL", scheduler)
+  redis.call("HSET", scheduler, "name", a.name)
+  if #a.fields > 0 then redis.call("HSET", scheduler, unpack(a.fields)) end
+  redis.call("HSET", scheduler, "offset", offset)
+  if opts ~= "" then redis.call("HSET", scheduler, "opts", opts) end
+  if data ~= "{}" then redis.call("HSET", scheduler, "data", data) end
+  redis.call("HSET", scheduler, "ic", iterations)
 end
 
 --- Add the iteration of a scheduler that is due at `at`. `opts` is the JSON of its options without
