@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections import Counter, defaultdict
 
 import pytest
@@ -58,6 +59,30 @@ async def test_everything_runs_with_one_budget(options, concurrency):
         if concurrency == 50:
             assert sorted(n for _, _, n in ledger.ran) == list(range(1000))
             assert await queue.get_completed_count() == 1000
+
+
+async def test_connections_and_threads_do_not_grow_with_each_partition(url, prefix, client):
+    """One that waits for each partition, by which others know the worker; the rest is shared."""
+    threads = threading.active_count()
+    before = {one["id"] for one in await client.client_list()}
+    ledger = Ledger(0.001)
+    options = {"connection": url, "prefix": prefix, "partitions": 16}
+    async with (
+        Queue("mail", **options) as queue,
+        Worker("mail", ledger, concurrency=50, **options),
+    ):
+        await queue.add_bulk([NewJob("x", {"n": n}, lane=f"l{n % 100}") for n in range(1000)])
+        assert await queue.wait_until_empty(timeout=60_000)
+        assert len(ledger.ran) == 1000
+        opened = [one for one in await client.client_list() if one["id"] not in before]
+        named = [one for one in opened if one["name"]]
+        waiting = [one["name"] for one in named if not one["name"].endswith(":qe")]
+        assert len(waiting) == 16, "BullMQ's getWorkers finds it in each partition"
+        assert len(set(waiting)) == 16
+        assert sum(one["cmd"] == "blpop" for one in opened) == 1
+        # The worker shares four among its partitions; the queue has some of its own.
+        assert len(opened) - len(named) <= 1 + 4 + 16
+        assert threading.active_count() - threads <= 2
 
 
 async def test_a_busy_partition_starves_no_other(options):

@@ -13,7 +13,10 @@ from toril.client.sockets import (
     LineError,
     MovedError,
 )
-from toril.client.transport import ServerTransport
+from toril.client.transport import (
+    MOST_SOCKETS,  # unasync: remove
+    ServerTransport,
+)
 from toril.errors import ServerUnavailableError
 from toril.protocol.sending import Sending
 from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_of
@@ -42,6 +45,7 @@ class ClusterTransport:
         self._slots = SlotMap(seeds)
         self._nodes: dict[Node, ServerTransport] = dict(known)
         self.is_closed = False
+        self._most_sockets = MOST_SOCKETS  # unasync: remove
 
     def __str__(self) -> str:
         return self._label
@@ -66,6 +70,12 @@ class ClusterTransport:
         raise LineError(f"{self._label} redirects slot {slot} in circles")
 
     # unasync: off
+    def keep_to(self, sockets: int) -> None:
+        """Open at most so many sockets to each node."""
+        self._most_sockets = sockets
+        for transport in self._nodes.values():
+            transport.keep_to(sockets)
+
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
         """To the node that is known to serve it, if one is; MOVED is an answer as well."""
         owner = self._slots.owner(slot_of(sending.command))
@@ -124,7 +134,9 @@ class ClusterTransport:
         transport = self._nodes.get(node)
         if transport is None:
             # Another thread may have been quicker: then its transport is the one.
-            transport = self._nodes.setdefault(node, self._make_node(node))
+            transport = self._make_node(node)
+            transport.keep_to(self._most_sockets)  # unasync: remove
+            transport = self._nodes.setdefault(node, transport)
         # Asked after whoever closes can see the transport: it is closed there, or refused here.
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")

@@ -153,6 +153,10 @@ class Connection:
         return command.parse(reply)
 
     # unasync: off
+    def keep_to(self, sockets: int) -> None:
+        """Open at most so many sockets to each server; calls wait for a free one."""
+        self._transport.keep_to(sockets)
+
     def post(self, command: Command[Any], answered: Callable[[Any], None]) -> bool:
         """Send ``command`` in this turn of the loop, once; False when nothing was sent.
 
@@ -402,6 +406,8 @@ class Transport(Protocol):
         """The reply, or the error raised."""
 
     # unasync: off
+    def keep_to(self, sockets: int) -> None: ...
+
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
         """Send at once if that is possible, and call ``answered`` with the reply or the error."""
 

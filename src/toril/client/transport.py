@@ -41,8 +41,9 @@ _WATCH_EVERY_S = 0.5
 class Sockets:
     """The sockets of one loop to one server, and what watches them there."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_SOCKETS) -> None:
         self._loop = asyncio.get_running_loop()
+        self._most = most
         self.free: list[Line] = []
         self.in_use: set[Line] = set()
         self._turns: deque[asyncio.Future[None]] = deque()
@@ -63,7 +64,7 @@ class Sockets:
 
     async def room(self) -> None:
         """Wait until a socket is free, or few enough are in use to open another one."""
-        while len(self.in_use) >= MOST_SOCKETS and not self.free:
+        while len(self.in_use) >= self._most and not self.free:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
             try:
@@ -181,6 +182,7 @@ class ServerTransport:
     """
 
     is_cluster = False
+    most_sockets = MOST_SOCKETS
 
     def __init__(
         self,
@@ -196,11 +198,15 @@ class ServerTransport:
         self._server = server
         self.finds_primary = finds_primary
         self._news = news
-        self.sockets = PerPlace(Sockets, Sockets.forget)
+        self.sockets = PerPlace(lambda: Sockets(self.most_sockets), Sockets.forget)
         self.is_closed = False
 
     def __str__(self) -> str:
         return self._label
+
+    def keep_to(self, sockets: int) -> None:
+        """Open at most so many sockets on each loop that is new here."""
+        self.most_sockets = sockets
 
     async def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
         sockets = self.sockets.here()

@@ -145,6 +145,19 @@ def wait_for_mail(keys: Keys, worker_id: str, *, block_ms: int) -> Command[tuple
     )
 
 
+def wait_for_mail_in(
+    boxes: Sequence[str], *, block_ms: int
+) -> Command[tuple[str, tuple[str, ...] | None] | None]:
+    """Wait for a message in one of several mailboxes: which, and what ``wait_for_mail`` says."""
+    return plain(
+        "BLPOP",
+        *boxes,
+        max(block_ms, 1) / 1000,
+        parse=lambda reply: None if reply is None else (codec.name(reply[0]), _read_mail(reply[1])),
+        block_ms=block_ms,
+    )
+
+
 _mail = msgspec.msgpack.Decoder(tuple[str, ...])
 
 

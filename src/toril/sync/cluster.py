@@ -17,7 +17,9 @@ from toril.sync.sockets import (
     LineError,
     MovedError,
 )
-from toril.sync.transport import ServerTransport
+from toril.sync.transport import (
+    ServerTransport,
+)
 
 
 class ClusterTransport:
@@ -117,7 +119,8 @@ class ClusterTransport:
         transport = self._nodes.get(node)
         if transport is None:
             # Another thread may have been quicker: then its transport is the one.
-            transport = self._nodes.setdefault(node, self._make_node(node))
+            transport = self._make_node(node)
+            transport = self._nodes.setdefault(node, transport)
         # Asked after whoever closes can see the transport: it is closed there, or refused here.
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from toril.errors import TorilError
 from toril.logs import get_logger
 from toril.protocol import leasing
@@ -25,8 +27,23 @@ _SLICE = 500
 _LONGEST_GOODBYE_S = 3.0
 
 
+class Berth(msgspec.Struct, frozen=True):
+    """Whose locks are renewed: the locks that one worker holds, and whom to tell."""
+
+    keys: Keys
+    worker_id: str
+    locks: Locks
+    crew: Crew
+
+    @property
+    def mailbox(self) -> str:
+        return leasing.mailbox(self.keys, self.worker_id)
+
+
 class Lease:
-    """Renews the locks of one worker's jobs, and tells its crew which are lost or cancelled.
+    """Renews the locks of a worker's jobs, and tells its crew which are lost or cancelled.
+
+    Workers of several partitions of one server may share a lease: then it has several berths.
 
     The crew is told on the loop that started the lease. The thread ends by itself when that loop is
     closed: whoever forgets to close a worker must not hold its jobs for ever.
@@ -37,20 +54,13 @@ class Lease:
     def __init__(
         self,
         make_connection: Callable[[], Connection],
-        keys: Keys,
-        worker_id: str,
-        locks: Locks,
-        crew: Crew,
-        *,
+        *berths: Berth,
         lock_ms: int,
     ) -> None:
         self._make_connection = make_connection
-        self._keys = keys
-        self._worker_id = worker_id
+        self._berths = {berth.mailbox: berth for berth in berths}
         self._lock_ms = lock_ms
         self._interval_s = lock_ms / 3000
-        self._locks = locks
-        self._crew = crew
         self._is_in_trouble = False
         self._closing = threading.Event()
         self._connection: Connection | None = None
@@ -105,30 +115,42 @@ class Lease:
     def _read_mail(self, wait_s: float) -> None:
         assert self._connection is not None
         block_ms = max(1, int(min(wait_s, 10.0) * 1000))
-        mail = self._connection.run(
-            leasing.wait_for_mail(self._keys, self._worker_id, block_ms=block_ms)
+        found = self._connection.run(
+            leasing.wait_for_mail_in(list(self._berths), block_ms=block_ms)
         )
-        if mail is None:
+        if found is None or found[1] is None:
             return
-        job_id, token, reason, *told = mail
+        crew = self._berths[found[0]].crew
+        job_id, token, reason, *told = found[1]
         if told:  # not stopped: its group has turned
-            self._tell(self._crew.tell, job_id, token)
+            self._tell(crew.tell, job_id, token)
         else:
-            self._tell(self._crew.cancel, job_id, token, reason)
+            self._tell(crew.cancel, job_id, token, reason)
 
     def _renew(self) -> None:
+        """Those of all berths, also if one of them cannot be."""
+        trouble: Exception | None = None
+        for berth in self._berths.values():
+            try:
+                self._renew_of(berth)
+            except TorilError as error:
+                trouble = error
+        if trouble is not None:
+            raise trouble
+
+    def _renew_of(self, berth: Berth) -> None:
         assert self._connection is not None
-        held = self._locks.all()
+        held = berth.locks.all()
         for start in range(0, len(held), _SLICE):
             part = held[start : start + _SLICE]
-            renewal = self._connection.run(leasing.renew(self._keys, part, lock_ms=self._lock_ms))
+            renewal = self._connection.run(leasing.renew(berth.keys, part, lock_ms=self._lock_ms))
             tokens = dict(part)
             for job_id in renewal.lost:
-                if self._locks.holds(job_id, tokens[job_id]):
-                    self._locks.let_go(job_id, tokens[job_id])
-                    self._tell(self._crew.lose, job_id, tokens[job_id])
+                if berth.locks.holds(job_id, tokens[job_id]):
+                    berth.locks.let_go(job_id, tokens[job_id])
+                    self._tell(berth.crew.lose, job_id, tokens[job_id])
             for job_id, reason in renewal.cancelled:
-                self._tell(self._crew.cancel, job_id, tokens[job_id], reason)
+                self._tell(berth.crew.cancel, job_id, tokens[job_id], reason)
 
     def _tell(self, what: Callable[..., None], *words: str) -> None:
         self._loop.call_soon_threadsafe(what, *words)

@@ -39,6 +39,7 @@ from toril.worker.executors import Executor
 from toril.worker.fate import Fate
 from toril.worker.flight import Flight, Trip
 from toril.worker.handlers import Handler, Router
+from toril.worker.lease import Berth, Lease
 from toril.worker.outbox import Confirmations
 from toril.worker.pump import MOST_PER_CALL, Pump
 from toril.worker.wiring import Design, Parts, make_executor
@@ -47,6 +48,8 @@ from toril.worker.worker import Worker
 logger = get_logger("toril.worker")
 
 ASK_AGAIN_S = 1.0
+MOST_SOCKETS = 4
+"""How many calls are under way to one server at a time; it makes one after the other."""
 TURN_S = 0.1
 """For how long a partition that had to wait may go on before others get their share."""
 _OF_THE_WHOLE = frozenset({"ready", "closing", "closed"})
@@ -264,6 +267,23 @@ class Shared:
     def __init__(self) -> None:
         self.emitter = Emitter()
         self._is_open = False
+        self._parts: list[SharingParts] = []
+        self._lease: Lease | None = None
+
+    def join(self, parts: SharingParts) -> None:
+        self._parts.append(parts)
+
+    def start_lease(self) -> None:
+        """One lease for all partitions of a server; on a cluster each is waited for by itself."""
+        if self._lease is None and not self.connection.is_cluster:
+            berths = [parts.berth for parts in self._parts]
+            self._lease = self._parts[0].lease_for(*berths)
+            self._lease.start()
+
+    async def end_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            await asyncio.to_thread(lease.close)
 
     def open(self, design: Design) -> None:
         """All of them are alike but for their names, so any design will do."""
@@ -271,12 +291,34 @@ class Shared:
             return
         self.executor = make_executor(design)
         self.connection = Connection(design.target, patience_s=1.0)
+        self.connection.keep_to(MOST_SOCKETS)
         self.budget = Budget(design.options.concurrency)
         self._is_open = True
 
     async def release(self) -> None:
+        await self.end_lease()
         await self.executor.close()
         await self.connection.close()
+
+
+class SharedLease:
+    """The place of one partition in the lease of all; a lease of its own on a cluster."""
+
+    def __init__(self, parts: SharingParts, shared: Shared) -> None:
+        self._parts = parts
+        self._shared = shared
+        self._own: Lease | None = None
+
+    def start(self) -> None:
+        if self._shared.connection.is_cluster:
+            self._own = self._parts.lease_for(self._parts.berth)
+            self._own.start()
+        else:
+            self._shared.start_lease()
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
 
 
 class SharingParts(Parts):
@@ -286,6 +328,17 @@ class SharingParts(Parts):
         shared.open(design)
         self._shared = shared
         super().__init__(design)
+        shared.join(self)
+
+    @property
+    def berth(self) -> Berth:
+        return self._berth()
+
+    def lease_for(self, *berths: Berth) -> Lease:
+        return self._lease_of(*berths)
+
+    def _make_lease(self) -> Any:
+        return SharedLease(self, self._shared)
 
     def _connect(self, target: Target) -> Connection:
         return self._shared.connection
@@ -408,6 +461,7 @@ class PartitionedWorker(Worker):
         await self._start_parts()
 
     async def _agree(self) -> None:
+        await self._shared.connection.meet()
         command = partitioning.agree(self.keys, self._count)
         known = await self._shared.connection.run(command)
         try:

@@ -43,7 +43,7 @@ from toril.worker.flight import Flight
 from toril.worker.group_keeper import GroupKeeper, owners_of
 from toril.worker.handlers import Handler, Middleware, Router, wrap
 from toril.worker.introducing import introduce
-from toril.worker.lease import Lease
+from toril.worker.lease import Berth, Lease
 from toril.worker.locks import Locks
 from toril.worker.outage import Outage
 from toril.worker.outbox import Outbox
@@ -146,6 +146,12 @@ class Parts:
         )
 
     def _make_lease(self) -> Lease:
+        return self._lease_of(self._berth())
+
+    def _berth(self) -> Berth:
+        return Berth(self.keys, self.worker_id, self.locks, self.crew)
+
+    def _lease_of(self, *berths: Berth) -> Lease:
         lock_ms = _ms(self._design.options.lock_duration)
         target: Any = self._design.target
 
@@ -157,7 +163,7 @@ class Parts:
                 blocking_margin_s=min(2.0, lock_ms / 3000),
             )
 
-        return Lease(connect, self.keys, self.worker_id, self.locks, self.crew, lock_ms=lock_ms)
+        return Lease(connect, *berths, lock_ms=lock_ms)
 
     def _make_pump(self) -> Pump:
         options, burial = self._design.options, self.burial
