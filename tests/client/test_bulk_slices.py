@@ -10,7 +10,8 @@ from typing import Any
 import redis.asyncio
 
 from tests.proving import amount
-from toril import Queue
+from toril import NewJob, Queue
+from toril.protocol import lanes
 
 COUNT = amount(20_000, 100_000)
 MOST_JOBS_PER_SCRIPT = 1_000
@@ -83,3 +84,21 @@ async def test_a_bulk_change_is_made_of_many_small_scripts(start_server):
         assert await queue.obliterate() == COUNT
         await check_slices(COUNT)
         assert await client.dbsize() == 0
+
+
+async def test_a_long_lane_is_drained_by_many_small_scripts(start_server):
+    server, count = start_server(), 2_000
+    async with (
+        redis.asyncio.Redis.from_url(server.url, decode_responses=True) as client,
+        Queue("q", connection=server.url) as queue,
+    ):
+        await queue.add_bulk([NewJob("x", n, lane="a") for n in range(count)])
+        await client.config_resetstat()
+
+        assert await queue.drain_lane("a") == count
+
+        stats = await client.info("commandstats")
+        scripts = stats.pop("cmdstat_fcall")["calls"]
+        commands = sum(row["calls"] for row in stats.values())
+        assert scripts >= count / lanes.DRAIN_SLICE
+        assert commands / scripts <= lanes.DRAIN_SLICE * MOST_COMMANDS_PER_JOB
