@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount
 
 from tests.dashboard.conftest import HOST, Visitor
+from tests.helpers import wait_until
 from toril import InvalidInputError, Queue
 from toril.dashboard import Role, User, dashboard
 from toril.dashboard.actions import ACTIONS
@@ -361,3 +363,109 @@ async def test_what_is_masked_is_nowhere(visit: Visit, queue: Queue, url: str, r
     job = await queue.get_job("one")
     assert job is not None
     assert job.data["card"] == "41111111"
+
+
+# ---------------------------------------------------------------------------- behind a proxy
+
+
+async def test_files_are_found_behind_a_proxy_that_takes_a_path_away(url: str, prefix: str):
+    """The server is told the path as root_path; whether the proxy removes it or not, it works."""
+    app: Any = dashboard(connection=url, prefix=prefix)
+    for path in ("/static/app.js", "/tools/toril/static/app.js"):
+        transport = httpx.ASGITransport(app=app, root_path="/tools/toril")
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as browser:
+            answer = await browser.get(path)
+            page = await browser.get(path.replace("static/app.js", ""))
+            assert answer.status_code == 200, path
+            assert "javascript" in answer.headers["content-type"]
+            assert '"/tools/toril/static/app.js"' in page.text
+            for odd in ("../app.py", "%2e%2e/app.py", "..%2fapp.py", "%00", "", "vendor"):
+                missing = await browser.get(path.replace("app.js", odd))
+                assert "import" not in missing.text, odd
+    await app.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "is_secure"),
+    [
+        ("X-Forwarded-Proto", "https", True),
+        ("X-Forwarded-Proto", "HTTPS, http", True),
+        ("X-Forwarded-Proto", "http, https", False),
+        ("Forwarded", 'for=1.2.3.4; proto="https";by=x', True),
+        ("Forwarded", "for=1.2.3.4;proto=http", False),
+    ],
+)
+async def test_behind_a_proxy_with_tls_the_cookie_is_for_tls_only(
+    visit: Visit, header: str, value: str, is_secure: bool
+):
+    answer = await visit(password=PASSWORD).get("/login", headers={header: value})
+
+    assert ("secure" in answer.headers["set-cookie"].lower()) is is_secure
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a@b", "localhost:99999", "[::1", "a/b", "\\evil"])
+async def test_a_host_that_is_no_name_is_refused_whoever_asks(url: str, prefix: str, host: str):
+    """Also where the app around the dashboard says who may look."""
+    app: Any = dashboard(connection=url, prefix=prefix, authenticate=lambda _: User("anna"))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url=f"http://{HOST}"
+    ) as browser:
+        answer = await browser.get("/", headers={"Host": host})
+        twice = await browser.get("/", headers=[("Host", HOST), ("Host", "evil.example")])
+    await app.close()
+
+    assert (answer.status_code, twice.status_code) == (421, 421)
+
+
+# ---------------------------------------------------------------------------- open pages
+
+
+async def stream_of(app: Any, cookie: str) -> tuple[asyncio.Task[None], list[Any]]:
+    """An open page: what it is sent arrives in the list."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", HOST.encode()), (b"cookie", f"{COOKIE}={cookie}".encode())]
+    scope = {"type": "http", "method": "GET", "path": "/live", "raw_path": b"/live"}
+    scope |= {"query_string": b"", "headers": headers, "client": ("127.0.0.1", 1)}
+    scope |= {"scheme": "http", "root_path": "", "server": ("127.0.0.1", 8787)}
+    task = asyncio.create_task(app(scope, asyncio.Event().wait, send))
+    await wait_until(lambda: bool(sent))
+    return task, sent
+
+
+async def test_an_open_page_is_told_nothing_after_the_logout(visit: Visit, queue: Queue):
+    visitor = visit(password=PASSWORD)
+    await visitor.get("/login")
+    await visitor.post("/login", password=PASSWORD)
+    task, sent = await stream_of(visitor.app, visitor.http.cookies[COOKIE])
+    await wait_until(lambda: any(b"tick" in one.get("body", b"") for one in sent))
+
+    await visitor.post("/logout")
+    told = len(sent)
+    await queue.add("a", {})
+
+    await asyncio.wait_for(task, 60)
+    assert not any(b"tick" in one.get("body", b"") for one in sent[told:])
+
+
+async def test_one_person_cannot_use_up_all_streams(
+    visit: Visit, queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("toril.dashboard.app.MOST_PAGES_LIVE_OF_ONE", 2)
+    app = visit().app
+    greedy = [await stream_of(app, "greedy") for _ in range(3)]
+    other = await stream_of(app, "other")
+
+    assert [sent[0]["status"] for _, sent in greedy] == [200, 200, 503]
+    assert other[1][0]["status"] == 200
+
+    for task, _ in [*greedy, other]:
+        task.cancel()
+    await asyncio.gather(*(task for task, _ in [*greedy, other]), return_exceptions=True)
+    again = await stream_of(app, "greedy")
+    assert again[1][0]["status"] == 200
+    again[0].cancel()
+    await asyncio.gather(again[0], return_exceptions=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,10 @@ from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,6 +46,8 @@ MOST_BODY = 4 * 1024 * 1024
 MOST_FIELDS = 2000
 PATIENCE_S = 1.0
 MOST_PAGES_LIVE = 1000
+MOST_PAGES_LIVE_OF_ONE = 200
+"""So that nobody alone keeps all others out."""
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -86,9 +90,11 @@ class Dashboard:
         self._guard = guard
         self._redactor = redactor
         self._pages: Pages | None = None
+        self._files = _Files(directory=Path(__file__).parent / "static")
         self._app = Starlette(
             routes=[
-                Mount("/static", _Files(directory=Path(__file__).parent / "static")),
+                # No Mount: behind a proxy that takes a path away, it would look for /static twice.
+                Route("/static/{path:path}", self._file, methods=["GET", "HEAD"]),
                 Route("/{path:path}", self._serve, methods=["GET", "HEAD", "POST"]),
             ],
             lifespan=self._lifespan,
@@ -110,6 +116,12 @@ class Dashboard:
         if self._pages is not None:
             pages, self._pages = self._pages, None
             await pages.close()
+
+    async def _file(self, request: Request) -> Response:
+        path = request.path_params["path"]
+        if "\0" in path:
+            raise HTTPException(404)
+        return await self._files.get_response(path, request.scope)
 
     async def _serve(self, request: Request) -> Response:
         if self._pages is None:
@@ -142,7 +154,7 @@ class Pages:
         self._audit = AuditLog(self._connection, prefix)
         self._operations = Operations()
         self._templates = showing.make_environment()
-        self._live = 0
+        self._live: Counter[str] = Counter()
         self._gets: dict[str, Page] = {
             "": self._overview,
             "queue": self._queue,
@@ -420,16 +432,21 @@ class Pages:
         return self._show(request, "log.html", entries=entries, operations=self._operations.of())
 
     async def _events(self, request: Request) -> Response:
-        if self._live >= MOST_PAGES_LIVE:
+        person = self._guard.person(request, request.state.user, request.state.session)
+        if self._live.total() >= MOST_PAGES_LIVE or self._live[person] >= MOST_PAGES_LIVE_OF_ONE:
             raise Refusal(503, "Too many pages are open.")
 
         async def stream() -> AsyncIterator[str]:
-            self._live += 1
+            self._live[person] += 1
             try:
                 async for told in self._desk.pulse.listen():
+                    if not self._guard.may_listen_on(request):
+                        return
                     yield told
             finally:
-                self._live -= 1
+                self._live[person] -= 1
+                if not self._live[person]:
+                    del self._live[person]
 
         return StreamingResponse(
             stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}

@@ -40,7 +40,7 @@ GUESSES_OF_ALL = 50
 GUESSES_S = 60.0
 MOST_ADDRESSES = 10_000
 
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
 _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 
@@ -137,6 +137,8 @@ class Guard:
     def check_host(self, request: Request) -> None:
         """S1 and S2."""
         name = host_name(request)
+        if not name:
+            raise self._unknown(request.headers.get("host", ""))
         if self._authenticate is None and self._password is None:
             client = request.client.host if request.client else ""
             if not is_loopback(client) or any(one in request.headers for one in _FORWARDED):
@@ -177,6 +179,14 @@ class Guard:
         if self._read_only and isinstance(user, User):
             return User(user.name, Role.READ)
         return user
+
+    def may_listen_on(self, request: Request) -> bool:
+        """Is the session of an open page still there? After a logout it is told nothing more."""
+        return self._password is None or self._has_session(request)
+
+    def person(self, request: Request, user: User, session: str) -> str:
+        """Whom the open pages of a request count for."""
+        return session if self._authenticate is None else f"user {user.name}"
 
     def _has_session(self, request: Request) -> bool:
         ends = self._sessions.get(request.cookies.get(COOKIE, ""))
@@ -266,8 +276,19 @@ def set_cookie(response: Response, request: Request, session: str) -> None:
         path=request.scope.get("root_path", "") or "/",
         httponly=True,
         samesite="strict",
-        secure=request.url.scheme == "https",
+        secure=is_over_tls(request),
     )
+
+
+def is_over_tls(request: Request) -> bool:
+    """Does the browser speak TLS, with us or with the proxy in front of us?
+
+    Anybody can send the header; all it does is to keep a cookie from plain connections.
+    """
+    told = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    forwarded = request.headers.get("forwarded", "").partition(",")[0].lower().replace('"', "")
+    is_told = told == "https" or "proto=https" in re.split(r"\s*;\s*", forwarded)
+    return request.url.scheme == "https" or is_told
 
 
 def with_headers(send: Send) -> Send:
@@ -286,8 +307,11 @@ def with_headers(send: Send) -> Send:
 
 def host_name(request: Request) -> str:
     """The name in the Host header, without its port; empty when it is none."""
-    found = _HOST.fullmatch(request.headers.get("host", ""))
-    return (found[1] or found[2]).lower() if found else ""
+    hosts = request.headers.getlist("host")
+    found = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if found is None or int(found[3] or 0) > 65_535:
+        return ""  # a proxy may read another name out of it than we do
+    return (found[1] or found[2]).lower()
 
 
 def is_loopback(host: str) -> bool:
