@@ -507,6 +507,9 @@ async def schedulers(play: Play) -> None:
     await play.block()
     mail = await play.queue("mail")
     assert {each.id for each in await mail.get_job_schedulers()} == {"digest", "poll"}
+    await play.block()
+    poll = await mail.get_job_scheduler("poll")
+    assert (poll.every, poll.is_paused) == (600_000, False)
 
 
 async def steps(play: Play) -> None:
