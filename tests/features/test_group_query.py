@@ -9,6 +9,7 @@ import pytest
 
 from tests.features.group_support import World, open_world
 from toril import sync
+from toril.errors import InvalidOptionError
 
 
 @pytest.fixture
@@ -119,3 +120,8 @@ async def test_the_blocking_client_does_all_of_it(world: World):
     assert [member.status for member in members] == ["pending"]
     assert info.state == "FAILED"
     assert [group.id for group in listed] == [info.id]
+
+
+async def test_a_state_that_no_group_can_have_is_refused_by_name(world: World):
+    with pytest.raises(InvalidOptionError, match=r"'failed'.*the states are ACTIVE, "):
+        await world.queue("a").get_groups("failed")

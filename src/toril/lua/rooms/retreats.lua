@@ -27,9 +27,7 @@ end
 function retreats.recall(group)
   if not group.follows_graph or group.state == "ACTIVE" or group.state == "BLOCKED" then return end
   local kept = redis.pcall("HMGET", group.key .. ":retreat", "was", "ready")
-  if kept.err then
-    redis.call("UNLINK", group.key .. ":retreat")
-  elseif kept[1] and kept[1] == reckonedFrom(group) then
+  if not kept.err and kept[1] and kept[1] == reckonedFrom(group) then
     group.way = { ready = kept[2] }
   end
 end
