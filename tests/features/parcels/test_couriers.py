@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 import redis.asyncio.cluster
 
 from tests.features.parcels.conftest import Slots
@@ -190,6 +191,47 @@ async def test_a_parcel_that_nobody_can_read_or_do_is_set_aside(slots):
         assert "the verb fold is not known" in answers[1]
         assert isinstance(answers[2], str)
         assert answers[3] == 0
+
+
+@pytest.mark.parametrize("call", ["settle", "fetchParcels", "deliverParcels", "collectParcels"])
+async def test_a_lost_reply_changes_nothing(slots, call):
+    """The call has been made, its reply does not come, and it is sent again."""
+    orders, dlq = slots.name(0), slots.name(1)
+    async with (
+        Queue(orders, **slots.options) as queue,
+        ManualWorker(orders, dead_letter_queue=dlq, **slots.options) as worker,
+        letters_of(slots, dlq) as (letters, _),
+    ):
+        await queue.add("charge", {"n": 1}, attempts=1)
+        job = await worker.get_next_job(20_000)
+        lost = _lose_reply(worker._connection, call)
+
+        await job.fail(ValueError("no"))
+
+        assert lost == [call]
+        if call == "fetchParcels":  # what it put off is due a second later
+            assert await slots.parcels(orders) == 1
+            await due(slots, orders)
+            await worker._connection.follow(parceling.carry(queue.keys))
+        assert await letters.get_dead_letter_count() == 1
+        assert await slots.leftovers(orders) == {}
+
+
+def _lose_reply(connection, call: str) -> list[str]:
+    """Let the next reply to this call get lost behind the server."""
+    transport, lost = connection._transport, []
+    exchange = transport.exchange
+
+    async def lose(sending, timeout_s):
+        reply = await exchange(sending, timeout_s)
+        script = sending.command.script
+        if script is not None and script.name == call and not lost:
+            lost.append(call)
+            raise redis.exceptions.ConnectionError("the reply was lost")
+        return reply
+
+    transport.exchange = lose
+    return lost
 
 
 async def test_parcels_arrive_while_slots_move(slots):

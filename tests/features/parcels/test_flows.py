@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.features.parcels.test_couriers import due
 from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, NewJob, Parent, Queue, Worker, sync
 from toril.doctor.keyspace import audit
@@ -121,7 +122,7 @@ async def test_a_child_that_fails_elsewhere_tells_its_parent(slots, shop, option
 
 
 async def test_a_child_that_is_retried_is_waited_for_again(slots, shop):
-    """Also when the news that it runs again comes after its end."""
+    """The news of its end waits for the news that it runs again, which comes late."""
     parents, children, _ = shop
 
     async def refuse(job):
@@ -143,16 +144,18 @@ async def test_a_child_that_is_retried_is_waited_for_again(slots, shop):
         await children.retry(first)
         late, _ = await line.run(parceling.fetch(children.keys))
         line.on_parcels = None
-        async with Worker(children.name, echo, **slots.options) as worker:
+        processed = slots.key(parents.name, f"{node.job.id}:processed")
+        async with Worker(children.name, echo, **slots.options):
             await wait_until(lambda: is_in(children, first, "completed"))
-            worker._life._parts.courier.hear(children.keys.base)
-            processed = slots.key(parents.name, f"{node.job.id}:processed")
+        (relink,) = late
+        assert await slots.parcels(children.name) == 2
+        assert await slots.client.hlen(processed) == 0
+        assert await line.run(parceling.deliver(parents.keys, [relink])) == [0]
+        assert await slots.client.smembers(dependencies) == {slots.key(children.name, first)}
 
-            async def is_processed() -> bool:
-                return await slots.client.hlen(processed) == 1
-
-            await wait_until(is_processed)
-        assert await line.run(parceling.deliver(parents.keys, late)) == [0]
+        await due(slots, children.name)
+        assert await line.follow(parceling.carry(children.keys)) == parceling.Carried(delivered=2)
+        assert await slots.client.hlen(processed) == 1
         assert await slots.client.scard(dependencies) == 0
 
 

@@ -25,7 +25,10 @@
 --- If this very call succeeded before and its reply got lost, the id of the job; that of a compensation
 --- has a number behind it. The queue of a letter remembers itself what it sent to another slot.
 local function replayedId(queue, source_base, new_id)
-  if parcels.isAway(source_base) then return requests.wasMade(queue, new_id) and new_id or nil end
+  if parcels.isAway(source_base) then
+    parcels.recall()
+    return requests.wasMade(queue, new_id) and new_id or nil
+  end
   if redis.call("EXISTS", source_base .. ":" .. new_id) == 1 then return new_id end
   local head = new_id .. "-c"
   for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do

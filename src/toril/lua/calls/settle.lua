@@ -53,6 +53,7 @@ end
 --- it took, as far as nobody else has them by now.
 local function answerAgain(base, record, a, now)
   local last, taken_jobs = cmsgpack.unpack(record), {}
+  parcels.recall()
   for _, id in ipairs(last.taken) do
     local job = base .. ":" .. id
     if redis.pcall("GET", job .. ":lock") == a.token then

@@ -23,13 +23,8 @@ function verbs.insert(round, body)
   replays.insert(round.jobs, body.job, body.data, body.opts, round.now)
 end
 
---- A child of a parent here ended in another slot. If it ran again before that, and the news of this was
---- overtaken, that comes first; what is late is then known already.
+--- A child of a parent here ended in another slot.
 function verbs.childEnded(round, body)
-  if body.relink and not redis.call("ZSCORE", round.queue.base .. ":toril:received", body.relink) then
-    parents.relink(body.child, body.parent_key)
-    round.delivered[#round.delivered + 1] = body.relink
-  end
   parents.childEnded(body.parent_key, body.parent, body.child, body.state, body.value, round.now)
 end
 
@@ -76,12 +71,18 @@ local function remember(queue, ids, now)
   if excess > 0 then redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids)) end
 end
 
+--- Was the parcel delivered that another one must follow, in this call or before?
+local function hasTaken(round, id)
+  return round.known[id] or redis.call("ZSCORE", round.queue.base .. ":toril:received", id) ~= false
+end
+
 --- 0 for a parcel that is delivered, 1 for one that has to come again, or why it is refused.
 local function deliver(round, id, text)
   local is_read, body = pcall(cmsgpack.unpack, text)
   if not is_read or type(body) ~= "table" then return "it cannot be read" end
   local verb = verbs[body.verb]
   if not verb then return "the verb " .. tostring(body.verb) .. " is not known; update this program" end
+  if body.after and not hasTaken(round, body.after) then return 1 end
   local is_done, answer = pcall(verb, round, body, id)
   if not is_done then return damage.of(round.queue, answer) end
   return answer or 0
@@ -95,10 +96,13 @@ function deliveries.receive(queue, ids, bodies, now)
     return answers
   end
   local delivered, known = {}, isKnown(queue, ids)
-  local round = { queue = queue, now = now, delivered = delivered }
+  local round = { queue = queue, now = now, known = known }
   for i, id in ipairs(ids) do
     answers[i] = known[id] and 0 or deliver(round, id, bodies[i])
-    if answers[i] == 0 and not known[id] then delivered[#delivered + 1] = id end
+    if answers[i] == 0 and not known[id] then
+      delivered[#delivered + 1] = id
+      known[id] = true
+    end
   end
   if round.letters then burials.arrive(round.letters, now) end
   if round.jobs then arrivals.close(round.jobs) end

@@ -43,6 +43,18 @@ function parcels.send(target, what, body, transit)
   return id
 end
 
+--- Is this parcel still where it was left?
+function parcels.isHere(id)
+  return redis.call("HEXISTS", (outboxOf(memory.outbox)), id) == 1
+end
+
+--- This call was made before and its reply got lost: parcels that it left may still be here.
+function parcels.recall()
+  if not memory.outbox then return end
+  local _, due = outboxOf(memory.outbox)
+  if redis.call("EXISTS", due) == 1 then memory.has_parcels = memory.has_parcels or 0 end
+end
+
 --- A parcel's head and body; nothing for what is no parcel.
 local function open(text)
   local size, rest = string.match(text or "", "^(%d+):()")

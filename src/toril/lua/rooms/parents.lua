@@ -74,9 +74,15 @@ end
 
 --- Leave it to the slot of a parent what is to be done with it. What `verb` does there is the function
 --- of this room with that name.
+--- What happens to one child is told in order: a parcel names the one before it (`x.told`) while that is
+--- still here, and is not taken before it.
 local function sendToParent(parent_key, parent_json, child_key, verb, body)
+  local known = hashes.read(child_key, "name", "x.told")
   body.verb, body.parent_key, body.parent, body.child = verb, parent_key, parent_json, child_key
-  return parcels.send(parents.of(parent_key, parent_json).queue.base, child_key, body)
+  body.after = known["x.told"] and parcels.isHere(known["x.told"]) and known["x.told"] or nil
+  local id = parcels.send(parents.of(parent_key, parent_json).queue.base,
+    child_key .. "\n" .. (known["x.told"] or ""), body)
+  if known.name then redis.call("HSET", child_key, "x.told", id) end
 end
 
 --- A removed child no longer holds its parent back.
@@ -143,14 +149,12 @@ local function childFailed(parent, child_key, reason, now)
   end
 end
 
---- A child completed or failed, with its return value or the reason. An end that overtakes the news
---- that the child runs again (`x.relink`) brings that news along.
+--- A child completed or failed, with its return value or the reason.
 function parents.childEnded(parent_key, parent_json, child_key, state, value, now)
   local parent = parents.of(parent_key, parent_json)
   if parcels.isAway(parent_key) then
     if state == "completed" or mindsFailure(parent.flags) then
-      sendToParent(parent_key, parent_json, child_key, "childEnded", { state = state, value = value,
-        relink = redis.call("HGET", child_key, "x.relink") or nil })
+      sendToParent(parent_key, parent_json, child_key, "childEnded", { state = state, value = value })
     end
   elseif state == "completed" then
     childCompleted(parent, child_key, value, now)
@@ -163,8 +167,7 @@ end
 function parents.relink(child_key, parent_key)
   if not parent_key then return end
   if parcels.isAway(parent_key) then
-    local id = sendToParent(parent_key, nil, child_key, "relink", {})
-    redis.call("HSET", child_key, "x.relink", id)
+    sendToParent(parent_key, nil, child_key, "relink", {})
     return
   end
   if redis.call("EXISTS", parent_key) == 0 then return end

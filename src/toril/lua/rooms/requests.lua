@@ -13,6 +13,7 @@ end
 
 --- What the call that came before says to this one, which came again or too late.
 local function answerAgain(key, last, a, usual)
+  parcels.recall()
   redis.call("SET", key, last, "PX", KEEP_NUMBER_MS)
   if string.sub(last, 1, 16) ~= a.request then
     return redis.error_reply("GHOST a newer call of this flight was made already")

@@ -1,0 +1,394 @@
+"""Two small worlds over two slots, in which couriers may do the next thing at any time, or die.
+
+The other worlds live in one slot. Here each queue is a slot of its own, as scripts see it: their
+hash tags differ. Every order of what happens is tried, and from every state honest couriers must
+bring it to a good end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from tests.model.actors import FAIL, LOCK_MS, Habits, Held, keys_of, outcome_of, stored, told
+from tests.model.machine import START_MS, Machine, request_of
+from tests.model.states import EMPTY, Cell, State
+from tests.model.view import PREFIX
+from tests.servers import Server
+from toril import FlowJob, NewJob
+from toril.protocol import adding, flows, moving, parceling, replaying, scripts, settling
+from toril.protocol.command import Command
+from toril.protocol.keys import Keys
+from toril.protocol.parceling import Parcel
+from toril.protocol.sending import PARCELS
+from toril.protocol.settling import Settled, Take
+
+Q, OTHER = "{a}q", "{b}other"
+TICK_MS = 2_000
+MOST_STATES = 30_000
+
+
+class Courier(NamedTuple):
+    """What a courier holds, and whether it knows that its target has it."""
+
+    source: str = ""
+    parcels: tuple[Parcel, ...] = ()
+    answers: tuple[int | str, ...] | None = None
+
+
+class Moment(NamedTuple):
+    state: State = EMPTY
+    clock_ms: int = START_MS
+    couriers: tuple[Courier, ...] = (Courier(), Courier())
+    done: tuple[str, ...] = ()
+    """What has happened that happens once."""
+    held: Held | None = None
+    calls: int = 0
+    ticks: int = 2
+    losses: int = 1
+
+
+class Problem(Exception):
+    """Something that must not be."""
+
+
+class World:
+    """Runs commands as on a cluster; a kind of world says what may happen and what must hold."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def run(self, moment: Moment, command: Command[Any]) -> tuple[Moment, Any]:
+        on_cluster = msgspec.structs.replace(command, args={**command.args, "spread": True})
+        result = self.machine.run(moment.state, moment.clock_ms, request_of(on_cluster, flight="f"))
+        reply = result.reply
+        if isinstance(reply, list) and len(reply) == 2 and reply[0] == PARCELS:
+            reply = reply[1]
+        return moment._replace(state=result.state), command.parse(reply)
+
+    def take(self, moment: Moment, queue: str, habits: Habits, *ended: Settled) -> Moment:
+        number = moment.calls + 1
+        moment = moment._replace(calls=number)
+        take = Take(count=0 if ended else 1, token=f"t{number}", lock_ms=LOCK_MS)
+        dead_letters = keys_of(habits.dead_letters) if habits.dead_letters else None
+        command = settling.settle(
+            keys_of(queue), ended, take, flight="w", request=number, dead_letters=dead_letters
+        )
+        moment, reply = self.run(moment, command)
+        if not reply.jobs:
+            return moment._replace(held=None)
+        words = tuple(reply.jobs[0])
+        return moment._replace(held=Held(words[-1].decode(), f"t{number}", told(words[:-1])))
+
+    def end(self, moment: Moment, queue: str, how: str, habits: Habits) -> Moment:
+        held = moment.held
+        assert held is not None
+        outcome = outcome_of(queue, held, how, habits)
+        settled = Settled(held.job_id, held.token, outcome, stored(queue, held))
+        return self.take(moment, queue, habits, settled)
+
+    def begin(self) -> Moment:
+        raise NotImplementedError
+
+    def deeds(self, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+        """What may happen now, beside what couriers do."""
+        raise NotImplementedError
+
+    def check(self, moment: Moment) -> None:
+        """What must hold in every state."""
+
+    def finish(self, moment: Moment) -> Moment:
+        """What honest workers do at the end."""
+        return moment
+
+    def check_end(self, moment: Moment) -> None:
+        raise NotImplementedError
+
+
+def cells(moment: Moment) -> dict[str, Cell]:
+    return {cell.key: cell for cell in moment.state}
+
+
+def content(moment: Moment, queue: str, rest: str) -> list[str]:
+    """The members of a list, a set or a sorted set, or the fields of a hash."""
+    cell = cells(moment).get(f"{PREFIX}:{queue}:{rest}")
+    if cell is None:
+        return []
+    if cell.kind.startswith("zset"):
+        return list(cell.scores)
+    return list(cell.pairs) if cell.kind.startswith("hash") else cell.content
+
+
+def undelivered(moment: Moment, source: str, target: str) -> list[str]:
+    received = content(moment, target, "toril:received")
+    return [one for one in content(moment, source, "toril:parcels") if one not in received]
+
+
+def courier_steps(world: World, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+    for number, courier in enumerate(moment.couriers):
+
+        def put(after: Moment, now: Courier, number: int = number) -> Moment:
+            couriers = list(after.couriers)
+            couriers[number] = now
+            return after._replace(couriers=tuple(sorted(couriers, key=repr)))
+
+        if not courier.parcels:
+            for source in (Q, OTHER):
+
+                def fetch(source: str = source, put: Any = put) -> Moment:
+                    after, (parcels, _) = world.run(moment, parceling.fetch(keys_of(source)))
+                    return put(after, Courier(source, tuple(parcels)) if parcels else Courier())
+
+                yield f"fetch from {source}", fetch
+            continue
+        if courier.answers is None:
+
+            def deliver(courier: Courier = courier, put: Any = put, lost: bool = False) -> Moment:
+                target = keys_at(courier.parcels[0].target)
+                after, answers = world.run(moment, parceling.deliver(target, courier.parcels))
+                if lost:
+                    return put(after, courier)._replace(losses=moment.losses - 1)
+                return put(after, courier._replace(answers=tuple(answers)))
+
+            yield "deliver", deliver
+            if moment.losses:
+                yield "deliver, reply lost", lambda deliver=deliver: deliver(lost=True)
+        else:
+
+            def collect(courier: Courier = courier, put: Any = put) -> Moment:
+                assert courier.answers is not None
+                done = [
+                    parcel.id
+                    for parcel, answer in zip(courier.parcels, courier.answers, strict=True)
+                    if answer == 0
+                ]
+                command = parceling.collect(keys_of(courier.source), done)
+                return put(world.run(moment, command)[0], Courier())
+
+            yield "collect", collect
+        yield "die", lambda put=put: put(moment, Courier())
+
+
+def keys_at(base: str) -> Keys:
+    return keys_of(base.removeprefix(f"{PREFIX}:"))
+
+
+def steps(world: World, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+    yield from world.deeds(moment)
+    yield from courier_steps(world, moment)
+    if moment.ticks:
+        yield (
+            "time passes",
+            lambda: moment._replace(clock_ms=moment.clock_ms + TICK_MS, ticks=moment.ticks - 1),
+        )
+
+
+def come_to_an_end(world: World, moment: Moment) -> Moment:
+    """Honest couriers and workers, with all the time in the world."""
+    for _ in range(6):
+        moment = moment._replace(clock_ms=moment.clock_ms + 70_000)
+        for source in (Q, OTHER):
+            moment, (parcels, _) = world.run(moment, parceling.fetch(keys_of(source)))
+            for parcel in parcels:
+                moment, answers = world.run(
+                    moment, parceling.deliver(keys_at(parcel.target), [parcel])
+                )
+                if answers == [0]:
+                    moment, _ = world.run(moment, parceling.collect(keys_of(source), [parcel.id]))
+        moment = world.finish(moment)
+    for queue in (Q, OTHER):
+        for rest in ("parcels", "parcels-due", "in-transit", "refused"):
+            if left := content(moment, queue, f"toril:{rest}"):
+                raise Problem(f"{rest} of {queue} are left at the end: {left}")
+    return moment
+
+
+def explore(world: World, most: int = MOST_STATES) -> int:
+    """Try every order; returns how many moments there were."""
+    first = world.begin()
+    seen = {first}
+    waiting = deque([(first, ())])
+    ended: set[Any] = set()
+    while waiting:
+        moment, path = waiting.popleft()
+        try:
+            world.check(moment)
+            fate = (moment.state, moment.held, moment.calls)
+            if fate not in ended:
+                ended.add(fate)
+                world.check_end(come_to_an_end(world, moment))
+            for name, step in steps(world, moment):
+                after = step()
+                if after not in seen and len(seen) < most:
+                    seen.add(after)
+                    waiting.append((after, (*path, name)))
+        except Problem as problem:
+            raise Problem(f"{problem}, after {', '.join(path)}") from problem
+    return len(seen)
+
+
+class Letters(World):
+    """A job fails for good, its letter goes to another slot and comes back."""
+
+    habits = Habits(dead_letters=OTHER)
+
+    def begin(self) -> Moment:
+        job = NewJob("job", {"n": 1}, job_id="x", timestamp=START_MS, attempts=1)
+        command = adding.add(keys_of(Q), [adding.prepare(job, "x")])
+        moment, _ = self.run(Moment(), command)
+        return self.take(moment, Q, self.habits)
+
+    def deeds(self, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+        if moment.held is not None:
+            yield (
+                "fail",
+                lambda: self.end(moment, Q, FAIL, self.habits)._replace(done=("fail",)),
+            )
+        letters = content(moment, OTHER, "wait")
+        if letters and "replay" not in moment.done:
+            command = replaying.replay(keys_of(OTHER), letters[0], "again", Q)
+            yield (
+                "replay",
+                lambda: self.run(moment, command)[0]._replace(done=(*moment.done, "replay")),
+            )
+
+    def check(self, moment: Moment) -> None:
+        jobs = [
+            *content(moment, Q, "active"),
+            *content(moment, Q, "wait"),
+            *content(moment, OTHER, "wait"),
+            *undelivered(moment, Q, OTHER),
+            *undelivered(moment, OTHER, Q),
+        ]
+        if len(jobs) != 1:
+            raise Problem(f"the job is in {len(jobs)} places: {jobs}")
+
+    def check_end(self, moment: Moment) -> None:
+        self.check(moment)
+
+
+class Family(World):
+    """A parent here, a child elsewhere that fails, runs again, and completes."""
+
+    habits = Habits()
+
+    def begin(self) -> Moment:
+        child = FlowJob(
+            "child",
+            {"n": 1},
+            queue_name=OTHER,
+            job_id="c",
+            ignore_dependency_on_failure=True,
+            timestamp=START_MS,
+        )
+        root = FlowJob("parent", queue_name=Q, job_id="p", timestamp=START_MS, children=[child])
+        return self.run(Moment(), flows.add(flows.prepare([root], PREFIX, lambda: "?")))[0]
+
+    def deeds(self, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+        def note(name: str, after: Moment) -> Moment:
+            return after._replace(done=(*moment.done, name))
+
+        if moment.held is not None:
+            if "fail" not in moment.done:
+                yield "fail", lambda: note("fail", self.end(moment, OTHER, FAIL, self.habits))
+            yield "complete", lambda: note("end", self.end(moment, OTHER, "done", self.habits))
+        elif "c" in content(moment, OTHER, "wait"):
+            yield "take", lambda: note("take", self.take(moment, OTHER, self.habits))
+        elif "c" in content(moment, OTHER, "failed") and "retry" not in moment.done:
+            command = moving.retry(keys_of(OTHER), "c", call="retry c")
+            yield "retry", lambda: note("retry", self.run(moment, command)[0])
+
+    def check(self, moment: Moment) -> None:
+        places = [*content(moment, Q, "waiting-children"), *content(moment, Q, "wait")]
+        if places != ["p"]:
+            raise Problem(f"the parent is in {len(places)} places")
+        has_ended = bool({"fail", "end"} & set(moment.done))
+        if "p" in content(moment, Q, "wait") and not has_ended:
+            raise Problem("the parent runs before its child has ended")
+
+    def finish(self, moment: Moment) -> Moment:
+        if moment.held is None and "c" in content(moment, OTHER, "wait"):
+            moment = self.take(moment, OTHER, self.habits)
+        if moment.held is not None:
+            moment = self.end(moment, OTHER, "done", self.habits)
+        return moment
+
+    def check_end(self, moment: Moment) -> None:
+        if "p" not in content(moment, Q, "wait"):
+            raise Problem("the parent waits for ever")
+        if left := content(moment, Q, "p:dependencies"):
+            raise Problem(f"the parent still waits for {left}")
+        has_completed = "c" in content(moment, OTHER, "completed")
+        if has_completed and not content(moment, Q, "p:processed"):
+            raise Problem("the parent has not heard what its child returned")
+
+
+WORLDS = {"letters": Letters, "a family": Family}
+
+
+@pytest.fixture(scope="module")
+def model_server():
+    with Server() as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_nothing_is_lost_or_done_twice_in_any_order(name, model_server):
+    machine = Machine(model_server)
+    moments = explore(WORLDS[name](machine))
+    machine.close()
+
+    print(f"{name}: {moments} moments")
+    assert moments > 500
+
+
+PLANTED = {
+    "a parcel is removed before it is delivered": (
+        "letters",
+        "rooms/parcels",
+        'redis.call("ZADD", due, clock.stamp(now + put_off_ms), id)',
+        "parcels.forget(base, { id })",
+    ),
+    "what was delivered is not remembered": (
+        "letters",
+        "rooms/deliveries",
+        "if #ids == 0 then return end",
+        "do return end",
+    ),
+    "a parcel is not written": (
+        "letters",
+        "rooms/parcels",
+        'if transit then redis.call("HSET", in_transit, transit, id) end',
+        'redis.call("HDEL", all, id)',
+    ),
+    "the end of a child overtakes the news that it runs again": (
+        "a family",
+        "rooms/deliveries",
+        "if body.after and not",
+        "if false and not",
+    ),
+    "the parent does not wait for a child elsewhere": (
+        "a family",
+        "rooms/flows",
+        'if root.parent_key then redis.call("SADD", root.parent_key .. ":dependencies", key) end',
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug, model_server):
+    name, file, line, instead = PLANTED[bug]
+    library = scripts.library()
+    text = library.text(file)
+    assert text.count(line) == 1
+    machine = Machine(model_server, library.with_texts({file: text.replace(line, instead)}))
+
+    with pytest.raises(Problem) as found:
+        explore(WORLDS[name](machine))
+    machine.close()
+    print(f"{bug}: {found.value}")
