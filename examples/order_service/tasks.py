@@ -5,7 +5,7 @@ from __future__ import annotations
 from models import PREFIX, Charge, Order, engine, open_session, outbox, records
 from sqlalchemy import func, select
 
-from toril import App, Backoff, Compensation, Context, GroupJob, UnrecoverableError, cron
+from toril import App, Backoff, Context, UnrecoverableError, cron
 from toril.idempotency import once
 from toril.outbox import Relay
 
@@ -13,20 +13,6 @@ MOST_IN_STOCK = 1000
 
 app = App(prefix=PREFIX, worker_options={"dead_letter_queue": "{queue}-dlq"})
 relay = Relay(engine, outbox, prefix=PREFIX, confirm=True)
-
-
-def steps_of(order: Order) -> list[GroupJob]:
-    """They run side by side; if one fails for good, what the other did is undone."""
-    data = {"order_id": order.id}
-    charging = GroupJob("charge", data, queue_name="payments", attempts=10, backoff=RETRIES)
-    return [charging, GroupJob("reserve", data, queue_name="stock")]
-
-
-def undoing_of(order: Order) -> dict[str, Compensation]:
-    return {"charge": Compensation("refund", {"order_id": order.id}, attempts=10, backoff=RETRIES)}
-
-
-RETRIES = Backoff.exponential(1000, jitter=0.5)
 
 
 def ask_the_bank(amount: int, idempotency_key: str) -> str:
@@ -46,7 +32,7 @@ def move_money(ctx: Context, order_id: int, sign: int, status: str) -> str:
         return str(run.result)
 
 
-@app.task(queue="payments")
+@app.task(queue="payments", attempts=10, backoff=Backoff.exponential(1000, jitter=0.5))
 def charge(ctx: Context, order_id: int) -> str:
     return move_money(ctx, order_id, 1, "paid")
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import io
 import os
+import shutil
 import signal
+import tokenize
 from pathlib import Path
 
 import httpx
@@ -24,11 +28,24 @@ from toril import Queue
 
 ROOT = Path(__file__).parents[2]
 SERVICE = ROOT / "examples" / "order_service"
+PLAIN = ROOT / "tests" / "examples" / "plain_service"
+"""The same service without tasks: what is compared must work."""
 NEEDS = ("uvicorn", "fastapi", "sqlalchemy", "click")
 
 
 @pytest.fixture
-async def start(url, prefix, database_url):  # noqa: F811
+def service(request, tmp_path):
+    """The folder of the service; that without tasks has the models of the other."""
+    if getattr(request, "param", SERVICE) is SERVICE:
+        return SERVICE
+    folder = tmp_path / "service"
+    shutil.copytree(PLAIN, folder)
+    shutil.copy(SERVICE / "models.py", folder)
+    return folder
+
+
+@pytest.fixture
+async def start(url, prefix, database_url, service):  # noqa: F811
     """Starts programs of the service; they are told to end after the test."""
     environment = {
         **os.environ,
@@ -40,7 +57,7 @@ async def start(url, prefix, database_url):  # noqa: F811
     children = []
 
     def start(*command):
-        child = Forked(*command, env=environment, cwd=SERVICE, needs=NEEDS)
+        child = Forked(*command, env=environment, cwd=service, needs=NEEDS)
         children.append(child)
         return child
 
@@ -65,15 +82,60 @@ def money_moved(database):
     return moved
 
 
+@pytest.mark.parametrize("service", [PLAIN], indirect=True, ids=["plain"])
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_the_service_without_tasks_does_the_same(
+    start,
+    url,
+    prefix,
+    database_url,  # noqa: F811
+    service,
+):
+    await check_orders(start, "tasks:workers", url, prefix, database_url)
+
+
+def test_the_service_is_shorter_with_tasks():
+    """And the README tells by how much."""
+    with_tasks, without = code_lines(SERVICE), code_lines(PLAIN)
+
+    assert with_tasks < without
+    told = (SERVICE / "README.md").read_text()
+    assert f"{with_tasks} lines of code; without tasks they have {without}" in told
+
+
+def code_lines(folder):
+    """The lines of app.py and tasks.py that are neither empty, nor comments, nor docstrings."""
+    found = 0
+    for name in ("app.py", "tasks.py"):
+        text = (folder / name).read_text()
+        quiet = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+        lines = {
+            number
+            for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type not in (*quiet, tokenize.ENDMARKER)
+            for number in range(token.start[0], token.end[0] + 1)
+        }
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Expr(value=ast.Constant(value=str())):
+                    lines -= set(range(node.lineno, node.end_lineno + 1))
+        found += len(lines)
+    return found
+
+
 async def test_orders_are_charged_once_although_the_programs_are_killed(
     start,
     url,
     prefix,
     database_url,  # noqa: F811
 ):
+    await check_orders(start, "tasks:app", url, prefix, database_url)
+
+
+async def check_orders(start, target, url, prefix, database_url):  # noqa: F811
     """RULES-02, RULES-13, RULES-15, RULES-16 in one service."""
     port, metrics_port = free_port(), free_port()
-    worker = ("-m", "toril", "worker", "tasks:app", "--metrics-port", str(metrics_port))
+    worker = ("-m", "toril", "worker", target, "--metrics-port", str(metrics_port))
     relay = ("-m", "toril", "relay", "tasks:relay")
     start("-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as api:
