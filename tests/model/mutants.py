@@ -20,11 +20,15 @@ from toril.protocol.scripts import Library
 FILES = (
     *("settle", "sweep", "renew", "remove", "promote", "retry", "pause", "resume", "add"),
     *("changePriority", "replayDeadLetter", "cancelGroup", "advanceScheduler", "purgeDeadLetters"),
+    *("addGroup", "settleMember", "retryGroup", "retryCompensation", "resolveGroup"),
+    *("reconcileGroups", "dueGroups"),
     *("rooms/jobs", "rooms/takes", "rooms/laneTakes", "rooms/lanes", "rooms/batches"),
     *("rooms/places", "rooms/deduplication", "rooms/burials", "rooms/replays", "rooms/parents"),
     *(
         "rooms/groups",
         "rooms/stages",
+        "rooms/retreats",
+        "rooms/turns",
         "rooms/members",
         "rooms/schedules",
         "rooms/gates",
@@ -33,15 +37,31 @@ FILES = (
     "rooms/requests",
 )
 
+OF_GROUPS = frozenset(
+    {
+        *("addGroup", "settleMember", "retryGroup", "retryCompensation", "resolveGroup"),
+        *("reconcileGroups", "cancelGroup", "dueGroups"),
+        *("rooms/groups", "rooms/stages", "rooms/retreats", "rooms/members"),
+    }
+)
+"""Here the statements inside a line are changed as well, and each bug is caught or argued."""
+
 _WRITERS = (
-    r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|emitGroup|"
+    r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|limitUndoing|noteEnd|goOn|"
+    r"hurry|await|offer|clear|lookAgain|reconcile|keepFromOrphans|ask|hear|removeJob|removeChildren|"
+    r"removeCompensation|writeAll|writeRecord|writePlan|startMembers|index|bringRound|"
+    r"retreats\.\w+|turns\.save|"
+    r"stages\.(?:log|share|insert|close|signal|tell|block|unblock|revive|advance|advanceAll|begin|"
+    r"announce|cancelPlanned|skipFailed|removeLetter|forgetPlan|keep)|"
     r"journal\.(?:emit|emitTrimmed)|places\.(?:wake|wakeWhenDue|ready|first|delay|promoteDue)|"
     r"batches\.release|arrivals\.(?:wake|close)|jobs\.(?:delete|insert|remove|removeAny)|"
     r"lanes\.(?:release|place|enter|dropHolder|saveHolders|giveBack|putOff|wake|wakeWhenDue)|"
-    r"groups\.(?:onSettled|settle|turn|emit)|deduplication\.(?:release|forget)|"
+    r"groups\.(?:onSettled|settle|turn|emit|memberEnded|compensationEnded|reopen|close|delete|forget)|"
+    r"deduplication\.(?:release|forget)|"
     r"parents\.(?:childEnded|release|unlink)|dropHolder|saveHolders"
 )
 _STATEMENT = re.compile(rf"^(?P<indent> *)(?P<call>(?:{_WRITERS})\()", re.MULTILINE)
+_IN_A_LINE = re.compile(rf" (?:then|do) (?P<call>(?:{_WRITERS}|keep|note)\()")
 _OPPOSITES = {
     "LPUSH": "RPUSH",
     "RPUSH": "LPUSH",
@@ -99,6 +119,11 @@ def all_mutants() -> tuple[Mutant, ...]:
             if before is None or _is_value(text, start):
                 continue
             found.append(Mutant(file, _line(text, start), before, "", start))
+        for match in _IN_A_LINE.finditer(text) if file in OF_GROUPS else ():
+            start = match.start("call")
+            before = _whole_call(text, start, "end")
+            if before is not None:
+                found.append(Mutant(file, _line(text, start), before, "", start))
         for match in _VERB.finditer(text):
             after = f'"{_OPPOSITES[match.group(1)]}"'
             found.append(
@@ -176,8 +201,8 @@ def _code(file: str) -> str:
     return _COMMENT.sub("", _HEADER.sub("", _text(file)))
 
 
-def _whole_call(text: str, start: int) -> str | None:
-    """The call that begins here, up to its last parenthesis."""
+def _whole_call(text: str, start: int, behind: str = "") -> str | None:
+    """The call that begins here, up to its last parenthesis, if the line ends then."""
     depth, place, in_text = 0, text.index("(", start), False
     for index in range(place, len(text)):
         character = text[index]
@@ -189,7 +214,7 @@ def _whole_call(text: str, start: int) -> str | None:
             depth -= 1
             if depth == 0:
                 rest = text[index + 1 :].split("\n", 1)[0].split("--", maxsplit=1)[0].strip()
-                return text[start : index + 1] if not rest else None
+                return text[start : index + 1] if rest == behind else None
     return None
 
 

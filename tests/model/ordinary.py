@@ -1,0 +1,137 @@
+"""Lets ordinary tests look for a planted bug: those that run its line, the quickest first.
+
+This is a plugin of pytest as well.  With ``TORIL_PLANT=<name>`` the scripts have that bug; with
+``TORIL_PLANT=none`` every line that a bug changes says that it was run, and ``TORIL_COVERED`` names
+the file that is told by whom.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.model.mutants import Mutant, all_mutants, marked
+from toril.protocol import scripts
+from toril.protocol.scripts import Library
+
+ROOT = Path(__file__).parents[2]
+TESTS = (
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/features/test_group_*.py")),
+    "tests/features/test_limits.py",
+)
+MOST_TESTS, MOST_S = 25, 20.0
+"""How many tests are tried for one bug, and how long they take without it."""
+LONGEST_S = 240
+CHANNEL = "toril-covered"
+_COVER = f"""
+local function COVER(number, word)
+  if memory then redis.pcall("PUBLISH", "{CHANNEL}", number) end
+  return word
+end
+"""
+
+Covering = dict[str, list[tuple[float, str]]]
+"""By the name of a mutant the tests that run its line, with the seconds that they take."""
+
+
+def covering(directory: Path) -> Covering:
+    """Run all of them once, and see which lines each one runs."""
+    report = directory / "covered.json"
+    report.write_text("[]")
+    _run(TESTS, "none", report)
+    found: Covering = {}
+    for name, seconds, numbers in json.loads(report.read_text()):
+        for number in numbers:
+            found.setdefault(all_mutants()[number].name, []).append((seconds, name))
+    return found
+
+
+def fails(test: str, mutant: str) -> bool:
+    """Does this test fail with this bug, or with none ("")?"""
+    return _run((test,), mutant) is not None
+
+
+def find_by_tests(mutant: str, found: Covering) -> str | None:
+    """The test that fails with this bug, or nothing."""
+    chosen, left = [], MOST_S
+    for seconds, name in sorted(found.get(mutant, []))[:MOST_TESTS]:
+        left -= seconds
+        if left > 0:
+            chosen.append(name)
+    return _run(tuple(chosen), mutant) if chosen else None
+
+
+def _run(tests: tuple[str, ...], plant: str, report: Path | None = None) -> str | None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
+    command += ["-p", "tests.model.ordinary", *(["-x"] if report is None else [])]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env |= {"TORIL_PLANT": plant, "TORIL_PROVE": "0", "TORIL_COVERED": str(report or "")}
+    try:
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=ROOT,
+            env=env,
+            timeout=LONGEST_S if report is None else None,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "they did not end"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return (failed or [None])[0]
+
+
+# ---------------------------------------------------------------------------- inside the tests
+
+
+def pytest_configure() -> None:
+    plant = os.environ.get("TORIL_PLANT")
+    if not plant:
+        return
+    library = _telling() if plant == "none" else _mutant(plant).library()
+    scripts.load = functools.cache(library.script)  # type: ignore[assignment]
+
+
+def _mutant(name: str) -> Mutant:
+    return next(mutant for mutant in all_mutants() if mutant.name == name)
+
+
+def _telling() -> Library:
+    told = marked()
+    return Library(told.rooms, told.calls, scripts._read("")["library"] + _COVER)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    path = os.environ.get("TORIL_COVERED")
+    url = getattr(item, "funcargs", {}).get("url")
+    if not path or url is None:
+        return (yield)
+    with redis.Redis.from_url(url) as client, client.pubsub() as listener:
+        listener.subscribe(CHANNEL)
+        listener.get_message(timeout=5)
+        began = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            seconds = time.monotonic() - began
+            client.publish(CHANNEL, "end")
+            numbers = set()
+            while (word := listener.get_message(timeout=5)) and word["data"] != b"end":
+                numbers.add(int(word["data"]))
+            _note(Path(path), item.nodeid, seconds, sorted(numbers))
+
+
+def _note(path: Path, name: str, seconds: float, numbers: list[int]) -> None:
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps([*known, [name, seconds, numbers]]))
