@@ -424,3 +424,22 @@ async def test_a_job_shows_each_attempt_with_its_times_and_worker(
     rows = re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)
     assert [re.search(r">(\d+)</th>", row)[1] for row in rows] == ["3", "2", "1"]
     assert all(row.count("<time ") == 2 and "mail&lt;1&gt;" in row for row in rows)
+
+
+async def test_partitions_are_one_row_of_the_overview(
+    visit: Callable[..., Visitor], url: str, prefix: str
+):
+    async with Queue("mail", connection=url, prefix=prefix, partitions=4) as mail:
+        await mail.add("a")  # the number of partitions is written down with the first job
+        for part in mail.partitions:
+            await part.add_bulk([NewJob("a")] * 10)
+    async with Queue("plain", connection=url, prefix=prefix) as plain:
+        await plain.add("a", {})
+
+    page = (await visit().get("/")).text
+
+    rows = re.findall(r"<tr.*?</tr>", page, re.DOTALL)
+    (row,) = [row for row in rows if "4 partitions" in row]
+    assert '<td class="n">41</td>' in row
+    assert row.count("/queue?queue=%7Bmail-") == 4
+    assert sum("/queue?queue=" in row for row in rows) == 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -32,13 +32,13 @@ from toril.errors import (
     TorilError,
 )
 from toril.options import RateLimit
-from toril.protocol import glancing, groups, lanes, reading, scheduling
+from toril.protocol import glancing, groups, lanes, partitioning, reading, scheduling
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
 from toril.protocol.job import Job
-from toril.protocol.keys import split_job_key
+from toril.protocol.keys import Keys, split_job_key
 from toril.protocol.lanes import Lane
 from toril.protocol.measuring import Metrics
 from toril.protocol.reading import STATES, WorkerInfo
@@ -80,10 +80,34 @@ class QueueRow:
     failed_lately: int
     needing_a_person: int
     """How many groups go no further by themselves."""
+    parts: tuple[str, ...] = ()
+    """The partitions that this row stands for, if it is of a queue that has some."""
 
     @property
     def waiting(self) -> int:
         return self.glance.waiting + self.glance.prioritized
+
+
+def _together(name: str, rows: Sequence[QueueRow]) -> QueueRow:
+    """Several queues as one row."""
+    if len(rows) == 1 and rows[0].name == name:
+        return rows[0]
+
+    def added(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    return QueueRow(
+        name,
+        glancing.together([row.glance for row in rows]),
+        min((row.oldest_waiting for row in rows if row.oldest_waiting is not None), default=None),
+        max(row.workers for row in rows),
+        added(row.added_per_s for row in rows),
+        added(row.done_per_s for row in rows),
+        sum(row.failed_lately for row in rows),
+        sum(row.needing_a_person for row in rows),
+        tuple(row.name for row in rows),
+    )
 
 
 @dataclass(frozen=True)
@@ -381,7 +405,23 @@ class Desk:
                 )
             )
         chart = self._chart([metrics[name] for name in names], names)
-        return Overview(rows, len(known) - len(names), self.finder.is_searching, chart)
+        folded = await self._folded(rows)
+        return Overview(folded, len(known) - len(names), self.finder.is_searching, chart)
+
+    async def _folded(self, rows: list[QueueRow]) -> list[QueueRow]:
+        """The rows with the partitions of a queue as one.
+
+        How many a queue has is asked for with each overview, so a queue that grows is shown whole.
+        """
+        stems = sorted({found[0] for row in rows if (found := partitioning.whole_of(row.name))})
+        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
+        numbers = await self.connection.run_all(reads) if reads else []
+        sizes = {stem: one.now for stem, one in zip(stems, numbers, strict=True)}
+        by_name = {row.name: row for row in rows}
+        return [
+            _together(whole.name, [by_name[name] for name in whole.queues if name in by_name])
+            for whole in partitioning.fold(list(by_name), sizes)
+        ]
 
     async def _metrics(self, names: list[str]) -> dict[str, tuple[Metrics, Metrics]]:
         async def both(queue: Queue) -> tuple[Metrics, Metrics]:
