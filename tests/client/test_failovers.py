@@ -24,8 +24,8 @@ from toril.sync.transport import ServerTransport as BlockingTransport
 PORT = plain("CONFIG", "GET", "port", parse=lambda reply: int(reply[1]))
 
 
-def make(module, url):
-    return module.maker(address.parse(url), client_name=None, socket_timeout_s=None)
+def make(module, url, name=None):
+    return module.maker(address.parse(url), client_name=name, socket_timeout_s=None)
 
 
 async def test_the_async_client_waits_and_then_leaves(server):
@@ -60,6 +60,10 @@ async def test_the_async_client_waits_and_then_leaves(server):
     await transport.close()
 
 
+def calls_of(client):
+    return [(row["name"], row["cmd"]) for row in client.client_list()]
+
+
 async def test_a_blocking_call_at_the_old_primary_is_cut_short(server, prefix):
     """An idle worker must not wait there for what is added elsewhere."""
     told: asyncio.Queue = asyncio.Queue()
@@ -68,12 +72,12 @@ async def test_a_blocking_call_at_the_old_primary_is_cut_short(server, prefix):
         while True:
             yield await told.get()
 
-    transport = ServerTransport(make(sockets, server.url), "label", news=[news])
+    transport = ServerTransport(make(sockets, server.url, prefix), "label", news=[news])
     words = ("BLPOP", f"{prefix}:nothing", 60)
     waiting = asyncio.create_task(transport.exchange(Sending(plain(*words, parse=bool)), 70))
     with server.client() as client:
-        # Others may be blocked there, too: those that an earlier test left are going away.
-        await wait_until(lambda: any(row["cmd"] == "blpop" for row in client.client_list()))
+        # Others may be blocked there, too: what an earlier test left goes when its time is over.
+        await wait_until(lambda: (prefix, "blpop") in calls_of(client))
 
     told.put_nowait(("elsewhere", 1))
 
