@@ -18,6 +18,7 @@ from tests.model.actors import FAIL, LOCK_MS, Habits, Held, keys_of, outcome_of,
 from tests.model.machine import START_MS, Machine, request_of
 from tests.model.states import EMPTY, Cell, State
 from tests.model.view import PREFIX
+from tests.proving import amount
 from tests.servers import Server
 from toril import FlowJob, NewJob
 from toril.protocol import adding, flows, moving, parceling, replaying, scripts, settling
@@ -29,7 +30,7 @@ from toril.protocol.settling import Settled, Take
 
 Q, OTHER = "{a}q", "{b}other"
 TICK_MS = 2_000
-MOST_STATES = 30_000
+MOST_STATES = amount(6_000, 60_000)
 
 
 class Courier(NamedTuple):
