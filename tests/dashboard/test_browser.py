@@ -362,4 +362,4 @@ async def test_pages_follow_no_tab_that_is_hidden(
 
     async with served(app) as base:
         await chromium(scenario)
-        await wait_until(lambda: app._pages._live == 0, 60)
+        await wait_until(lambda: app._pages._live.total() == 0, 60)
