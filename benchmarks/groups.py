@@ -114,8 +114,9 @@ def jobs_without_groups(library: scripts.Library) -> str:
     """The room of jobs without what asks for a group when one ends."""
     text = library.rooms["jobs"]
     for old, new in (
+        ("parent_key, deid, group, lane =\n", "parent_key, deid, lane =\n"),
         (', "deid", "x.group", "x.lane")\n  if not', ', "deid", "x.lane")\n  if not'),
-        ('    group = hash["x.group"],\n', ""),
+        ("    group = group,\n", ""),
         ("known.group and lastRun(job, ended, known)", "nil"),
     ):
         assert text.count(old) == 1, f"rooms/jobs.lua has no {old!r} any more"

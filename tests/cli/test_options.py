@@ -508,6 +508,7 @@ def test_what_a_program_is_told_reaches_it(
     monkeypatch.setattr(worker, "run_and_reload", lambda where, **_: given.append(where) or 0)
     monkeypatch.setattr(worker, "Serving", lambda services, *where: where)
     monkeypatch.setattr(logging, "basicConfig", lambda **options_: levels.append(options_["level"]))
+    monkeypatch.setenv("TORIL_URL", url)  # the worker asks how many partitions its queue has
     line = ["worker", "given:handler", "-q", "q"]
 
     told = ["--url", url, "--timeout", "7s", "--uvloop", "--verbose"]

@@ -17,11 +17,12 @@ def test_a_look_adds_up_what_waits_wherever_it_waits():
         [b"8-0", [b"event", b"active", b"jobId", b"a"]],
     ]
 
-    glance = command.parse([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 40, entries])
+    glance = command.parse([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 1, 40, entries])
 
     assert command.args == {"after": "5-1", "most": 7}
     assert (glance.waiting, glance.active, glance.delayed) == (1 + 2 + 9, 3, 5 + 10)
     assert (glance.completed, glance.failed, glance.lanes, glance.groups) == (7, 8, 11, 12)
+    assert glance.in_transit == 13
     assert glance.total == 12 + 3 + 4 + 15 + 6
     assert glance.is_paused
     assert glance.events_added == 40

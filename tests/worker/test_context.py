@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import wait_until
 from toril import Context, ManualWorker
 from toril.testing import make_context
-from toril.worker.child import AsyncChildJob, BlockingChildJob
+from toril.worker.child import AsyncChildJob, BlockingChildJob, Child
 
 MESSAGE = {"prefix": "bull", "queue": "q", "id": "1", "fields": {b"name": b"a"}, "token": "t"}
 MEMBERS = {name for name in dir(Context) if not name.startswith("_")} | set(Context.__annotations__)
@@ -20,9 +20,11 @@ MEMBERS = {name for name in dir(Context) if not name.startswith("_")} | set(Cont
 
 def test_jobs_of_child_processes_are_contexts():
     for kind, event in ((BlockingChildJob, threading.Event), (AsyncChildJob, asyncio.Event)):
-        job = kind(cast("Any", None), dict(MESSAGE))
+        with asyncio.Runner() as runner:
+            child = Child(cast("Any", None), cast("Any", None), runner)
+            job = kind(child, dict(MESSAGE))
+            assert isinstance(job, Context)
 
-        assert isinstance(job, Context)
         assert isinstance(job.signal, event)
         assert job.signal is job.signal
         assert not job.signal.is_set()

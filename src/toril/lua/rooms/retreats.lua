@@ -47,9 +47,23 @@ local function isFree(group, number)
   return (redis.call("HGET", group.key .. ":retreat", number) or "0") == "0"
 end
 
+--- Offer members that became free together: the one that completed last is undone first.
+local function offerInOrder(group, freed)
+  if #freed < 2 then
+    if freed[1] then offer(group.way, freed[1]) end
+    return
+  end
+  local is_freed = {}
+  for _, number in ipairs(freed) do is_freed[number] = true end
+  local waiting = redis.call("LRANGE", group.key .. ":undo", 0, -1) -- bounded: members of a group
+  for i = #waiting, 1, -1 do
+    if is_freed[waiting[i]] then offer(group.way, waiting[i]) end
+  end
+end
+
 --- A member is clear: the gate before it may be, and what stands before that.
 local function clear(group, number)
-  local key, waiting = group.key .. ":retreat", { number }
+  local key, waiting, freed = group.key .. ":retreat", { number }, {}
   while #waiting > 0 do
     local gate_number = stages.member(group.key, table.remove(waiting))[8]
     local gate = gate_number and "g" .. clock.digits(gate_number)
@@ -57,15 +71,14 @@ local function clear(group, number)
       for _, before in ipairs(cmsgpack.unpack(redis.call("HGET", group.key .. ":plan", gate))[1]) do
         before = clock.digits(before)
         if redis.call("HINCRBY", key, before, "-1") == 0 then
-          if redis.call("HEXISTS", key, "o" .. before) == 1 then
-            offer(group.way, before)
-          else
-            waiting[#waiting + 1] = before
-          end
+          local is_open = redis.call("HEXISTS", key, "o" .. before) == 1
+          local found = is_open and freed or waiting
+          found[#found + 1] = before
         end
       end
     end
   end
+  offerInOrder(group, freed)
 end
 
 --- Nothing of a member is open any more.
