@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -341,3 +342,37 @@ async def test_a_closed_worker_leaves_no_trace(queue, start_worker, inside):
     assert keys == []
     names = [row["name"] for row in await inside.client.client_list() if inside.base in row["name"]]
     assert names == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+async def test_a_worker_closes_although_a_handler_raised_what_ends_loops(
+    error, queue, url, prefix, start_worker, inside
+):
+    """Regression: closing it waited for ever, at first with a whole core."""
+    job = await queue.add("job")
+    has_closed = threading.Event()
+
+    async def handler(job):
+        raise error
+
+    async def main() -> None:
+        worker = Worker("q", handler, connection=url, prefix=prefix, lock_duration=1000)
+        await worker.start()
+        try:
+            async with asyncio.timeout(60):
+                await wait_until(lambda: not worker.is_processing)
+                await let_pass(0.2, "KeyboardInterrupt ends the loop meanwhile")
+        finally:
+            await worker.close()
+            has_closed.set()
+
+    def run() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(main())
+
+    await asyncio.wait_for(asyncio.to_thread(run), 60)
+    assert has_closed.is_set()
+    await start_worker(lambda job: 1, stalled_interval=200)
+    await inside.until_finished(1)
+
+    assert await inside.ids("completed") == [job.id]

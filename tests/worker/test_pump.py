@@ -127,6 +127,18 @@ async def test_whoever_waits_for_what_is_away_is_woken_when_it_has_landed():
         await asyncio.wait_for(world.pump.land(), 60)
 
 
+async def test_nobody_waits_for_what_is_away_from_a_pump_that_was_stopped():
+    async with World() as world:
+        landing = asyncio.create_task(world.pump.land())
+        await turns()
+        assert not landing.done()
+
+        world.running.cancel()
+
+        await asyncio.wait_for(landing, 60)
+        await asyncio.wait_for(world.pump.land(), 60)
+
+
 @pytest.mark.parametrize(("jobs", "due", "looks_again"), [((), 77, False), (("big",), 0, True)])
 async def test_what_was_too_big_to_come_with_the_others_is_asked_for_at_once(
     jobs, due, looks_again

@@ -131,8 +131,9 @@ class Crew:
 
     async def finish(self) -> None:
         """Let all that run end."""
-        while self._jobs:
-            await asyncio.wait([task for _, task in self._jobs.values()])
+        # A task that ended and is still here raised what ends loops: `release` gives its job back.
+        while running := [task for _, task in self._jobs.values() if not task.done()]:
+            await asyncio.wait(running)
 
     async def release(self) -> None:
         """Stop what still runs and give it to other workers."""

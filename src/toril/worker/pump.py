@@ -95,9 +95,12 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()
         self._over = self._loop.create_future()
-        async with asyncio.TaskGroup() as self._tasks:
-            self._depart()
-            await self._over
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._depart()
+                await self._over
+        finally:
+            _wake(self._waiting_for_landing)  # a pump that was stopped early hears no reply
 
     def look_again(self) -> None:
         """There may be something to take."""
@@ -119,7 +122,7 @@ class Pump:
 
     async def land(self) -> None:
         """Wait until no call is away: what it brings is then known."""
-        while self._away:
+        while self._away and self._over is not None and not self._over.done():
             await _join(self._waiting_for_landing)
 
     async def until_idle(self) -> None:
