@@ -198,6 +198,32 @@ def test_unknown_arguments_can_be_ignored_for_a_rolling_deploy():
     assert signature.read(b'{"order": 1, "new": 2}') == {"order": 1}
 
 
+@pytest.mark.parametrize(
+    ("hint", "good", "bad"),
+    [
+        (int, [0, -(2**53), 2**63 - 1, 2**64], [True, 1.5, "1", None]),
+        (str, ["", "null", "ä", "\U0001f600"], ["\ud800", 1, None]),
+        (bool, [True, False], [1, 0, None, "true"]),
+        (float, [1.5, 1, 1e300], [float("nan"), float("inf"), "1"]),
+        (type(None), [None], [0, False, ""]),
+    ],
+)
+def test_simple_results_are_judged_as_if_they_were_written_and_read(hint, good, bad):
+    """Most of them are known to fit by their kind alone."""
+
+    def work(): ...
+
+    work.__annotations__["return"] = hint
+    signature = Signature("work", work)
+
+    for value in good:
+        signature.check_result(value)
+        assert signature.read_result(value) == value
+    for value in bad:
+        with pytest.raises(ResultError):
+            signature.check_result(value)
+
+
 def test_a_result_that_does_not_fit_is_refused():
     def function() -> Money: ...
 

@@ -76,8 +76,8 @@ def _runner(
             found[context] = job
         return found
 
+    bind = arguments if context is None else bound
     if inspect.iscoroutinefunction(function):
-        bind = arguments if context is None else bound
 
         async def run(job: Any) -> Any:
             result = await function(**bind(job))
@@ -87,8 +87,8 @@ def _runner(
         return run
 
     def run_in_thread(job: Any) -> Any:
-        result = function(**bound(job))
-        signature.check_result(result)
+        result = function(**bind(job))
+        check_result(result)
         return result
 
     return run_in_thread

@@ -19,6 +19,9 @@ from toril.protocol import codec
 from toril.worker.context import Context
 
 _NO_RESULT: Any = inspect.Signature.empty
+_SIMPLE = (int, str, bool, type(None))
+_LARGEST = 2**53
+"""Beyond it an integer is not the same in every language."""
 
 
 class Signature:
@@ -36,6 +39,7 @@ class Signature:
         """``names`` are those in sight where the function was written, for annotations that are
         text; the parameters in ``without`` are filled by the caller and are no data."""
         self.name = name
+        self._what = f"the arguments of task {name!r}"
         parameters = inspect.signature(function).parameters
         hints = _hints_of(name, function, names or {})
         self.context = _find_context(parameters, hints)
@@ -74,6 +78,7 @@ class Signature:
         self._result: msgspec.json.Decoder[Any] | None = None
         if self.result not in (_NO_RESULT, Any):
             self._result = _decoder(_checked(name, "result", self.result))
+        self._simple = self.result if self.result in _SIMPLE else _NO_RESULT
 
     # ------------------------------------------------------------------ the caller's side
 
@@ -109,19 +114,22 @@ class Signature:
         """
         if later:
             return self._write_some(arguments, later)
-        text = codec.encode(arguments, f"the arguments of task {self.name!r}")
-        self._decode(text)
+        text = codec.encode(arguments, self._what)
+        try:
+            self._arguments.decode(text)
+            if self.rest:
+                self._read_rest(text)
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise self._misfit(error) from error
         return msgspec.Raw(text)
 
     def _write_some(self, arguments: Mapping[str, Any], later: frozenset[str]) -> msgspec.Raw:
         known = {name: value for name, value in arguments.items() if name not in later}
-        text = codec.encode(known, f"the arguments of task {self.name!r}")
+        text = codec.encode(known, self._what)
         try:
             self._some(later).decode(text)
         except (msgspec.DecodeError, ValueError, TypeError) as error:
-            raise ArgumentsError(
-                f"the arguments of task {self.name!r} do not fit: {error}"
-            ) from error
+            raise self._misfit(error) from error
         unknown = later - self.fields
         if unknown and not self.rest:
             raise ArgumentsError(
@@ -157,20 +165,18 @@ class Signature:
 
     def read(self, text: bytes) -> dict[str, Any]:
         """The arguments in a job's data; those that fit nowhere are refused."""
-        found, rest = self._decode(text)
-        arguments = msgspec.structs.asdict(found)
+        try:
+            arguments = msgspec.structs.asdict(self._arguments.decode(text))
+            rest = self._read_rest(text) if self.rest else None
+        except (msgspec.DecodeError, ValueError, TypeError) as error:
+            raise self._misfit(error) from error
         for name in self._defaults:
             if arguments[name] is msgspec.UNSET:
                 del arguments[name]
         return arguments if rest is None else arguments | rest
 
-    def _decode(self, text: bytes) -> tuple[Any, dict[str, Any] | None]:
-        try:
-            return self._arguments.decode(text), self._read_rest(text) if self.rest else None
-        except (msgspec.DecodeError, ValueError, TypeError) as error:
-            raise ArgumentsError(
-                f"the arguments of task {self.name!r} do not fit: {error}"
-            ) from error
+    def _misfit(self, error: Exception) -> ArgumentsError:
+        return ArgumentsError(f"{self._what} do not fit: {error}")
 
     def _read_rest(self, text: bytes) -> dict[str, Any]:
         raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -180,7 +186,7 @@ class Signature:
 
     def check_result(self, value: Any) -> None:
         """Refuse a result that the caller could not read as the type of the annotation."""
-        if self._result is None or (value is None and self.result is type(None)):
+        if self._result is None or (type(value) is self._simple and _is_plain(value)):
             return
         try:
             self._result.decode(codec.encode(value, f"the result of task {self.name!r}"))
@@ -273,3 +279,12 @@ def _custom_types(info: Any, seen: set[Any]) -> Iterator[type]:
         seen.add(owner)
     for field in info.__struct_fields__:
         yield from _custom_types(getattr(info, field), seen)
+
+
+def _is_plain(value: object) -> bool:
+    """Is this JSON that reads as the same again, with no need to try it?"""
+    if isinstance(value, int):
+        return -_LARGEST <= value <= _LARGEST
+    if isinstance(value, str):
+        return value.isascii()  # among others there are halves of characters
+    return value is None
