@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -376,15 +375,7 @@ class PartitionedQueue(Queue):
         """The workers that are connected now, each once, however many partitions it serves."""
         await self._agree()
         found = [await part.get_workers() for part in self._parts]
-        most: Counter[tuple[str, str]] = Counter()
-        for workers in found:
-            most |= Counter(map(_who, workers))
-        chosen: list[WorkerInfo] = []
-        for worker in (worker for workers in found for worker in workers):
-            if most[_who(worker)] > 0:
-                most[_who(worker)] -= 1
-                chosen.append(worker)
-        return chosen
+        return reading.each_once(found)
 
     async def get_metrics(self, kind: str, start: int = 0, end: int = -1) -> Metrics:
         await self._agree()
@@ -739,10 +730,6 @@ def _window(parts: list[list[Any]], start: int, end: int) -> list[Any]:
     pages = partitioning.page([len(part) for part in parts], start, end)
     shown = [[part[place] for place in places] for part, places in zip(parts, pages, strict=True)]
     return partitioning.deal(pages, shown)
-
-
-def _who(worker: WorkerInfo) -> tuple[str, str]:
-    return worker.name, worker.address.rpartition(":")[0]
 
 
 def _define(make: Callable[[str], Callable[..., Any]], names: Iterable[str]) -> None:

@@ -219,52 +219,71 @@ async def _add(on: Context) -> Change:
 @action("retry")
 async def _retry(on: Context) -> Change:
     resets = bool(on.form.text("reset"))
-    return _on_jobs(on, "retry", lambda one: on.queue.retry(one, reset_attempts=resets))
+    return _on_jobs(on, "retry", lambda queue, one: queue.retry(one, reset_attempts=resets))
 
 
 @action("promote")
 async def _promote(on: Context) -> Change:
-    return _on_jobs(on, "promote", on.queue.promote)
+    return _on_jobs(on, "promote", lambda queue, one: queue.promote(one))
 
 
 @action("remove")
 async def _remove(on: Context) -> Change:
-    return _on_jobs(on, "remove", on.queue.remove, always_asks=True)
+    return _on_jobs(on, "remove", lambda queue, one: queue.remove(one), always_asks=True)
 
 
 @action("cancel")
 async def _cancel(on: Context) -> Change:
     reason = f"by {on.user.name} on the dashboard"
-    return _on_jobs(on, "cancel", lambda one: on.queue.cancel(one, reason=reason), always_asks=True)
+
+    def cancel(queue: Queue, job_id: str) -> Awaitable[Any]:
+        return queue.cancel(job_id, reason=reason)
+
+    return _on_jobs(on, "cancel", cancel, always_asks=True)
 
 
 def _on_jobs(
-    on: Context, verb: str, do: Callable[[str], Awaitable[Any]], *, always_asks: bool = False
+    on: Context, verb: str, do: Callable[[Queue, str], Awaitable[Any]], *, always_asks: bool = False
 ) -> Change:
-    ids = on.form.many("id")
-    what = f"{verb} job {ids[0]}" if len(ids) == 1 else f"{verb} {len(ids)} jobs"
+    ids = _selected(on)
+    what = f"{verb} job {ids[0][1]}" if len(ids) == 1 else f"{verb} {len(ids)} jobs"
     question = None
     if always_asks or len(ids) > 1:
         question = _ask(on, verb, len(ids), is_destructive=verb in ("remove", "cancel"))
     if len(ids) == 1:
 
         async def one() -> str:
-            answer = await do(ids[0])
+            answer = await do(*ids[0])
             return "it was gone" if answer is False else str(answer or "done")
 
         return Change(what, one, question=question)
 
     async def each() -> str:
         refusals: list[str] = []
-        for job_id in ids:
+        for queue, job_id in ids:
             try:
-                await do(job_id)
+                await do(queue, job_id)
             except TorilError as error:
                 refusals.append(str(error))
         done = f"{len(ids) - len(refusals)} of {len(ids)} done"
         return f"{done}; first refusal: {refusals[0]}" if refusals else done
 
     return Change(what, each, question=question)
+
+
+def _selected(on: Context) -> list[tuple[Queue, str]]:
+    """The jobs that were ticked; those of a list of several partitions say in which they are.
+
+    Two partitions may have given out the same id.
+    """
+    ids = on.form.many("id")
+    if not on.form.text("by_queue"):
+        return [(on.queue, job_id) for job_id in ids]
+    parts = {part.name: part for part in on.queue.partitions}
+    found = [(parts.get(name), job_id) for name, _, job_id in (one.partition(":") for one in ids)]
+    if any(part is None for part, _ in found):
+        raise InvalidOptionError("A row is of another queue; open the page again.")
+    return [(part, job_id) for part, job_id in found if part is not None]
 
 
 @action("retry-all")
@@ -317,24 +336,29 @@ async def _cancel_all(on: Context) -> Change:
     reason = f"by {on.user.name} on the dashboard"
 
     async def work(operation: Operation) -> str:
-        staying: set[str] = set()
-        before = -1
-        # Once more when some were cancelled: jobs that move on meanwhile hide others from a page.
-        while operation.done > before:
-            before, start = operation.done, 0
-            while ids := await _ids(on.queue, state, start, CANCELLED_AT_ONCE):
-                fresh = [job_id for job_id in ids if job_id not in staying]
-                ends = await asyncio.gather(*(_cancel_one(on.queue, one, reason) for one in fresh))
-                operation.done += sum(end is not None for end in ends)
-                gone = {one for one, end in zip(fresh, ends, strict=True) if end == "ended"}
-                staying.update(one for one in fresh if one not in gone)
-                start += len(ids) - len(gone)
+        for part in on.queue.partitions:
+            await _cancel_each(part, state, reason, operation)
         return f"{operation.done:,} jobs cancelled"
 
     return Change(
         f"cancel all {state} jobs", work=work, total=total,
         question=_ask(on, "cancel", total, f"all {state} jobs"),
     )  # fmt: skip
+
+
+async def _cancel_each(queue: Queue, state: str, reason: str, operation: Operation) -> None:
+    staying: set[str] = set()
+    before = -1
+    # Once more when some were cancelled: jobs that move on meanwhile hide others from a page.
+    while operation.done > before:
+        before, start = operation.done, 0
+        while ids := await _ids(queue, state, start, CANCELLED_AT_ONCE):
+            fresh = [job_id for job_id in ids if job_id not in staying]
+            ends = await asyncio.gather(*(_cancel_one(queue, one, reason) for one in fresh))
+            operation.done += sum(end is not None for end in ends)
+            gone = {one for one, end in zip(fresh, ends, strict=True) if end == "ended"}
+            staying.update(one for one in fresh if one not in gone)
+            start += len(ids) - len(gone)
 
 
 async def _ids(queue: Queue, state: str, start: int, count: int) -> list[str]:
@@ -400,10 +424,8 @@ async def _replay(on: Context) -> Change:
     if data is not UNCHANGED and len(on.form.many("id")) > 1:
         raise InvalidOptionError("Repair one dead letter at a time.")
 
-    async def replay(letter_id: str) -> str:
-        new = await on.queue.replay_dead_letter(
-            letter_id, data=data, queue_name=to, by=on.user.name
-        )
+    async def replay(queue: Queue, letter_id: str) -> str:
+        new = await queue.replay_dead_letter(letter_id, data=data, queue_name=to, by=on.user.name)
         return f"sent back as job {new}"
 
     return _on_jobs(on, "replay", replay)
@@ -710,8 +732,14 @@ def _noting(operation: Operation) -> Callable[[int], None]:
 
 
 def _noting_letters(operation: Operation) -> Callable[[DeadLetterProgress], None]:
+    before = now = 0
+
     def note(progress: DeadLetterProgress) -> None:
-        operation.done = progress.done
+        nonlocal before, now
+        if progress.done < now:  # the next partition has begun
+            before += now
+        now = progress.done
+        operation.done = before + now
 
     return note
 

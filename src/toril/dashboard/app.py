@@ -24,8 +24,9 @@ from toril.dashboard import actions, showing
 from toril.dashboard.actions import ACTIONS, Context, Form
 from toril.dashboard.audit import AuditLog
 from toril.dashboard.exporting import FORMATS, file_name, written
+from toril.dashboard.folding import NotFound
 from toril.dashboard.operations import Operations
-from toril.dashboard.reading import MINUTES, Desk, NotFound, Wanted, groups_searched
+from toril.dashboard.reading import MINUTES, Desk, Wanted
 from toril.dashboard.redacting import Redact, Redactor
 from toril.dashboard.security import (
     COOKIE,
@@ -249,9 +250,8 @@ class Pages:
         prepare = ACTIONS.get(verb)
         if prepare is None or verb == path:
             raise NotFound("There is no such action.")
-        queue = self._desk.queue(form.needed("queue"))
-        if verb != "add":
-            queue = await self._desk.known(queue.name)
+        find = self._desk.folding.maybe if verb == "add" else self._desk.known
+        queue = await find(form.needed("queue"))
         context = Context(self._desk, self._audit, self._operations, user, form, queue)
         change = await prepare(context)
         if change.question is not None and form.text("confirmed") != "yes":
@@ -376,18 +376,15 @@ class Pages:
             queue=name,
             state=state,
             states=[one.value for one in GroupState],
-            rows=await self._desk.groups(name, state),
-            searched=groups_searched(name),
+            page=await self._desk.groups(name, state, _number(request.query_params.get("start"))),
         )
 
     async def _group(self, request: Request) -> Response:
-        name, group_id = request.query_params.get("queue", ""), request.query_params.get("id", "")
-        return self._show(
-            request,
-            "group.html",
-            queue=name,
-            page=await self._desk.group(name, group_id),
-        )
+        query = request.query_params
+        name, group_id = query.get("queue", ""), query.get("id", "")
+        start, step = _number(query.get("start")), _number(query.get("step"))
+        page = await self._desk.group(name, group_id, start, step)
+        return self._show(request, "group.html", queue=name, page=page)
 
     async def _lanes(self, request: Request) -> Response:
         name = request.query_params.get("queue", "")
@@ -427,8 +424,9 @@ class Pages:
         return self._show(request, "flow.html", queue=name, page=page)
 
     async def _log(self, request: Request) -> Response:
-        names = await self._desk.finder.names()
-        entries = await self._audit.newest(names[:200])
+        folded = await self._desk.folding.all()
+        names = dict.fromkeys([*folded.parts, *(row.name for row in folded.rows)])
+        entries = await self._audit.newest([*names])
         return self._show(request, "log.html", entries=entries, operations=self._operations.of())
 
     async def _events(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from toril.client.connection import Connection
 from toril.client.finder import Finder
 from toril.errors import TorilError
-from toril.protocol import glancing
+from toril.protocol import glancing, partitioning
 from toril.protocol.glancing import Glance
 from toril.protocol.keys import Keys
 
@@ -150,8 +150,7 @@ class Pulse:
             while self._listeners:
                 try:
                     await self._look()
-                    versions = {name: one.version for name, one in self.queues.items()}
-                    self._tell("tick", json.dumps(versions))
+                    self._tell("tick", json.dumps(self._versions()))
                 except TorilError:
                     self._tell("gone", "{}")
                 await asyncio.sleep(self._every_s)
@@ -172,6 +171,14 @@ class Pulse:
         now_s = self._clock()
         for one, glance in zip(watched, answers, strict=True):
             one.note(glance, now_s)
+
+    def _versions(self) -> dict[str, int]:
+        """A number for each queue that changes with it; a whole changes with each partition."""
+        versions = Counter({name: one.version for name, one in self.queues.items()})
+        for name, one in self.queues.items():
+            if (found := partitioning.whole_of(name)) is not None:
+                versions[found[0]] += one.version
+        return versions
 
     def _tell(self, event: str, data: str) -> None:
         self._told = f"event: {event}\ndata: {data}\n\n"

@@ -18,6 +18,7 @@ from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.dashboard import exporting
 from toril.dashboard.beside import Beside, Known
+from toril.dashboard.folding import MOST_QUEUES, Folding, NotFound
 from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
@@ -38,15 +39,15 @@ from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filte
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys, split_job_key
+from toril.protocol.keys import split_job_key
 from toril.protocol.lanes import Lane
 from toril.protocol.measuring import Metrics
+from toril.protocol.partitioning import Row
 from toril.protocol.reading import STATES, WorkerInfo
 from toril.protocol.scheduling import JobScheduler
 
 T = TypeVar("T")
 
-MOST_QUEUES = 200
 PER_PAGE = 50
 SEARCHED_AT_ONCE = 1000
 MOST_ROWS = 100
@@ -55,16 +56,13 @@ MOST_FINGERPRINTS = 100
 MOST_NODES = 300
 MOST_CHILDREN = 20
 MOST_LEVELS = 10
+MOST_STAGES = 50
 AT_ONCE = 16
 MINUTES = 60
 DOCTOR_S = 30.0
 DOCTOR_WAIT_S = 0.1
 
 NEWEST_FIRST = frozenset(("completed", "failed"))
-
-
-class NotFound(Exception):
-    """There is no such thing; the text says what."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class QueueRow:
     name: str
     glance: Glance
     oldest_waiting: int | None
-    workers: int
+    workers: list[WorkerInfo]
     added_per_s: float | None
     done_per_s: float | None
     failed_lately: int
@@ -101,7 +99,7 @@ def _together(name: str, rows: Sequence[QueueRow]) -> QueueRow:
         name,
         glancing.together([row.glance for row in rows]),
         min((row.oldest_waiting for row in rows if row.oldest_waiting is not None), default=None),
-        max(row.workers for row in rows),
+        reading.each_once(row.workers for row in rows),
         added(row.added_per_s for row in rows),
         added(row.done_per_s for row in rows),
         sum(row.failed_lately for row in rows),
@@ -192,6 +190,10 @@ class QueuePage:
     stopped_lanes: int
     is_dead_letters: bool
     chart: Chart
+    parts: list[str]
+    """Its partitions, if it has some."""
+    whole: str
+    """The queue that it is a partition of, if it is one."""
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,8 @@ class JobPage:
     children: dict[str, int]
     group_queue: str | None
     letter: DeadLetterMetadata | None
+    whole: str
+    """The queue that the job's queue is a partition of, if it is one."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +244,8 @@ class LettersPage:
     examined: int
     """So many letters have been looked at for them."""
     found: JobList
+    parts: list[str]
+    """Its partitions, if it has some."""
 
 
 @dataclass(frozen=True)
@@ -253,19 +259,63 @@ class LanesPage:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """Members that may run together; of many, those that are not done come first."""
+
+    members: list[GroupMember]
+
+    @property
+    def shown(self) -> list[GroupMember]:
+        return sorted(self.members, key=lambda one: one.status == "completed")[:MOST_CHILDREN]
+
+    @property
+    def left_out(self) -> int:
+        return len(self.members) - len(self.shown)
+
+
+@dataclass(frozen=True)
+class GroupList:
+    rows: list[tuple[str, GroupInfo]]
+    """Each with the plain queue that owns it."""
+    whole_of: dict[str, str]
+    """The queues as they are shown, by the plain ones."""
+    owners: list[tuple[str, int]]
+    """Who owns groups, and how many."""
+    start: int
+    next_start: int | None
+    previous_start: int | None
+    searched: int
+
+
+@dataclass(frozen=True)
 class GroupPage:
     info: GroupInfo
+    owner: str
+    """The plain queue that has it."""
     members: list[GroupMember]
     stage_of: dict[str, int]
     timeline: list[GroupStep]
+    start: int
+    """The first member that is shown."""
+    step: int
+    """The first step that is shown."""
 
     @property
-    def stages(self) -> list[list[GroupMember]]:
+    def shown(self) -> list[GroupMember]:
+        return self.members[self.start : self.start + MOST_ROWS]
+
+    @property
+    def steps(self) -> list[GroupStep]:
+        return self.timeline[self.step : self.step + MOST_ROWS]
+
+    @property
+    def stages(self) -> list[Stage]:
         """The members that may run together, in the order in which they come."""
         found: dict[int, list[GroupMember]] = {}
         for member in self.members:
             found.setdefault(self.stage_of[member.key], []).append(member)
-        return [found[number] for number in sorted(found)]
+        shown = [Stage(found[number]) for number in sorted(found)]
+        return shown[:MOST_STAGES]
 
     @property
     def questions(self) -> list[GroupMember]:
@@ -296,6 +346,14 @@ class ScheduleRow:
         return "failed" if self.last.failed_reason else "completed"
 
 
+@dataclass(frozen=True)
+class WorkersRow:
+    queue: str
+    workers: list[WorkerInfo]
+    running: list[tuple[str, ActiveJob]]
+    """What runs, with the plain queue that it is in."""
+
+
 @dataclass
 class Tree:
     """A job of a flow with its state, and those it waits for."""
@@ -323,6 +381,7 @@ class Desk:
         self.shared = Shared()
         self.beside = Beside()
         self.finder = Finder(connection, prefix)
+        self.folding = Folding(connection, prefix, self.finder)
         self.pulse = Pulse(connection, prefix, self.finder)
         self._health = Health([], is_known=False)
 
@@ -338,18 +397,12 @@ class Desk:
         self.beside.forget()
 
     def queue(self, name: str) -> Queue:
-        """The queue by its name, which is checked and not looked for."""
-        try:
-            return Queue(name, connection=self.connection, prefix=self.prefix)
-        except InvalidNameError as error:
-            raise NotFound(str(error)) from error
+        """A plain queue by its name, which is checked and not looked for."""
+        return self.folding.plain(name)
 
     async def known(self, name: str) -> Queue:
-        """The same; ``NotFound`` when there is nothing of it."""
-        queue = self.queue(name)
-        if not await self.connection.run(reading.exists(queue.keys)):
-            raise NotFound(f"There is no queue {name!r} under the prefix {self.prefix!r}.")
-        return queue
+        """The queue by its name, with all its partitions; ``NotFound`` when there is none."""
+        return await self.folding.one(name)
 
     async def _each(self, names: Iterable[str], ask: Callable[[Queue], Awaitable[T]]) -> list[T]:
         """Ask several queues, a few at a time."""
@@ -366,8 +419,8 @@ class Desk:
         return await self.shared.get(("overview", part), lambda: self._overview(part))
 
     async def _overview(self, part: str) -> Overview:
-        known = [name for name in await self.finder.names() if part.lower() in name.lower()]
-        names = known[:MOST_QUEUES]
+        folded = await self.folding.all(part)
+        names = folded.parts
         looks = [glancing.look(self.queue(name).keys, most=1) for name in names]
         glances = await self.connection.run_all(looks) if looks else []
         metrics = await self._metrics(names)
@@ -397,7 +450,7 @@ class Desk:
                     name,
                     glance,
                     waiting_since.get(name),
-                    len(workers.get(name, ())),
+                    workers.get(name, []),
                     None if rate is None else rate.added,
                     _per_second(done, failed) if rate is None else rate.completed + rate.failed,
                     sum(_aligned(failed)),
@@ -405,23 +458,9 @@ class Desk:
                 )
             )
         chart = self._chart([metrics[name] for name in names], names)
-        folded = await self._folded(rows)
-        return Overview(folded, len(known) - len(names), self.finder.is_searching, chart)
-
-    async def _folded(self, rows: list[QueueRow]) -> list[QueueRow]:
-        """The rows with the partitions of a queue as one.
-
-        How many a queue has is asked for with each overview, so a queue that grows is shown whole.
-        """
-        stems = sorted({found[0] for row in rows if (found := partitioning.whole_of(row.name))})
-        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
-        numbers = await self.connection.run_all(reads) if reads else []
-        sizes = {stem: one.now for stem, one in zip(stems, numbers, strict=True)}
         by_name = {row.name: row for row in rows}
-        return [
-            _together(whole.name, [by_name[name] for name in whole.queues if name in by_name])
-            for whole in partitioning.fold(list(by_name), sizes)
-        ]
+        wholes = [_together(one.name, [by_name[n] for n in one.queues]) for one in folded.rows]
+        return Overview(wholes, folded.left_out, self.finder.is_searching, chart)
 
     async def _metrics(self, names: list[str]) -> dict[str, tuple[Metrics, Metrics]]:
         async def both(queue: Queue) -> tuple[Metrics, Metrics]:
@@ -488,18 +527,23 @@ class Desk:
 
     async def _queue_page(self, name: str) -> QueuePage:
         queue = await self.known(name)
-        metrics = await self._metrics([name])
+        parts = [part.name for part in queue.partitions]
+        metrics = await self._metrics(parts)
+        looks = [glancing.look(part.keys, most=1) for part in queue.partitions]
+        workers = await self._workers()
         return QueuePage(
             name,
             await queue.get_job_counts(),
-            await self.connection.run(glancing.look(queue.keys, most=1)),
+            glancing.together(await self.connection.run_all(looks)),
             await queue.get_global_concurrency(),
             await queue.get_global_rate_limit(),
-            (await self._workers()).get(name, []),
+            reading.each_once(workers.get(part, []) for part in parts),
             await queue.get_job_scheduler_count(),
             len((await self._stopped_lanes(queue)).value),
             await self._is_letters(queue),
-            self._chart([metrics[name]], [name]),
+            self._chart([metrics[part] for part in parts], parts),
+            parts if len(parts) > 1 else [],
+            await self.folding.whole_of(name),
         )
 
     async def _is_letters(self, queue: Queue) -> bool:
@@ -565,7 +609,7 @@ class Desk:
         return await self.shared.get(("job", name, job_id), lambda: self._job_page(name, job_id))
 
     async def _job_page(self, name: str, job_id: str) -> JobPage:
-        queue = self.queue(name)
+        queue = await self.folding.maybe(name)
         job = await self._job(queue, job_id)
         log_count = await queue.get_job_log_count(job_id)
         logs = await queue.get_job_logs(job_id, max(log_count - MOST_LOG_ROWS, 0), -1)
@@ -596,6 +640,7 @@ class Desk:
             children={what: count for what, count in children.items() if count},
             group_queue=await self._owner_of_group(job),
             letter=letter,
+            whole=await self.folding.whole_of(name),
         )
 
     async def _job(self, queue: Queue, job_id: str) -> Job:
@@ -639,9 +684,11 @@ class Desk:
         async def count(queue: Queue) -> int:
             return await queue.get_dead_letter_count() if await self._is_letters(queue) else 0
 
-        names = (await self.finder.names())[:MOST_QUEUES]
-        counts = await self._each(names, count)
-        return [(name, number) for name, number in zip(names, counts, strict=True) if number]
+        folded = await self.folding.all()
+        names = folded.parts
+        counts = dict(zip(names, await self._each(names, count), strict=True))
+        sums = [(row.name, sum(counts[one] for one in row.queues)) for row in folded.rows]
+        return [(name, number) for name, number in sums if number]
 
     async def letters(self, name: str, wanted: DeadLetterFilter, start: int) -> LettersPage:
         """A page of letters, and all of them by what went wrong, as far as they are counted."""
@@ -661,6 +708,7 @@ class Desk:
             survey.is_whole,
             survey.done,
             found,
+            [part.name for part in queue.partitions[1:] and queue.partitions],
         )
 
     async def _summary(
@@ -683,42 +731,84 @@ class Desk:
 
     # ------------------------------------------------------------------------ groups
 
-    async def groups(self, name: str, state: str) -> list[tuple[str, GroupInfo]]:
-        """Groups of one queue or of all, those that need a person first."""
-        return await self.shared.get(("groups", name, state), lambda: self._groups(name, state))
+    async def groups(self, name: str, state: str, start: int = 0) -> GroupList:
+        """Groups of one queue, a page of them, or the newest of all; who needs a person first."""
+        key = ("groups", name, state, start)
+        return await self.shared.get(key, lambda: self._groups(name, state, start))
 
-    async def _groups(self, name: str, state: str) -> list[tuple[str, GroupInfo]]:
-        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
+    async def _groups(self, name: str, state: str, start: int) -> GroupList:
+        rows = await self._rows(name)
+        names = [part for row in rows for part in row.queues]
         looks = [glancing.look(self.queue(one).keys, most=1) for one in names]
         glances = await self.connection.run_all(looks) if looks else []
-        owners = [one for one, look in zip(names, glances, strict=True) if look.groups]
-        searched = groups_searched(name)
+        counts = {one: look.groups for one, look in zip(names, glances, strict=True) if look.groups}
+        owners = list(counts)
+        size = groups_searched(name, state)
+        if name:
+            places = partitioning.page(list(counts.values()), start, start + size - 1)
+        else:
+            places = [range(size)] * len(owners)
+        urgent = [] if start else await self._needing_a_person(owners)
+        found = urgent + await self._newest(owners, places, {one.id for _, one in urgent})
+        found = [row for row in found if state in ("", row[1].state)]
+        found.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
+        total = sum(counts.values())
+        sums = [(row.name, sum(counts.get(one, 0) for one in row.queues)) for row in rows]
+        return GroupList(
+            found if name else found[:MOST_ROWS],
+            {part: row.name for row in rows for part in row.queues},
+            [(owner, count) for owner, count in sums if count],
+            start,
+            start + size if name and start + size < total else None,
+            max(start - size, 0) if start else None,
+            size,
+        )
+
+    async def _needing_a_person(self, owners: Sequence[str]) -> list[tuple[str, GroupInfo]]:
+        most = _share(len(owners))
 
         async def ask(queue: Queue) -> list[tuple[str, GroupInfo]]:
-            plan = groups.needing_a_person(queue.keys, most=MOST_ROWS)
-            found = await self.connection.follow(plan)
-            ids = {one.id for one in found}
-            newest = await queue.get_groups((), 0, searched - 1, newest_first=True)
-            found += [one for one in newest if one.id not in ids]
-            return [(queue.name, one) for one in found if state in ("", one.state)]
+            plan = groups.needing_a_person(queue.keys, most=most)
+            return [(queue.name, one) for one in await self.connection.follow(plan)]
 
-        rows = [row for found in await self._each(owners, ask) for row in found]
-        rows.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
-        return rows[:MOST_ROWS]
+        return [row for found in await self._each(owners, ask) for row in found]
 
-    async def group(self, name: str, group_id: str) -> GroupPage:
+    async def _newest(
+        self, owners: Sequence[str], places: Sequence[range], known: set[str]
+    ) -> list[tuple[str, GroupInfo]]:
+        """The groups at these places of each owner, but for those that are known."""
+
+        async def read(name: str, of_it: range) -> list[tuple[str, GroupInfo]]:
+            plan = groups.newest(self.queue(name).keys, of_it[0], of_it[-1])
+            return [(name, one) for one in await self.connection.follow(plan)]
+
+        asked = [(one, of_it) for one, of_it in zip(owners, places, strict=True) if of_it]
+        pages = await _few(read(*one) for one in asked)
+        return [row for page in pages for row in page if row[1].id not in known]
+
+    async def group(self, name: str, group_id: str, start: int = 0, step: int = 0) -> GroupPage:
+        """A group, with a page of its members and a page of what happened to them."""
         # Read where it is said to be: the public calls search all queues for a group that is gone.
-        keys = self.queue(name).keys
+        parts = (await self.folding.maybe(name)).partitions
         try:
-            plan = groups.timeline(keys, group_id)
-            info = await self.connection.run(groups.read(keys, group_id))
-            steps = [] if info is None else await self.connection.follow(plan)
-        except (GroupNotFoundError, InvalidInputError):
-            info = None
-        if info is None:
-            raise NotFound(f"There is no group {group_id!r} that the queue {name!r} owns.")
-        members = await self.connection.run(groups.members(keys, group_id))
-        return GroupPage(info, members, groups.stage_of(members), steps)
+            reads = [groups.read(part.keys, group_id) for part in parts]
+            found = await self.connection.run_all(reads)
+            owner = next((part for part, one in zip(parts, found, strict=True) if one), None)
+            if owner is None:
+                raise GroupNotFoundError(group_id)
+            story = await self.connection.follow(groups.story(owner.keys, group_id))
+        except (GroupNotFoundError, InvalidInputError) as error:
+            reason = f"There is no group {group_id!r} that the queue {name!r} owns."
+            raise NotFound(reason) from error
+        return GroupPage(
+            story.info,
+            owner.name,
+            story.members,
+            groups.stage_of(story.members),
+            story.steps,
+            min(start, max(len(story.members) - 1, 0)) // MOST_ROWS * MOST_ROWS,
+            min(step, max(len(story.steps) - 1, 0)) // MOST_ROWS * MOST_ROWS,
+        )
 
     # ------------------------------------------------------------------------ lanes
 
@@ -728,14 +818,20 @@ class Desk:
 
     async def _lanes(self, name: str) -> LanesPage:
         queue = await self.known(name)
-        at_work = await self.connection.run(glancing.lanes_at_work(queue.keys, most=MOST_ROWS))
+        parts = queue.partitions
+        most = _share(len(parts))
+        looks = [glancing.lanes_at_work(part.keys, most=most) for part in parts]
+        at_work = [one for found in await self.connection.run_all(looks) for one in found]
         at_work.sort(key=lambda one: -one.depth)
         stopped = await self._stopped_lanes(queue)
-        reads = [lanes.read(queue.keys, lane) for lane in stopped.value[:MOST_ROWS]]
+        reads = [
+            lanes.read(parts[partitioning.home_of(lane, len(parts))].keys, lane)
+            for lane in stopped.value[:MOST_ROWS]
+        ]
         read = await self.connection.run_all(reads) if reads else []
         return LanesPage(
             await queue.get_lane_count(),
-            at_work,
+            at_work[:MOST_ROWS],
             [one for one in read if one is not None],
             max(len(stopped.value) - MOST_ROWS, 0),
             stopped.is_whole,
@@ -766,8 +862,8 @@ class Desk:
         async def ask(queue: Queue) -> list[tuple[Queue, JobScheduler]]:
             return [(queue, one) for one in await queue.get_job_schedulers(0, MOST_ROWS - 1)]
 
-        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        found = [row for part in await self._each(names, ask) for row in part]
+        whole_of = {part: row.name for row in await self._rows(name) for part in row.queues}
+        found = [row for part in await self._each(whole_of, ask) for row in part]
         found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
         reads = [
@@ -776,19 +872,41 @@ class Desk:
         ]
         jobs = await self.connection.run_all(reads) if reads else []
         return [
-            ScheduleRow(queue.name, one, at, job)
+            ScheduleRow(whole_of[queue.name], one, at, job)
             for (queue, one, at), job in zip(due, jobs, strict=True)
         ]
 
-    async def workers(self, name: str) -> list[tuple[str, list[WorkerInfo], list[ActiveJob]]]:
-        """For each queue who works on it, and what runs for how long."""
+    async def _rows(self, name: str) -> list[Row]:
+        """The queue of this name, or all."""
+        if not name:
+            return (await self.folding.all()).rows
+        queue = await self.folding.maybe(name)
+        return [Row(name, tuple(part.name for part in queue.partitions))]
 
-        names = [name] if name else (await self.finder.names())[:MOST_QUEUES]
-        looks = [glancing.active(self.queue(one).keys, most=MOST_ROWS) for one in names]
-        running = await self.shared.get(("running", name), lambda: self.connection.run_all(looks))
+    async def workers(self, name: str) -> list[WorkersRow]:
+        """For each queue who works on it, and what runs for how long."""
+        rows = await self._rows(name)
+
+        async def ask() -> list[list[ActiveJob]]:
+            looks = [
+                glancing.active(self.queue(part).keys, most=_share(len(row.queues)))
+                for row in rows
+                for part in row.queues
+            ]
+            return await self.connection.run_all(looks) if looks else []
+
+        parts = [part for row in rows for part in row.queues]
+        running = dict(zip(parts, await self.shared.get(("running", *parts), ask), strict=True))
         workers = await self._workers()
-        rows = [(one, workers.get(one, []), jobs) for one, jobs in zip(names, running, strict=True)]
-        return [row for row in rows if row[1] or row[2] or name]
+        found = [
+            WorkersRow(
+                row.name,
+                reading.each_once(workers.get(part, []) for part in row.queues),
+                [(part, job) for part in row.queues for job in running[part]],
+            )
+            for row in rows
+        ]
+        return [row for row in found if row.workers or row.running or name]
 
     async def _workers(self) -> dict[str, list[WorkerInfo]]:
         """Who is connected, by queue; nobody where the server does not say."""
@@ -806,7 +924,7 @@ class Desk:
         return await self.shared.get(("flow", name, job_id), lambda: self._flow(name, job_id))
 
     async def _flow(self, name: str, job_id: str) -> FlowPage:
-        queue = self.queue(name)
+        queue = await self.folding.maybe(name)
         job = await self._job(queue, job_id)
         for _ in range(MOST_LEVELS):
             above = self._relative(job.parent_key)
@@ -838,6 +956,11 @@ class Desk:
         return [] if node is None else [child.job for child in node.children]
 
 
+def _share(parts: int) -> int:
+    """How many rows each of so many partitions may give to one page."""
+    return max(MOST_ROWS // max(parts, 1), 4)
+
+
 async def _few(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """The answers to many questions, a few of them under way at a time."""
     turn = asyncio.Semaphore(AT_ONCE)
@@ -849,9 +972,11 @@ async def _few(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*(one(question) for question in asking)))
 
 
-def groups_searched(queue: str) -> int:
-    """How many of the newest groups are looked at: of the one queue, or of each of all."""
-    return SEARCHED_AT_ONCE if queue else MOST_ROWS
+def groups_searched(queue: str, state: str) -> int:
+    """How many groups are looked at for a page: of the one queue, or of each of all."""
+    if not queue:
+        return MOST_ROWS
+    return SEARCHED_AT_ONCE if state else PER_PAGE
 
 
 def _page(looked_at: list[Job], found: list[Job], start: int, size: int, count: int) -> JobList:

@@ -349,6 +349,19 @@ def results(keys: Keys, group_id: str) -> Command[dict[str, Any] | None]:
 
 def timeline(keys: Keys, group_id: str) -> Plan[list[GroupStep]]:
     """What happened to a group and its members, as far as it is known, in order."""
+    return (yield from story(keys, group_id)).steps
+
+
+class Story(msgspec.Struct, frozen=True):
+    """A group with everything that is known of it."""
+
+    info: GroupInfo
+    members: list[GroupMember]
+    steps: list[GroupStep]
+
+
+def story(keys: Keys, group_id: str) -> Plan[Story]:
+    """A group, its members, and what happened to them in order."""
     info, found, log = yield [
         read(keys, group_id),
         members(keys, group_id),
@@ -356,7 +369,7 @@ def timeline(keys: Keys, group_id: str) -> Plan[list[GroupStep]]:
     ]
     if info is None:
         raise not_found(group_id)
-    return told(info, found, [_logged(entry) for entry in log])
+    return Story(info, found, told(info, found, [_logged(entry) for entry in log]))
 
 
 def _logged(entry: bytes) -> GroupStep:
@@ -455,6 +468,20 @@ def groups(
         found += [info for info in page if info and (not wanted or info.state in wanted)]
         first += GROUPS_PER_READ
     return found[start : end + 1]
+
+
+def newest(keys: Keys, start: int, end: int) -> Plan[list[GroupInfo]]:
+    """The groups from one place to another, the newest first; it costs no more than their number.
+
+    Those that cannot be read are left out.
+    """
+    ids: list[bytes] = yield plain("ZREVRANGE", f"{keys.base}:groups", start, end, parse=list)
+    found: list[GroupInfo] = []
+    for first in range(0, len(ids), GROUPS_PER_READ):
+        some = ids[first : first + GROUPS_PER_READ]
+        page: list[GroupInfo | None] = yield from _read_each(keys, some)
+        found += [info for info in page if info]
+    return found
 
 
 def _read_each(keys: Keys, ids: Sequence[bytes]) -> Plan[list[GroupInfo | None]]:

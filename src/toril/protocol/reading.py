@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
@@ -66,6 +67,24 @@ class WorkerInfo(msgspec.Struct, frozen=True):
     idle_s: int
     raw: dict[str, str]
     """Everything that the server tells of its connection."""
+
+
+def each_once(parts: Iterable[Sequence[WorkerInfo]]) -> list[WorkerInfo]:
+    """The workers of several partitions, each once, however many of them it serves."""
+    found = list(parts)
+    left: Counter[tuple[str, str]] = Counter()
+    for workers in found:
+        left |= Counter(map(_who, workers))
+    chosen: list[WorkerInfo] = []
+    for worker in (worker for workers in found for worker in workers):
+        if left[_who(worker)] > 0:
+            left[_who(worker)] -= 1
+            chosen.append(worker)
+    return chosen
+
+
+def _who(worker: WorkerInfo) -> tuple[str, str]:
+    return worker.name, worker.address.rpartition(":")[0]
 
 
 def check_states(states: Iterable[str], *, beside: str | None = None) -> tuple[str, ...]:
