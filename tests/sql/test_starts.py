@@ -493,7 +493,7 @@ def test_a_group_that_could_not_start_is_refused_at_once(arguments, error, tmp_p
     ("flow", "error"),
     [
         (NewJob("n"), InvalidOptionError),
-        (flow_of(prefix="other"), InvalidOptionError),
+        (flow_of(prefix="an other"), InvalidNameError),
         (flow_of(parent=Parent("p", "q")), InvalidOptionError),
         (flow_of(size_limit=3), PayloadTooLargeError),
         (FlowJob("n", float("nan"), queue_name="q"), PayloadError),

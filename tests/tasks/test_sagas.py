@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
@@ -22,6 +23,7 @@ from toril import (
     InvalidInputError,
     JobFailedError,
 )
+from toril.errors import InvalidOptionError
 from toril.outbox import Outbox, Relay, table_sql
 
 __all__ = ["app", "run"]
@@ -234,3 +236,81 @@ async def test_a_flow_is_no_member_of_a_group(app: App):
             await flow.add_group("order", [tree])
         with pytest.raises(GroupValidationError, match="a call of a task"):
             await flow.add_group("order", [parent])
+
+
+async def test_a_flow_of_calls_goes_through_the_outbox(
+    app: App, run: Running, url: str, prefix: str, tmp_path: Path
+):
+    """Regression: a call says its prefix, and every root with one was refused."""
+    ran: list[str] = []
+
+    @app.task(queue="mail")
+    async def child(order: int) -> None:
+        ran.append("child")
+
+    @app.task
+    async def parent(order: int) -> None:
+        ran.append("parent")
+
+    tree = msgspec.structs.replace(parent.call(1), children=(child.call(1),))
+    run()
+    engine, outbox = create_engine(f"sqlite:///{tmp_path}/outbox.db"), Outbox()
+    with Session(engine) as session:
+        for statement in table_sql("sqlite"):
+            session.execute(text(statement))
+        ids = [outbox.add_flow(session, tree), outbox.add_flow(session, child.call(2))]
+        session.commit()
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        assert await relay.drain() == 2
+    engine.dispose()
+    await app.queue("default").wait_for(ids[0], 60_000)
+    await app.queue("mail").wait_for(ids[1], 60_000)
+
+    assert sorted(ran) == ["child", "child", "parent"]
+    assert ran.index("parent") > ran.index("child")
+
+
+async def test_calls_under_another_prefix_are_refused_with_what_to_do(
+    app: App, url: str, prefix: str, tmp_path: Path
+):
+    """Nobody would ever run them."""
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    other = App(connection=url, prefix=f"{prefix}-other")
+
+    @other.task
+    async def ship(order: int) -> None: ...
+
+    plain = GroupJob("plain", queue_name="default")
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for options in (
+            {"jobs": [charge.call(1), ship.call(1)]},
+            {"jobs": [charge.call(1)], "on_failed": ship.call(1)},
+        ):
+            with pytest.raises(GroupValidationError, match="different prefixes"):
+                await flow.add_group("order", group_id="g", **options)
+        for options in ({"jobs": [ship.call(1)]}, {"jobs": [plain], "on_completed": ship.call(1)}):
+            with pytest.raises(InvalidOptionError, match=f"with prefix='{prefix}-other'"):
+                await flow.add_group("order", group_id="g", **options)
+        assert await flow.get_group_state("g") is None
+
+    engine, outbox = create_engine(f"sqlite:///{tmp_path}/outbox.db"), Outbox()
+    with Session(engine) as session:
+        for statement in table_sql("sqlite"):
+            session.execute(text(statement))
+        flow_id = outbox.add_flow(session, ship.call(1))
+        outbox.add_group(session, "order", [ship.call(1)], group_id="g1")
+        outbox.add_group(session, "order", [plain], group_id="g2", on_failed=ship.call(1))
+        outbox.add_group(session, "order", [charge.call(1)], group_id="g3")
+        session.commit()
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.drain()
+        parked = {row.id: row.error for row in await relay.get_parked()}
+    engine.dispose()
+
+    assert parked.keys() == {flow_id, "g1", "g2"}
+    for error in parked.values():
+        assert f"a Relay, with prefix='{prefix}-other'" in error
+    assert [job.name for job in await app.queue("default").get_waiting()] == ["charge"]

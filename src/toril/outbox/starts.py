@@ -36,13 +36,14 @@ from toril.protocol import codec, flows, groups, starting
 from toril.protocol.command import Command, Plan
 from toril.protocol.confirming import Fate
 from toril.protocol.groups import GroupInfo
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, check_prefix
 from toril.protocol.new_group import (
     Compensation,
     GroupJob,
     GroupSignal,
     NewGroup,
     check_group_id,
+    check_home,
     new_group,
     queues_of,
 )
@@ -91,13 +92,15 @@ class Start(msgspec.Struct, frozen=True):
 
 def kind_of(row: OutboxRow) -> str | None:
     """What a row starts; None for that of a single job."""
-    if '"start"' not in row.options:
-        return None
+    return _options_of(row).get("start") if '"start"' in row.options else None
+
+
+def _options_of(row: OutboxRow) -> dict[str, Any]:
     try:
         options = msgspec.json.decode(row.options)
     except msgspec.DecodeError:
-        return None
-    return options.get("start") if isinstance(options, dict) else None
+        return {}
+    return options if isinstance(options, dict) else {}
 
 
 def open_start(
@@ -112,9 +115,11 @@ def open_start(
 
     It is over when ``replicas`` have it, also if it was there already.
     """
+    check_home(row.name, _options_of(row).get("prefix"), prefix)
     match kind_of(row):
         case "group":
             group = _read_group(row)
+            check_home(row.name, group.prefix, prefix)
             if placing is not None:
                 group = placing.of_group(group, row.id)
             return _until_replicated(_start_group(group, row.id, prefix), row, replicas)
@@ -165,7 +170,7 @@ def values_of_group(
     if compensation:
         stored["compensation"] = {key: _write(value) for key, value in compensation.items()}
     stored.update({option: _write(value) for option, value in options.items()})
-    return _values(group_id, group.owner, name, stored, GROUP, group_id)
+    return _values(group_id, group.owner, name, stored, GROUP, group_id, group.prefix)
 
 
 def _group_of(arguments: Mapping[str, Any]) -> NewGroup:
@@ -229,12 +234,14 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
     """The columns of a row that starts a flow; what could not start later is refused now."""
     if not isinstance(flow, FlowJob):
         raise InvalidOptionError(f"{flow!r} is not a FlowJob; a flow is made of FlowJob(name, …)")
-    if flow.parent is not None or flow.prefix is not None:
-        option = "prefix" if flow.parent is None else "parent"
+    if flow.parent is not None:
         raise InvalidOptionError(
-            f"flow {flow.name!r} cannot go through the outbox with a {option}: a parent may be gone"
-            f" when the row is relayed, and the prefix of its root is that of the relay"
+            f"flow {flow.name!r} cannot go through the outbox with a parent, which may be gone when"
+            f" the row is relayed"
         )
+    home, flow = flow.prefix, msgspec.structs.replace(flow, prefix=None)
+    if home is not None:
+        check_prefix(home)
     root_id = flow.job_id or generated_id
     _start_flow(flow, root_id, "any", 1)
     # Not as a tree: it may be deeper than what JSON's readers take.
@@ -248,7 +255,7 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
     # As with a job: an id that was given may be used again.
     made_up = f"{root_id}-{generated_id}" if flow.job_id else root_id
     key = flow.idempotency_key or made_up
-    return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key)
+    return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key, home)
 
 
 def _start_flow(
@@ -291,8 +298,16 @@ def _with_children(job: FlowJob, children: list[FlowJob]) -> FlowJob:
 
 
 def _values(
-    row_id: str, queue: str, name: str, stored: dict[str, Any], kind: str, key: str
+    row_id: str,
+    queue: str,
+    name: str,
+    stored: dict[str, Any],
+    kind: str,
+    key: str,
+    home: str | None,
 ) -> dict[str, Any]:
+    """``home`` is the prefix that the relay has to have, if the row knows."""
+    options = {"start": kind} if home is None else {"start": kind, "prefix": home}
     check_length("queue", queue, LONGEST_KEY)
     check_length("name", name, LONGEST_NAME)
     check_length("idempotency_key", key, LONGEST_KEY)
@@ -301,7 +316,7 @@ def _values(
         "queue": queue,
         "name": name,
         "data": codec.encode(stored, f"{kind} {name!r}").decode(),
-        "options": f'{{"start":"{kind}"}}',
+        "options": codec.encode(options, "options").decode(),
         "lane": None,
         "key": key,
     }

@@ -187,6 +187,8 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
     undo_timeout_ms: int | None = None
     on_completed: NewJob | None = None
     on_failed: NewJob | None = None
+    prefix: str | None = None
+    """Where its calls of tasks are at home; None if no job says."""
 
     @property
     def jobs(self) -> list[GroupJob]:
@@ -226,7 +228,8 @@ def new_group(
     on_failed: Any = None,
 ) -> NewGroup:
     """Check everything that can be checked without the server."""
-    members = _members(name, jobs, compensation)
+    given = _listed(name, jobs)
+    members = _members(name, given, compensation)
     mapping = {key: _compensation(key, value) for key, value in (compensation or {}).items()}
     _check_compensations(members, mapping)
     jobs_of = [member for member in members if isinstance(member, GroupJob)]
@@ -252,14 +255,28 @@ def new_group(
         ),
         on_completed=_end(on_completed, "on_completed"),
         on_failed=_end(on_failed, "on_failed"),
+        prefix=_prefix_of(name, [*given, on_completed, on_failed]),
     )
     _check_pivot(group)
     _check_queues(group)
     return group
 
 
-def _members(name: Any, jobs: Any, compensation: Any) -> tuple[NewMember, ...]:
-    """The members of a group, if it can have these."""
+def check_home(name: str, home: str | None, prefix: str) -> None:
+    """Refuse calls of an app under one prefix where jobs are added under another.
+
+    Its workers would never see them.
+    """
+    if home is not None and home != prefix:
+        raise InvalidOptionError(
+            f"{name!r} is made of calls of an app with prefix={home!r}, and would be added"
+            f" under {prefix!r}, where no worker of that app looks; use a FlowProducer, or a Relay,"
+            f" with prefix={home!r}"
+        )
+
+
+def _listed(name: Any, jobs: Any) -> list[Any]:
+    """What a group is to be made of, as a list."""
     if not isinstance(name, str) or not name or len(name) > MAX_NAME_LENGTH:
         raise GroupValidationError(
             f"group name {name!r} must be a string of 1 to {MAX_NAME_LENGTH} characters"
@@ -268,6 +285,22 @@ def _members(name: Any, jobs: Any, compensation: Any) -> tuple[NewMember, ...]:
         raise GroupValidationError(
             f"jobs={shown(jobs)} of group {name!r} must be a list of GroupJob(name, queue_name=…)"
         )
+    return list(jobs)
+
+
+def _prefix_of(name: str, jobs: Sequence[Any]) -> str | None:
+    """The prefix of the calls among ``jobs``; a group is under one."""
+    found = {job.prefix for job in jobs if isinstance(job, FlowJob)} - {None}
+    if len(found) > 1:
+        raise GroupValidationError(
+            f"group {name!r} has calls of apps with different prefixes"
+            f" ({', '.join(map(repr, sorted(found)))}); a group is under one prefix"
+        )
+    return min(found, default=None)
+
+
+def _members(name: str, jobs: Sequence[Any], compensation: Any) -> tuple[NewMember, ...]:
+    """The members of a group, if it can have these."""
     if compensation is not None and not isinstance(compensation, Mapping):
         raise GroupValidationError(
             f"compensation={shown(compensation)} of group {name!r} must be a dict of"
