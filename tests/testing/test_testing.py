@@ -17,6 +17,7 @@ from toril import (
     JobNotInStateError,
     every,
 )
+from toril.errors import NoHandlerError
 from toril.testing import make_context, running
 
 app = App()
@@ -229,11 +230,54 @@ class TestRig:
 
             assert [one.data["text"] for one in done] == ["late"]
 
+    async def test_a_drain_does_not_declare_schedules(self):
+        async with running(app) as rig:
+            await rig.drain()
+
+            assert ran == []
+            assert await app.queue("clock").get_job_schedulers() == []
+
+    async def test_a_schedule_that_is_long_due_runs_once(self):
+        async with running(app) as rig:
+            await app.declare_schedules()
+            await rig.drain()
+            ran.clear()
+
+            await rig.advance(timedelta(days=30))
+            await rig.drain(with_delayed=True)
+
+            assert ran == ["daily"]
+            assert await app.queue("clock").get_delayed_count() == 1
+
+    async def test_a_drain_leaves_what_is_not_due_and_what_is_elsewhere(self):
+        async with running(app) as rig:
+            await mail.using(delay=60_000).enqueue("not due")
+            await app.queue("elsewhere").add("mail", {"text": "in a queue of nobody"})
+
+            assert await rig.drain() == []
+
+            assert ran == []
+            assert await app.queue("default").get_delayed_count() == 1
+            assert await app.queue("elsewhere").get_waiting_count() == 1
+
+    async def test_a_job_that_no_task_takes_fails(self):
+        async with running(app) as rig:
+            await app.queue("default").add("mial", {"text": "x"})
+            with pytest.raises(NoHandlerError, match="mial"):
+                await rig.drain()
+
     async def test_a_drain_that_cannot_end_says_what_is_left(self):
         async with running(app) as rig:
             await app.queue("default").pause()
             await mail.enqueue("stuck")
             with pytest.raises(TimeoutError, match="queue 'default': 1 waiting, paused"):
+                await rig.drain(timeout=200)
+            await app.queue("default").resume()
+            await rig.drain()
+
+            await app.queue("default").pause_lane("held")
+            await mail.using(lane="held").enqueue("stuck")
+            with pytest.raises(TimeoutError, match="queue 'default': 1 waiting"):
                 await rig.drain(timeout=200)
 
     async def test_retries_wait_and_come_when_their_time_has_come(self):

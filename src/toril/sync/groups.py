@@ -27,6 +27,7 @@ from toril.protocol.new_group import (
     GroupSignal,
     NewGroup,
     check_group_id,
+    check_home,
     may_be_group_id,
     new_group,
     queues_of,
@@ -195,6 +196,7 @@ class GroupProducer(GroupReading):
         return placing.of_group(group, group_id)
 
     def _start(self, group: NewGroup, group_id: str | None) -> GroupNode:
+        check_home(group.name, group.prefix, self.prefix)
         made_up = str(uuid.uuid4()) if group_id is None else check_group_id(group_id)
         if self._agreeing.is_needed:
             group = self._place(group, made_up)
