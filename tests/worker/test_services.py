@@ -13,7 +13,7 @@ from toril import NewJob, Queue, Worker
 from toril.protocol import leasing
 from toril.protocol.keys import Keys
 from toril.worker.group_keeper import GroupKeeper
-from toril.worker.lease import Lease
+from toril.worker.lease import Berth, Lease
 from toril.worker.locks import Locks
 
 
@@ -106,7 +106,7 @@ async def test_a_lock_that_was_let_go_meanwhile_is_not_lost(is_held):
             return leasing.Renewal(lost=["1"], cancelled=[])
 
     locks.hold("1", "t")
-    lease = Lease(Server, Keys("bull", "q"), "w", locks, Crew(), lock_ms=1000)
+    lease = Lease(Server, Berth(Keys("bull", "q"), "w", locks, Crew()), lock_ms=1000)
     lease._loop, lease._connection = asyncio.get_running_loop(), Server()
 
     lease._renew()
@@ -365,8 +365,9 @@ async def test_locks_are_renewed_five_hundred_at_a_time(
     await worker.close()
     names = [f"{prefix}:q:{number}" for number in range(1001)]
     await client.mset({f"{name}:lock": "token" for name in names})
+    (berth,) = worker._parts.lease._berths.values()
     for number in range(1001):
-        worker._parts.lease._locks.hold(str(number), "token")
+        berth.locks.hold(str(number), "token")
     monkeypatch.setattr(leasing, "renew", noted)
     worker._parts.lease._connection = worker._parts.lease._make_connection()
     await asyncio.to_thread(worker._parts.lease._renew)

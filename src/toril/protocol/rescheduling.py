@@ -83,6 +83,10 @@ def change(keys: Keys, scheduler_id: str, new: Change) -> Plan[None]:
     """Change what ``new`` names, and keep all else; a paused scheduler stays paused."""
     if new.template is not None:
         scheduling.check_template(new.template)
+    if new.cron is not None:
+        cron.parse(new.cron)
+    if new.tz is not None:
+        cron.zone_of(new.tz)
     for taken in range(_MOST_TRIES):
         record = yield from _read(keys, scheduler_id)
         if record is None:
