@@ -251,7 +251,10 @@ class App:
         return await step(call)
 
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
-        """Add the jobs of many calls in a few round trips; the handles are in their order."""
+        """Add the jobs of many calls in a few round trips; the handles are in their order.
+
+        If one of them cannot be a job, none is added.
+        """
         calls = list(calls)
         for call in calls:
             if not isinstance(call, Call):
@@ -272,6 +275,10 @@ class App:
                     f" saga.add(call)"
                 )
             by_queue.setdefault(call.queue_name, []).append(number)
+        if len(by_queue) > 1:
+            # Each queue would notice for itself, when others have theirs already.
+            for call in calls:
+                self._queue(call.queue_name).adder.prepare(call)
         handles: dict[int, Handle[Any]] = {}
         for queue_name, numbers in by_queue.items():
             queue = self._queue(queue_name)

@@ -86,13 +86,13 @@ class Task(Generic[Q, T, P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name!r} in queue {self.queue_name!r}>"
 
-    def __call__(self, *args: Q.args, **kwargs: Q.kwargs) -> T:
+    def __call__(self, /, *args: Q.args, **kwargs: Q.kwargs) -> T:
         result: T = self.function(*args, **kwargs)
         return result
 
     # ------------------------------------------------------------------ enqueueing
 
-    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
+    async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Add a job that calls the function with these arguments; returns when the server has it.
 
         Raises ``ArgumentsError``, and adds nothing, if they do not fit the annotations.
@@ -107,7 +107,7 @@ class Task(Generic[Q, T, P, R]):
         added = await queue.adder.send(queue.adder.prepare(job))
         return Handle(queue, added.id, self.signature, duplicated=added.is_duplicate)
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value: for ``enqueue_many``, a scheduler, a flow, a group, the outbox."""
         arguments = self.signature.bind(args, kwargs)
         references = {
@@ -186,7 +186,7 @@ class BlockingTask(Generic[P, R]):
     def __init__(self, task: Task[..., Any, P, R]) -> None:
         self._task = task
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[R]:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[R]:
         """Add a job that calls the function with these arguments; returns when the server has it.
 
         Middleware of the app is not asked: its ``on_enqueue`` is ``async``.
