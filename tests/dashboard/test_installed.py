@@ -6,7 +6,6 @@ No index is needed: what the extra asks for is taken from this environment, file
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import zipfile
@@ -22,6 +21,7 @@ from packaging.utils import canonicalize_name
 from tests.dashboard.test_browser import Watch
 from tests.dashboard.world import World
 from tests.helpers import wait_until
+from tests.servers import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 SERVE = """
@@ -82,9 +82,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def test_the_extra_alone_serves_every_page_and_nobody_else_is_asked(
     chromium: Any, installed: tuple[Path, Path], url: str, prefix: str, shop: World, tmp_path: Path
 ):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     base = f"http://127.0.0.1:{port}"
     words = [*map(str, installed), url, prefix, str(port)]
     process = subprocess.Popen(

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.cli.test_examples import parse
 from tests.helpers import not_run, wait_until_sync
-from tests.servers import Server
+from tests.servers import Server, free_port
 from toril.cli.main import toril as cli
 from toril.contrib.prometheus import BUCKETS_S, QueueCollector, RelayCollector, _Meters
 from toril.outbox.relay import RelayMetrics
@@ -278,14 +278,15 @@ def _scraped(port: int) -> str:
     return text if "toril_up" in text else ""
 
 
-def test_the_exporter_serves_what_a_queue_holds(url: str, unused_tcp_port: int):
-    settings = {"TORIL_URL": url, "TORIL_QUEUES": "any", "TORIL_EXPORTER_PORT": unused_tcp_port}
+def test_the_exporter_serves_what_a_queue_holds(url: str):
+    port = free_port()
+    settings = {"TORIL_URL": url, "TORIL_QUEUES": "any", "TORIL_EXPORTER_PORT": port}
     exporter = subprocess.Popen(
         [sys.executable, DEPLOY / "exporter.py"],
         env={**os.environ, **{name: str(value) for name, value in settings.items()}},
     )
     try:
-        text = wait_until_sync(lambda: _scraped(unused_tcp_port), 30)
+        text = wait_until_sync(lambda: _scraped(port), 30)
         assert "toril_up 1.0" in text
         assert 'toril_jobs{queue="any",state="waiting"} 0.0' in text
     finally:

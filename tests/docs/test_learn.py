@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.docs.compose import Compose
+from tests.servers import free_port
 from tests.sql.conftest import postgres
 
 __all__ = ["postgres"]  # a fixture
@@ -142,7 +142,7 @@ class Reader:
         process = self.terminals.pop(title, None)
         if process is not None:
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) in (0, 130), (self.desk / f"{title}.txt").read_text()
+            assert process.wait(60) in (0, 130), (self.desk / f"{title}.txt").read_text()
 
     def leave(self) -> None:
         self.compose.leave()
@@ -159,9 +159,7 @@ class Reader:
 def reader(tmp_path: Path, postgres: str) -> Iterator[Reader]:
     desk = tmp_path / "desk"
     desk.mkdir()
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        reader = Reader(desk, found.getsockname()[1], Compose(desk, postgres))
+    reader = Reader(desk, free_port(), Compose(desk, postgres))
     yield reader
     reader.leave()
 
