@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,14 +20,17 @@ from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.events import Event
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
-from toril.protocol.new_group import may_be_group_id
+from toril.protocol.new_group import MOST_MEMBERS, may_be_group_id
 from toril.protocol.reading import readable
 from toril.protocol.refusals import Refusal
+
+T = TypeVar("T")
 
 LOOK_AGAIN_MS = 30_000
 """How long a group may stand before it is looked at whether something happened to its jobs."""
 
 GROUPS_PER_READ = 200
+MEMBERS_PER_READ = 200
 GROUPS_PER_CLEAN = 100
 JOBS_PER_LOOK = 500
 OWNERS_PER_LOOK = 100
@@ -280,16 +283,18 @@ def _optional(value: bytes | None) -> str | None:
 
 def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
     """The members of a group in the order in which they were given."""
+    return _lines(keys, group_id, 0, MOST_MEMBERS, lambda lines: _members(keys, lines))
+
+
+def _lines(
+    keys: Keys, group_id: str, first: int, most: int, parse: Callable[[list[list[Any]]], T]
+) -> Command[T]:
+    """What is stored of the members from one place on."""
     record = record_key(keys, group_id)
-
-    def parse(reply: list[list[Any]]) -> list[GroupMember]:
-        labels = {words[0]: codec.text(words[4]) for words in reply}
-        return [_member(keys.prefix, words, labels) for words in reply]
-
     return script(
         "listGroup",
         keys,
-        {},
+        {"first": first, "most": most},
         parse,
         extra={
             "members": f"{record}:jobs",
@@ -299,6 +304,11 @@ def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
         },
         resend=Resend.SAME,
     )
+
+
+def _members(keys: Keys, lines: Sequence[list[Any]]) -> list[GroupMember]:
+    labels = {words[0]: codec.text(words[4]) for words in lines}
+    return [_member(keys.prefix, words, labels) for words in lines]
 
 
 def _member(prefix: str, words: list[Any], labels: dict[int, str]) -> GroupMember:
@@ -361,14 +371,23 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def story(keys: Keys, group_id: str) -> Plan[Story]:
-    """A group, its members, and what happened to them in order."""
-    info, found, log = yield [
+    """A group, its members, and what happened to them in order.
+
+    Members are read some at a time, so that other calls need not wait for very many of them.
+    """
+    record = record_key(keys, group_id)
+    info, count, log = yield [
         read(keys, group_id),
-        members(keys, group_id),
-        plain("LRANGE", f"{record_key(keys, group_id)}:log", 0, -1, parse=list),
+        plain("HLEN", f"{record}:jobs", parse=int),
+        plain("LRANGE", f"{record}:log", 0, -1, parse=list),
     ]
     if info is None:
         raise not_found(group_id)
+    slices: list[list[list[Any]]] = []
+    for first in range(0, int(count), MEMBERS_PER_READ):
+        lines: list[list[Any]] = yield _lines(keys, group_id, first, MEMBERS_PER_READ, list)
+        slices.append(lines)
+    found = _members(keys, [words for lines in slices for words in lines])
     return Story(info, found, told(info, found, [_logged(entry) for entry in log]))
 
 

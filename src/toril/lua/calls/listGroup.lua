@@ -1,10 +1,10 @@
 --[[
-  listGroup: the members of a group in their order, each with its status.
+  listGroup: some members of a group in their order, each with its status.
 
   Nobody writes that a member is running: whether it is shows its lock.
 
   Keys      members, plan, compensations, results
-  Args      none
+  Args      first int, most int
   Returns   number, job key, status, name, label, kind, the numbers of those it waits for, when it was
             started, when it ended and why, for each member; and of one that is undone the key of the job
             that does it, how that ended and when. Nothing when there is no such group
@@ -39,7 +39,7 @@ function calls.listGroup(KEYS, a, ARGV)
   local members_, plan, compensations, results = unpack(KEYS)
   local statuses, count = pairsOf(members_)
   local undo_of, found = readUndoings(compensations), {}
-  for number = 0, count - 1 do
+  for number = a.first, math.min(count, a.first + a.most) - 1 do
     local is_read, member = pcall(cmsgpack.unpack, redis.call("HGET", plan, number) or "")
     local status = is_read and type(member) == "table" and statuses[member[1]]
     if status then
