@@ -14,6 +14,7 @@ import msgspec
 from toril.client.dead_letters import UNCHANGED
 from toril.client.queue import Queue
 from toril.dashboard.audit import AuditLog
+from toril.dashboard.exporting import data_of
 from toril.dashboard.operations import Operation, Operations, Work
 from toril.dashboard.reading import Desk
 from toril.dashboard.security import User
@@ -27,6 +28,7 @@ SHORT_S = 1.0
 """For so long a page waits for an operation, and shows its end."""
 MOST_SELECTED = 500
 CANCELLED_AT_ONCE = 50
+LONGEST_MS = 100 * 365 * 86_400_000
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -71,12 +73,15 @@ class Form:
         found = _DURATION.fullmatch(value)
         if found is None or len(value) > 20:
             raise InvalidOptionError(f"{name}={value[:40]!r} must be a duration such as 10s or 2h.")
-        return int(float(found[1]) * _UNIT_MS[found[2] or "ms"])
+        ms = int(float(found[1]) * _UNIT_MS[found[2] or "ms"])
+        if ms > LONGEST_MS:
+            raise InvalidOptionError(f"{name}={value[:40]!r} is longer than a hundred years.")
+        return ms
 
     def json(self, name: str) -> Any:
         try:
             return msgspec.json.decode(self.text(name) or "null")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidOptionError(f"The field {name!r} is not JSON: {error}") from error
 
 
@@ -376,11 +381,7 @@ async def _cancel_one(queue: Queue, job_id: str, reason: str) -> Cancelled | Non
 @action("edit-retry")
 async def _edit_retry(on: Context) -> Change:
     job_id, data = on.form.needed("id"), on.form.json("data")
-    job = await on.queue.get_job(job_id)
-    if job is not None and on.desk.redacted.hides(job.data):
-        raise InvalidOptionError(
-            "Parts of this payload are masked here, so it cannot be edited here."
-        )
+    await _refuse_masked(on, on.queue, job_id)
 
     async def edit() -> str:
         if await on.queue.get_state(job_id) not in ("failed", "completed"):
@@ -390,6 +391,14 @@ async def _edit_retry(on: Context) -> Change:
         return "data replaced, retried"
 
     return Change(f"edit and retry job {job_id}", edit)
+
+
+async def _refuse_masked(on: Context, queue: Queue, job_id: str) -> None:
+    job = await queue.get_job(job_id)
+    if job is not None and on.desk.redacted.hides(data_of(job, on.desk.redacted)):
+        raise InvalidOptionError(
+            "Parts of this payload are masked here, so it cannot be edited here."
+        )
 
 
 @action("stop")
@@ -423,6 +432,8 @@ async def _replay(on: Context) -> Change:
     to = on.form.text("to") or None
     if data is not UNCHANGED and len(on.form.many("id")) > 1:
         raise InvalidOptionError("Repair one dead letter at a time.")
+    if data is not UNCHANGED:
+        await _refuse_masked(on, *_selected(on)[0])
 
     async def replay(queue: Queue, letter_id: str) -> str:
         new = await queue.replay_dead_letter(letter_id, data=data, queue_name=to, by=on.user.name)

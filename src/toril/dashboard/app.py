@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -49,6 +50,8 @@ PATIENCE_S = 1.0
 MOST_PAGES_LIVE = 1000
 MOST_PAGES_LIVE_OF_ONE = 200
 """So that nobody alone keeps all others out."""
+LISTENER_CHECKED_S = 30.0
+"""So often it is asked whether somebody with an open page may still look."""
 
 Page = Callable[[Request], Awaitable[Response]]
 
@@ -137,6 +140,20 @@ class _Files(StaticFiles):
         response = super().file_response(*args, **kwargs)
         response.headers["Cache-Control"] = "no-cache"
         return response
+
+
+class _Stream(StreamingResponse):
+    """Events for one page; ``leave`` is called when it is over, even if it never began."""
+
+    def __init__(self, told: AsyncIterator[str], leave: Callable[[], None]) -> None:
+        super().__init__(told, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
 
 
 class Pages:
@@ -434,21 +451,28 @@ class Pages:
         if self._live.total() >= MOST_PAGES_LIVE or self._live[person] >= MOST_PAGES_LIVE_OF_ONE:
             raise Refusal(503, "Too many pages are open.")
 
-        async def stream() -> AsyncIterator[str]:
-            self._live[person] += 1
-            try:
-                async for told in self._desk.pulse.listen():
-                    if not self._guard.may_listen_on(request):
-                        return
-                    yield told
-            finally:
-                self._live[person] -= 1
-                if not self._live[person]:
-                    del self._live[person]
+        if request.method == "HEAD":
+            raise Refusal(405, "There is nothing to tell of a stream but the stream.")
 
-        return StreamingResponse(
-            stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-        )
+        async def stream() -> AsyncIterator[str]:
+            checked_at = time.monotonic()
+            async for told in self._desk.pulse.listen():
+                if time.monotonic() - checked_at >= LISTENER_CHECKED_S:
+                    checked_at = time.monotonic()
+                    if not isinstance(await self._guard.user_of(request), User):
+                        return
+                if not self._guard.may_listen_on(request):
+                    return
+                yield told
+
+        def leave() -> None:
+            self._live[person] -= 1
+            if not self._live[person]:
+                del self._live[person]
+
+        # Counted when it is let in: many who come at once find each other counted.
+        self._live[person] += 1
+        return _Stream(stream(), leave)
 
     # ------------------------------------------------------------------------ showing
 

@@ -81,16 +81,17 @@ def _row(job: Job, redacted: Redactor) -> dict[str, Any]:
         "worker": job.processed_by,
         "lane": job.lane,
         "group": job.group_id,
-        "data": redacted(_data(job)),
+        "data": redacted(data_of(job, redacted)),
         "return_value": redacted(_quietly(lambda: job.return_value)),
     }
 
 
-def _data(job: Job) -> Any:
+def data_of(job: Job, redacted: Redactor) -> Any:
+    """The payload, or its text where another program wrote no JSON; not masked yet."""
     try:
         return without_metadata(job.data)
     except (ValueError, RecursionError):
-        return job.data_text.decode("utf-8", "replace")
+        return redacted.unreadable(job.data_text.decode("utf-8", "replace"))
 
 
 def _reason_of_letter(job: Job) -> str | None:

@@ -34,7 +34,7 @@ from toril.errors import (
 )
 from toril.options import RateLimit
 from toril.protocol import glancing, groups, lanes, partitioning, reading, scheduling
-from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
+from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
@@ -575,6 +575,8 @@ class Desk:
         queue = await self.known(name)
         if letters is None and state not in STATES:
             raise NotFound(f"There is no state {state!r}; the states are {', '.join(STATES)}.")
+        if letters is not None:
+            await queue.get_dead_letter_jobs(0, 0)  # refused now, not when the file has begun
         now_ms = int(time.time() * 1000)
         conditions = Filter.of(**(letters or {})).at(now_ms)
 
@@ -615,9 +617,7 @@ class Desk:
         logs = await queue.get_job_logs(job_id, max(log_count - MOST_LOG_ROWS, 0), -1)
         family = await queue.get_dependencies_count(job_id)
         letter = _quietly(lambda: job.dead_letter)
-        data = _quietly(
-            lambda: without_metadata(job.data), job.data_text.decode("utf-8", "replace")
-        )
+        data = exporting.data_of(job, self.redacted)
         children = {
             "waited for": family.unprocessed,
             "completed": family.processed,

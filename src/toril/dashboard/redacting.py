@@ -14,6 +14,12 @@ Redact = bool | Iterable[str] | Callable[[str, Any], Any]
 """True hides payloads, names hide the fields of that name, a function decides for each field."""
 
 
+class Unreadable(str):
+    """The text of a payload that cannot be taken apart."""
+
+    __slots__ = ()
+
+
 class Redactor:
     """Masks values by the name of their field, however deep it is."""
 
@@ -29,7 +35,7 @@ class Redactor:
         """The payload as it may be shown."""
         if value is None:
             return None
-        if self._hides_all:
+        if self._hides_all or isinstance(value, Unreadable):
             return HIDDEN
         if not self._names and self._function is None:
             return value
@@ -38,6 +44,10 @@ class Redactor:
     def hides(self, value: Any) -> bool:
         """Is something in this payload masked? Then it cannot be edited here."""
         return bool(self(value) != value)
+
+    def unreadable(self, text: str) -> Any:
+        """A payload that is no JSON: nobody can tell what of it is to be masked, so it all is."""
+        return Unreadable(text) if self._names or self._function is not None else text
 
     def _masked(self, value: Any, depth: int) -> Any:
         if depth > MOST_DEPTH:
