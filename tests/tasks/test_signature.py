@@ -288,3 +288,20 @@ def test_a_type_of_the_surrounding_function_is_found():
     assert signature_of(function, names=locals()).read(b'{"thing": {"a": 1}}') == {
         "thing": Local(1)
     }
+
+
+def test_without_arguments_only_what_is_needed_is_missed():
+    def nothing(): ...
+
+    def optional(a: int = 1, **rest: int): ...
+
+    def needed(a: int, b: int = 1): ...
+
+    assert signature_of(nothing).read(b"{}") == {}
+    assert signature_of(nothing).read(b" { } ") == {}
+    assert signature_of(optional).read(b"{}") == {}
+    with pytest.raises(ArgumentsError, match="missing required field `a`"):
+        signature_of(needed).read(b"{}")
+    for other in (b"[]", b"null", b'{"a":1}', b""):
+        with pytest.raises(ArgumentsError):
+            signature_of(nothing).read(other)

@@ -65,6 +65,7 @@ class Signature:
                 fields.append((parameter.name, hint, msgspec.UNSET))
         self.fields = frozenset(field[0] for field in fields)
         self._fields = fields
+        self._needs_nothing = self.fields == self._defaults.keys()
         self._forbids_unknown = not (ignores_unknown or self.rest)
         self._arguments = _decoder(
             msgspec.defstruct(
@@ -165,6 +166,8 @@ class Signature:
 
     def read(self, text: bytes) -> dict[str, Any]:
         """The arguments in a job's data; those that fit nowhere are refused."""
+        if text == b"{}" and self._needs_nothing:
+            return {}
         try:
             arguments = msgspec.structs.asdict(self._arguments.decode(text))
             rest = self._read_rest(text) if self.rest else None
