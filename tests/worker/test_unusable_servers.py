@@ -125,7 +125,7 @@ async def test_a_worker_ends_with_it(trouble, urls, caplog):
         await asyncio.wait_for(worker.run(), 30)
 
     assert not worker.is_running
-    assert f"the worker of queue 'q' ends: {urls[trouble].rpartition('@')[0][:8]}" in caplog.text
+    assert f"the worker of queue 'q' stops: {urls[trouble].rpartition('@')[0][:8]}" in caplog.text
 
 
 @pytest.mark.parametrize("trouble", ["no password", "an old server"])

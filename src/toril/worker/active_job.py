@@ -1,6 +1,6 @@
 """The job as its handler sees it: what is stored, and what the handler may do with it.
 
-Every write carries the lock's token, so a worker that lost its job can write nothing of it.
+Every write carries the lock's token, so a worker that has lost a job can no longer write to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from toril.protocol.job import Fields, StoredJob, warn_of_progress
 E = TypeVar("E", asyncio.Event, threading.Event)
 
 _MAKING = threading.Lock()
-"""A handler in a thread and its middleware on the loop may ask at the same time."""
+"""A handler in a thread and its middleware on the loop may ask for a signal at the same time."""
 
 
 class Signal(Protocol):
-    """Whatever is told that the job is to stop, or that its group has turned."""
+    """Anything that is told that the job should stop, or that its group has turned."""
 
     def set(self) -> None: ...
 
@@ -89,14 +89,14 @@ class ActiveJob(StoredJob):
     def signal(self) -> asyncio.Event:
         """Set when the job should stop: it was cancelled, lost its lock, or is being handed back.
 
-        An ``async def`` is cancelled as well; this is for what it started beside itself.  It is
-        also set, and nothing is cancelled, when the job's group has turned: what it does now will
-        be undone.
+        An ``async def`` handler is cancelled as well; the signal is for anything else it has
+        started.  The signal is also set, without cancelling anything, when the job's group has
+        turned: what the job does from then on will be undone.
         """
         return self.make_signal(asyncio.Event)
 
     def make_signal(self, kind: type[E]) -> E:
-        """The signal as an event of this kind; a job that nobody asks for one has none."""
+        """The signal as an event of this kind; it is only created when somebody asks for it."""
         with _MAKING:
             for signal in self._signals or ():
                 if isinstance(signal, kind):
@@ -108,7 +108,7 @@ class ActiveJob(StoredJob):
 
     @contextlib.contextmanager
     def signalling(self, signal: Signal) -> Iterator[None]:
-        """Tell somebody else too, as long as this lasts: the process that runs the handler."""
+        """Also set ``signal`` while this lasts: it reaches the process that runs the handler."""
         with _MAKING:
             self._signals = [*(self._signals or ()), signal]
         self._tell(signal)
@@ -124,21 +124,21 @@ class ActiveJob(StoredJob):
             signal.set()
 
     def set_signals(self) -> None:
-        """Tell whoever looks or waits that the job is to stop."""
+        """Tell everyone who checks or waits that the job should stop."""
         for signal in self._signals or ():
             signal.set()
 
     @property
     def is_suspect(self) -> bool:
-        """Did an earlier worker die before it was known to have received this job?
+        """Did an earlier worker die before it had confirmed that it received this job?
 
-        It may have been the job that killed it, so the next one tells the server before it runs it.
+        The job may have killed it, so the next worker confirms receipt before it runs the job.
         """
         return b"x.unheard" in self._fields
 
     @contextlib.contextmanager
     def stopped_clock(self) -> Iterator[None]:
-        """What happens meanwhile does not count towards the job's ``timeout``."""
+        """Time spent inside this block does not count towards the job's ``timeout``."""
         limit = self.limit
         if limit is None or limit.expired():
             yield
@@ -156,7 +156,8 @@ class ActiveJob(StoredJob):
     def fence(self) -> int:
         """Grows each time this job, or a job of its lane, is taken.
 
-        A write with a smaller number than one seen before comes from a worker that lost the job.
+        A write with a smaller number than one seen before comes from a worker that has lost the
+        job.
         """
         fence = codec.number(self._fields.get(b"x.fence"))
         return self.attempts_started if fence is None else fence
@@ -175,7 +176,7 @@ class ActiveJob(StoredJob):
         return await self._writer.log(self, row)
 
     async def update_data(self, data: Any) -> None:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
         await self._writer.update_data(self, data)
         self._data = data
 

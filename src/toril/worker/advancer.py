@@ -1,7 +1,7 @@
-"""The advancer: whoever takes a job of a scheduler makes the next one, before all else.
+"""The advancer: a worker that takes a scheduler's job first creates the job after it.
 
-A schedule has one pending job.  If it ended without a successor the schedule would end with it, so
-the job is not run before the next one is there, however long the server is away.
+A schedule has one pending job.  If that job ended without a successor, the schedule would end with
+it.  So the job does not run until the next one exists, however long the server is unavailable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Advancer:
         self._on_error = on_error
 
     async def advance(self, job: ActiveJob) -> Attempt | None:
-        """Make the job after this one; returns what came of the attempt if it cannot be run."""
+        """Create the job after this one; if this job cannot run, return its attempt's result."""
         pause_s = 0.05
         while not (job.is_lost or job.is_released):
             try:

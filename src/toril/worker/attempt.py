@@ -1,4 +1,4 @@
-"""One attempt: run the handler and say what came of it. Nothing is written here."""
+"""One attempt: run the handler and return how it ended. Nothing is written here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AsyncHandler = Callable[[ActiveJob], Awaitable[Any]]
 
 
 class Performer:
-    """Runs jobs with ``handler``; one of a scheduler not before the job after it is there."""
+    """Runs jobs with ``handler``; a scheduler's job only runs once its successor exists."""
 
     def __init__(
         self, handler: AsyncHandler, advancer: Advancer, max_started_attempts: int | None
@@ -55,7 +55,7 @@ async def perform(
         raise
     except SystemExit as error:
         return Raised(RuntimeError(f"the handler called sys.exit({error.code!r})"))
-    except BaseException as error:  # noqa: BLE001 (an attempt that ends in no outcome holds its slot)
+    except BaseException as error:  # noqa: BLE001 (without an outcome it would hold its slot)
         return _stopped(job, error)
 
 
@@ -80,7 +80,7 @@ async def _perform_in_time(handler: AsyncHandler, job: ActiveJob, timeout_ms: in
 def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:
     """The outcome of a handler that was stopped, or that raised ``error``.
 
-    What a handler raises while it is being stopped is no failure of its own.
+    What a handler raises while it is being stopped does not count as a failure.
     """
     if job.is_released and not isinstance(error, Signal):
         return Released(is_begun=error is not None)
@@ -95,7 +95,7 @@ def _stopped(job: ActiveJob, error: BaseException | None) -> Attempt:
 
 
 def _as_raised(error: BaseException) -> BaseException:
-    """``error`` as it came out of the handler: without the frames through which it was called."""
+    """``error`` without the frames of the code that called the handler."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next

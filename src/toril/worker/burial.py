@@ -1,4 +1,4 @@
-"""Where a worker sends the jobs that failed for good, and what it tells of them."""
+"""Where a worker sends the jobs that failed for good, and what it reports about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toril.protocol.settling import Settled
 
 
 class QueueLike(Protocol):
-    """A queue, async or blocking: what counts is where its keys are."""
+    """A queue, async or blocking: only the location of its keys matters."""
 
     name: str
     keys: Keys
@@ -23,7 +23,7 @@ BurialTarget = str | QueueLike | DeadLetterOptions | None
 
 
 class DeadLettered(msgspec.Struct, frozen=True):
-    """What listeners are told of a job that went to the dead letters."""
+    """What listeners are told about a job that went to the dead letters."""
 
     job_id: str
     queue: str

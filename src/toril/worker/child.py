@@ -1,8 +1,8 @@
 """A process that runs handlers for a worker: the child's side of the pipe.
 
-Messages are MessagePack, each after its length.  The parent sends one job at a time and the
-answers to what the handler asks for; the child sends the handler's requests and how it ended.
-When the pipe closes the parent is gone, and the child ends at once, whatever its handler does.
+Messages are MessagePack, each preceded by its length.  The parent sends one job at a time, and the
+answers to the handler's requests; the child sends the handler's requests and how it ended.
+When the pipe closes, the parent is gone, and the child ends at once, whatever its handler is doing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _is_child = False
 
 
 def refuse_in_child() -> None:
-    """Raise in a process that only runs handlers: it has imported a script that starts a worker."""
+    """Raise in a process that only runs handlers: it imported a script that starts a worker."""
     if _is_child:
         raise InvalidOptionError(
             "a worker was started while its own script was imported by a process of"
@@ -51,7 +51,7 @@ def main(descriptor: int) -> None:
     """Run handlers until the parent closes the pipe."""
     global _is_child
     _is_child = True
-    # The parent decides when a handler ends: a Ctrl-C reaches the whole group of processes.
+    # The parent decides when a handler ends, but Ctrl-C reaches the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = Pipe(socket.socket(fileno=descriptor))
@@ -84,7 +84,7 @@ def resolve(reference: str) -> Handler | Router:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error on its way to another process: itself if it can travel, and its text in any case."""
+    """An error to send to another process: pickled if that works, and its text in any case."""
     try:
         pickled: bytes | None = pickle.dumps(error)
     except Exception:  # noqa: BLE001 (the user's class)
@@ -147,12 +147,12 @@ class Child:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """On which ``async`` handlers run."""
+        """The loop on which ``async`` handlers run."""
         return self._runner.get_loop()
 
     def listen(self, job: StoredJob, token: str, listener: Callable[[], object]) -> bool:
-        """Call ``listener``, from another thread, when the job is told something; True if it has
-        been already."""
+        """Call ``listener``, from another thread, when the job gets a signal; True if it already
+        has one."""
         with self._telling:
             if self._told == (job.id, token):
                 return True
@@ -167,14 +167,14 @@ class Child:
             listener()
 
     def run(self) -> None:
-        """Returns when the parent has closed the pipe and no handler runs."""
+        """Return when the parent has closed the pipe and no handler is running."""
         threading.Thread(target=self._listen, name="toril-parent", daemon=True).start()
         while (message := self._jobs.get()) is not None:
             self._pipe.send(self._perform(message))
             self._is_busy = False
 
     def ask(self, verb: str, argument: Any) -> concurrent.futures.Future[Any]:
-        """Have the parent write something of the running job."""
+        """Have the parent write something for the running job."""
         number = next(self._numbers)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._asked[number] = answer
@@ -194,7 +194,7 @@ class Child:
                 else:
                     self._answer(message)
         except (EOFError, OSError):
-            # Nobody is left to tell how the handler ended, and its lock is held no longer.
+            # Nobody is left to report the outcome to, and nobody renews the job's lock any more.
             if self._is_busy:
                 os._exit(0)
             self._jobs.put(None)
@@ -217,7 +217,7 @@ class Child:
                 handler = handler.find(message["name"])
             result = self._call(handler, middleware, message)
             text = codec.encode(result, f"the return value of job {message['id']!r}")
-        except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is a failure, too)
+        except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is also a failure)
             if isinstance(error, SystemExit):
                 error = RuntimeError(f"the handler called sys.exit({error.code!r})")
             return {"kind": "raised", **describe(error)}
@@ -244,12 +244,12 @@ async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:
 
 
 class _ChildJob(StoredJob):
-    """A running job as its process knows it; what is written goes through the parent."""
+    """A running job as its process sees it; writes go through the parent."""
 
     __slots__ = ("_child", "_signal", "state", "token")
 
     is_cancelled = False
-    """Always: a cancelled job's process is killed."""
+    """Always False: a cancelled job's process is killed."""
     is_lost = False
 
     def __init__(self, child: Child, message: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class BlockingChildJob(_ChildJob):
 
     @property
     def signal(self) -> threading.Event:
-        """Set when the job's group has turned; the process of a job that is to stop is killed."""
+        """Set when the job's group has turned; if the job should stop, its process is killed."""
         if self._signal is None:
             self._signal = threading.Event()
             if self._child.listen(self, self.token, self._signal.set):
@@ -296,12 +296,12 @@ class BlockingChildJob(_ChildJob):
         return count
 
     def update_data(self, data: Any) -> None:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
         self._child.ask("update_data", data).result()
         self._data = data
 
     def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
+        """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
         self._child.ask("extend_lock", duration).result()
 
     def children_values(self) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class AsyncChildJob(_ChildJob):
 
     @property
     def signal(self) -> asyncio.Event:
-        """Set when the job's group has turned; the process of a job that is to stop is killed."""
+        """Set when the job's group has turned; if the job should stop, its process is killed."""
         if self._signal is None:
             self._signal = asyncio.Event()
             loop, made = self._child.loop, self._signal
@@ -354,12 +354,12 @@ class AsyncChildJob(_ChildJob):
         return count
 
     async def update_data(self, data: Any) -> None:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
         await asyncio.wrap_future(self._child.ask("update_data", data))
         self._data = data
 
     async def extend_lock(self, duration: int) -> None:
-        """Hold the lock for ``duration`` ms from now; it is renewed anyway while it runs."""
+        """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
         await asyncio.wrap_future(self._child.ask("extend_lock", duration))
 
     async def children_values(self) -> dict[str, Any]:
@@ -397,7 +397,7 @@ class RemoteTraceback(Exception):
 
 
 def revive(message: dict[str, Any]) -> BaseException:
-    """The error that ``describe`` described; one that cannot travel keeps its name and its text."""
+    """The error that ``describe`` described; one that cannot be pickled keeps its name and text."""
     error: BaseException | None = None
     if message["error"] is not None:
         try:

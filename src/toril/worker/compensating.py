@@ -1,4 +1,4 @@
-"""A worker for what undoes: beside the one that does, in the same process."""
+"""A worker for compensations, to run next to the queue's own worker in the same process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def compensation_worker(
 ) -> Worker:
     """The worker that undoes the members of groups which ran in queue ``queue_name``.
 
-    ``options`` are those of ``Worker``; ``compensation_queue`` is what ``add_group`` was given.
+    ``options`` are those of ``Worker``; ``compensation_queue`` is the one passed to ``add_group``.
     Run both together::
 
         toril.run(Worker("payments", charge), compensation_worker("payments", refund))
     """
     stem = queue_name
     if options.get("partitions", 1) > 1 and hash_tag(queue_name) is None:
-        stem = f"{{{queue_name}}}"  # the partitions of what is undone are in its slots
+        stem = f"{{{queue_name}}}"  # its partitions are in the slots of the queue it undoes
     return Worker(compensation_queue.replace("{queue}", stem), handler, **options)

@@ -8,11 +8,11 @@ from toril.protocol.codec import CompensationPayload, JobOpts
 from toril.protocol.dead_letter import DeadLetterMetadata
 
 if TYPE_CHECKING:
-    # Every type checker brings this one along; a default makes a bare ``Context`` mean any data.
+    # Every type checker ships this module; a default makes a bare ``Context`` mean any data.
     from typing_extensions import TypeVar
 
     class AnyData:
-        """Data of which nothing is said.  ``Any`` itself would make mypy give up on overloads."""
+        """Data of unspecified type.  ``Any`` itself would make mypy give up on overloads."""
 
         def __getitem__(self, key: Any, /) -> Any: ...
         def __getattr__(self, name: str, /) -> Any: ...
@@ -114,7 +114,7 @@ class Context(Protocol[D_co]):
         """Append a row to the job's log; returns how many rows it has."""
 
     def update_data(self, data: Any) -> Any:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
 
     def extend_lock(self, duration: int) -> Any:
         """Extend the lock to ``duration`` ms from now; it is renewed automatically."""

@@ -1,4 +1,4 @@
-"""The courier: carries what calls of a worker leave for other slots of a cluster."""
+"""The courier: delivers what a worker's calls leave for other slots of a cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from toril.protocol.keys import Keys, keys_at
 logger = get_logger("toril.worker")
 
 LOOK_S = 5.0
-"""How often parcels are looked for that dead processes left, or that could not be delivered."""
+"""How often it looks for parcels that dead processes left or that could not be delivered."""
 AGAIN_S = 0.5
-"""How soon it looks again while some could not be delivered; each is put off by the server."""
+"""How soon it looks again if some could not be delivered; the server postpones each of them."""
 
 
 class Courier:
-    """Carries parcels as soon as it hears of them, and looks for those that nobody carries.
+    """Delivers parcels as soon as it hears of them, and looks for parcels that nobody delivers.
 
-    It looks at its queue and at the one that takes its dead letters, where nobody may work.
+    It looks at its queue and at its dead letter queue, which may have no worker.
     """
 
     def __init__(self, connection: Connection, queues: Sequence[Keys]) -> None:
@@ -52,14 +52,14 @@ class Courier:
                     pause_s = AGAIN_S
 
     async def finish(self) -> None:
-        """Deliver what was heard of and not yet carried, once the service has ended."""
+        """Deliver the parcels it has heard of but not delivered, once the service has ended."""
         if self._round is not None:
             await self._round
         if self._has_news.is_set():
             await self.carry()
 
     async def carry(self) -> bool:
-        """Deliver what is due; False if some could not be."""
+        """Deliver what is due; False if some of it could not be delivered."""
         is_looking = not self._has_news.is_set()
         bases, self._heard = self._heard, set()
         self._has_news.clear()
@@ -73,7 +73,7 @@ class Courier:
                     logger.warning("parcels of %s cannot be delivered yet: %s", base, carried.error)
                 if carried.refused:
                     logger.error(
-                        "%d parcels of %s were refused; the doctor tells why",
+                        "%d parcels of %s were refused; toril doctor says why",
                         carried.refused,
                         base,
                     )

@@ -1,4 +1,4 @@
-"""The crew: the jobs that a worker holds, from the moment they come until they are written."""
+"""The crew: the jobs a worker holds, from their arrival until their outcome is written."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ GRACE_S = 1.0
 _MOST_EARLY = 100
 
 Perform = Callable[[ActiveJob], Awaitable[Attempt]]
-"""Runs one job's handler and says what came of it."""
+"""Runs one job's handler and returns how it ended."""
 
 
 class Crew:
-    """Starts jobs, stops them, and puts what became of them into the outbox."""
+    """Starts jobs, stops them, and puts their outcomes into the outbox."""
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Crew:
 
     @property
     def jobs(self) -> list[ActiveJob]:
-        """The jobs whose handlers run."""
+        """The jobs whose handlers are running."""
         return [job for job, _ in self._jobs.values()]
 
     # ------------------------------------------------------------------ what the pump brings
 
     def read(self, words: list[Any], token: str) -> ActiveJob:
-        """A job that was just taken, whatever its hash holds; nothing is begun yet."""
+        """A job that was just taken, whatever its hash holds; it is not started yet."""
         job_id = codec.name(words.pop())
         fields = fields_of(words)
         if b"x.group" in fields:
@@ -105,7 +105,7 @@ class Crew:
             self._cancel_early(job)
 
     def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
-        """Give a job back that came too late to be run."""
+        """Hand back a job that arrived too late to be run."""
         self._locks.hold(job.id, job.token)
         self._settle(job, Released())
 
@@ -124,19 +124,19 @@ class Crew:
             self._refused(item, code)
 
     def drained(self) -> None:
-        """The queue gave jobs before and gives none now."""
+        """The queue has just run out of jobs."""
         self._emitter.emit("drained")
 
     # ------------------------------------------------------------------ at the end of a worker
 
     async def finish(self) -> None:
-        """Let all that run end."""
-        # A task that ended and is still here raised what ends loops: `release` gives its job back.
+        """Wait until all running jobs have ended."""
+        # A task that is done but still here raised what ends loops: `release` hands its job back.
         while running := [task for _, task in self._jobs.values() if not task.done()]:
             await asyncio.wait(running)
 
     async def release(self) -> None:
-        """Stop what still runs and give it to other workers."""
+        """Stop the jobs that still run and hand them back for other workers."""
         left = [(job, task) for job, task in self._jobs.values() if not task.done()]
         for job, task in left:
             job.is_released = True
@@ -144,29 +144,29 @@ class Crew:
         if left:
             await asyncio.wait([task for _, task in left], timeout=GRACE_S)
         for job, _ in list(self._jobs.values()):
-            # Deaf to cancellation: its result will be refused, the job goes to another worker.
+            # It ignores cancellation: its result will be refused, another worker gets the job.
             self._jobs.pop(job.id, None)
             self._settle(job, Released(is_begun=True))
 
     # ------------------------------------------------------------------ what the lease tells
 
     def lose(self, job_id: str, token: str) -> None:
-        """Somebody else may be running this job now: stop, and write nothing."""
+        """Somebody else may be running this job now: stop it, and write nothing."""
         job, task = self._jobs.get(job_id, (None, None))
         if job is None or task is None or job.token != token:
             return
         job.is_cancelled = True
         job.cancel_reason = f"the lock of job {job_id!r} was lost"
         self._announce_loss(
-            job, LockLostError(f"{job.cancel_reason}; another worker runs it again")
+            job, LockLostError(f"{job.cancel_reason}; another worker will run it again")
         )
         _stop(job, task)
 
     def cancel(self, job_id: str, token: str, reason: str) -> None:
-        """Somebody asked for this job to be stopped."""
+        """Somebody asked to stop this job."""
         job, task = self._jobs.get(job_id, (None, None))
         if job is None or task is None:
-            # The message overtook the reply that brings the job.
+            # The message arrived before the reply that brings the job.
             if len(self._cancelled_early) >= _MOST_EARLY:
                 self._cancelled_early.clear()
             self._cancelled_early[job_id] = (token, reason)
@@ -178,7 +178,7 @@ class Crew:
         _stop(job, task)
 
     def tell(self, job_id: str, token: str) -> None:
-        """The group of this job has turned: it may stop early, and counts as it ends."""
+        """The job's group has turned: the job may stop early, and its outcome counts as usual."""
         job, _ = self._jobs.get(job_id, (None, None))
         if job is not None and job.token == token:
             job.has_turned = True
@@ -199,7 +199,7 @@ class Crew:
         except Exception as error:
             logger.exception("job %r could not be run", job.id)
             attempt = Raised(error)
-        # A job that was lost may have come back to this very worker, under another token.
+        # A lost job may have come back to this same worker with another token.
         if self._jobs.get(job.id, (None,))[0] is job:
             del self._jobs[job.id]
         self._settle(job, attempt)
@@ -212,7 +212,7 @@ class Crew:
         if outcome.error is not None:
             self._failures.tell(job, outcome, outcome.error)
         if outcome.error is not None and not self._emitter.tells_errors and not self._has_hook:
-            # An error holds all frames and what is in them; in a storm of failures that is much.
+            # An error keeps all its frames and locals alive; with many failures that adds up.
             outcome = msgspec.structs.replace(outcome, error=None)
         self._outbox.finish(Settled(job.id, job.token, outcome, job))
 
@@ -220,7 +220,7 @@ class Crew:
         return settling.decide(job, attempt, self._policy, dice=random.random())
 
     def _give_up(self, item: Settled, error: DamagedJobError) -> None:
-        """The server cannot write how the job ended: it fails for good, alone."""
+        """The server cannot write how the job ended: only this job fails, and for good."""
         logger.warning("%s", error)
         self._emitter.emit("error", error)
         self._resubmit(item, self._decide(item.job, Raised(error)))
@@ -237,7 +237,7 @@ class Crew:
         self._emitter.emit("error", error)
 
     def _resubmit(self, item: Settled, outcome: Outcome) -> None:
-        """The job is still ours: its outcome was not written, another one is to be."""
+        """The job is still ours: its outcome was not written, so send another one."""
         self._locks.hold(item.job_id, item.token)
         self._outbox.finish_again(Settled(item.job_id, item.token, outcome, item.job))
 
@@ -267,7 +267,7 @@ class Crew:
             self._emitter.call("on_dead_letter", burial.hook, item.job, letter)
 
     def _announce_loss(self, job: StoredJob, error: LockLostError) -> None:
-        """Once for each run of a job, whoever notices first: the lease or the refused outcome."""
+        """Once per run of a job, by whichever notices first: the lease or the refused outcome."""
         assert isinstance(job, ActiveJob)
         if job.is_lost:
             return
@@ -278,7 +278,7 @@ class Crew:
 
 
 def _stop(job: ActiveJob, task: asyncio.Task[None]) -> None:
-    """A task that has not begun must not be cancelled: nobody would tell the outcome."""
+    """A task that has not started must not be cancelled: nobody would report the outcome."""
     job.set_signals()
     if job.is_running:
         task.cancel()

@@ -38,10 +38,10 @@ TELL_ERRORS = frozenset({"failed", "retrying", "deadLettered"})
 
 
 class Emitter:
-    """Calls who asked; a callback that fails is logged and hurts nobody."""
+    """Calls the registered callbacks; if one fails, that is logged and affects nothing else."""
 
     tells_errors = False
-    """Does anybody want to hear of attempts that failed?"""
+    """Does anybody listen for failed attempts?"""
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
@@ -74,7 +74,7 @@ class Emitter:
             self._follow(event, result)
 
     async def drain(self) -> None:
-        """Wait for the async callbacks under way."""
+        """Wait for the async callbacks that are still running."""
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 

@@ -16,7 +16,7 @@ from toril.worker.threads import Threads
 logger = get_logger("toril.worker")
 
 ABANDON_AFTER_S = 1.0
-"""For how long a plain function may go on after its time, to see that it is to stop."""
+"""How long a plain function may run past its timeout before it is given up."""
 
 
 class Executor(Protocol):
@@ -24,7 +24,7 @@ class Executor(Protocol):
 
     @property
     def abandoned(self) -> int:
-        """How many handlers still run although their jobs have been given up."""
+        """How many handlers are still running although their jobs have been given up."""
 
     def run(self, job: ActiveJob) -> Coroutine[Any, Any, Any]: ...
 
@@ -67,7 +67,7 @@ class LocalExecutor:
         return kind
 
     def _as_async(self, handler: Handler) -> Handler:
-        """What middleware is given: always something to await."""
+        """The handler as middleware sees it: always awaitable."""
         if is_async(handler):
             return handler
 
@@ -77,17 +77,17 @@ class LocalExecutor:
         return run_in_thread
 
     async def _run_in_thread(self, handler: Handler, job: ActiveJob) -> Any:
-        """A thread cannot be killed: when the job is to stop, its flag is set.
+        """A thread cannot be killed: when the job should stop, its flag is set.
 
-        A cancelled job is held until the function ends, because letting go of it would run it
-        twice. A job past its ``timeout`` is not: whoever sets one wants its place to be free.
+        A cancelled job is held until the function ends, because it would run twice otherwise.
+        A job past its ``timeout`` is not held: the timeout is there to free its slot.
         """
         running = self._threads.run(handler, ThreadJob(job, asyncio.get_running_loop()))
         try:
             result = await asyncio.shield(running)
         except asyncio.CancelledError:
             is_late = job.limit is not None and job.limit.expired()
-            # Cancelled by nobody here: the loop ends, and nobody may keep it from that.
+            # Not cancelled by the worker: the loop is ending, and nothing may prevent that.
             if job.is_released or running.done() or not (is_late or job.is_cancelled):
                 raise
             job.is_stopping = True
@@ -99,12 +99,12 @@ class LocalExecutor:
                 raise
             return running.result()
         if inspect.isawaitable(result):
-            # A lambda or a wrapper around an async function: only the call was made in the thread.
+            # A lambda or a wrapper around an async function: the thread only made the call.
             return await result
         return result
 
     async def _has_abandoned(self, running: asyncio.Future[Any], job: ActiveJob) -> bool:
-        """Give up a function that does not end soon, unless too many run on already."""
+        """Give up a function that does not end soon, unless too many given-up ones still run."""
         await asyncio.wait([running], timeout=ABANDON_AFTER_S)
         if running.done():
             return False
@@ -121,7 +121,7 @@ class LocalExecutor:
             return True
         logger.error(
             "job %r (%r) of queue %r is past its timeout and holds its slot until its function"
-            " returns: %d threads of this worker are stuck already",
+            " returns: %d threads of this worker are already stuck",
             job.id,
             job.name,
             job.queue_name,

@@ -1,4 +1,4 @@
-"""What a worker's log says when a job fails: a warning for a retry, an error for the last time.
+"""What a worker logs when a job fails: a warning before a retry, an error after the last attempt.
 
 Every record has ``extra`` fields, so that a structured log can be searched: ``queue``, ``job_id``,
 ``job_name``, ``attempt``, ``attempts``.
@@ -17,25 +17,25 @@ from toril.protocol.settling import Outcome
 logger = get_logger("toril.jobs")
 
 TRACES_PER_SECOND = 5
-"""In a storm of failures the lines go on and the tracebacks do not: these take ten times as long to
-write, and the first ones have said it all."""
+"""When many jobs fail, the lines continue but the tracebacks stop: a traceback takes ten times as
+long to write, and the first few say everything."""
 
 
 class FailureLog:
-    """Tells of attempts that failed."""
+    """Logs failed attempts."""
 
     def __init__(self) -> None:
         self._second = 0
         self._traces = 0
 
     def tell(self, job: StoredJob, outcome: Outcome, error: BaseException) -> None:
-        """Write down that an attempt ended with ``error``, and what becomes of the job."""
+        """Log that an attempt ended with ``error``, and what happens to the job next."""
         is_last = outcome.kind == "failed"
         level = logging.ERROR if is_last else logging.WARNING
         if not logger.isEnabledFor(level):
             return
         if isinstance(error, Signal) and not isinstance(error, UnrecoverableError):
-            return  # it said what is to be done, and nothing went wrong
+            return  # a request, not a failure
         attempt, most = job.attempts_made + 1, max(1, job.opts.attempts)
         logger.log(
             level,

@@ -1,7 +1,7 @@
-"""One line of calls from a worker to the server: at most one is away, and each is numbered.
+"""One line of calls from a worker to the server: at most one is in flight, and each is numbered.
 
-The server remembers the last call of a flight, so a call whose reply was lost is simply made again:
-it returns what it returned, and settles and takes nothing twice.
+The server remembers the last call of a flight, so a call whose reply was lost is simply repeated:
+it returns the same reply, and settles and takes nothing twice.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Trip:
 
     @property
     def name(self) -> Confirmation:
-        """By what the server knows it."""
+        """How the server identifies it."""
         return self.flight.name, self.request
 
     def end(self) -> None:
-        """The server has heard what it was to confirm, or nobody will tell it any more."""
+        """The server has received the confirmations, or nobody will send them any more."""
         for known in self.confirmations.values():
             if known is not None and not known.done():
                 known.set_result(None)
 
 
 class Flight:
-    """Makes the pump's calls, one after another, however long the server is away."""
+    """Makes the pump's calls, one after another, however long the server is unavailable."""
 
     def __init__(
         self,
@@ -76,15 +76,15 @@ class Flight:
         self._keep_letters = keep_letters
         self.last_request = 0
         self.unheard = 0
-        """The last request that brought jobs of which the server does not know that they came."""
+        """The last request that brought jobs whose arrival is not confirmed to the server yet."""
         self.confirm_at = 0.0
         self.confirming: asyncio.TimerHandle | None = None
 
     def post(self, trip: Trip, landed: Callable[[Trip, Reply | None], None]) -> bool:
         """Send a call now, in this turn of the loop, if a socket is free; False if it was not sent.
 
-        ``landed`` gets the reply in the turn that reads it, or None if there is none; ``call`` with
-        the same trip then tells what became of it.
+        ``landed`` gets the reply in the turn that reads it, or None if there is none; then ``call``
+        with the same trip returns the reply.
         """
         command = self._command(trip.batch, trip)
 
@@ -105,9 +105,9 @@ class Flight:
             return False
 
     async def call(self, trip: Trip) -> Reply:
-        """Settle and take; tries until the server has answered this very request.
+        """Settle and take; tries until the server has answered this request.
 
-        The same request is sent however often: the server knows it by its number.
+        Every try sends the same request: the server recognizes it by its number.
         """
         settled = trip.batch
         command = self._command(settled, trip)
@@ -118,7 +118,7 @@ class Flight:
             except ServerError as error:
                 self._on_error(error)
             except UNSENDABLE:
-                # It has not left: one outcome holds what cannot be written down.
+                # It was not sent: one outcome holds a value that cannot be encoded.
                 sendable = settling.sendable(settled)
                 if sendable == list(settled):
                     raise
@@ -129,21 +129,21 @@ class Flight:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def leave(self) -> None:
-        """Be forgotten by the server, and let another worker look if there is work."""
+        """Make the server forget this flight, and have another worker look for work."""
         await self._connection.run(settling.leave(self._keys, [self.name]))
 
     async def pop_marker(self, block_ms: int) -> Marker | None:
-        """Wait for something to take, and take nothing yet; None when nothing came."""
+        """Wait for something to take, without taking it yet; None if nothing came."""
         return await self._connection.run(leasing.pop_marker(self._keys, block_ms=block_ms))
 
     async def put_back(self, marker: Marker) -> None:
-        """Let another worker know: this one has no room for what the marker tells of."""
+        """Tell another worker: this one has no room for the job that the marker announces."""
         await self._connection.run(leasing.put_marker(self._keys, marker))
 
     async def wait_and_take(self, block_ms: int, trip: Trip) -> Reply:
-        """Wait for the marker and take, in one message: the server begins the second command the
-        moment the first one is over. Raises when the line breaks; ``call`` then tells what
-        became of the request."""
+        """Wait for the marker and take, in one message: the server starts the second command as
+        soon as the first one ends. Raises if the connection is lost; ``call`` then returns the
+        result of the request."""
         marker = leasing.wait_for_marker(self._keys, block_ms=block_ms)
         both: list[Command[Any]] = [marker, self._command((), trip)]
         _, reply = await self._connection.run_all(both)

@@ -1,4 +1,4 @@
-"""The keeper of groups: settles what workers of another make leave open."""
+"""The group keeper: settles what workers other than Toril's leave open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toril.protocol.keys import COMPENSATION_SUFFIX, Keys
 logger = get_logger("toril.worker")
 
 LOOK_FOR_GROUPS_S = 15.0
-"""How often the open groups of its queues are asked for, whether they are due or not."""
+"""How often it looks for the open groups of its queues, whether any are due or not."""
 LOOK_FOR_DUE_S = 5.0
 """How often a worker that knows of no open groups asks whether some are due."""
 LOOK_AT_GROUPS_S = 1.5
@@ -27,10 +27,10 @@ MET_S = 0.5
 
 
 class GroupKeeper:
-    """Looks from time to time whether the groups are settled that a worker minds.
+    """Checks regularly that the groups a worker is responsible for are settled.
 
     These are the groups that its queue owns, and those with a time limit that have members there.
-    Members that a worker of BullMQ ran are settled by this, and groups whose time is up cancelled.
+    It settles members that a BullMQ worker ran, and cancels groups whose time is up.
     """
 
     def __init__(self, connection: Connection, owners: Sequence[Keys]) -> None:
@@ -65,7 +65,7 @@ class GroupKeeper:
         self._has_met_one.clear()
 
     async def _keep_due(self, keys: Keys) -> float:
-        """Settle what is due of what a worker of this queue minds; returns when to look again."""
+        """Settle what is due in the queues this worker covers; returns when to look again."""
         due = await self._connection.run(groups.due(keys))
         for owner in due.owners:
             with _told(owner):
@@ -75,14 +75,14 @@ class GroupKeeper:
         return min(due.wait_ms / 1000, LOOK_AT_GROUPS_S) if due.wait_ms else LOOK_AT_GROUPS_S
 
     async def keep(self, keys: Keys) -> None:
-        """Settle what is due now of the groups that a queue owns."""
+        """Settle the groups of one queue that are due now."""
         while (await self._connection.run(groups.reconcile(keys))).wait_ms == 0:
             pass
 
 
 @contextlib.contextmanager
 def _told(keys: Keys) -> Iterator[None]:
-    """What goes wrong with the groups of one queue keeps nobody from the others."""
+    """A problem with the groups of one queue must not affect the others."""
     try:
         yield
     except TorilError as error:
@@ -92,6 +92,6 @@ def _told(keys: Keys) -> Iterator[None]:
 
 
 def owners_of(keys: Keys) -> list[Keys]:
-    """The queues whose groups a worker of this queue minds: its own, and the one it undoes."""
+    """The queues whose groups a worker of this queue covers: its own, and the one it undoes."""
     undone = keys.name.removesuffix(COMPENSATION_SUFFIX)
     return [keys] if undone == keys.name else [keys, keys.sibling(undone)]

@@ -18,7 +18,7 @@ Handler = Callable[[Context[Any]], Any]
 H = TypeVar("H", bound=Handler)
 
 Middleware = Callable[[Handler], Handler]
-"""Takes an ``async`` handler and returns one that does more; a plain handler is given to it as an
+"""Takes an ``async`` handler and returns one that does more; a plain handler is passed to it as an
 ``async`` one that runs in a thread."""
 
 
@@ -39,7 +39,7 @@ class Router:
         self._fallback: Handler | None = None
         self._middleware: list[Middleware] = []
         self.lifespan: AbstractAsyncContextManager[Any] | None = None
-        """Entered by a process that runs handlers, before the first and left after the last."""
+        """A process that runs handlers enters it before the first job and leaves it at its end."""
 
     @overload
     def on(self, name: str) -> Callable[[H], H]: ...
@@ -53,7 +53,7 @@ class Router:
     def on(self, name: str | H, handler: H | None = None) -> H | Callable[[H], H]:
         """Register a handler for the jobs of this name, as a decorator or directly.
 
-        Without parentheses the name is that of the function.
+        Without parentheses, the function's name is used.
         """
         if not isinstance(name, str):
             return self.on(_name_of(name), name)
@@ -71,12 +71,12 @@ class Router:
         return handler
 
     def otherwise(self, handler: Handler) -> Handler:
-        """Register the handler for names that no other handler takes."""
+        """Register the handler for all names that have no handler of their own."""
         self._fallback = handler
         return handler
 
     def use(self, middleware: Middleware) -> Middleware:
-        """Wrap every handler; the first one registered is the outermost."""
+        """Wrap every handler; the middleware registered first is the outermost."""
         self._middleware.append(middleware)
         return middleware
 
@@ -120,7 +120,7 @@ def wrap(handler: Handler, middleware: Sequence[Middleware]) -> Handler:
 
 
 def is_async(handler: Handler) -> bool:
-    """Does calling it give something to await?"""
+    """Does calling it return an awaitable?"""
     if inspect.iscoroutinefunction(handler):
         return True
     call = getattr(handler, "__call__", None)  # noqa: B004  (a callable object)

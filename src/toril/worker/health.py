@@ -1,4 +1,4 @@
-"""``/healthz``, ``/readyz`` and ``/metrics`` over HTTP, for whoever watches over a process."""
+"""``/healthz``, ``/readyz`` and ``/metrics`` over HTTP, for whatever monitors the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 SILENCE_S = 15.0
-"""An idle worker hears from its server every 5 seconds; three times that is too long."""
+"""An idle worker hears from its server every 5 seconds; three times that is too long a silence."""
 _REQUEST_TIMEOUT_S = 5.0
 _LONGEST_REQUEST = 16 * 1024
 
@@ -17,7 +17,7 @@ Metrics = Callable[[], tuple[bytes, str]]
 
 
 class Watched(Protocol):
-    """What can be asked how it is: a worker, a relay."""
+    """Something that can report its health: a worker, a relay."""
 
     @property
     def is_running(self) -> bool: ...
@@ -44,8 +44,9 @@ def trouble_of(service: Watched) -> str | None:
 class HealthServer:
     """Answers three paths, and nothing else.
 
-    ``/healthz`` is 200 while the event loop turns.  ``/readyz`` is 503, with the reasons, when a
-    service does not run or does not hear from its server.  ``/metrics`` is what ``metrics`` gives.
+    ``/healthz`` is 200 while the event loop runs.  ``/readyz`` is 503, with the reasons, when a
+    service is not running or does not hear from its server.  ``/metrics`` is what ``metrics``
+    returns.
     """
 
     def __init__(self, services: Callable[[], Sequence[Watched]], metrics: Metrics | None) -> None:
@@ -54,7 +55,7 @@ class HealthServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port, for those who asked for any."""
+        """Listen; returns the port, which matters if any free one was requested."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=_LONGEST_REQUEST)
         found: int = self._server.sockets[0].getsockname()[1]
         return found
@@ -92,7 +93,7 @@ class HealthServer:
         if path == b"/readyz":
             return self._readiness()
         if path == b"/metrics" and self._metrics is not None:
-            # A collector may ask the server, and blocks while it does.
+            # A collector may query the server, and it blocks while it does.
             body, kind = await asyncio.to_thread(self._metrics)
             return "200 OK", kind, body
         return "404 Not Found", text, b"there are /healthz, /readyz and /metrics\n"
@@ -101,7 +102,7 @@ class HealthServer:
         services = self._services()
         troubles = [trouble for one in services if (trouble := trouble_of(one)) is not None]
         if not services:
-            troubles = ["nothing runs yet"]
+            troubles = ["nothing is running yet"]
         if troubles:
             body = "".join(f"{trouble}\n" for trouble in troubles).encode()
             return "503 Service Unavailable", "text/plain; charset=utf-8", body

@@ -15,9 +15,9 @@ logger = get_logger("toril.worker")
 
 
 async def introduce(connection: Connection, keys: Keys) -> None:
-    """Be among the queue's workers from the start, also of one who never has to wait for jobs.
+    """List the worker among the queue's workers from the start, even if it never waits for jobs.
 
-    The connection that has the worker's name is the one that waits.
+    The connection that carries the worker's name is the one that waits.
     """
     with contextlib.suppress(TorilError):
         await connection.run(plain("PING", parse=bool, near=keys.marker))
@@ -25,7 +25,7 @@ async def introduce(connection: Connection, keys: Keys) -> None:
 
 
 async def _warn_of_eviction(connection: Connection, keys: Keys) -> None:
-    """What is acknowledged and then evicted is lost, and nothing else would tell of it."""
+    """A job that is acknowledged and then evicted is lost, and nothing else would report it."""
     policy = await connection.run(eviction.policy(keys))
     if harm := eviction.harm(policy):
         logger.warning(

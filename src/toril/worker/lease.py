@@ -1,6 +1,6 @@
 """Leases: the locks of running jobs, renewed from a thread with a connection of its own.
 
-The event loop may be blocked by a handler for as long as it likes; the locks are held all the same.
+A handler may block the event loop for as long as it likes; the locks are still held.
 The thread sleeps in a blocking read of the worker's mailbox, so a cancellation reaches it at once.
 """
 
@@ -28,7 +28,7 @@ _LONGEST_GOODBYE_S = 3.0
 
 
 class Berth(msgspec.Struct, frozen=True):
-    """Whose locks are renewed: the locks that one worker holds, and whom to tell."""
+    """One worker in a lease: the locks it holds, and the crew to notify."""
 
     keys: Keys
     worker_id: str
@@ -41,12 +41,12 @@ class Berth(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """Renews the locks of a worker's jobs, and tells its crew which are lost or cancelled.
+    """Renews the locks of a worker's jobs, and tells its crew which jobs are lost or cancelled.
 
     Workers of several partitions of one server may share a lease: then it has several berths.
 
     The crew is told on the loop that started the lease. The thread ends by itself when that loop is
-    closed: whoever forgets to close a worker must not hold its jobs for ever.
+    closed: a program that forgets to close a worker must not hold its jobs forever.
     """
 
     _loop: asyncio.AbstractEventLoop
@@ -71,11 +71,11 @@ class Lease:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop renewing; returns when the thread has ended, or sends nothing any more."""
+        """Stop renewing; returns when the thread has ended, or can no longer send anything."""
         self._closing.set()
         deadline = time.monotonic() + _LONGEST_GOODBYE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # More than once: a socket that is being opened cannot be interrupted yet.
+            # More than once: a socket that is still being opened cannot be interrupted.
             if self._connection is not None:
                 self._connection.interrupt()
             self._thread.join(timeout=0.1)
@@ -91,7 +91,7 @@ class Lease:
                     next_renewal = time.monotonic() + self._interval_s
                     continue
                 self._read_mail(wait_s)
-                # Here and not above: where nothing is held, renewing asks nobody.
+                # Here and not above: when no locks are held, renewing sends nothing.
                 self._is_in_trouble = False
             except Exception as error:  # noqa: BLE001 (a lease that ends loses every lock)
                 if not self._goes_on():
@@ -102,7 +102,7 @@ class Lease:
         self._connection.close()
 
     def _complain(self, error: Exception) -> None:
-        """Once for each outage: tries follow each other quickly, because locks expire."""
+        """Once per outage: it retries quickly, because locks expire."""
         if not isinstance(error, TorilError):
             logger.error("the lease got an unexpected error", exc_info=error)
         elif not self._is_in_trouble:
@@ -128,7 +128,7 @@ class Lease:
             self._tell(crew.cancel, job_id, token, reason)
 
     def _renew(self) -> None:
-        """Those of all berths, also if one of them cannot be."""
+        """Renew the locks of all berths, even if one of them fails."""
         trouble: Exception | None = None
         for berth in self._berths.values():
             try:

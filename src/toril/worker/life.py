@@ -1,6 +1,6 @@
 """A worker from its start to its end.
 
-At the end it takes nothing more; what it holds is finished, or given back for others to take.
+At the end it takes no more jobs; those it holds are finished, or handed back for others to take.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SILENCE_S = 2.0
 
 
 class Life:
-    """Starts the services of a worker, minds them, and winds them down."""
+    """Starts the services of a worker, watches over them, and shuts them down."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -33,7 +33,7 @@ class Life:
         self.is_paused = False
         self.services: list[asyncio.Task[Any]] = []
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The one that runs the worker, once it is started."""
+        """The task that runs the worker, once it is started."""
 
     @property
     def is_closing(self) -> bool:
@@ -62,7 +62,7 @@ class Life:
         parts.emitter.emit("ready")
 
     async def run(self) -> None:
-        """Until somebody closes it, or it cannot go on; raises why it cannot."""
+        """Wait until it is closed or cannot continue; raises the error that stopped it."""
         await self.start()
         try:
             await self._fate.is_over.wait()
@@ -74,7 +74,7 @@ class Life:
             raise self._fate.cause
 
     def pause(self) -> None:
-        """Take nothing; the wait at the server ends as well."""
+        """Take no jobs; the wait at the server ends as well."""
         self.is_paused = True
         self._parts.pump.stop_taking()
         if self.loop is not None:
@@ -97,7 +97,8 @@ class Life:
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         """Services end only when told to; anything else is a bug that must not go unseen.
 
-        A worker that goes on without what wakes it or brings back stalled jobs looks healthy.
+        A worker that goes on without the service that wakes it, or the one that brings back stalled
+        jobs, looks healthy.
         """
         if task.cancelled() or self.is_closing:
             return
@@ -131,7 +132,7 @@ class Life:
 
     async def _end_services(self) -> None:
         parts = self._parts
-        # Nothing can be asked of a server that refuses everything.
+        # There is no point in asking a server that refuses everything.
         grace_s = 0 if isinstance(self._fate.cause, ServerUnusableError) else GRACE_S
         pump, *others = self.services
         for service in others:
@@ -146,7 +147,7 @@ class Life:
         has_settled = await self._unless_hurried(asyncio.wait([pump]), grace_s=grace_s)
         if not has_settled:
             logger.warning(
-                "the worker of queue %r ends while its server does not answer; it holds %d"
+                "the worker of queue %r stops while its server does not answer; it holds %d"
                 " jobs, which others take over when their locks expire",
                 parts.keys.name,
                 parts.pump.running,
@@ -157,14 +158,14 @@ class Life:
             await self._unless_hurried(self._say_goodbye(), grace_s=grace_s)
 
     async def _finish_jobs(self) -> None:
-        """A call that is away may bring jobs; then let them all end."""
+        """A call in flight may still bring jobs; then let them all finish."""
         await self._parts.pump.land()
         await self._parts.crew.finish()
 
     async def _hurry_when_nobody_answers(self) -> None:
         """The time limit of ``close`` is for jobs: without any, a silent server gets little of it.
 
-        A call that is away may have taken jobs which nobody will run; a sweep brings them back.
+        A call in flight may have taken jobs that nobody will run; a sweep brings them back.
         """
         pump, pulse = self._parts.pump, self._parts.pulse
         while not self._hurry.is_set():

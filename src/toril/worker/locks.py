@@ -10,7 +10,7 @@ class Locks:
         self._held: dict[str, str] = {}
 
     def hold(self, job_id: str, token: str) -> None:
-        """Renew this lock until it is let go."""
+        """Renew this lock until it is released."""
         self._held[job_id] = token
 
     def let_go(self, job_id: str, token: str) -> None:

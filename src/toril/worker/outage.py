@@ -1,4 +1,4 @@
-"""What a worker makes of a server that does not serve: it waits, or it ends."""
+"""What a worker does when its server does not serve it: wait, or stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toril.worker.pulse import Pulse
 logger = get_logger("toril.worker")
 
 REFUSED_FOR_S = 30.0
-"""For how long a server that has served before may refuse for good: somebody may be mending it."""
+"""How long a server that worked before may refuse a worker: somebody may be fixing it."""
 
 
 class Outage:
-    """Hears of every call that failed, and seals the worker's fate if waiting is of no use."""
+    """Hears of every call that failed, and stops the worker if there is no point in waiting."""
 
     def __init__(self, queue_name: str, pulse: Pulse, emitter: Emitter, fate: Fate) -> None:
         self._queue_name = queue_name
@@ -35,17 +35,17 @@ class Outage:
         return self._last[1]
 
     def hear(self, error: Exception) -> None:
-        """A call has failed for so long that whoever makes it wants to tell."""
+        """A call has failed for so long that its caller reports it."""
         self._last = (asyncio.get_running_loop().time(), error)
         self._emitter.emit("error", error)
         if isinstance(error, ServerUnusableError) and self._is_refused_for_good():
-            logger.critical("the worker of queue %r ends: %s", self._queue_name, error)
+            logger.critical("the worker of queue %r stops: %s", self._queue_name, error)
             self._fate.seal(error)
             return
         logger.warning("the worker of queue %r waits for its server: %s", self._queue_name, error)
 
     def _is_refused_for_good(self) -> bool:
-        """Has the server never served, or refused for so long that nobody seems to mend it?"""
+        """Has the server never worked, or refused for so long that nobody seems to be fixing it?"""
         heard_at = self._pulse.heard_at
         if not heard_at:
             return True

@@ -1,4 +1,4 @@
-"""What is to leave with the next call: outcomes, and word that the jobs of a reply arrived."""
+"""What the next call carries: outcomes, and confirmations that the jobs of a reply arrived."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Callable
 from toril.protocol.settling import Confirmation, Settled
 
 Confirmations = dict[Confirmation, asyncio.Future[None] | None]
-"""Replies that arrived, and who waits until the server knows it."""
+"""Replies that arrived, and who waits until the server knows."""
 
 
 class Outbox:
-    """Filled by whoever runs jobs, and emptied by the pump, which has itself told of it."""
+    """Filled by whatever runs jobs, and emptied by the pump, which is notified of new entries."""
 
     def __init__(self) -> None:
         self.finished: list[Settled] = []
         self.to_confirm: Confirmations = {}
         self.held = 0
-        """How many jobs are held: running, or done and not yet written."""
+        """How many jobs are held: running, or finished but not yet written."""
         self._tell: Callable[[], None] = _nobody
 
     def tell(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever something is put in."""
+        """Call ``listener`` whenever something is added."""
         self._tell = listener
 
     def finish(self, item: Settled) -> None:
-        """An attempt is over; its outcome leaves with the next call."""
+        """An attempt is over; the next call carries its outcome."""
         self.finished.append(item)
         self._tell()
 
     def finish_again(self, item: Settled) -> None:
-        """The outcome of a job was refused; the job is still held, and this is another one."""
+        """The outcome of a job was refused; the job is still held, and this is its new outcome."""
         self.held += 1
         self.finish(item)
 
@@ -49,7 +49,7 @@ class Outbox:
         await asyncio.shield(known)
 
     def take_confirmations(self) -> Confirmations:
-        """What is to be confirmed, and who waits for it; they leave now."""
+        """Take out what must be confirmed, and who waits for it, for the call that leaves now."""
         leaving, self.to_confirm = self.to_confirm, {}
         return leaving
 

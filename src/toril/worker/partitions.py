@@ -1,14 +1,14 @@
-"""A worker of a queue with partitions: one for each of them, and what they share.
+"""The worker of a queue with partitions: one worker for each partition, and what they share.
 
-Each partition has a pump of its own, which knows nothing of the others but how much room they
+Each partition has its own pump, which knows nothing about the others except how much room they
 leave it.  The room is the worker's ``concurrency``: a pump may take what is free, less what is owed
-to those that asked before it and have fewer jobs than their fair share.  So a partition with work
-is never starved by a busy one, and one that is alone may use everything.  Whoever gets room after a
-wait keeps it for a moment: its calls carry many jobs then, where turns job by job would make many
-small calls.
+to those that asked before it and have fewer jobs than their fair share.  So a busy partition never
+starves another one that has work, and one that is alone may use everything.  A pump that gets room
+after a wait keeps it for a moment, so that its calls carry many jobs; taking turns after every job
+would make many small calls.
 
-An empty partition waits at the server for its marker, and keeps no room meanwhile.  If the marker
-comes when there is no room, it is put back for another worker.
+An empty partition waits at the server for its marker, and reserves no room in the meantime.  If the
+marker comes when there is no room, it is put back for another worker.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ logger = get_logger("toril.worker")
 
 ASK_AGAIN_S = 1.0
 MOST_SOCKETS = 4
-"""How many calls are under way to one server at a time; it makes one after the other."""
+"""How many calls to one server are in flight at a time; it executes one after the other."""
 TURN_S = 0.1
-"""For how long a partition that had to wait may go on before others get their share."""
+"""How long a partition that had to wait may take jobs before others get their share."""
 _OF_THE_WHOLE = frozenset({"ready", "closing", "closed"})
 
 
 class Budget:
-    """How many jobs the pumps of a worker may hold together, and who has waited for room."""
+    """How many jobs the pumps of a worker may hold together, and which pumps wait for room."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._chunk = max(1, limit // 4)
         self._pumps: list[SharingPump] = []
         self._line: dict[SharingPump, float] = {}
-        """Who waits for room, and since when."""
+        """Which pumps wait for room, and since when."""
         self._refused: set[SharingPump] = set()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -83,8 +83,8 @@ class Budget:
         return 0
 
     def _may_wait(self, pump: SharingPump) -> bool:
-        """Whether one that stands in line is to wait a little longer for more room: a call for a
-        few jobs costs the server nearly as much as one for many."""
+        """Whether a pump in line should wait a little longer for more room: a call for a few jobs
+        costs the server nearly as much as a call for many."""
         since = self._line.get(pump)
         loop = asyncio.get_running_loop()
         if since is None or loop.time() >= since + TURN_S:
@@ -111,7 +111,7 @@ class Budget:
         return owed
 
     def served(self, pump: SharingPump) -> None:
-        """A pump asks for what it was granted: if it wants more, it goes to the end of the line."""
+        """A pump uses its grant: if it wants more, it goes to the end of the line."""
         if pump in self._line:
             del self._line[pump]
             pump.begin_turn()
@@ -140,18 +140,18 @@ class SharingPump(Pump):
 
     @property
     def load(self) -> int:
-        """How many jobs it holds or has asked for, without those whose outcome is on its way."""
+        """How many jobs it holds or has asked for, without those whose outcome is being sent."""
         return self._outbox.held - self._leaving + self._asked_for
 
     @property
     def is_hungry(self) -> bool:
-        """Would it take a job, if only there were room?"""
+        """Would it take a job if there were room?"""
         return self._may_find and super()._free() > 0
 
     @property
     def is_idle(self) -> bool:
-        """Is there nothing to do but to wait?  Also without room: whoever waits hears of jobs,
-        and has its turn when there is room again."""
+        """Is there nothing to do but wait?  True even without room: a pump that waits hears of new
+        jobs, and gets its turn when there is room again."""
         return not self._may_find and self._away == 0 and super()._free() > 0
 
     @property
@@ -185,7 +185,7 @@ class SharingPump(Pump):
         return super()._make_trip(flight, wanted, batch, confirmations)
 
     def _note_arrival(self, trip: Trip) -> None:
-        """Without room there is most often another call soon: no call is spent on saying at once
+        """Without room there is usually another call soon, so no extra call is made to confirm
         that these jobs arrived."""
         self._confirm_later(trip)
 
@@ -194,7 +194,7 @@ class SharingPump(Pump):
         self._budget.nudge()
 
     async def wait_and_take(self, block_ms: int) -> None:
-        """Wait at the server without keeping room free, and take when something comes."""
+        """Wait at the server without reserving room, and take jobs when something comes."""
         flight = self._waiting_flight
         try:
             marker = await flight.pop_marker(block_ms)
@@ -226,7 +226,7 @@ class SharingPump(Pump):
         self._take_in(trip, reply)
 
     async def _after_broken_wait(self) -> None:
-        """Whoever popped the marker must take, or nobody is woken."""
+        """Whoever popped the marker must take a job, or nobody else is woken."""
         if self._takes:
             self.look_again()
         else:
@@ -234,7 +234,7 @@ class SharingPump(Pump):
 
 
 class Crier(Emitter):
-    """Tells the listeners of the whole what happens in one partition."""
+    """Tells the listeners of the whole worker what happens in one partition."""
 
     def __init__(self, whole: Emitter, budget: Budget) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ class Crier(Emitter):
 
 
 class Shared:
-    """What the workers of all partitions use together, opened for the first of them."""
+    """What the workers of all partitions share; opened for the first of them."""
 
     executor: Executor
     connection: Connection
@@ -274,7 +274,7 @@ class Shared:
         self._parts.append(parts)
 
     def start_lease(self) -> None:
-        """One lease for all partitions of a server; on a cluster each is waited for by itself."""
+        """Start one lease for all partitions of a server; on a cluster each has its own."""
         if self._lease is None and not self.connection.is_cluster:
             berths = [parts.berth for parts in self._parts]
             self._lease = self._parts[0].lease_for(*berths)
@@ -286,7 +286,7 @@ class Shared:
             await asyncio.to_thread(lease.close)
 
     def open(self, design: Design) -> None:
-        """All of them are alike but for their names, so any design will do."""
+        """All designs are alike except for their names, so the first one is used."""
         if self._is_open:
             return
         self.executor = make_executor(design)
@@ -302,7 +302,7 @@ class Shared:
 
 
 class SharedLease:
-    """The place of one partition in the lease of all; a lease of its own on a cluster."""
+    """One partition's place in the shared lease; on a cluster, a lease of its own."""
 
     def __init__(self, parts: SharingParts, shared: Shared) -> None:
         self._parts = parts
@@ -357,7 +357,7 @@ class SharingParts(Parts):
 
 
 class Part(Worker):
-    """The worker of one partition: a plain one, but for what it shares."""
+    """The worker of one partition: a plain one, except for what it shares."""
 
     def __init__(self, name: str, shared: Shared, **options: Any) -> None:
         self._shared = shared
@@ -412,7 +412,7 @@ class PartitionedWorker(Worker):
         self.options = self._workers[0].options
         self._fate = Fate()
         self._absence: Exception | None = None
-        """Why nothing has been asked of the server yet."""
+        """Why the worker could not start asking the server yet."""
         self._is_paused = False
         self._has_started = False
         self._closing: asyncio.Task[None] | None = None
@@ -438,12 +438,12 @@ class PartitionedWorker(Worker):
             raise self._fate.cause
 
     async def start(self) -> None:
-        """Begin to take jobs, and return.
+        """Start taking jobs, and return.
 
-        Raises ``PartitionMismatchError`` when the queue has another number of partitions.
+        Raises ``PartitionMismatchError`` if the queue has a different number of partitions.
         """
         if self._has_started:
-            raise InvalidOptionError("this worker has been started already; make a new one")
+            raise InvalidOptionError("this worker has already been started; make a new one")
         if self._closing is not None:
             raise InvalidOptionError("this worker is closed; make a new one")
         refuse_in_child()
@@ -493,7 +493,7 @@ class PartitionedWorker(Worker):
         self._shared.emitter.emit("ready")
 
     async def _follow(self, fate: Fate) -> None:
-        """One that cannot go on ends them all."""
+        """If one cannot continue, all of them stop."""
         await fate.is_over.wait()
         if fate.cause is not None:
             self._fate.seal(fate.cause)
@@ -565,7 +565,7 @@ class PartitionedWorker(Worker):
 
     @property
     def last_reply_age(self) -> float | None:
-        """Seconds since the server last answered the partition that has waited longest."""
+        """Seconds since the server last answered, for the partition with the longest silence."""
         ages = [worker.last_reply_age for worker in self._workers]
         known = [age for age in ages if age is not None]
         return max(known) if len(known) == len(ages) else None
@@ -590,8 +590,9 @@ class PartitionedWorker(Worker):
 def grave_of_part(target: BurialTarget, name: str, number: int) -> BurialTarget:
     """Where one partition sends its dead letters.
 
-    A queue whose hash tag is the name of this one is partitioned in the same way: ``{mail}-dlq``.
-    Any other takes the letters of all partitions, which on a cluster it cannot.
+    A dead letter queue whose hash tag is the name of this queue, such as ``{mail}-dlq``, is
+    partitioned in the same way.  Any other takes the letters of all partitions, which is not
+    possible on a cluster.
     """
     if target is None:
         return None

@@ -31,13 +31,13 @@ _BOOT = "import sys; sys.path[:] = {!r}; from toril.worker.child import main; ma
 
 
 class ProcessExecutor:
-    """Runs each job in a process of its own, of which up to ``processes`` are kept."""
+    """Runs each job in a process of its own; up to ``processes`` of them are kept."""
 
     def __init__(self, handler: Handler | Router | str, *, processes: int) -> None:
         if not hasattr(os, "fork"):
             raise UnsupportedPlatformError(
-                'executor="process" hands sockets to its processes as Unix does, which this'
-                " operating system cannot; let handlers run in threads (a plain def), and start"
+                'executor="process" passes sockets to its processes, which only works on Unix;'
+                " on this operating system, run handlers in threads (a plain def), and start"
                 " several workers"
             )
         self._reference = find_reference(handler)
@@ -46,7 +46,7 @@ class ProcessExecutor:
 
     @property
     def abandoned(self) -> int:
-        """None ever: a process can be killed."""
+        """Always 0: a process can be killed."""
         return 0
 
     async def run(self, job: ActiveJob) -> Any:
@@ -61,7 +61,7 @@ class ProcessExecutor:
         return result
 
     async def _start(self, job: ActiveJob) -> Process:
-        """The job's ``timeout`` is for its handler, not for the imports of a new process."""
+        """The job's ``timeout`` covers its handler, not the imports of a new process."""
         with job.stopped_clock():
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
@@ -90,7 +90,7 @@ class Process:
         self._reader = reader
         self._writer = writer
         self.is_idle = True
-        """Has it answered everything it was sent?"""
+        """Has it answered everything that was sent to it?"""
 
     @classmethod
     async def start(cls, reference: str) -> Process:
@@ -139,11 +139,11 @@ class Process:
             return await self._hear(job)
 
     def tell(self, job: ActiveJob) -> None:
-        """The job that it runs is to stop, or its group has turned."""
+        """Tell it that the running job should stop, or that the job's group has turned."""
         self._send({"kind": "signal", "id": job.id, "token": job.token})
 
     async def _hear(self, job: ActiveJob) -> Any:
-        """What comes of the job; what its handler asks for meanwhile is done."""
+        """How the job ends; until then, do what its handler requests."""
         while True:
             message = await self._receive()
             if message is None:
@@ -178,7 +178,7 @@ class Process:
         try:
             call = getattr(job, message["verb"])
             answer["value"] = await call(codec.decode(message["argument"]))
-        except Exception as error:  # noqa: BLE001 (the handler shall see it, whatever it is)
+        except Exception as error:  # noqa: BLE001 (the handler gets it, whatever it is)
             answer.update(describe(error))
         self._send(answer)
 
@@ -202,7 +202,7 @@ class Process:
         return self._child.returncode
 
     async def _obituary(self) -> str:
-        """How a process ended that closed its pipe."""
+        """How a process that closed its pipe ended."""
         code = await self._wait()
         await self.kill()
         if code is None:
@@ -215,7 +215,7 @@ class Process:
 
 
 class _Told:
-    """A signal that is set in another process."""
+    """A signal that lives in another process."""
 
     def __init__(self, process: Process, job: ActiveJob) -> None:
         self._process = process
@@ -232,14 +232,14 @@ def _command(descriptor: int) -> list[str]:
 
 
 def _preparation() -> bytes:
-    """What the standard library's own child processes are told: the main module above all."""
+    """What the standard library tells its own child processes: above all, the main module."""
     preparation = spawn.get_preparation_data("toril handler")
     preparation.pop("authkey", None)
     return pickle.dumps(preparation)
 
 
 def find_reference(handler: Handler | Router | str) -> str:
-    """``module:name`` under which another process finds the handler."""
+    """The ``module:name`` by which another process finds the handler."""
     for reference in _candidates(handler):
         try:
             found = resolve(reference)

@@ -1,4 +1,4 @@
-"""The last sign of life of the server, and what time it is there."""
+"""The server's last sign of life, and its clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Pulse:
-    """Kept by the pump, and looked at by whoever wants to know whether the server is there."""
+    """Updated by the pump, and read by whoever wants to know whether the server is there."""
 
     def __init__(self) -> None:
         self.heard_at = 0.0
@@ -14,11 +14,11 @@ class Pulse:
         self._offset_ms = 0.0
 
     def hear(self, server_ms: int) -> None:
-        """A reply is here that was written at ``server_ms``."""
+        """A reply written at ``server_ms`` has arrived."""
         self.heard_at = asyncio.get_running_loop().time()
         self._offset_ms = server_ms - self.heard_at * 1000
 
     @property
     def server_ms(self) -> int:
-        """The server's time, as far as the last reply tells."""
+        """The server's time, estimated from the last reply."""
         return int(asyncio.get_running_loop().time() * 1000 + self._offset_ms)

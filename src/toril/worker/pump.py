@@ -1,16 +1,17 @@
-"""The pump: what makes a worker fast, and it is small.
+"""The pump: what makes a worker fast, in a small file.
 
-Finished attempts collect while a call is away; the next call carries them all and asks for as
-many new jobs as there are free slots.  Under load the batches grow by themselves, idle they are
-batches of one, and no timer delays anything.  A second call may be away at the same time when
-there is enough for it to carry: the server and Python then work at the same time.
+Finished attempts collect while a call is in flight; the next call carries them all and asks for as
+many new jobs as there are free slots.  Under load the batches grow by themselves, when idle they
+are batches of one, and no timer delays anything.  A second call may be in flight at the same time
+if there is enough for it to carry: then the server and Python work in parallel.
 
-A turn of the event loop costs about as much as everything that is done for a job, so a call leaves
-in the turn in which the last running job ends, and what it brings begins in the turn that reads it.
+A turn of the event loop costs about as much as everything else that is done for a job.  So a call
+is sent in the turn in which the last running job ends, and the jobs it brings start in the turn
+that reads the reply.
 
 When there is nothing to do, one call waits at the server: a blocking read of the queue's marker
-with a take right behind it, which the server runs the moment the marker appears.  The job is then
-on its way after one message instead of three.
+followed by a take, which the server runs as soon as the marker appears.  The job then arrives after
+one message instead of three.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from toril.worker.pulse import Pulse
 
 MOST_PER_CALL = 200
 MOST_BYTES_PER_CALL = 500_000
-"""Of outcomes. A call that brings more would keep the server from everybody else for too long."""
+"""Of outcomes. A call that carries more would block the server for everybody else for too long."""
 CONFIRM_AFTER_S = 0.02
 LONGEST_HOLD_MS = 30_000
 
 
 class Pump:
-    """Brings jobs in and their outcomes out, for up to ``concurrency`` jobs at a time."""
+    """Fetches jobs and sends their outcomes, for up to ``concurrency`` jobs at a time."""
 
     _context: Context
     _loop: asyncio.AbstractEventLoop
@@ -80,7 +81,7 @@ class Pump:
 
     @property
     def running(self) -> int:
-        """How many jobs are held: running, or done and not yet written."""
+        """How many jobs are held: running, or finished but not yet written."""
         return self._outbox.held
 
     @property
@@ -121,21 +122,21 @@ class Pump:
         self._depart()
 
     async def land(self) -> None:
-        """Wait until no call is away: what it brings is then known."""
+        """Wait until no call is in flight: then it is known which jobs have come."""
         while self._away and self._over is not None and not self._over.done():
             await _join(self._waiting_for_landing)
 
     async def until_idle(self) -> None:
-        """Wait until there is nothing to do but to wait for the queue."""
+        """Wait until there is nothing to do but wait for the queue."""
         while not self.is_idle:
             await _join(self._waiting_for_idleness)
 
     # ------------------------------------------------------------------ calls that leave
 
     def _on_news(self) -> None:
-        """Something is to leave: at once if no other job can end in this turn of the loop."""
+        """There is something to send: at once if no other job can end in this turn of the loop."""
         if self._is_busy:
-            return  # whoever is busy departs at the end
+            return  # it departs when it is no longer busy
         if self._outbox.held - self._leaving == len(self._outbox.finished):
             self._depart()
         elif not self._departs_soon and self._over is not None:
@@ -143,7 +144,7 @@ class Pump:
             self._loop.call_soon(self._depart)
 
     def _depart(self) -> None:
-        """Let the flights go for which there is something to do."""
+        """Send a call on each flight for which there is something to do."""
         self._departs_soon = False
         if self._over is None or self._over.done() or self._is_busy:
             return
@@ -153,7 +154,7 @@ class Pump:
                 self._go(self._here.pop())
             if self._is_closing and not self._outbox.held and not self._away:
                 self._over.set_result(None)
-        except Exception as error:  # noqa: BLE001 (whoever runs the pump is to know)
+        except Exception as error:  # noqa: BLE001 (whoever runs the pump must know)
             self._over.set_exception(error)
         finally:
             self._is_busy = False
@@ -168,7 +169,7 @@ class Pump:
     def _go(self, flight: Flight) -> None:
         batch = _first_of(self._outbox.finished)
         del self._outbox.finished[: len(batch)]
-        # What is settled now is free when the reply comes: ask for it in the same call.
+        # The slots of settled jobs are free when the reply comes: fill them in the same call.
         self._leaving += len(batch)
         wanted = min(self._free(), self._share, MOST_PER_CALL)
         trip = self._make_trip(flight, wanted, batch, self._outbox.take_confirmations())
@@ -193,10 +194,10 @@ class Pump:
     async def wait_and_take(self, block_ms: int) -> None:
         """Wait at the server for up to ``block_ms`` and take what comes.
 
-        The slots asked for are kept free meanwhile. When the wait is cut short, by cancelling or
-        by the line, the server is asked what became of it: a job may be on its way already. Only
-        when the loop ends, which tells nobody before it cancels, is nothing asked of a server that
-        may be silent; a sweep brings back what is lost.
+        The requested slots stay free in the meantime. If the wait is cut short, by cancellation or
+        a lost connection, the server is asked for its result: a job may already be on its way. The
+        exception is a loop that ends, which cancels without notice: then nothing is asked, since
+        the server may be silent, and a sweep brings back what is lost.
         """
         flight = self._waiting_flight
         wanted = min(self._free(), MOST_PER_CALL)
@@ -211,7 +212,7 @@ class Pump:
             reply = await flight.call(same)
             self._asked_for -= wanted
             self._take_in(same, reply)
-            # Whoever pops the marker must take, or nobody is woken.
+            # Whoever pops the marker must take a job, or nobody else is woken.
             if self._takes:
                 self.look_again()
             else:
@@ -231,7 +232,7 @@ class Pump:
     # ------------------------------------------------------------------ replies that come
 
     def _landed(self, trip: Trip, reply: Reply | None) -> None:
-        """In the turn that reads the reply: what belongs to whoever opened the line is not ours."""
+        """Runs in the turn that reads the reply, so in the context of whoever opened the socket."""
         self._context.run(self._receive, trip, reply)
 
     def _receive(self, trip: Trip, reply: Reply | None) -> None:
@@ -248,12 +249,12 @@ class Pump:
         trip.end()
         try:
             self._take_in(trip, reply)
-        except Exception as error:  # noqa: BLE001 (whoever runs the pump is to know)
+        except Exception as error:  # noqa: BLE001 (whoever runs the pump must know)
             if not over.done():
                 over.set_exception(error)
 
     def _take_in(self, trip: Trip, reply: Reply) -> None:
-        """Begin the jobs that came, and tell what became of those that left."""
+        """Start the jobs that came, and report the results of the outcomes that were sent."""
         self._is_busy = True
         try:
             self._digest(trip, reply)
@@ -278,7 +279,7 @@ class Pump:
                 begin(job, received)
             self._note_arrival(trip)
         if trip.take.count:
-            # Something that is due already, although there are jobs: they were too big to come all.
+            # Something is already due although jobs came: all of them were too big for one reply.
             is_cut = bool(jobs) and reply.next_due_ms > 0
             self._may_find = len(jobs) == trip.take.count or is_cut
             self.next_due_ms = 0 if is_cut else reply.next_due_ms
@@ -292,8 +293,8 @@ class Pump:
 
     def _note_arrival(self, trip: Trip) -> None:
         """Until the server knows that jobs arrived, the death of this worker is not held against
-        them. Under load the flight's next call says it, and no call is spent on this; a worker that
-        was idle and is full now says it at once."""
+        them. Under load the flight's next call confirms it, without an extra call; a worker that
+        was idle and is full now confirms it at once."""
         if not trip.batch and not self._free():
             self._outbox.confirm_soon(trip.name)
             return
@@ -307,12 +308,12 @@ class Pump:
             flight.confirming = self._loop.call_at(flight.confirm_at, self._confirm, flight)
 
     def _confirm(self, flight: Flight) -> None:
-        """Jobs have been running for a while: tell so unless a later call of the flight has."""
+        """Jobs have been running for a while: confirm it unless a later call of the flight has."""
         flight.confirming = None
         is_silent = flight.last_request == flight.unheard or flight is self._waiting_flight
         if not is_silent or not self._outbox.held:
             return
-        if flight.confirm_at > self._loop.time() + 0.001:  # of a later reply than that of the timer
+        if flight.confirm_at > self._loop.time() + 0.001:  # set by a later reply
             flight.confirming = self._loop.call_at(flight.confirm_at, self._confirm, flight)
             return
         self._outbox.confirm_soon((flight.name, flight.unheard))
@@ -333,7 +334,7 @@ class Pump:
     def _free(self) -> int:
         """How many jobs may be asked for.
 
-        Those whose outcome is on its way run no more: whoever comes in their place is counted.
+        Jobs whose outcome is being sent no longer run: the jobs that replace them are counted.
         """
         if not self._takes:
             return 0
@@ -344,7 +345,7 @@ class Pump:
 
 
 def _first_of(finished: list[Settled]) -> list[Settled]:
-    """As many as one call may carry, at least one."""
+    """As many outcomes as one call may carry, at least one."""
     size = 0
     for count, item in enumerate(finished[:MOST_PER_CALL], 1):
         size += item.size

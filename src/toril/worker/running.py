@@ -1,4 +1,4 @@
-"""``toril.run``: workers as a program, which minds the signals of whoever runs it."""
+"""``toril.run``: workers as a program that handles SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _LAST_RESORT_S = 3.0
 
 
 class Service(Protocol):
-    """What a program may consist of: a worker, a relay of the outbox, a group of consumers."""
+    """What a program can run: a worker, an outbox relay, a group of consumers."""
 
     async def run(self) -> None:
         """Work until ``close`` is called."""
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Come to an end within ``timeout``; a second call may shorten it."""
+        """Stop within ``timeout``; a second call may shorten it."""
 
 
 @checked_call
 def run(*workers: Service, timeout: Duration | None = 8_000, uvloop: bool = False) -> None:
     """Run workers until SIGTERM or SIGINT; blocks.
 
-    At the first signal they take nothing more, running jobs may finish within ``timeout`` (None: as
-    long as they need), and the rest is handed back so that other workers get it at once.  A second
-    signal hands everything back at once.  The default stays below the 10 seconds after which
-    Docker kills (Kubernetes: 30); ``uvloop=True`` runs on uvloop, which must be installed.
+    After the first signal they take no more jobs, running jobs may finish within ``timeout`` (None:
+    as long as they need), and the rest is handed back so that other workers get it at once.  A
+    second signal hands everything back at once.  The default is below the 10 seconds after which
+    Docker kills a container (Kubernetes: 30); ``uvloop=True`` needs uvloop to be installed.
     """
     refuse_in_child()
     if not workers:
@@ -102,7 +102,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 class _Signals:
     """Counts the signals that ask this process to end.
 
-    The handlers are Python's own and not the loop's: they run although a job blocks the loop, so
+    The handlers are Python's own and not the loop's: they run even if a job blocks the loop, so
     that the second signal can end a process that is stuck.
     """
 

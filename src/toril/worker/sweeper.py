@@ -41,12 +41,12 @@ class Sweeper:
             except TorilError as error:
                 logger.warning("cannot search for stalled jobs: %s", error)
             except Exception:
-                # Nobody else may be there to bring jobs back: one that trips this must not end it.
+                # This may be the only worker that brings jobs back: one bad job must not end it.
                 logger.exception("cannot search for stalled jobs")
             await asyncio.sleep(self._interval_ms / 1000 * random.uniform(1.0, 1.05))
 
     async def sweep(self) -> list[str]:
-        """Bring stalled jobs back now, unless another worker did so just before."""
+        """Bring stalled jobs back now, unless another worker has just done so."""
         plan = leasing.sweep(
             self._keys, interval_ms=self._interval_ms, max_stalled=self._max_stalled
         )
@@ -56,7 +56,7 @@ class Sweeper:
         return brought_back
 
     def divert_soon(self) -> None:
-        """A lane is to go to the dead letters; should this worker die over it, a sweep goes on."""
+        """Move a lane to the dead letters soon; if this worker dies first, a sweep continues."""
         self._has_to_divert.set()
 
     async def run_diversions(self) -> None:

@@ -38,7 +38,7 @@ class ThreadJob(StoredJob):
 
     @property
     def is_cancelled(self) -> bool:
-        """Has somebody asked this job to stop? A long function looks at it now and then."""
+        """Has somebody asked this job to stop? Long functions should check it now and then."""
         job = self._job
         return job.is_cancelled or job.is_released or job.is_stopping
 
@@ -48,9 +48,9 @@ class ThreadJob(StoredJob):
 
     @property
     def signal(self) -> threading.Event:
-        """Set when the job is to stop: cancelled, lost, given up by its worker, past its timeout.
+        """Set when the job should stop: cancelled, lost, handed back by its worker, or timed out.
 
-        ``job.signal.wait(5)`` sleeps for five seconds, or until then.
+        ``job.signal.wait(5)`` sleeps for five seconds, or less if the signal is set.
         """
         return self._job.make_signal(threading.Event)
 
@@ -68,7 +68,7 @@ class ThreadJob(StoredJob):
         return self._wait(self._job.log(row))
 
     def update_data(self, data: Any) -> None:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
         self._wait(self._job.update_data(data))
         self._data = data
 
@@ -96,6 +96,6 @@ class ThreadJob(StoredJob):
         if self._job.is_settled:
             call.close()
             raise LockLostError(
-                f"job {self.id!r} was handed back; this run of it can write nothing"
+                f"job {self.id!r} was handed back; this run can no longer write to it"
             )
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()

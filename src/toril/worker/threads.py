@@ -1,8 +1,8 @@
 """Threads for plain ``def`` handlers.
 
 They are daemons: a process that ends does not wait for a function that is stuck.  Python cannot
-kill a thread, so a function that is given up (``abandon``) runs on beside the others, and a thread
-takes its place; only as many may be given up at a time as there are places.
+kill a thread, so a function that is given up (``abandon``) keeps running, and a new thread takes
+its place; at most as many may be given up at a time as the pool has threads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Threads:
 
     @property
     def abandoned(self) -> int:
-        """How many functions run that nobody waits for."""
+        """How many functions that nobody waits for are still running."""
         return len(self._abandoned)
 
     def abandon(self, call: asyncio.Future[Any]) -> bool:
-        """Let a call run on without anybody who waits; False if too many do so already."""
+        """Let a call keep running without waiting for it; False if too many already do."""
         if len(self._abandoned) >= self._most:
             return False
         self._abandoned.add(call)
@@ -59,7 +59,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """Let every thread end after what it does now."""
+        """Let every thread end after its current call."""
         for _ in range(self._threads):
             self._calls.put(None)
 
@@ -70,13 +70,13 @@ class Threads:
             try:
                 result = call.context.run(call.function, call.argument)
             except (StopIteration, KeyboardInterrupt, GeneratorExit) as raised:
-                # A future cannot carry them: they would end the coroutine that awaits, or the
-                # loop. None of them is for the worker: Ctrl-C only comes to the main thread.
+                # A future cannot carry them: they would end the coroutine that awaits it, or the
+                # loop. None of them is meant for the worker: Ctrl-C only reaches the main thread.
                 error = RuntimeError(f"the handler raised {type(raised).__name__}")
                 error.__cause__ = raised
             except BaseException as raised:  # noqa: BLE001 (whatever it was, the job's attempt is over)
                 error = raised
-            # A closed loop has nobody left who waits.
+            # On a closed loop nobody is left waiting.
             with contextlib.suppress(RuntimeError):
                 call.loop.call_soon_threadsafe(self._done, call.future, result, error)
             del call, result, error
@@ -85,7 +85,7 @@ class Threads:
         self._pending -= 1
         if future in self._abandoned:
             self._abandoned.remove(future)
-            future.cancel()  # nobody reads what came of it
+            future.cancel()  # nobody reads its result
         if future.cancelled():
             return
         if error is None:

@@ -17,10 +17,10 @@ LONGEST_BLOCK_MS = 10_000
 
 
 class Watch:
-    """Lets the pump wait at the server whenever it is idle, until a delayed job is due at most.
+    """Lets the pump wait at the server whenever it is idle, at most until a delayed job is due.
 
     The marker is shared with every worker of the queue, in any language: whoever pops it takes a
-    job, and every take puts it back for the next one.
+    job, and every take puts it back for the next worker.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Watch:
             await self._stop()
 
     async def interrupt(self) -> None:
-        """End the wait at the server; what it took meanwhile has been handed to the pump."""
+        """End the wait at the server; any job it took has been handed to the pump."""
         if self._wait is not None and not self._wait.done():
             self._wait.cancel()
             await asyncio.wait([self._wait])
 
     async def _stop(self) -> None:
-        """Like ``interrupt``; cancelled as well, it gives up asking what became of the wait."""
+        """Like ``interrupt``; if this is cancelled too, it no longer asks how the wait ended."""
         try:
             await self.interrupt()
         except asyncio.CancelledError:
@@ -63,7 +63,7 @@ class Watch:
                 self._wait.cancel()
             raise
         if self._wait is not None and not self._wait.cancelled():
-            # The line broke as well: nobody waits for it any more, so nobody need know.
+            # The connection was lost as well: nobody waits for it, so nobody needs to know.
             self._wait.exception()
 
     async def _look_at(self, wait: asyncio.Task[None]) -> None:
@@ -78,7 +78,7 @@ class Watch:
         await asyncio.sleep(random.uniform(0.05, 0.2))
 
     def _block_ms(self) -> int:
-        """Until something else is due: BullMQ's markers may get lost, so never for long."""
+        """Until something is due, but never for long: BullMQ's markers may get lost."""
         if not self._pump.next_due_ms:
             return self._drain_delay_ms
         wait_ms = self._pump.next_due_ms - self._pulse.server_ms

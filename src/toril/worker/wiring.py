@@ -55,11 +55,11 @@ from toril.worker.watch import Watch
 from toril.worker.writer import JobWriter
 
 IsFinal = Callable[[StoredJob, BaseException], bool]
-"""``(job, error)``: is there no use in trying again after this error?"""
+"""``(job, error)``: is it pointless to retry after this error?"""
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker is to be, as its user said it; ``options`` are checked already."""
+    """How the user configured a worker; ``options`` have already been checked."""
 
     keys: Keys
     handler: Handler | Router | str
@@ -196,7 +196,7 @@ class Parts:
         return Pump(*args, **options)
 
     async def release(self) -> None:
-        """Let go of what was opened: nothing runs any more."""
+        """Close what was opened: nothing is running any more."""
         await self.executor.close()
         await self.connection.close()
         await self.blocking.close()

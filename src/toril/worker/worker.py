@@ -34,7 +34,7 @@ class Worker:
 
     ``handler`` is a function of a job or a ``Router``.  ``await worker.run()`` runs until
     ``worker.close()``; ``toril.run(worker)`` does so from a script and handles SIGTERM.
-    ``partitions`` is that of the ``Queue``: all of them are served, with one ``concurrency``.
+    ``partitions`` must match the ``Queue``: one ``concurrency`` covers all of them.
     """
 
     def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:
@@ -71,7 +71,7 @@ class Worker:
     ) -> None:
         if partitions != 1:
             raise InvalidOptionError(
-                f"a subclass of Worker cannot have partitions={partitions!r}; make a Worker of it"
+                f"a subclass of Worker cannot have partitions={partitions!r}; use Worker itself"
             )
         self.options = WorkerOptions(
             concurrency=concurrency,
@@ -203,7 +203,7 @@ class Worker:
 
     @property
     def abandoned_threads(self) -> int:
-        """How many plain handlers still run although their jobs failed with a timeout."""
+        """How many plain handlers are still running although their jobs have timed out."""
         return self._parts.executor.abandoned
 
     @property

@@ -14,7 +14,7 @@ from toril.worker.events import Emitter
 
 
 class JobWriter:
-    """Writes progress, logs and data of running jobs, and looks for their children."""
+    """Writes the progress, logs and data of running jobs, and reads about their children."""
 
     def __init__(self, connection: Connection, keys: Keys, emitter: Emitter) -> None:
         self._connection = connection
