@@ -1,7 +1,7 @@
---- What stands around the rooms and the calls.
+--- The frame around the rooms and the calls.
 
---- What Lua and the server give, as locals: any other name costs two searches in tables each time that
---- it is used. None of it is there while the library is being loaded, so the first call looks it up.
+--- What Lua and the server provide, as locals: any other name costs two table lookups each time it is
+--- used. None of it is available while the library is being loaded, so the first call looks it up.
 local function given()
   return redis, cjson, cmsgpack, string, table, math, unpack, ipairs, pairs, next, type, tonumber,
     tostring, pcall, error, rawget, setmetatable
@@ -10,11 +10,11 @@ local register = redis.register_function
 local redis, cjson, cmsgpack, string, table, math, unpack, ipairs, pairs, next, type, tonumber,
   tostring, pcall, error, rawget, setmetatable
 
---- What one call remembers while it runs, and the next one finds empty: nothing else outlives the
---- function that made it.
+--- What a call remembers while it runs. The next call starts with it empty; nothing else outlives the
+--- function that created it.
 local memory
 
---- A call as the server runs it: with its arguments unpacked, and nothing remembered. On a cluster
+--- A call as the server runs it: with its arguments unpacked and an empty memory. On a cluster
 --- (`spread`) a call may leave parcels for other slots at its first key; its reply then says so.
 local function serve(call)
   return function(KEYS, ARGV)

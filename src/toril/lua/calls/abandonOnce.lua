@@ -1,9 +1,9 @@
 --[[
-  abandonOnce: work that is to be done once failed; let the next attempt begin.
+  abandonOnce: run-once work has failed; let the next attempt begin.
 
   Keys      record
   Args      job str, fence int
-  Returns   1, or 0 when it is not this attempt's to abandon
+  Returns   1, or 0 if the work does not belong to this attempt
   Flags     allow-oom
   Cost      O(1)
 ]]

@@ -1,30 +1,30 @@
 --[[
-  add: put new jobs into the queue, each on its own.
+  add: put new jobs into the queue, each independently of the others.
 
-  A call that comes again, because its reply was lost, gets the same reply and adds nothing: it is
-  known by its flight and its number.
+  A call that is sent again because its reply was lost gets the same reply and adds nothing: it is
+  recognized by its flight and its number.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
             marker, meta, id, events
   Args      jobs list of {id, name, delay, run_at, priority, lifo, timestamp, parent_key,
             parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
             keeps_order bool? (what follows a refused job in its lane is refused with it),
-            behind list of {lane, id, key}? (a job with `once` that an earlier call was to add: if it did
-            not, the lane's jobs of this call are refused with it),
+            behind list of {lane, id, key}? (a job with `once` that an earlier call should have added: if
+            it did not, this call's jobs in that lane are refused too),
             flight str?, request str?, is_late bool? (rooms/requests.lua)
-            A job with `once` ({key, ms}) is added at most once for that long, even when it has run
-            and gone since: a relay that died before it wrote down what it did sends it again.
+            A job with `once` ({key, ms}) is added at most once in that time, even if it has since run
+            and been removed: a relay that died before recording what it did sends it again.
             After the map, raw, for each job: its data, its options as JSON.
-  Returns   now ms, then for each job: 0 added, 1 an equal id exists, a refusal, or the id of the
+  Returns   now ms, then for each job: 0 added, 1 the id exists, a refusal, or the id of the
             job that owns its deduplication id
   Refuses   NO_PARENT           its parent does not exist   ParentNotFoundError
             OTHER_PARENT        the job that exists has another parent   ParentConflictError
-            LANE_FULL           its lane is full, or one before it found it so   LaneFullError
+            LANE_FULL           its lane is full, or was for a job before it   LaneFullError
   Emits     added, waiting, delayed, duplicated, deduplicated, removed
   Keeps     I1, I4
   Cost      O(jobs)
 ]]
---- A child that exists already is tied to the parent of the request.
+--- A child that already exists is tied to the parent of the request.
 local function attachExisting(queue, job, now)
   if parents.belongsElsewhere(queue, job) then return refusals.OTHER_PARENT end
   parents.attachChild(queue, job)
@@ -54,7 +54,7 @@ local function addJob(to, job, data, opts, now)
   return owner or 0
 end
 
---- The lanes whose jobs must not go before one that an earlier call did not add.
+--- The lanes whose jobs must not overtake one that an earlier call failed to add.
 local function heldLanes(queue, behind)
   local held = {}
   for _, last in ipairs(behind or {}) do

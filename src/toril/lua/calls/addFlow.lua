@@ -1,9 +1,9 @@
 --[[
-  addFlow: add whole trees of jobs, over any number of queues, all or nothing.
+  addFlow: add whole trees of jobs, across any number of queues, all or nothing.
 
-  The nodes come in an order in which parents stand before their children. A node that exists already,
-  or is kept out by its deduplication id, stays as it is, and what is below it is not added. A parent
-  whose children turn out to be done is let go at the end, when the whole tree is there.
+  Parents come before their children in the list of nodes. A node that already exists, or is kept out
+  by its deduplication id, stays as it is, and what is below it is not added. A parent whose children
+  turn out to be done is released at the end, when the whole tree has been added.
 
   What belongs to another slot is sent there (rooms/flows.lua) and counts as added.
 
@@ -12,12 +12,12 @@
             delay, run_at, priority, lifo, timestamp, parent_key, parent, de, lane, order_ms, ordering_delay,
             max_lane_size, has_children, once},
             flight str?, request str?, is_late bool? (rooms/requests.lua)
-            Both `queue` and `above`, which is the place of the parent, count from 1. A root with `once`
-            ({key, ms}) is added at most once for that long, with all that is below it (calls/add.lua).
+            Both `queue` and `above` (the parent's position) count from 1. A root with `once`
+            ({key, ms}) is added at most once in that time, with everything below it (calls/add.lua).
             After the map, raw, for each node: its data, its options as JSON.
-  Returns   now ms, then for each node: 0 added, 1 an equal id exists, 2 left out with what is above
+  Returns   now ms, then for each node: 0 added, 1 the id exists, 2 left out with what is above
             it, or the id of the job that owns its deduplication id; or one refusal for all:
-            the code and the place of the node
+            the code and the node's position
   Refuses   NO_PARENT           the parent of a root does not exist   ParentNotFoundError
             OTHER_PARENT        a job that exists has another parent   ParentConflictError
             LANE_FULL           a lane would hold more than max_lane_size jobs   LaneFullError

@@ -1,24 +1,24 @@
 --[[
-  addGroup: create a group (a saga) with all of its members, in as many queues as they are in.
+  addGroup: create a group (a saga) with all of its members, in whichever queues they belong to.
 
-  Everything or nothing: whatever could stand in the way is looked at before anything is written.
-  A call that comes again, because its reply was lost, gets the same reply and adds nothing, even if the
-  group has ended since and has been forgotten, for a day. With a `definition` the id is the caller's: if
-  a group has it that was made of the same, its `seed` is the answer.
-  Members that wait for others are written down, and become jobs later (rooms/stages.lua).
+  All or nothing: anything that could prevent it is checked before anything is written.
+  A call that is sent again because its reply was lost gets the same reply and adds nothing. This holds
+  for a day after the group has ended and been forgotten. With a `definition` the id is the caller's: if
+  a group with that id was made from the same definition, the reply has its `seed`.
+  Members that wait for others are written down and become jobs later (rooms/stages.lua).
 
   Keys      base (of the queue that owns the group), groups (index), group (record), members, plan, open,
-            gone (what is known of it if it is forgotten)
+            gone (what is still known of it once it is forgotten)
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
             delay, run_at, priority, lifo, timestamp, lane, order_ms, ordering_delay, max_lane_size,
             label, behind, waits, timeout_ms}, definitions list of {name, opts, data}, targets map, order str,
             late bool, keep map?, timeout_ms int?, look_again_ms int,
-            gates list? (each the numbers of those that it waits for and of those that wait), pivot int?, undo_ms int?, ends map?, seed str?,
+            gates list? (each: the numbers it waits for and the numbers that wait), pivot int?, undo_ms int?, ends map?, seed str?,
             definition str?, flight str?, request str?, is_late bool? (rooms/requests.lua)
             After the map, raw: the compensations as JSON, then for each job its data and options.
-  Returns   now ms; or when the group was created and its seed, if a call before this one did; or the id
-            of a job that exists already, with its queue; or one refusal for all: the code and the place
-            of the job
+  Returns   now ms; or when the group was created and its seed, if an earlier call created it; or the id
+            of a job that already exists, with its queue; or one refusal for all: the code and the job's
+            position
   Refuses   LANE_FULL           a lane would hold more than max_lane_size jobs   LaneFullError
             OTHER_GROUP         another group has this id; its definition   GroupExistsError
   Emits     added, waiting, delayed
@@ -36,7 +36,7 @@ local RECORD_TYPES = { { "group", "hash" }, { "members", "hash" }, { "plan", "ha
 local SHARED_MS = 86400000
 local SLICE = 1000
 
---- A key of another type would stop this script in the middle, and nothing undoes the first half.
+--- A key of the wrong type would stop this script in the middle, and nothing undoes the first half.
 local function foreignKey(key, expected)
   local actual = redis.call("TYPE", key).ok
   if actual == "none" or actual == expected then return nil end
@@ -60,7 +60,7 @@ local function foreignRecord(record, base, a)
   return foreignKey(record.stage, "hash") or foreignKey(stages.index(base), "zset")
 end
 
---- The queues that the group touches, its owner first, each once.
+--- The queues that the group touches, without duplicates, its owner first.
 local function touched(base, a)
   local bases, seen = {}, {}
   local function touch(one)
@@ -73,7 +73,7 @@ local function touched(base, a)
   return bases
 end
 
---- What is in the way of the group: an error, or a refusal.
+--- What prevents the group from being created: an error or a refusal.
 local function obstacle(a, bases, jobs_of)
   for _, one in ipairs(bases) do
     local foreign = foreignOf(one, TYPES)
@@ -129,8 +129,8 @@ local function writeRecord(group, a, compensation, now)
   redis.call("HSET", group, unpack(record))
 end
 
---- What is written down of the members: who they are, how each is undone, who waits for whom, and what
---- becomes of those that wait.
+--- Write down what is known about the members: who they are, how each is undone, who waits for whom, and
+--- what the waiting ones will become.
 local function writePlan(record, a, ARGV)
   local planned, later = {}, {}
   local function keep(flat, field, value)
@@ -175,7 +175,7 @@ local function writePlan(record, a, ARGV)
   writeAll(record.stage, later)
 end
 
---- Put those into their queues that wait for nobody.
+--- Put the members that wait for nobody into their queues.
 local function startMembers(record, a, ARGV, now)
   local statuses, homes = {}, {}
   for i, job in ipairs(a.jobs) do
@@ -190,7 +190,7 @@ local function startMembers(record, a, ARGV, now)
   stages.close(homes)
 end
 
---- What is known of a group with this id.
+--- What is known about a group with this id.
 local function findKnown(record, a)
   for _, key in ipairs({ record.group, record.gone }) do
     local known = hashes.read(key, "createdAt", "x.definition", "x.seed")
@@ -205,7 +205,7 @@ local function findKnown(record, a)
   return nil
 end
 
---- Where each member will be, and which of the payloads are its own. Returns those that are jobs, and the
+--- Find where each member will be and which payloads belong to it. Returns those that are jobs, and the
 --- queues that the group touches.
 local function placeMembers(base, a)
   local payload, jobs_of, bases = 3, {}, touched(base, a)
@@ -222,11 +222,11 @@ local function placeMembers(base, a)
   return jobs_of, bases
 end
 
---- Let it be found: by whoever lists groups, by whoever minds their time limits.
+--- Make the group visible to those who list groups and those who watch their time limits.
 local function index(record, base, bases, a, now)
   redis.call("ZADD", record.groups, clock.stamp(now), a.id)
   redis.call("SADD", base .. ":de", "groups")
-  gates.read(queues.at(base)) -- a queue is known by its `meta`, and this one may have no jobs
+  gates.read(queues.at(base)) -- a queue is recognized by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
     if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
   end

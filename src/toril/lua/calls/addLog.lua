@@ -1,9 +1,9 @@
 --[[
-  addLog: append a row to a job's log, keeping the last ones only if asked.
+  addLog: append a row to a job's log, and keep only the last rows if asked.
 
   Keys      base, job, logs
-  Args      row str, keep int?, token str?, resend bool? (a row that is the last one already was
-            appended by the call whose reply was lost)
+  Args      row str, keep int?, token str?, resend bool? (if the row is already the last one, the
+            call whose reply was lost appended it)
   Returns   how many rows there are
   Refuses   MISSING             the job does not exist   JobNotFoundError
             LOCK_EXPIRED        its lock has expired   LockLostError

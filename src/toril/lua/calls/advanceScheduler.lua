@@ -1,5 +1,5 @@
 --[[
-  advanceScheduler: add the iteration of a scheduler that comes after the one just taken.
+  advanceScheduler: add the scheduler's iteration that comes after the one just taken.
 
   Only the pending iteration advances its scheduler, so retries, old iterations and a second worker
   change nothing.

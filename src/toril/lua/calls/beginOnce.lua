@@ -1,13 +1,13 @@
 --[[
-  beginOnce: begin work that is to be done once, unless it is done or being done.
+  beginOnce: begin run-once work, unless it is done or being done.
 
-  A later attempt of the same job takes over from an earlier one: the queue has taken the job away
-  from that one.
+  A later attempt of the same job takes over from an earlier one, because the queue has taken the job
+  away from that attempt.
 
   Keys      record
   Args      job str, fence int, ms int (how long the work may take)
-  Returns   1 begun; 2 and the result when it is done; 0 and how many ms it may still take when
-            another job is at it
+  Returns   1 begun; 2 and the result if it is done; 0 and how many ms it may still take if
+            another job is working on it
   Cost      O(1)
 ]]
 function calls.beginOnce(KEYS, a, ARGV)

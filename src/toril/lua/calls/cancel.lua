@@ -1,10 +1,10 @@
 --[[
-  cancel: see to it that a job runs no further.
+  cancel: stop a job, whether it waits or runs.
 
-  A job that waits ends as failed. In a long list finding it would hold the server up, so it is
-  marked there, and whoever takes it fails it without running it. The worker that runs a job is
-  written to; the mark stays on the job, so that it does not run again should that worker die, give it
-  back or retry it.
+  A job that waits ends as failed. Finding it in a long list would block the server, so there it is
+  only marked, and the worker that takes it fails it without running it. If a job is running, its
+  worker gets a message; the mark stays on the job, so that it does not run again if that worker dies,
+  returns it or retries it.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, meta, id, events, repeat

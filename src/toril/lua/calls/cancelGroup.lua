@@ -1,9 +1,9 @@
 --[[
-  cancelGroup: let nothing more of an active group start, and undo what is done.
+  cancelGroup: start nothing more of an active group, and undo what is done.
 
   Keys      base (of the queue that owns the group), group (record)
-  Args      request str (so that the same call, sent again, is known), reason str
-  Returns   the state before: "ACTIVE" when it was cancelled now; "PAST_PIVOT" if there is no way back
+  Args      request str (recognizes the same call if it is sent again), reason str
+  Returns   the previous state: "ACTIVE" if this call cancelled it; "PAST_PIVOT" if there is no way back
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
   Emits     removed, added, waiting, group:compensating, group:failed
   Keeps     I1, G1, G2, G3

@@ -1,5 +1,5 @@
 --[[
-  changeDelay: put a delayed job off until another time, counted from now.
+  changeDelay: give a delayed job a new delay, counted from now.
 
   Keys      base, delayed, marker, meta, paused, events, job
   Args      id str, call str, delay_ms int

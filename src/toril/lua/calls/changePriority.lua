@@ -1,5 +1,5 @@
 --[[
-  changePriority: give a job another priority, and the place that goes with it if it is waiting.
+  changePriority: give a job another priority, and move it to the matching place if it is waiting.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, meta, job

@@ -1,33 +1,33 @@
 --[[
-  changeScheduler: change a scheduler of which the caller has read the record, or resume it.
+  changeScheduler: change a scheduler whose record the caller has read, or resume it.
 
-  Nothing happens if the record is no longer the one that was read: somebody else was quicker, and the
+  Nothing happens if the record has changed since it was read: somebody else was faster, and the
   caller reads again. The pending iteration is replaced; if a worker has just taken it, the next one is
-  made here. A call that comes again, because its reply was lost, gets the same reply.
+  created here. A call that is sent again because its reply was lost gets the same reply.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, id, events, repeat,
             scheduler
   Args      scheduler_id str, id_json str, name str, fields list of str, every int?, offset int?,
             start int?, next_ms int?, priority int, lifo bool, lane str?, ordering_delay int? (all as in
-            upsertScheduler), expected list of str (the names of the record's fields but for
+            upsertScheduler), expected list of str (the names of the record's fields except
             `ic`), expected_at int (its score), stays_paused bool, is_resumed bool, keeps_every bool
             (the time of the pending iteration is kept), flight str?, request str?, is_late bool?
             (rooms/requests.lua)
             After the map, raw: the data, the options of the iteration that replaces the pending one,
             the options of the template ("" for none), the options of the iteration after the pending
-            one (options are "" if there is to be none), and the values of the expected fields.
+            one (options are "" if there is none), and the values of the expected fields.
   Returns   the id of the iteration, or "" if there is none
   Refuses   MISSING             there is no such scheduler   SchedulerNotFoundError
-            CHANGED             its record is another by now   SchedulerConflictError
-            TIME_TAKEN          the job of this time exists already   SchedulerConflictError
-            TIMES_TAKEN         the jobs of the next 32 times exist already   SchedulerConflictError
+            CHANGED             its record has changed   SchedulerConflictError
+            TIME_TAKEN          the job for this time already exists   SchedulerConflictError
+            TIMES_TAKEN         the jobs for the next 32 times already exist   SchedulerConflictError
   Emits     added, waiting, delayed
   Keeps     I1, I5
   Cost      O(1), and the length of `wait` if the pending iteration is there
 ]]
 local function isAsRead(repeat_, scheduler, a, values)
   local at = tonumber(redis.call("ZSCORE", repeat_, a.scheduler_id))
-  -- bounded: a record has some fifteen fields.
+  -- bounded: a record has about fifteen fields.
   local hash, record = redis.call("HGETALL", scheduler), {}
   if not at or #hash == 0 then return false, refusals.MISSING end
   if at ~= a.expected_at or #hash / 2 ~= #a.expected + 1 then return false, refusals.CHANGED end
@@ -40,7 +40,7 @@ end
 
 local PAUSED = { "x.paused", "x.pending", "x.ran" }
 
---- Change what is written of a paused scheduler, and leave it paused.
+--- Change the record of a paused scheduler, and leave it paused.
 local function rewritePaused(repeat_, scheduler, a, words, known)
   schedules.write(repeat_, scheduler, a, 0, known.ic, words.data, words.template_opts)
   if words.iteration_opts ~= "" then known["x.pending"] = words.iteration_opts end
@@ -49,7 +49,7 @@ local function rewritePaused(repeat_, scheduler, a, words, known)
   end
 end
 
---- When the next iteration is due. A new interval counts from now; a resumed one is on its grid again.
+--- When the next iteration is due. A new interval counts from now; a resumed one returns to its grid.
 local function wantedSlot(a, pending, now)
   if not a.every then return a.next_ms end
   if a.start and a.start > now then return a.start end

@@ -1,14 +1,14 @@
 --[[
-  clean: remove jobs of one place that are older than a time, a slice at a time.
+  clean: remove the jobs in one place that are older than a given time, a slice at a time.
 
   The first call fixes that time, and the caller passes it on. Jobs that a worker holds and the
-  pending iterations of schedulers stay; the caller skips them, from the oldest on.
+  pending iterations of schedulers stay; the caller skips them, starting with the oldest.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
             stalled, meta, events, repeat, lanes_waiting, lanes_delayed
   Args      place str (a key of the queue), grace_ms int, cutoff_ms int?, slice int, skip int,
-            removed int (by the calls before), limit int (0 for none), is_last bool (place)
-  Returns   the time in ms, how many were looked at, how many of them stay, the removed ids
+            removed int (by earlier calls), limit int (0 for none), is_last bool (place)
+  Returns   the time in ms, how many were examined, how many of them stay, the removed ids
   Emits     cleaned
   Keeps     I1, I2
   Flags     allow-oom
@@ -16,8 +16,8 @@
 ]]
 local REMOVED = "toril:removed"
 
---- Since when the job counts as old: what BullMQ goes by in each place. An id without a job is as
---- old as time.
+--- The time from which a job's age counts: the one that BullMQ uses for each place. An id without a
+--- job counts as infinitely old.
 local function ageOf(queue, place, id)
   local known = hashes.tryRead(queue.base .. ":" .. id, "finishedOn", "processedOn", "timestamp")
   if place == "prioritized" then return tonumber(known.timestamp) or 0 end
@@ -33,14 +33,14 @@ local function mayGo(queue, place, id, cutoff)
   return ageOf(queue, place, id) <= cutoff
 end
 
---- Take out what is old enough; each returns the ids of that, and how many were looked at.
+--- Take out what is old enough; each function returns those ids, and how many were examined.
 local function takeFinished(queue, a, cutoff)
   local gone = redis.call("ZRANGEBYSCORE", queue[a.place], "-inf", cutoff, "LIMIT", 0, a.slice)
   if #gone > 0 then redis.call("ZREM", queue[a.place], unpack(gone)) end
   return gone, #gone
 end
 
---- What waits in lanes leaves its place when it is removed.
+--- Jobs that wait in lanes leave their places when they are removed.
 local function takeFromLanes(queue, a, cutoff)
   local gone = {}
   local found = redis.call("ZRANGE", queue[a.place], a.skip, a.skip + a.slice - 1)
@@ -61,7 +61,7 @@ local function takeSorted(queue, a, cutoff)
   return gone, #ids
 end
 
---- The oldest are at the right end. What goes is marked where it stands and removed in one scan.
+--- The oldest are at the right end. Jobs to remove are marked in place and removed in one scan.
 local function takeListed(queue, a, cutoff)
   local list, gone = queue[a.place], {}
   local ids = redis.call("LRANGE", list, -(a.skip + a.slice), -(a.skip + 1)) -- bounded: slice

@@ -1,10 +1,10 @@
 --[[
-  cleanGroups: forget groups that ended before a time, a slice at a time, the oldest first.
+  cleanGroups: forget groups that ended before a given time, a slice at a time, the oldest first.
 
-  Groups whose undoing failed are kept until somebody has resolved them. The jobs are not touched.
+  Groups that could not be undone are kept until somebody has resolved them. The jobs are not touched.
 
   Keys      base (of the queue that owns the groups), ended
-  Args      grace_ms int, cutoff_ms int? (the time, from the second slice on), slice int
+  Args      grace_ms int, cutoff_ms int? (that time, from the second slice on), slice int
   Returns   that time in ms, the ids of the groups
   Flags     allow-oom
   Cost      O(slice)

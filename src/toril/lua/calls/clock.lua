@@ -1,5 +1,5 @@
 --[[
-  clock: the time of the server, which decides what is due.
+  clock: the server's time, which decides what is due.
 
   Keys      base
   Args      none

@@ -1,5 +1,5 @@
 --[[
-  collectParcels: forget the parcels that their target has, and set those aside that it refused.
+  collectParcels: forget the parcels that their target has received, and set aside those it refused.
 
   Keys      base, parcels, parcels_due, in_transit, refused
   Args      done list of str (ids), refused list of {id, words}

@@ -1,12 +1,12 @@
 --[[
-  confirm: what became of jobs that were added once.
+  confirm: what became of jobs that were added with `once`.
 
-  A job that is gone and remembered has run and was removed; one that is gone and not remembered was
-  lost with the server's memory. The memory of a job that is still to run is kept alive.
+  A job that is gone but remembered has run and been removed; one that is gone and not remembered was
+  lost with the server's memory. The memory of a job that has yet to run is kept alive.
 
   Keys      base, completed, failed
   Args      jobs list of {id, key}, ms int (how long to remember)
-  Returns   for each job: 0 lost, 1 still to run, 2 finished, 3 finished and removed
+  Returns   for each job: 0 lost, 1 yet to run, 2 finished, 3 finished and removed
   Cost      O(jobs)
 ]]
 function calls.confirm(KEYS, a, ARGV)

@@ -2,7 +2,7 @@
   count: how many jobs are in each state, at one moment.
 
   Keys      base
-  Args      in_transit bool? (count those as well that are on their way to another slot)
+  Args      in_transit bool? (also count those that are on their way to another slot)
   Returns   the lengths of wait, paused, active, prioritized, delayed, waiting_children, completed,
             failed, lanes_waiting, lanes_delayed, and of those in transit if asked
   Flags     no-writes

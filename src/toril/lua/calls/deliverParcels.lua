@@ -1,12 +1,12 @@
 --[[
-  deliverParcels: do here what calls in another slot left to be done, each parcel once.
+  deliverParcels: do what calls in another slot left to be done here, each parcel once.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, meta, id, events, received
   Args      ids list of str
             After the map, raw, for each parcel: its body.
-  Returns   for each parcel: 0 delivered, now or before; 1 not yet; or the words with which it is refused
-            for ever
+  Returns   for each parcel: 0 delivered, now or earlier; 1 not yet; or the reason why it is refused
+            forever
   Emits     waiting, cleaned
   Keeps     I1
   Cost      O(parcels)

@@ -1,21 +1,21 @@
 --[[
   divertLane: send what waits in a lane behind a job that failed for good to the dead letters, in
-  order, a slice at a time; then the lane goes on.
+  order, a slice at a time; then the lane continues.
 
-  What has been added since that failure stays, and so do the pending iterations of schedulers.
+  Jobs added since that failure stay, and so do the pending iterations of schedulers.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, meta, id, events, repeat, lanes_waiting, lanes_diverting, dead_base,
             dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events
   Args      lane str, source str (the name of this queue), dead_letters str (that of the other), away
-            str? (the base of the other if it is in another slot: then it has no keys here), slice int, bytes int (of data in one slice), skip int (how many were kept by the calls before)
-  Returns   1 when there is more to do, else 0; how many were sent, how many were kept
+            str? (the base of the other if it is in another slot: then it has no keys here), slice int, bytes int (of data in one slice), skip int (how many earlier calls kept)
+  Returns   1 if there is more to do, else 0; how many were sent, how many were kept
   Emits     failed, deadLettered, waiting
   Keeps     I1
   Flags     allow-oom
   Cost      O(slice + skip)
 ]]
---- No worker has seen these jobs: what it would write beside their letters is written here.
+--- No worker has seen these jobs, so what it would write with their letters is written here.
 local function troubleOf(a, reason)
   local source = texts.quote(a.source)
   return {
@@ -43,7 +43,7 @@ local function divert(way, field, id)
     previous = "waiting", trouble = trouble, dead_letters = way.dead_letters }, known, nil, way.now)
 end
 
---- Send what waits in the lane since before the failure, as far as one call may; returns how many were
+--- Send what was waiting in the lane before the failure, as much as one call may; returns how many were
 --- sent, how many stay, and whether there may be more.
 local function divertMembers(way, lane, until_seq, a)
   local queue = way.queue
@@ -68,7 +68,7 @@ local function divertMembers(way, lane, until_seq, a)
   return sent, kept, #found == a.slice
 end
 
---- The lane goes on behind the job that failed.
+--- The lane continues after the job that failed.
 local function endDiversion(queue, gate, lane, failed_id)
   redis.call("HDEL", queue["lanes:diverting"], lane)
   local settings = lanes.settings(queue, lane) or {}

@@ -1,7 +1,7 @@
 --[[
   drain: remove jobs that wait in one place, a slice at a time.
 
-  The pending iterations of schedulers stay. In a list they go round to its back, so that a slice is
+  The pending iterations of schedulers stay. In a list they move to the back, so that a slice is
   always popped from the front; in a sorted set the caller skips them.
 
   Keys      base, wait, paused, prioritized, delayed, waiting_children, meta, repeat,
@@ -28,7 +28,7 @@ function calls.drain(KEYS, a, ARGV)
 
   local is_lanes = place == lanes_waiting or place == lanes_delayed
 
-  --- What is left of ids without a job.
+  --- Clear away what is left of ids without a job.
   local function forgetMembers(found_members)
     if place == lanes_delayed then lanes.takeFromAside(queue, unpack(found_members)) end
     for _, member in ipairs(found_members) do

@@ -5,8 +5,8 @@
 
   Keys      base, waiting_children, meta, marker, paused, events, repeat, lanes_waiting,
             lanes_aside
-  Args      lane str, place str ("waiting" or "delayed"), slice int, skip int (how many were kept by the calls before)
-  Returns   how many were looked at, how many were removed
+  Args      lane str, place str ("waiting" or "delayed"), slice int, skip int (how many earlier calls kept)
+  Returns   how many were examined, how many were removed
   Emits     removed
   Keeps     I1
   Flags     allow-oom

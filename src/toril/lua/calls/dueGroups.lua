@@ -1,10 +1,10 @@
 --[[
-  dueGroups: which queues own groups that are due to be looked at, of those that a worker of this queue
-  minds: its own, and those of groups with a time limit that have members here.
+  dueGroups: of the queues that a worker of this queue looks after, those that own groups due for a
+  look: this queue, and the owners of groups with a time limit that have members here.
 
   Keys      base, open, deadlines (the queues that own groups with a limit, by the latest one)
   Args      most int (queues to look at)
-  Returns   the bases of these queues, and in how many ms the next is due (-1 for none)
+  Returns   the bases of these queues, and in how many ms the next group is due (-1 for none)
   Flags     no-writes
   Cost      O(most)
 ]]
@@ -12,7 +12,7 @@
 local function firstDue(owner)
   local at
   for _, index in ipairs({ owner .. ":toril:groups-open", stages.index(owner) }) do
-    -- Of a key that holds something else nobody can tell; the other queues do not wait for it.
+    -- A key of the wrong type tells nothing; the other queues do not wait for it.
     local first = tonumber(redis.pcall("ZRANGE", index, 0, 0, "WITHSCORES")[2])
     if first and (not at or first < at) then at = first end
   end

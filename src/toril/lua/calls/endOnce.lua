@@ -1,5 +1,5 @@
 --[[
-  endOnce: write down what work gave that is to be done once.
+  endOnce: write down the result of run-once work.
 
   Keys      record
   Args      job str, fence int, ms int (how long to remember)

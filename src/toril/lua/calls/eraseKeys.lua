@@ -1,13 +1,13 @@
 --[[
-  eraseKeys: erase what is left of a paused queue that has no jobs any more, a slice of the server's
+  eraseKeys: erase what is left of a paused queue that has no more jobs, a slice of the server's
   keys at a time; `meta`, which says that it is paused, goes last.
 
   Keys of the queue `<name>:compensation`, and of a queue whose prefix is this queue's name, begin
-  like ours. So a key is erased only if its name is one that this queue gives.
+  like ours. So a key is erased only if its name is one that this queue uses.
 
   Keys      base, meta
   Args      cursor str ("0" to begin), slice int, resend bool? (`meta` may have gone with a reply
-            that was lost; then all is done)
+            that was lost; then everything is done)
   Returns   the next cursor ("0" when done), how many keys were erased
   Refuses   NOT_PAUSED          the queue is not paused   NotPausedError
   Flags     allow-oom

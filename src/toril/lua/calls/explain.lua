@@ -6,12 +6,12 @@
             in_transit
   Args      id str
   Returns   names and values in turn: now, state, due, lane, place (how many of the lane are before it),
-            holder, holders and since when the lane takes no more, tried_at when the holder waits for its
+            holder, holders and since when the lane is full, tried_at if the holder waits for its
             next attempt, lane_paused, lane_halted, limited_until, children and child, paused,
             concurrency, active, limited_ms, lock_ms until the lock ends, silent_s since it was written,
-            before (how many wait in its list or set), stray when it is in the list of a paused queue
-            that is not paused; target of one that is on its way to another slot, and refused if that does
-            not take it; nothing when there is no such job
+            before (how many wait in its list or set), stray if it is in the `paused` list of a queue
+            that is not paused; target if it is on its way to another slot, and refused if that slot
+            does not take it; nothing if there is no such job
   Flags     no-writes
   Cost      O(jobs running), O(log n), and O(jobs waiting) up to 100,000
 ]]
@@ -68,7 +68,7 @@ local function tellGate(facts, queue)
 end
 
 local function tellActive(facts, job, known)
-  -- Nothing here may count as an access to the lock: how long it was not touched is the question.
+  -- Nothing here may count as an access to the lock: the question is how long it has been untouched.
   local lock = job .. ":lock"
   local left_ms = redis.call("PTTL", lock)
   tell(facts, "state", left_ms ~= -2 and "active" or "stalled")
@@ -79,7 +79,7 @@ local function tellActive(facts, job, known)
   tell(facts, "since", known.processedOn)
 end
 
---- A job that is finished, runs or waits for children needs no further look; returns whether it is one.
+--- A job that is finished, runs or waits for children needs no further look; returns whether it does.
 local function tellPlain(facts, queue, id, job, known)
   if redis.call("ZSCORE", queue.completed, id) then
     tell(facts, "state", "completed")
@@ -120,7 +120,7 @@ local function tellWaiting(facts, queue, id, field)
   tellGate(facts, queue)
 end
 
---- Is it on its way to another slot, or did nobody take it there?
+--- Is it on its way to another slot, or was it refused there?
 local function tellTransit(facts, queue, parcel)
   if not parcel then return false end
   tell(facts, "state", "in_transit")

@@ -1,7 +1,7 @@
 --[[
-  fetchParcels: what this queue has to tell queues of other slots and is due, for a courier to carry.
+  fetchParcels: the parcels for queues in other slots that are due, for a courier to carry.
 
-  A parcel that is fetched is put off, so that another courier carries it if this one dies.
+  A parcel that is fetched is postponed, so that another courier carries it if this one dies.
 
   Keys      base, parcels, parcels_due, in_transit, refused
   Args      count int, bytes int (of bodies in one slice; the first always comes)

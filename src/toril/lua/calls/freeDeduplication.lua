@@ -1,9 +1,9 @@
 --[[
-  freeDeduplication: give a deduplication id free, if `owner` is the job that owns it.
+  freeDeduplication: release a deduplication id, if `owner` is the job that owns it.
 
   Keys      deduplication
   Args      owner str
-  Returns   1 when it was given free, else 0
+  Returns   1 if it was released, else 0
   Flags     allow-oom
   Cost      O(1)
 ]]

@@ -1,10 +1,10 @@
 --[[
-  glance: how a queue is and what happened last, at one moment: for those who look again and again.
+  glance: the state of a queue and its latest events, at one moment, for those who poll.
 
   Keys      base, lanes_index, groups, meta, events
   Args      after str (the last event that was seen), most int (events at most)
-  Returns   what `count` does, then how many lanes and how many groups there are, and how many jobs are on
-            their way to another slot; whether the queue is paused (0 or 1); how many events there ever were; the newest events after that one, the
+  Returns   what `count` returns, then how many lanes and how many groups there are, and how many jobs are on
+            their way to another slot; whether the queue is paused (0 or 1); how many events there ever were; the newest events after `after`, the
             newest first
   Flags     no-writes
   Cost      O(events)

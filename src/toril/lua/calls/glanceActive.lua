@@ -1,9 +1,9 @@
 --[[
-  glanceActive: the jobs that run, the longest running ones first, in a few words each.
+  glanceActive: a summary of each running job, the longest-running first.
 
   Keys      base, active
   Args      most int
-  Returns   id, name, attempts started, since when, progress, worker, lane for each, "" for what is
+  Returns   id, name, attempts started, since when, progress, worker, lane for each; "" for what is
             missing
   Flags     no-writes
   Cost      O(most)

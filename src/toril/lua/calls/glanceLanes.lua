@@ -1,10 +1,10 @@
 --[[
-  glanceLanes: some of the lanes that have jobs, those longest at work first, in a few words each.
+  glanceLanes: a summary of some lanes that have jobs, those that have had jobs longest first.
 
   Keys      base, meta, lanes_index, lanes_waiting, lanes_held, lanes_settings
   Args      most int
-  Returns   lane as it is written, how many jobs wait, the first of them, the jobs that hold it, its
-            settings as JSON for each; "" for what is missing
+  Returns   for each: lane as written in keys, how many jobs wait, the first of them, the jobs that hold
+            it, its settings as JSON; "" for what is missing
   Flags     no-writes
   Cost      O(most * log waiting jobs)
 ]]

@@ -1,9 +1,9 @@
 --[[
-  groupResults: what the members of a group returned that have completed.
+  groupResults: what the completed members of a group returned.
 
   Keys      group (record), members, plan, results
   Args      none
-  Returns   label and result, as JSON, for each; nothing when there is no such group
+  Returns   label and result, as JSON, for each; nothing if there is no such group
   Flags     no-writes
   Cost      O(members)
 ]]

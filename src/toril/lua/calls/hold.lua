@@ -1,5 +1,5 @@
 --[[
-  hold: let nobody take from the queue for a while.
+  hold: let nobody take jobs from the queue for a while.
 
   Keys      base, limiter, meta
   Args      duration_ms int

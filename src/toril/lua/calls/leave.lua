@@ -1,6 +1,6 @@
 --[[
-  leave: a worker goes. Forget its last calls, and wake another worker if there is work: the marker
-  may have been popped by the connection that is being closed.
+  leave: a worker shuts down. Forget its last calls, and wake another worker if there is work: the
+  connection that is being closed may have popped the marker.
 
   Keys      base, wait, active, prioritized, marker, meta, paused, replies
   Args      flights list of str

@@ -1,13 +1,13 @@
 --[[
   listGroup: some members of a group in their order, each with its status.
 
-  Nobody writes that a member is running: whether it is shows its lock.
+  Nothing records that a member is running: its lock shows it.
 
   Keys      members, plan, compensations, results
   Args      first int, most int
   Returns   number, job key, status, name, label, kind, the numbers of those it waits for, when it was
-            started, when it ended and why, for each member; and of one that is undone the key of the job
-            that does it, how that ended and when. Nothing when there is no such group
+            started, when it ended and why, for each member; and if it is undone, the key of the job
+            that does it, how that ended and when. Nothing if there is no such group
   Flags     no-writes
   Cost      O(members)
 ]]
@@ -28,7 +28,7 @@ local function readUndoings(compensations)
   return undo_of
 end
 
---- The gate before a member: whom it waits for.
+--- The members that the gate before a member waits for.
 local function waitedFor(plan, gate)
   if not gate then return {} end
   local is_read, found = pcall(cmsgpack.unpack, redis.call("HGET", plan, "g" .. gate) or "")

@@ -1,15 +1,15 @@
 --[[
-  locate: the state of a job, and what came of it.
+  locate: the state of a job, and its result.
 
-  A job that exists and is in no sorted set nor running is waiting: looking for it in a long list
-  would cost the server more than the answer is worth. In short lists it is looked for, and one that
-  is in no list is "unknown", as BullMQ says: nobody will run it.
+  A job that exists, is not running and is not in a sorted set counts as waiting: searching a long list
+  for it would cost the server more than the answer is worth. Short lists are searched, and a job that
+  is in no list is "unknown", as BullMQ calls it: nobody will run it.
 
   Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job,
             lanes_delayed, in_transit
   Args      id str
-  Returns   the state, and the return value as JSON or the reason of the failure if it is finished;
-            nothing when the job does not exist. One that is on its way to another slot has no hash here.
+  Returns   the state, and the return value as JSON or the reason for the failure if it is finished;
+            nothing if the job does not exist. A job on its way to another slot has no hash here.
   Flags     no-writes
   Cost      O(jobs running), and O(jobs waiting) up to 10,000
 ]]

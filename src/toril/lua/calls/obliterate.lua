@@ -1,12 +1,12 @@
 --[[
   obliterate: remove every job of a paused queue, a slice at a time. `eraseKeys` does the rest.
 
-  The groups that the queue owns are forgotten first and nothing of them is undone: whoever removes a
+  The groups that the queue owns are forgotten first, without being undone: a caller who removes a
   queue wants it gone. Groups that other queues own lose their members here, and undo the rest.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
             meta, lanes_waiting, lanes_delayed
-  Args      slice int, force bool (jobs that workers hold, too)
+  Args      slice int, force bool (also remove jobs that workers hold)
   Returns   how many jobs were removed, and whether there is more to do (0 or 1)
   Refuses   NOT_PAUSED          the queue is not paused   NotPausedError
             LOCKED              jobs are active   JobLockedError

@@ -1,5 +1,5 @@
 --[[
-  offerParcels: let couriers carry parcels again that their target refused.
+  offerParcels: let couriers carry again the parcels that their target refused.
 
   Keys      base, parcels, parcels_due, in_transit, refused
   Args      count int

@@ -1,12 +1,12 @@
 --[[
-  pause: let nobody take from the queue; running jobs go on.
+  pause: let nobody take jobs from the queue; running jobs continue.
 
   Unless BullMQ 6 opened the queue last and BullMQ 5 was never seen there, the waiting jobs move to
-  `paused`, because the resume of BullMQ 5 renames that list over `wait`. Nothing is ever renamed over a list that exists: two lists are put together, in slices.
+  `paused`, because BullMQ 5's resume renames that list over `wait`. Nothing is ever renamed over an existing list: two lists are merged, in slices.
 
   Keys      base, wait, paused, marker, meta, events
   Args      slice int
-  Returns   1 when there is more to move, else 0
+  Returns   1 if there is more to move, else 0
   Emits     paused
   Keeps     I1
   Flags     allow-oom

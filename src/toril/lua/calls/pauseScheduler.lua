@@ -1,13 +1,13 @@
 --[[
-  pauseScheduler: let a scheduler make no more jobs until it is resumed.
+  pauseScheduler: stop a scheduler from creating jobs until it is resumed.
 
-  Its pending iteration is removed if it waits. One that a worker has just taken runs, and makes no next
-  one: the scheduler no longer counts on it. What the record needs to go on later stays in it
+  Its pending iteration is removed if it waits. If a worker has just taken it, it runs, but creates no
+  next one: the scheduler no longer counts on it. What the record needs to resume later stays in it
   (rooms/schedules.lua).
 
   Keys      base, wait, paused, active, prioritized, delayed, marker, meta, events, repeat, scheduler
   Args      scheduler_id str
-  Returns   1 when it is paused now, 0 when there is no such scheduler
+  Returns   1 if it is paused now, 0 if there is no such scheduler
   Emits     removed
   Keeps     I1
   Cost      O(1), and the length of `wait` if the pending iteration is there

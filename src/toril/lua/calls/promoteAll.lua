@@ -1,5 +1,5 @@
 --[[
-  promoteAll: let delayed jobs run now, a slice at a time, the first due first.
+  promoteAll: let delayed jobs run now, a slice at a time, the earliest due first.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, events
   Args      slice int

@@ -1,8 +1,8 @@
 --[[
-  publish: write an event of the user's own into the queue's log.
+  publish: write a user-defined event into the queue's log.
 
   Keys      base, meta, events
-  Args      name str, fields list of str (name after value)
+  Args      name str, fields list of str (names and values in turn)
   Returns   the id of the event
   Cost      O(fields)
 ]]

@@ -5,12 +5,12 @@
             this filter), turning
   Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?,
             turn str?, behind int (how many may be left at the tail), examine int, limit int,
-            bytes int (of payload in one slice), not_after int? (now when the walk begins),
+            bytes int (of payload in one slice), not_after int? (the time when the walk began),
             filter {name, failed_reason, fingerprint, source_queue, since, before},
-            is_sure bool? (what waits here are dead letters; else only those go that have a note),
-            accepted {id -> true}? (the client has looked at these),
+            is_sure bool? (everything here is a dead letter; else only those with a note are removed),
+            accepted {id -> true}? (the client has checked these),
             run str, step int, done int (in earlier slices)
-  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
+  Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
             examined, length, not_after}
   Emits     cleaned, waiting (of a parent that waited for a removed job)
   Keeps     I1
@@ -36,7 +36,7 @@ function calls.purgeDeadLetters(KEYS, a, ARGV)
     if letters.noteOf(letter) or letter.is_damaged then
       purged[#purged + 1] = letter.key
     else
-      jobs.remove(queue, letter.id) -- not one of ours: it may have a parent, a group and so on
+      jobs.remove(queue, letter.id) -- not one of ours: it may have a parent, a group, and so on
     end
     return "take"
   end

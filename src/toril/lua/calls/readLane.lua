@@ -1,11 +1,11 @@
 --[[
-  readLane: what can be said about one lane.
+  readLane: everything known about one lane.
 
   Keys      base, meta, lanes_waiting, lanes_aside, lanes_held, lanes_ready, lanes_later,
             lanes_settings
   Args      lane str
-  Returns   how many jobs wait, the first of them ("" for none), the holders and since when, one after
-            the other, whether it is ready (0 or 1), until when a rate limit holds it back (0 for not),
+  Returns   how many jobs wait, the first of them ("" for none), the holders and since when, in
+            turn, whether it is ready (0 or 1), until when a rate limit holds it back (0 for none),
             its settings as JSON ("" for none), how many may run at once by default, how many wait for
             a time
   Flags     no-writes

@@ -1,17 +1,17 @@
 --[[
-  reconcileGroups: settle the jobs of groups whose end nobody reported, let those go on whose stages
-  nobody opened, and mind the time limits of groups and signals.
+  reconcileGroups: settle the jobs of groups whose end nobody reported, advance groups whose stages
+  nobody opened, and enforce the time limits of groups and signals.
 
-  A worker of another make ends a job without knowing of groups, and other tools remove jobs. So every
-  open group is looked at from time to time: what the finished sets say of its jobs is what counts.
-  Of a job that is gone only the events can tell how it ended. They are read back to the beginning of the
-  group, in slices. If they do not tell, it has failed, and is undone all the same: it may have done its
-  work. If they do not reach back, the group waits for a person.
+  Other workers (BullMQ's) end jobs without knowing about groups, and other tools remove jobs. So every
+  open group is checked from time to time: what the finished sets say about its jobs is what counts.
+  If a job is gone, only the events can tell how it ended. They are read back to the beginning of the
+  group, in slices. If they do not tell, it has failed, and is undone anyway, because it may have done
+  its work. If they do not reach back far enough, the group waits for a person.
 
   Keys      base (of the queue that owns the groups), open
-  Args      most int (jobs to look at), everything bool (not only what is due), skip int,
+  Args      most int (jobs to look at), everything bool (not just what is due), skip int,
             look_again_ms int
-  Returns   how many jobs were settled, whether there is more (0 or 1), how many groups to skip then,
+  Returns   how many jobs were settled, whether there is more (0 or 1), how many groups to skip next,
             in how many ms a group is due (-1 for none)
   Emits     group:completed, group:compensating, group:failed, group:blocked, removed, added, waiting
   Keeps     G1, G2, G3
@@ -19,7 +19,7 @@
   Cost      O(most + the largest group), and three thousand events of queues from which jobs are gone
 ]]
 local SLICE, MOST_SLICES = 1000, 3
---- What an event tells of the job that it names.
+--- Note what an event says about the job that it names.
 local function hear(ends, fields)
   local event = {}
   for i = 1, #fields, 2 do
@@ -43,7 +43,7 @@ local function hear(ends, fields)
   end
 end
 
---- Does the log hold everything that was ever told?
+--- Does the log still hold every event ever written?
 local function isWhole(queue_base)
   local info = redis.pcall("XINFO", "STREAM", queue_base .. ":events")
   local told = {}
@@ -68,7 +68,7 @@ local function memberships(key)
   return by_job
 end
 
---- A slice of the events of a queue, the newest first, up to `last`; nothing when this call has read
+--- A slice of a queue's events, the newest first, starting at `last`; nothing if this call has read
 --- enough.
 local function eventsUpTo(work, queue_base, last)
   local name = queue_base .. " " .. last
@@ -85,16 +85,16 @@ local function eventsUpTo(work, queue_base, last)
   return page
 end
 
---- A group that nobody can end but a person.
+--- Mark a group that only a person can end.
 local function ask(work, key, field, id)
   redis.call("HSET", key, field, "", "x.asks",
     "job " .. id .. " is gone, and the log of events does not tell how it ended")
   redis.call("ZADD", groups.asking(work.base), clock.stamp(work.now), string.match(key, "([^:]+)$"))
 end
 
---- How a job of a group ended that is gone, read from the events back to the group's beginning, over
---- several calls if that is far. Nothing while it is not known. If the log does not reach back, the job
---- may be done: an active group waits for a person then.
+--- How a job of a group that is gone ended: the events are read back to the group's beginning, over
+--- several calls if need be. Nothing while it is not known. If the log does not reach back that far, the
+--- job may be done, so an active group waits for a person.
 local function searchEnd(work, key, job, queue_base, id)
   local field = "x.seek." .. job
   local record = hashes.read(key, field, "createdAt", "state")
@@ -148,7 +148,7 @@ local function endOf(work, key, job)
   return nil
 end
 
---- Those of a group's jobs that ended unnoticed, in the order in which they did.
+--- Those of a group's jobs that ended unnoticed, in the order in which they ended.
 local function unnoticed(work, key, suffix)
   local found = {}
   local statuses = redis.call("HGETALL", key .. suffix) -- bounded: members of a group
@@ -178,8 +178,8 @@ local function reconcile(work, key)
   work.settled = work.settled + #ended_members + #undone
 end
 
---- BullMQ's `removeOrphanedJobs` takes `groups` and `compensation` for jobs, and deletes what it knows
---- below them, unless `de` names them. An index that it deleted is built again.
+--- BullMQ's `removeOrphanedJobs` mistakes `groups` and `compensation` for jobs, and deletes the keys it
+--- knows below them, unless `de` names them. An index that it deleted is rebuilt.
 local function keepFromOrphans(base, open)
   local words = {}
   if redis.call("EXISTS", base .. ":compensation:meta") == 1 then words[1] = "compensation" end
@@ -193,7 +193,7 @@ local function keepFromOrphans(base, open)
   end
 end
 
---- Say when a group is looked at again, if it is still open.
+--- Set when a group is looked at next, if it is still open.
 local function lookAgain(work, open, id, state, due)
   for _, index in ipairs({ open, stages.index(work.base) }) do
     if not state then
@@ -204,7 +204,7 @@ local function lookAgain(work, open, id, state, due)
   end
 end
 
---- The groups that are due: those with stages have an index of their own.
+--- The groups that are due; those with stages have an index of their own.
 local function dueGroups(work, open)
   local ids, seen = {}, {}
   for _, index in ipairs({ open, stages.index(work.base) }) do
@@ -227,12 +227,12 @@ local function nextDue(work, open)
 end
 
 local DAMAGED = "it cannot be looked after: "
---- Bring one group up to date, and say when it is looked at again.
+--- Bring one group up to date, and set when it is looked at next.
 local function lookAt(work, open, id, a)
   local base, now, key = work.base, work.now, work.base .. ":groups:" .. id
   reconcile(work, key)
   local known = hashes.read(key, "state", "x.deadline", "createdAt", "x.asks")
-  -- Of an index that BullMQ deleted while nothing kept it from that.
+  -- BullMQ may have deleted the index while nothing protected it.
   local created = string.match(known.createdAt or "", "^%d+$")
   if known.state and created then redis.call("ZADD", base .. ":groups", "NX", created, id) end
   if known["x.asks"] and string.find(known["x.asks"], DAMAGED, 1, true) == 1 then
@@ -252,8 +252,8 @@ local function lookAt(work, open, id, a)
   lookAgain(work, open, id, known.state, math.min(due or math.huge, now + a.look_again_ms))
 end
 
---- The same, whatever is written there: one damaged group must not keep the others from being looked at.
---- A person is asked about it.
+--- The same, whatever the record holds: one damaged group must not block the others. A person is asked
+--- about it.
 local function lookSafely(work, open, id, a)
   local is_sound, problem = pcall(lookAt, work, open, id, a)
   if is_sound then return end

@@ -1,25 +1,25 @@
 --[[
-  recoverLanes: look at the holders of lanes and at the lanes themselves, a slice at a time, and put
-  right what does not fit.
+  recoverLanes: check the holders of lanes and the lanes themselves, a slice at a time, and repair
+  what does not fit.
 
-  A holder that is gone without letting go (a worker of BullMQ finished it, somebody removed it) no
+  A holder that is gone without having let go (a BullMQ worker finished it, somebody removed it) no
   longer holds its lane. One that BullMQ's stall check put into the plain list goes back to its lane.
-  The part "kept" writes `de` anew where it does not name what waits in lanes: workers of an older
+  The part "kept" repairs `de` where it does not name what waits in lanes: workers of an older
   version neither write nor clear it.
 
   Keys      base, wait, active, delayed, prioritized, waiting_children, marker, meta, paused,
             lanes_held, lanes_index, lanes_waiting, lanes_delayed, de
   Args      part str ("held", "index" or "kept"), cursor str ("0" to begin), slice int
-  Returns   the next cursor ("0" when done), how many lanes were let go
+  Returns   the next cursor ("0" when done), how many lanes were released
   Keeps     I1
   Flags     allow-oom
   Cost      O(slice), and O(jobs running) for each holder without a lock
 ]]
---- The key that a cursor of the part "kept" stands in, and the one that comes after it.
+--- The key that a cursor of the part "kept" walks through, and the cursor that comes after it.
 local KEPT = { w = "lanes:waiting", d = "lanes:delayed", k = "de" }
 local AFTER = { w = "d0", d = "k0", k = "0" }
 
---- Does this job still hold its lane? One that stands in the plain list is put back into it.
+--- Does this job still hold its lane? If it is in the plain list, it is put back into its lane.
 local function isHolder(queue, id)
   local job = queue.base .. ":" .. id
   if redis.call("EXISTS", job .. ":lock") == 1 then return true end
@@ -31,7 +31,7 @@ local function isHolder(queue, id)
     if redis.call("ZSCORE", queue[place], id) then return true end
   end
   if redis.call("LPOS", queue.active, id) then return true end
-  -- BullMQ puts what stalled to the end from which workers take.
+  -- BullMQ puts stalled jobs at the end that workers take from.
   if redis.call("LPOS", queue.wait, id, "RANK", -1, "MAXLEN", 1000) then
     redis.call("LREM", queue.wait, -1, id)
     lanes.keepJob(queue, id)
@@ -50,7 +50,7 @@ local function recover(queue, lane)
   return lanes.place(queue, lane, #staying, turn) or #staying < #ids
 end
 
---- Forget a word of `de` that names nothing which waits in a lane.
+--- Forget a word of `de` that does not name a job waiting in a lane.
 local function dropUnlessWaiting(queue, word)
   if word == "groups" or word == "compensation" then return end
   local field = redis.pcall("HGET", queue.base .. ":" .. word, "x.lane")
@@ -59,7 +59,7 @@ local function dropUnlessWaiting(queue, word)
   end
 end
 
---- Name all that waits in lanes, then forget what does not.
+--- Name everything that waits in lanes, then forget what does not wait.
 local function keepSlice(queue, cursor, slice)
   if cursor == "0" then
     if lanes.isAllKept(queue) then return "0" end

@@ -1,22 +1,22 @@
 --[[
   remove: remove a job and, if asked, its children and theirs, leaves first.
 
-  A family that fits into one call is removed whole or not at all. A larger one is removed a slice at
-  a time: whole subtrees first, the job itself last, so that calling again goes on. A parent that is
-  to be removed is not let go when its last child is gone.
+  A family that fits into one call is removed entirely or not at all. A larger one is removed a slice
+  at a time: whole subtrees first, the job itself last, so that calling again continues. A parent that
+  is being removed is not released when its last child is gone.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
             stalled, marker, meta, events, repeat
   Args      id str, children bool, slice int, resend bool?
   Returns   more (0 or 1), whether there was such a job (0 or 1)
   Refuses   SCHEDULED           it is the pending iteration of a scheduler   SchedulerOwnsJobError
-            LOCKED              a worker holds it or a child of it   JobLockedError
+            LOCKED              a worker holds it or one of its children   JobLockedError
   Emits     removed, waiting
   Keeps     I1, I2
   Flags     allow-oom
   Cost      O(slice), and the length of `wait` for each job that is removed from it
 ]]
---- Other keys have names like those of jobs whose ids have colons: parts of a job, a scheduler.
+--- Other keys (parts of a job, a scheduler) have names like those of jobs whose ids contain colons.
 local function isAnotherKey(queue, id)
   if not string.find(id, ":", 1, true) then return false end
   local job = queue.base .. ":" .. id

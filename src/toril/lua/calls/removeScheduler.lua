@@ -3,7 +3,7 @@
 
   Keys      base, active, delayed, marker, meta, paused, events, repeat, scheduler
   Args      scheduler_id str
-  Returns   1 when there was such a scheduler, else 0
+  Returns   1 if there was such a scheduler, else 0
   Emits     removed
   Keeps     I1
   Flags     allow-oom

@@ -1,11 +1,11 @@
 --[[
-  renew: hold the locks of running jobs for longer.
+  renew: extend the locks of running jobs.
 
-  A lock that is not ours any more is left alone. Renewing also shows that the job is not stalled.
+  A lock that is no longer ours is left alone. Renewing also shows that the job has not stalled.
 
   Keys      base, stalled
   Args      locks list of pairs (id, token), lock_ms int
-  Returns   the ids whose locks are lost, {id, reason} of those that somebody cancelled
+  Returns   the ids whose locks are lost, {id, reason} for those that somebody cancelled
   Keeps     I2, I3
   Flags     allow-oom
   Cost      O(locks)

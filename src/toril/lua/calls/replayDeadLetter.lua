@@ -1,18 +1,18 @@
 --[[
   replayDeadLetter: send one dead letter back to the queue it came from.
 
-  The letter goes and the new job comes in this one call, or nothing happens; of two that replay the
-  same letter, one is told that it is gone.
+  The letter is removed and the new job added in this one call, or nothing happens; if two callers
+  replay the same letter, one is told that it is gone.
 
   Keys      base, wait, paused, prioritized, delayed, waiting_children, completed, failed, meta, events
   Args      id str, new_id str, source str (the queue's name), prefix str, keep_delay bool?, by str?,
             max_replays int?, has_data bool? (the client took the letter apart),
             job str? (the id of its first job), is_repaired bool?,
-            priority int?, delay int? (of a letter that another program wrote),
+            priority int?, delay int? (for a letter that another program wrote),
             changes {opts, delay, run_at, priority, lifo, lane, order_ms}? (of the first job's options),
             force bool?, dry_run bool? (only check), resend bool?
             After the map, raw, if has_data: the data, the options as JSON or nothing.
-  Returns   the new id, or 1 when the metadata cannot be cut out: somebody changed the data
+  Returns   the new id, or 1 if the metadata cannot be cut out because somebody changed the data
   Refuses   MISSING             there is no such dead letter   DeadLetterNotFoundError
             RUNNING             it is running   JobLockedError
             REPLAYED_TOO_OFTEN  it has been replayed too often   TooManyReplaysError
@@ -22,8 +22,8 @@
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end
 ]]
---- If this very call succeeded before and its reply got lost, the id of the job; that of a compensation
---- has a number behind it. The queue of a letter remembers itself what it sent to another slot.
+--- The id of the job, if this very call already succeeded and its reply got lost; a compensation's id
+--- ends with a number. The letter's queue itself remembers what it sent to another slot.
 local function replayedId(queue, source_base, new_id)
   if parcels.isAway(source_base) then
     parcels.recall()
@@ -41,7 +41,7 @@ local function replayedId(queue, source_base, new_id)
   return nil
 end
 
---- Ids are given out in order, so the one in the middle tells which end is nearer.
+--- Ids are assigned in order, so the one in the middle tells which end is nearer.
 local function nearerEnd(list, id)
   local length = redis.call("LLEN", list)
   local middle = tonumber(length > 1000 and redis.call("LINDEX", list, math.floor(length / 2)) or nil)
@@ -61,7 +61,7 @@ local function takeOutLetter(queue, id)
   return nil
 end
 
---- Why it cannot be replayed, or nothing; 1 when its data have to be taken apart by the client.
+--- Why it cannot be replayed, or nothing; 1 if the client has to take its data apart.
 local function refuse(queue, a, given_opts, source_base)
   local letter = queue.base .. ":" .. a.id
   local known = hashes.read(letter, "name", "data", "x.letter", "x.data", "x.wrapped", "x.replays",
@@ -82,7 +82,7 @@ local function refuse(queue, a, given_opts, source_base)
   return a.dry_run and a.new_id or nil
 end
 
---- What replays.replay is told.
+--- The argument `how` of replays.replay.
 local function wayOf(a, given_data, given_opts)
   local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
     job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay,

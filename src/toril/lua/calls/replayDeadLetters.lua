@@ -1,22 +1,22 @@
 --[[
   replayDeadLetters: send one slice of the dead letters back to the queues they came from.
 
-  An id that is in use is passed over. Nothing that became a dead letter after the walk began is touched, so a job that fails again does
-  not circle. Letters that only their data can tell of, or whose data somebody changed, are left in
-  their places and named in the reply.
+  An id that is in use is skipped. Nothing that became a dead letter after the walk began is touched, so a job that fails again does
+  not circle. Letters that can only be judged by their data, or whose data somebody changed, are left
+  in place and named in the reply.
 
   Keys      base, wait, paused, prioritized, delayed, meta, events, sweep (this run), latest (run with
             this filter), turning
   Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?,
             turn str?, behind int (how many may be left at the tail), examine int, limit int,
-            bytes int (of payload in one slice), not_after int? (now when the walk begins),
+            bytes int (of payload in one slice), not_after int? (the time when the walk began),
             filter {name, failed_reason, fingerprint, source_queue, since, before},
             ids list of str (for the new jobs), prefix str,
             keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
             of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
-  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, turn, count, asked,
-            held, grouped (those held for their groups), examined, length, not_after}
+  Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
+            held, grouped (those held because of their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(examine + behind)
@@ -30,7 +30,7 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
   local sources, held, used = {}, { replays = 0, group = 0 }, 0
   local hasRoom = letters.byteBudget(a.bytes)
 
-  --- The next of the ids that no job of this queue has; nothing when all are used.
+  --- The next of the given ids that no job of this queue has; nothing when all are used up.
   local function findFreeId(source)
     local is_away = parcels.isAway(a.prefix .. ":" .. source)
     for i = used + 1, #a.ids do

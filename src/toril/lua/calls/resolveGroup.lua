@@ -1,10 +1,10 @@
 --[[
-  resolveGroup: somebody has put right by hand what could not be undone: the group has failed in order;
-  or what could not be done: the group goes on as if it had been.
+  resolveGroup: somebody has fixed by hand what could not be undone: the group has failed cleanly;
+  or what could not be done: the group continues as if it had been.
 
   Keys      base (of the queue that owns the group), group (record)
-  Args      request str (so that the same call, sent again, is known), note str
-  Returns   the state before
+  Args      request str (recognizes the same call if it is sent again), note str
+  Returns   the previous state
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
   Emits     group:resolved, group:completed, added, waiting
   Keeps     G1, G3

@@ -1,13 +1,13 @@
 --[[
   resume: let jobs be taken again.
 
-  What is in `paused` comes back in front of what is in `wait`, since it was there before. Nothing is
-  renamed over a list that exists: the shorter list is put to the longer one, in slices, and the
+  What is in `paused` goes back in front of what is in `wait`, since it came first. Nothing is ever
+  renamed over an existing list: the shorter list is moved into the longer one, in slices, and the
   queue stays paused until both are one.
 
   Keys      base, wait, paused, active, prioritized, delayed, marker, meta, events
   Args      slice int
-  Returns   1 when there is more to move, else 0
+  Returns   1 if there is more to move, else 0
   Emits     resumed
   Keeps     I1
   Flags     allow-oom

@@ -6,7 +6,7 @@
   Returns   0
   Refuses   MISSING             the job does not exist   JobNotFoundError
             NOT_IN_STATE        it is not finished   JobNotInStateError
-            WRONG_GROUP_STATE   its group is over, being undone or counts it as done   InvalidGroupStateError
+            WRONG_GROUP_STATE   its group is over, being undone, or counts it as done   InvalidGroupStateError
   Emits     waiting
   Keeps     I1
   Flags     allow-oom

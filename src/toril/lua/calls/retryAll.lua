@@ -1,14 +1,14 @@
 --[[
   retryAll: let finished jobs run again, a slice at a time, the oldest first.
 
-  Only jobs that finished up to a time: the first call takes the present, and the caller passes it
-  on. What fails again meanwhile is not taken up a second time. Members of groups that are over or
-  being undone or that count them as completed stay, unless `force` is given; the caller skips them.
+  Only jobs that finished up to a given time: the first call uses the current time, and the caller
+  passes it on. A job that fails again meanwhile is not retried twice. Members stay if their group is
+  over, is being undone or counts them as completed, unless `force` is given; the caller skips them.
 
   Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
   Args      state str ("failed" or "completed"), until_ms int?, slice int, skip int,
             resets_attempts bool, force bool?
-  Returns   that time in ms, how many were looked at, how many run again, how many of them stay
+  Returns   that time in ms, how many were examined, how many run again, how many of them stay
   Emits     waiting
   Keeps     I1
   Flags     allow-oom
@@ -34,7 +34,7 @@ function calls.retryAll(KEYS, a, ARGV)
 
   for _, id in ipairs(ids) do
     local is_sound, problem = pcall(retryOne, id)
-    -- A job that is damaged stays where it is.
+    -- A damaged job stays where it is.
     if not is_sound then damage.of(queue, problem) end
   end
   if #leaving > 0 then

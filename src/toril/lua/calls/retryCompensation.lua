@@ -1,13 +1,13 @@
 --[[
   retryCompensation: try once more to undo what could not be undone.
 
-  The compensation jobs that failed are made anew, as if they had never run; those that completed are
-  left alone, and so are those that somebody has let run again and that have not ended yet. Dead letters
-  of those made anew are removed, as far as they are found quickly; those that stay cannot be replayed.
+  The compensation jobs that failed are created again, as if they had never run; those that completed
+  are left alone, and so are those that somebody retried and that have not ended yet. Dead letters of
+  the recreated ones are removed if they are found quickly; those that stay cannot be replayed.
 
   Keys      base (of the queue that owns the group), group (record), open
-  Args      request str (so that the same call, sent again, is known)
-  Returns   how many are tried again, or the state that the group is in
+  Args      request str (recognizes the same call if it is sent again)
+  Returns   how many are tried again, or the group's state
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
   Emits     group:retrying, added, waiting
   Keeps     I1, G1, G2, G3
@@ -21,8 +21,8 @@ local function isUnderWay(job)
   return known.name and not known.finishedOn
 end
 
---- The compensations that have not completed, by the number of their member, and which of them are not
---- over: they have taken longer than they might, and go on.
+--- The compensations that have not completed, by the number of their member, and which of them are
+--- still pending: they have exceeded their time limit, and continue.
 local function unfinished(compensations)
   local by_number, is_pending = {}, {}
   local statuses = redis.call("HGETALL", compensations) -- bounded: members of a group
@@ -43,9 +43,9 @@ local function removeCompensation(compensations, job)
   redis.call("HDEL", compensations, job)
 end
 
---- Clear away what failed. Returns the numbers to be undone anew, those of what still runs, and how many
---- of these the group had given up.
---- The last in the list is the first to be undone in reverse order: what was tried first.
+--- Clear away what failed. Returns the numbers to undo again, those that are still under way, and how
+--- many of the latter the group had given up.
+--- In reverse order the last in the list is undone first: the one that was tried first.
 local function clearFailed(group)
   local compensations, tried = group .. ":compensations", group .. ":tried"
   local by_number, is_pending = unfinished(compensations)

@@ -1,11 +1,11 @@
 --[[
-  retryGroup: run the members again that block a group.
+  retryGroup: run the members that block a group again.
 
-  They are made anew, as if they had never run, as soon as those that they wait for have completed.
+  They are created again, as if they had never run, as soon as those they wait for have completed.
 
   Keys      base (of the queue that owns the group), group (record), members, plan
-  Args      request str (so that the same call, sent again, is known)
-  Returns   how many are tried again, or the state that the group is in
+  Args      request str (recognizes the same call if it is sent again)
+  Returns   how many are tried again, or the group's state
   Refuses   NO_GROUP            there is no such group   GroupNotFoundError
   Emits     group:retrying, removed, added, waiting
   Keeps     I1, G1, G2, G3
@@ -14,7 +14,7 @@
 ]]
 local LISTED_AT_MOST = 100000
 
---- Nothing is left of what failed.
+--- Remove every trace of a job that failed.
 local function removeJob(group, number, job, budget)
   local base, id = string.match(job, "^(.+):([^:]+)$")
   stages.removeLetter(group, "x.letter.m" .. number, nil, budget)

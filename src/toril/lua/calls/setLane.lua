@@ -1,13 +1,13 @@
 --[[
-  setLane: change what holds for one lane or, without `lane`, for all of them.
+  setLane: change the settings of one lane or, without `lane`, of all of them.
 
-  Only what is named changes. For all lanes there is no pause, no weight and no halt: pause the queue.
-  Lanes that may run now because of it are found by `recoverLanes`, which the caller runs next.
+  Only what is named changes. Pause, weight and halt apply to one lane only; to pause all, pause the queue.
+  `recoverLanes`, which the caller runs next, finds the lanes that may run now because of the change.
 
   Keys      base, active, marker, meta, paused, lanes_settings
   Args      lane str?, set map of (concurrency, max, duration, weight), clear list of str,
             pause bool?, resume bool?
-  Returns   1 when the lane was paused, halted or held back by a handler before, else 0
+  Returns   1 if the lane was paused, halted or held back by a handler before, else 0
   Flags     allow-oom
   Cost      O(log lanes)
 ]]

@@ -1,5 +1,5 @@
 --[[
-  setLimits: change what may run at once or in a time, and wake a worker for what may run now.
+  setLimits: change how much may run at once or in a period, and wake a worker for what may run now.
 
   Keys      base, wait, paused, active, prioritized, marker, limiter, meta
   Args      set list of str (fields of `meta` and their values, in turn), remove list of str,

@@ -1,18 +1,18 @@
 --[[
-  settle: write how some attempts ended, then take new jobs, in one call.
+  settle: record how some attempts ended, then take new jobs, in one call.
 
-  Every outcome stands for itself: one that is refused changes nothing and does not touch the others.
-  The last call of each flight is remembered in `replies`, so that a lost reply can be asked for
-  again and gives the same answer. A newer call of the flight shows that the reply was received.
+  Outcomes are independent: one that is refused changes nothing and does not affect the others.
+  The last call of each flight is remembered in `replies`, so that a client whose reply was lost can
+  ask again and get the same answer. A newer call of the flight shows that the reply was received.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
             dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
             goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, lifo, counts, limit,
-            lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four of one that goes to the
-            dead letters: the number of its trouble, when it was added as text, does it take the long
-            way, are its data no JSON)},
+            lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four if it goes to the
+            dead letters: the number of its trouble, when it was added, as text, whether it takes the
+            long way, whether its data are not JSON)},
             troubles list of {name, made, attempts, keep, on_exhausted, stacktrace}? (what those that go
             to the dead letters have in common: rooms/burials.lua; `made` attempts of `attempts`),
             take int (how many jobs may be started), token str, lock_ms str (digits), name str?,
@@ -28,20 +28,20 @@
   Refuses   MISSING             the job does not exist   JobNotFoundError
             LOCK_EXPIRED        its lock has expired   LockLostError
             NOT_IN_STATE        it is not active   JobNotInStateError
-            CHILDREN_PENDING    children of it are pending   PendingChildrenError
+            CHILDREN_PENDING    some of its children are pending   PendingChildrenError
             LOCK_TAKEN          another worker holds its lock   LockLostError
-            CHILD_FAILED        a child of it failed   FailedChildrenError
-            DAMAGED             it cannot be written, with the words of the error   DamagedJobError
-            STALE               a newer request of this worker was served already   StaleRequestError
+            CHILD_FAILED        one of its children failed   FailedChildrenError
+            DAMAGED             it cannot be written, with the error message   DamagedJobError
+            STALE               a newer request from this worker has been served   StaleRequestError
   Emits     completed, failed, retries-exhausted, deadLettered, added, delayed, waiting,
             waiting-children, active, drained
   Keeps     I1, I2, I3, I5, I6
   Flags     allow-oom
   Cost      O(outcomes + take), at most 200 delayed jobs and 100 of lanes let in, 1000 old ones removed per
-            outcome; half a megabyte of jobs is enough (next due ms is then the time now)
+            outcome; stops at half a megabyte of jobs (next due ms is then the current time)
 ]]
---- The last call of a flight, as it is remembered: what it left, packed, and behind it the sixteen
---- digits of its number. The next call needs no more than these.
+--- The last call of a flight, as it is remembered: its results, packed, followed by the sixteen digits
+--- of its number. The next call needs only these digits.
 local DIGITS = 16
 
 local function remember(replies, a, results, taken, rate_limit_ms, next_due_ms, now)
@@ -49,15 +49,15 @@ local function remember(replies, a, results, taken, rate_limit_ms, next_due_ms, 
     rate_limit_ms = rate_limit_ms, next_due_ms = next_due_ms }) .. a.request)
 end
 
---- What a call that came before has left for one that is sent again: its results, and the jobs that
---- it took, as far as nobody else has them by now.
+--- The answer to a call that is sent again: the results of the first one, and those of the jobs it took
+--- that its worker still holds.
 local function answerAgain(base, record, a, now)
   local last, taken_jobs = cmsgpack.unpack(record), {}
   parcels.recall()
   for _, id in ipairs(last.taken) do
     local job = base .. ":" .. id
     if redis.pcall("GET", job .. ":lock") == a.token then
-      -- Most of its time may have gone by while nobody knew of the job.
+      -- Most of the lock's time may have passed while nobody knew about the job.
       redis.call("PEXPIRE", job .. ":lock", a.lock_ms)
       taken_jobs[#taken_jobs + 1] = takes.readTaken(job, id)
     end
@@ -65,7 +65,7 @@ local function answerAgain(base, record, a, now)
   return { last.results, taken_jobs, last.rate_limit_ms, last.next_due_ms, now }
 end
 
---- Replies that are known to have arrived: what they handed out needs no second look.
+--- Note replies that are known to have arrived: the jobs they handed out need no second look.
 local function noteReceived(replies, received)
   for _, call in ipairs(received) do
     local record = redis.call("HGET", replies, call[1])
@@ -79,7 +79,7 @@ local function noteReceived(replies, received)
   end
 end
 
---- The target of the dead letters, if this call has any.
+--- Where this call's dead letters go, if it has any.
 local function openLetters(work, dead_base)
   if not dead_base then return nil end
   local a, job_keys = work.a, {}
@@ -119,12 +119,12 @@ local function writeFailure(job, reason, stacktrace)
   end
 end
 
---- A number that somebody damaged begins anew: refusing it here would leave the job half-way.
+--- A damaged number starts again from zero: refusing it here would leave the job half-settled.
 local function countOf(made)
   return clock.digits((tonumber(made) or 0) + 1)
 end
 
---- Take the job out of `active` and end it. `how` is what jobs.finish is told.
+--- Take the job out of `active` and end it. `how` is passed to jobs.finish.
 local function finish(work, i, outcome, known, how)
   local refusal = batches.leave(work.queue, work.batch, i, outcome)
   if refusal then return refusal end
@@ -233,7 +233,7 @@ function settle.delayed(work, outcome, i, job)
   return 0
 end
 
---- Given back without having counted: a rate limit, or a worker that is shutting down.
+--- Given back without counting as an attempt: a rate limit, or a worker that is shutting down.
 function settle.returned(work, outcome, i, job)
   local queue, gate = work.queue, work.gate
   local known = hashes.read(job, "name", "priority", "x.group", "x.lane")
@@ -261,8 +261,8 @@ function settle.returned(work, outcome, i, job)
   return 0
 end
 
---- When there is no child to wait for the job stays with its worker, who is told how often in a row
---- this has happened.
+--- If there is no child to wait for, the job stays with its worker, which is told how many times in a
+--- row this has happened.
 settle["waiting-children"] = function(work, outcome, i, job)
   if redis.call("EXISTS", job) == 0 then return refusals.MISSING end
   if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return refusals.CHILD_FAILED end
@@ -283,8 +283,8 @@ local function shorten(list, length)
   for i = #list, length + 1, -1 do list[i] = nil end
 end
 
---- What an outcome that could not be written has left in the batch is taken back: the job is active
---- again, and its worker holds it. The numbers are how many there were of each before it.
+--- Take back what an outcome that could not be written left in the batch: the job is active again, and
+--- its worker holds it. The numbers say how many of each there were before it.
 local function takeBack(work, outcome, ids, completed, of_lanes)
   local batch = work.batch
   for i = #batch.ids, ids + 1, -1 do
@@ -310,7 +310,7 @@ local function takeBackLetter(work, outcome, letters, moved)
   end
 end
 
---- Let go of each tie of a job, as far as that goes.
+--- Release each of a job's ties, as far as possible.
 local function untie(work, outcome, job, known, reason)
   if known.lane then pcall(lanes.release, work.queue, known.lane, outcome.id) end
   if known.deduplication_id then
@@ -325,7 +325,7 @@ local function untie(work, outcome, job, known, reason)
   end
 end
 
---- End a job as failed whose ties trip those who end it: the job ends without them.
+--- End as failed a job whose ties cannot be settled: it ends without them.
 local function failAlone(work, outcome, i, job, first)
   local trouble = outcome.trouble and work.troubles[outcome.trouble]
   local how = trouble or outcome
@@ -347,8 +347,8 @@ local function failAlone(work, outcome, i, job, first)
     { name = known.name, attempts_made = known.attempts_made }, work.a.points, work.now) or 0
 end
 
---- Write one outcome. If the server cannot, because of what it finds at or beside the job, no other one
---- is touched: the worker is told and fails the job, and a failure is written without the job's ties.
+--- Write one outcome. If the server cannot, because of what the job's keys hold, no other outcome is
+--- affected: the worker is told and fails the job, and a failure is written without the job's ties.
 local function settleOne(work, outcome, i)
   local batch, dead_letters, first = work.batch, work.dead_letters, work.payload
   local ids, completed, of_lanes = #batch.ids, #batch.completed, #batch.lanes
@@ -385,11 +385,11 @@ local function isDrained(work, taken_jobs, rate_limit_ms, next_due_ms)
     and not (work.gate.paused and work.a.take > 0)
 end
 
---- Tell those who wait what has changed for them.
+--- Wake those for whom something has changed.
 local function wakeOthers(work, taken_jobs)
   local queue, gate = work.queue, work.gate
   if #taken_jobs > 0 then return end
-  -- No marker tells of a slot that is free again; whoever waits for one is woken here.
+  -- No marker announces a freed slot; workers that wait for one are woken here.
   if gate.concurrency and #work.a.outcomes > 0
       and redis.call("EXISTS", queue.wait, queue.prioritized, queue["lanes:ready"]) > 0 then
     places.wake(queue, gate)

@@ -1,11 +1,11 @@
 --[[
-  settleMember: a person, or another system, says how a member ended: a signal, one that blocks its group,
-  or one of which nobody knows it.
+  settleMember: a person or another system says how a member ended: a signal, a member that blocks its
+  group, or one whose outcome nobody knows.
 
-  A signal may be told before its turn has come; it ends when it has.
+  A signal may be reported before its turn; it ends when its turn comes.
 
   Keys      base (of the queue that owns the group), group (record), members, plan
-  Args      request str (so that the same call, sent again, is known), member str (its key, its name or
+  Args      request str (recognizes the same call if it is sent again), member str (its key, its name or
             the id of its job), state str ("completed" or "failed")
             After the map, raw: the return value as JSON, or the reason.
   Returns   0; or the last refusal with the state of the group and the status of the member
@@ -17,7 +17,7 @@
   Flags     allow-oom
   Cost      O(members)
 ]]
---- The member that is meant: by its key or the id of its job, else by its name if that is its alone.
+--- The member that is meant: by its key or its job's id, else by its name if no other member has it.
 local function findMember(plan, wanted)
   local found, named, count = nil, nil, 0
   local flat = redis.call("HGETALL", plan) -- bounded: members of a group

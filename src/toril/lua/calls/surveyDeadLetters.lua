@@ -3,9 +3,9 @@
 
   Keys      base, wait, paused, prioritized, delayed
   Args      place str ("wait", "paused", "prioritized" or "delayed"), offset int, anchor str?, examine int, not_after int?,
-            is_for_replay bool? (those that a replay would leave are not counted), force bool?,
+            is_for_replay bool? (do not count those that a replay would leave), force bool?,
             max_replays int?, filter {name, failed_reason, fingerprint, source_queue, since, before}
-  Returns   as JSON {is_done, next (the place to go on with), offset, anchor, count, asked, held,
+  Returns   as JSON {is_done, next (the place to continue with), offset, anchor, count, asked, held,
             grouped, examined, not_after, groups {fingerprint -> {count, first, last, example}}}
   Flags     no-writes
   Cost      O(examine)

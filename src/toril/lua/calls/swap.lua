@@ -1,9 +1,9 @@
 --[[
-  swap: write a text in place of another one, if that is what is written.
+  swap: replace a text with another, if it is the expected one.
 
   Keys      record
   Args      expected str, wanted str
-  Returns   what is written now, or nil
+  Returns   the text there is now, or nil
   Cost      O(1)
 ]]
 function calls.swap(KEYS, a, ARGV)

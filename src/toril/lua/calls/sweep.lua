@@ -1,20 +1,20 @@
 --[[
-  sweep: bring jobs back whose worker died or fell silent, and mark the active ones for next time.
+  sweep: bring back jobs whose worker died or fell silent, and mark the active ones for next time.
 
   A job is stalled when it was active at the last sweep and holds no lock now. The sweep works in
-  slices: `more` says that there is more to do, and the next call goes on with `cursor`.
+  slices: `more` says that there is more to do, and the next call continues at `cursor`.
   A job that was handed out by a flight's last reply may never have arrived: its handler probably
-  never ran, so that is not held against it. It is marked (`x.unheard`), and whoever takes it then
-  says that it arrived before running it: what happens after that counts. That the arrival itself
-  kills is forgiven a few times only.
+  never ran, so the stall does not count. The job is marked (`x.unheard`), and the next worker that
+  takes it confirms the arrival before running it: stalls after that count. A job whose arrival itself
+  kills the worker is forgiven only a few times.
   Replies of flights that have been silent for longer than `forget_ms` are forgotten: each sweep walks
-  through a part of them, and all of them expire when nobody sweeps any more.
-  Jobs in `paused` of a queue that is not paused come back too: at most a slice in a sweep.
-  A clock that was ahead and is set back leaves times that nobody would have chosen: what lives longer
-  than it was ever meant to is shortened, so that nothing stands still until the clock is there again.
+  through some of them, and all of them expire if nobody sweeps any more.
+  Jobs in `paused` of a queue that is not paused come back too: at most one slice per sweep.
+  A clock that was ahead and is set back leaves times that are too late: whatever would live longer
+  than it was ever meant to is shortened, so that nothing is stuck until the clock catches up.
 
   Keys      base, wait, paused, active, stalled, stalled_check, marker, meta, events, repeat, replies
-  Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to go on with the stalled,
+  Args      interval_ms int, max_stalled int, cursor int (0 to begin, -1 to continue with the stalled,
             else how many active ones are marked), slice int, forget_ms int
   Returns   more (0 or 1), next cursor, the ids brought back, whether there are lanes to look at (0 for
             none)
@@ -28,7 +28,7 @@ local LONG_LOCK_MS, MOST_LATE = 300000, 100
 local FLIGHTS_A_WALK, FLIGHTS_A_LOOK = 500, 2000
 local EXPIRE_MS = "86400000"
 
---- May this sweep begin? One in `interval_ms` does, whoever asks.
+--- May this sweep begin? One per `interval_ms` may, whoever asks.
 local function begins(stalled_check, interval_ms)
   if redis.call("SET", stalled_check, clock.now(), "PX", interval_ms, "NX") then return true end
   local left_ms = redis.call("PTTL", stalled_check)
@@ -37,7 +37,7 @@ local function begins(stalled_check, interval_ms)
   return true
 end
 
---- Go on from where the last sweep stopped.
+--- Continue where the last sweep stopped.
 local function forgetSilentFlights(base, replies, forget_ms)
   local place, now = base .. ":toril:replies-walk", clock.now()
   local page = redis.call("HSCAN", replies, redis.call("GET", place) or "0", "COUNT", FLIGHTS_A_WALK)
@@ -54,10 +54,10 @@ local function forgetSilentFlights(base, replies, forget_ms)
   redis.call("PEXPIRE", replies, EXPIRE_MS)
 end
 
---- Does somebody hold the job? A lock that was given by a clock that was ahead is shortened by as much.
+--- Does somebody hold the job? A lock that is too long because the clock was ahead is shortened.
 local function isLocked(job)
   local left_ms = redis.call("PTTL", job .. ":lock")
-  -- A lock without an end is nobody's: those who run jobs renew theirs.
+  -- A lock that never expires belongs to nobody: workers renew theirs.
   if left_ms < 0 then return false end
   if left_ms > LONG_LOCK_MS then
     local ahead_ms = (tonumber(redis.pcall("HGET", job, "processedOn")) or 0) - clock.now()
@@ -76,7 +76,7 @@ local function isScheduled(queue, job)
     or redis.call("EXISTS", queue["repeat"] .. ":" .. scheduler) == 1
 end
 
---- When the jobs were taken that nobody is known to have received, by id.
+--- When the jobs that nobody is known to have received were taken, by id.
 local function readUnheard(replies)
   local taken_at, seen, cursor = {}, 0, "0"
   repeat
@@ -101,8 +101,8 @@ local function wasNeverHeardOf(round, job, id)
   return redis.call("HINCRBY", job, "x.unheard", 1) <= MOST_UNHEARD
 end
 
---- A resume that broke off leaves jobs in `paused`, where nobody takes from and the next pause of
---- BullMQ 5 writes over them.
+--- An interrupted resume leaves jobs in `paused`, where nobody takes them and BullMQ 5's next pause
+--- overwrites them.
 local function bringBackPaused(queue, gate, slice)
   if gate.paused or redis.call("EXISTS", queue.paused) == 0 then return end
   if redis.call("EXISTS", queue.wait) == 0 then
@@ -113,7 +113,7 @@ local function bringBackPaused(queue, gate, slice)
   places.wake(queue, gate)
 end
 
---- Look again at lanes that wait for longer than their rate limit can hold them.
+--- Check lanes that have been waiting for longer than their rate limit can hold them.
 local function lookAtLateLanes(queue, gate)
   local later, now = queue["lanes:later"], clock.now()
   local last = redis.call("ZREVRANGE", later, 0, MOST_LATE - 1, "WITHSCORES")
@@ -128,8 +128,8 @@ local function lookAtLateLanes(queue, gate)
   if #last > 0 then lanes.wake(queue, gate) end
 end
 
---- How often a job may stall before it is given up. What undoes a member of a group has as many tries as
---- it has attempts: what it should take back would stay.
+--- How often a job may stall before it is given up. A compensation may stall as often as it has
+--- attempts: if it were given up, what it should undo would stay done.
 local function mostStalls(job, max_stalled)
   local known = hashes.read(job, "x.group", "opts")
   local attempts = string.match(known["x.group"] or "", ":c%d+$")
@@ -137,10 +137,10 @@ local function mostStalls(job, max_stalled)
   return math.max(max_stalled, attempts or 0)
 end
 
---- Count a stall against the job, unless its worker may never have heard of it.
+--- Count a stall against the job, unless its worker may never have received it.
 local function countStall(round, job, id, before)
   if wasNeverHeardOf(round, job, id) then return end
-  -- A number that somebody damaged must not keep all others from coming back.
+  -- A damaged number must not keep all the other jobs from coming back.
   local count = (tonumber(before) or 0) + 1
   redis.call("HSET", job, "stc", clock.digits(count))
   if count > mostStalls(job, round.max_stalled) and not isScheduled(round.queue, job) then
@@ -148,7 +148,7 @@ local function countStall(round, job, id, before)
   end
 end
 
---- Bring a job back that is out of `active` already.
+--- Bring back a job that has already left `active`.
 local function bringBack(round, job, id)
   local queue, gate = round.queue, round.gate
   local known = hashes.read(job, "name", "x.lane", "stc", "x.group")
@@ -204,7 +204,7 @@ function calls.sweep(KEYS, a, ARGV)
     if redis.call("EXISTS", stalled) == 1 then return { 1, -1, round.brought_back, 0 } end
   end
 
-  -- From the oldest on: what is taken meanwhile enters at the other end.
+  -- Starting with the oldest: jobs taken meanwhile enter at the other end.
   local marked = math.max(a.cursor, 0)
   local ids = redis.call("LRANGE", active, -(marked + a.slice), -(marked + 1)) -- bounded: slice
   if #ids > 0 then redis.call("SADD", stalled, unpack(ids)) end

@@ -1,7 +1,7 @@
 --[[
   update: replace one field of a job: its data or its progress.
 
-  A worker passes its token and is refused when it lost the job; others pass none.
+  A worker passes its token and is refused if it has lost the job; others pass none.
 
   Keys      base, meta, events, job
   Args      field str ("data" or "progress"), id str, token str?

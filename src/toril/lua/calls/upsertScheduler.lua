@@ -1,8 +1,8 @@
 --[[
-  upsertScheduler: make or change a scheduler, and add its next iteration.
+  upsertScheduler: create or change a scheduler, and add its next iteration.
 
-  The iteration that was pending is replaced. A scheduler of which only the template changes keeps its
-  slot, and one that is paused runs again. A call that comes again, because its reply was lost, gets the same reply and changes nothing.
+  The pending iteration is replaced. If only the template changes, the scheduler keeps its slot; if it
+  was paused, it runs again. A call that is sent again because its reply was lost gets the same reply and changes nothing.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, id, events, repeat,
             scheduler
@@ -14,8 +14,8 @@
             After the map, raw: the data, the options of an iteration, the options of the template ("" for
             none).
   Returns   the id of the iteration, its delay, now ms
-  Refuses   TIME_TAKEN          the job of this time exists already   SchedulerConflictError
-            TIMES_TAKEN         the jobs of the next 32 times exist already   SchedulerConflictError
+  Refuses   TIME_TAKEN          the job for this time already exists   SchedulerConflictError
+            TIMES_TAKEN         the jobs for the next 32 times already exist   SchedulerConflictError
   Emits     added, waiting, delayed
   Keeps     I1, I5
   Cost      O(1), and the length of `wait` if the pending iteration is there
