@@ -16,7 +16,7 @@ from tests.dashboard.conftest import served
 from tests.dashboard.world import World, world
 from tests.helpers import wait_until
 from tests.servers import Server
-from toril import Queue
+from toril import FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard, showing
 from toril.dashboard.security import HEADERS
 
@@ -363,3 +363,112 @@ async def test_pages_follow_no_tab_that_is_hidden(
     async with served(app) as base:
         await chromium(scenario)
         await wait_until(lambda: app._pages._live.total() == 0, 60)
+
+
+HIDE = (
+    "Object.defineProperty(document, 'hidden', {value: %s, configurable: true});"
+    "document.dispatchEvent(new Event('visibilitychange'))"
+)
+
+
+async def test_the_log_of_a_running_job_is_followed_while_somebody_looks(
+    chromium: Any, url: str, prefix: str
+):
+    """A row of a log is no event; the page of a job that runs asks for it once a second."""
+    rows = {name: asyncio.Event() for name in ("second", "third", "end")}
+    loop = asyncio.get_running_loop()
+
+    async def work(job: Any) -> None:
+        await job.log("row one")
+        await rows["second"].wait()
+        await job.log("row two")
+        await rows["third"].wait()
+        await job.log("row three")
+        await rows["end"].wait()
+
+    def scenario(browser: Any) -> tuple[int, int]:
+        context = browser.new_context()
+        page = context.new_page()
+        asked: list[str] = []
+        page.set_default_timeout(60_000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{base}/job?queue=pay&id=slow")
+        page.wait_for_selector("pre.log >> text=row one", timeout=60_000)
+        loop.call_soon_threadsafe(rows["second"].set)
+        page.wait_for_selector("pre.log >> text=row two", timeout=60_000)
+        before = len(asked)
+        page.wait_for_timeout(6000)  # nothing happens that is an event
+        followed = len(asked) - before
+        page.evaluate(HIDE % "true")
+        page.wait_for_timeout(1500)  # what was on its way has arrived
+        before = len(asked)
+        loop.call_soon_threadsafe(rows["third"].set)
+        page.wait_for_timeout(3000)
+        hidden = len(asked) - before
+        page.evaluate(HIDE % "false")
+        page.wait_for_selector("pre.log >> text=row three", timeout=60_000)
+        context.close()
+        return followed, hidden
+
+    async with (
+        Queue("pay", connection=url, prefix=prefix) as queue,
+        served(dashboard(connection=url, prefix=prefix)) as base,
+    ):
+        await queue.add("x", job_id="slow")
+        async with Worker("pay", work, connection=url, prefix=prefix):
+            await wait_until(lambda: _is_active(queue, "slow"))
+            followed, hidden = await chromium(scenario)
+            rows["end"].set()
+    assert 2 <= followed <= 7, "about once a second"
+    assert hidden == 0, "nobody looks"
+
+
+async def _is_active(queue: Queue, job_id: str) -> bool:
+    return await queue.get_state(job_id) == "active"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1400, "dark"), (3840, "light")])
+async def test_every_page_fits_at_every_width(
+    chromium: Any, url: str, prefix: str, shop: World, width: int, scheme: str
+):
+    """Also those of a queue with partitions and of a group with very many members."""
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    async with (
+        Queue("mail", partitions=16, **options) as mail,
+        FlowProducer(partitions={"mail": 16}, **options) as flows,
+    ):
+        await mail.add_bulk([NewJob("x", lane=f"lane-{n % 40}") for n in range(120)])
+        jobs = [GroupJob("x", queue_name="pay", key=f"member-{n}") for n in range(150)]
+        large = await flows.add_group("large", jobs)
+    paths = [
+        *shop.paths,
+        "/queue?queue=mail&state=waiting",
+        "/lanes?queue=mail",
+        "/groups?queue=pay",
+        f"/group?queue=pay&id={large.group_id}&start=100&step=100",
+    ]
+
+    def look(browser: Any) -> list[str]:
+        context = browser.new_context(
+            viewport={"width": width, "height": 1000}, color_scheme=scheme
+        )
+        page = context.new_page()
+        watch = Watch(page, base)
+        problems: list[str] = []
+        for path in paths:
+            page.goto(base + path, wait_until="domcontentloaded")
+            if (wide := too_wide(page)) > 0:
+                problems.append(f"{path} is {wide} px too wide")
+            if path in paths[-4:]:
+                page.evaluate(AXE)
+                found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+                problems += [
+                    f"{path}: {one['id']}: {one['nodes'][0]['html'][:150]}"
+                    for one in found["violations"]
+                    if one["impact"] in ("serious", "critical")
+                ]
+        context.close()
+        return problems + watch.seen
+
+    async with served(dashboard(connection=url, prefix=prefix)) as base:
+        assert await chromium(look) == []

@@ -138,6 +138,11 @@
   document.addEventListener("keydown", keys);
   if (body.dataset.live) {
     let place = null; // where the keyboard was when the page was drawn anew
+    document.addEventListener("htmx:beforeRequest", (event) => {
+      if (!document.hidden) return;
+      event.preventDefault(); // nobody looks; it is drawn anew when somebody does
+      isOld = true;
+    });
     document.addEventListener("htmx:beforeSwap", (event) => {
       const focused = document.activeElement;
       place = main()?.contains(focused) ? focused.getAttribute("href") : null;
