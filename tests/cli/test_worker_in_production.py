@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -43,6 +44,12 @@ async def broken(word: str) -> None:
 def slow() -> int:
     time.sleep(0.3)
     return os.getpid()
+
+@app.task
+def timed() -> list:
+    began = time.monotonic()
+    time.sleep(0.1)
+    return [os.getpid(), began, time.monotonic()]
 
 def make():
     return app
@@ -188,6 +195,40 @@ def test_several_processes_share_the_work_and_the_dead_are_replaced(
     assert "died after" in log()
     assert "SIGKILL" in log()
     assert wait_until_sync(lambda: queue.get_workers() == [])
+
+
+def test_concurrency_is_kept_over_four_processes_although_children_are_killed(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    process = start("shop:app", "--processes", "4", "--queue", "default:2")
+    runs: list[list[float]] = []
+    killed: set[int] = set()
+
+    def work(count: int) -> None:
+        jobs = queue.add_bulk([_new("timed") for _ in range(count)])
+        if len(runs) in (32, 64):  # two children die with what they run
+            victim = next(int(pid) for pid, _, _ in reversed(runs) if pid not in killed)
+            killed.add(victim)
+            os.kill(victim, signal.SIGKILL)
+        runs.extend(queue.wait_for(job.id, timeout=100_000) for job in jobs)
+
+    for _ in range(4):
+        work(32)
+    wait_until_sync(lambda: log().count("it is started again") == 2, timeout=60)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert len(runs) == 128
+    assert queue.get_job_counts()["active"] == 0
+    assert 2 < _most_at_once(runs) <= 8
+    for pid in {run[0] for run in runs}:
+        assert _most_at_once([run for run in runs if run[0] == pid]) <= 2
+
+
+def _most_at_once(runs: list[list[float]]) -> int:
+    """How many ran at the same time, at most; an end counts before a beginning."""
+    turns = sorted([(end, -1) for _, _, end in runs] + [(began, 1) for _, began, _ in runs])
+    return max(itertools.accumulate(change for _, change in turns))
 
 
 def test_children_end_when_their_parent_is_killed(
