@@ -447,3 +447,24 @@ async def test_partitions_are_one_row_of_the_overview(
     (row,) = [row for row in rows if "4 partitions" in row]
     assert '<td class="n">41</td>' in row
     assert row.count("/queue?queue=mail") == 1
+
+
+async def test_lanes_are_listed_by_how_many_wait_and_by_how_long(
+    visit: Callable[..., Visitor], queue: Queue, client: Any
+):
+    for lane, waiting, age_s in (("short", 1, 7200), ("long", 5, 60), ("middle", 3, 600)):
+        for _ in range(waiting):
+            job = await queue.add("x", lane=lane)
+            await client.hset(queue.keys.job(job.id), "timestamp", job.timestamp - age_s * 1000)
+    visitor = visit()
+
+    def order(page: str) -> list[str]:
+        return re.findall(r'<a href="/lane\?[^"]*lane=(\w+)"', html.unescape(page))
+
+    by_length = (await visitor.get(f"/lanes?queue={queue.name}")).text
+    by_age = (await visitor.get(f"/lanes?queue={queue.name}&by=oldest")).text
+
+    assert order(by_length) == ["long", "middle", "short"]
+    assert order(by_age) == ["short", "middle", "long"]
+    assert "2h ago" in by_age
+    assert (await visitor.get(f"/lanes?queue={queue.name}&by=<x>")).status_code == 200

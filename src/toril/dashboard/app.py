@@ -408,7 +408,9 @@ class Pages:
         if not name:
             rows = [row for row in (await self._desk.overview()).rows if row.glance.lanes]
             return self._show(request, "lane_queues.html", rows=rows)
-        return self._show(request, "lanes.html", queue=name, page=await self._desk.lanes(name))
+        by = "oldest" if request.query_params.get("by") == "oldest" else ""
+        page = await self._desk.lanes(name, by)
+        return self._show(request, "lanes.html", queue=name, page=page, by=by)
 
     async def _lane(self, request: Request) -> Response:
         name, lane = request.query_params.get("queue", ""), request.query_params.get("lane", "")

@@ -57,6 +57,7 @@ MOST_NODES = 300
 MOST_CHILDREN = 20
 MOST_LEVELS = 10
 MOST_STAGES = 50
+LATE = 1 << 62
 AT_ONCE = 16
 MINUTES = 60
 DOCTOR_S = 30.0
@@ -249,9 +250,17 @@ class LettersPage:
 
 
 @dataclass(frozen=True)
+class LaneRow:
+    """A lane at work, and since when the next of its jobs waits."""
+
+    lane: LaneGlance
+    since: int | None
+
+
+@dataclass(frozen=True)
 class LanesPage:
     count: int
-    at_work: list[LaneGlance]
+    at_work: list[LaneRow]
     stopped: list[Lane]
     left_out: int
     is_searched: bool
@@ -812,17 +821,23 @@ class Desk:
 
     # ------------------------------------------------------------------------ lanes
 
-    async def lanes(self, name: str) -> LanesPage:
-        """Some lanes at work, those that are stopped, and how many there are."""
-        return await self.shared.get(("lanes", name), lambda: self._lanes(name))
+    async def lanes(self, name: str, by: str = "") -> LanesPage:
+        """Some lanes at work, those that are stopped, and how many there are.
 
-    async def _lanes(self, name: str) -> LanesPage:
+        Those with the most jobs come first, or those whose next job waits for longest.
+        """
+        return await self.shared.get(("lanes", name, by), lambda: self._lanes(name, by))
+
+    async def _lanes(self, name: str, by: str) -> LanesPage:
         queue = await self.known(name)
         parts = queue.partitions
         most = _share(len(parts))
         looks = [glancing.lanes_at_work(part.keys, most=most) for part in parts]
-        at_work = [one for found in await self.connection.run_all(looks) for one in found]
-        at_work.sort(key=lambda one: -one.depth)
+        found = [one for some in await self.connection.run_all(looks) for one in some]
+        at_work = await self._with_ages(parts, found)
+        at_work.sort(key=lambda row: -row.lane.depth)
+        if by == "oldest":
+            at_work.sort(key=lambda row: row.since if row.since is not None else LATE)
         stopped = await self._stopped_lanes(queue)
         reads = [
             lanes.read(parts[partitioning.home_of(lane, len(parts))].keys, lane)
@@ -836,6 +851,19 @@ class Desk:
             max(len(stopped.value) - MOST_ROWS, 0),
             stopped.is_whole,
         )
+
+    async def _with_ages(
+        self, parts: Sequence[Queue], found: Sequence[LaneGlance]
+    ) -> list[LaneRow]:
+        homes = [parts[partitioning.home_of(one.name, len(parts))] for one in found]
+        heads = [
+            (index, glancing.added_at(home.keys, one.head))
+            for index, (home, one) in enumerate(zip(homes, found, strict=True))
+            if one.head
+        ]
+        answers = await self.connection.run_all([read for _, read in heads]) if heads else []
+        since = {index: at for (index, _), at in zip(heads, answers, strict=True)}
+        return [LaneRow(one, since.get(index)) for index, one in enumerate(found)]
 
     async def _stopped_lanes(self, queue: Queue) -> Known[list[str]]:
         """Those that are paused or halted; for them the settings of all lanes are read."""

@@ -207,6 +207,11 @@ def lanes_at_work(keys: Keys, *, most: int) -> Command[list[LaneGlance]]:
     return script("glanceLanes", keys, {"most": most}, parse, resend=Resend.SAME)
 
 
+def added_at(keys: Keys, job_id: str) -> Command[int | None]:
+    """When a job was added, without the rest of it."""
+    return plain("HGET", keys.job(job_id), "timestamp", parse=codec.number)
+
+
 def _lane(name: bytes, depth: int, head: bytes, holders: bytes, settings: bytes) -> LaneGlance:
     own = lanes.settings_of(settings)
     return LaneGlance(
