@@ -1,4 +1,4 @@
---- New jobs of one queue in one call: they are counted, and workers are told of them, once for all.
+--- The new jobs that one call adds to a queue: they are counted, and workers are told, once for all.
 
 --- `gate` may be read later.
 function arrivals.at(queue, gate)
@@ -20,7 +20,7 @@ function arrivals.wake(queue, gate, used)
   if used.lane then lanes.wake(queue, gate) end
 end
 
---- All are in: the queue's counter goes on by as many as were counted.
+--- All are in: the queue's counter advances by the number counted.
 function arrivals.close(to)
   local queue = to.queue
   if to.count > 0 then redis.call("INCRBY", queue.id, clock.digits(to.count)) end

@@ -1,6 +1,6 @@
---- What the outcomes of one call have in common is asked and written once for all of them.
+--- What the outcomes of one call have in common is read and written once for all of them.
 
---- Are these jobs just the oldest ones of `active`? Under load they are, and leave it together.
+--- Are these jobs exactly the oldest ones in `active`? Under load they are, and leave it together.
 local function areOldest(queue, outcomes)
   local oldest = redis.call("LRANGE", queue.active, -#outcomes, -1) -- bounded: one call's outcomes
   if #oldest ~= #outcomes then return false end
@@ -12,8 +12,8 @@ local function areOldest(queue, outcomes)
   return true
 end
 
---- The keys of the jobs and of their locks, who holds these, whether any of the jobs has children, and
---- how they leave `active`.
+--- The keys of the jobs and of their locks, who holds the locks, whether any of the jobs has children,
+--- and how they leave `active`.
 function batches.read(queue, gate, outcomes)
   local job_keys, lock_keys, size = {}, {}, #outcomes
   local batch = { size = size, jobs = job_keys, lock_of = lock_keys, has_children = false,
@@ -30,7 +30,7 @@ function batches.read(queue, gate, outcomes)
   local found = redis.call("EXISTS", unpack(rare))
   batch.are_marked = found > 0 and redis.call("EXISTS", queue.stalled) == 1
   batch.has_children = found > (batch.are_marked and 1 or 0)
-  -- A limit of active jobs is looked at while they leave, so then they leave one by one.
+  -- A limit on active jobs is checked as each one leaves, so then they leave one by one.
   batch.leaves_together = size >= 4 and not gate.concurrency and areOldest(queue, outcomes)
   return batch
 end
@@ -54,7 +54,7 @@ function batches.leave(queue, batch, i, outcome)
   return nil
 end
 
---- Give the locks back of the jobs that left, and write the plainly completed ones into their set.
+--- Release the locks of the jobs that left, and write the plainly completed ones into their set.
 function batches.release(queue, batch)
   if #batch.ids == 0 then return end
   if batch.leaves_together and #batch.ids == batch.size then

@@ -1,14 +1,14 @@
 --- Move a job that failed for good into the queue of the dead letters: a new job there, with its own
 --- id, whose data are the old ones and the metadata. The caller has taken it out of its place.
 ---
---- `dead_letters` is what burials.open gave; the script ends with closeDeadLetters.
---- `trouble` is what jobs have in common that failed in the same way and had the same options:
+--- `dead_letters` is what burials.open returned; the script ends with burials.close.
+--- `trouble` is what jobs that failed in the same way, with the same options, have in common:
 --- { metadata, note, stacktrace (the source is kept and gets it) }. `metadata` and `note` are members of
---- JSON objects, each with a comma before it; what is a job's own comes before them.
+--- JSON objects, each with a comma before it; a job's own members come before them.
 
 --- Draw the numbers of the next `count` letters. The counter may have been lost or set back, so numbers
---- that jobs have are passed over, in steps that double. Whether any of the keys `beside` exists is
---- asked in the same command; returns that.
+--- that jobs already have are skipped, in steps that double. Returns whether any of the keys `beside`
+--- exists, which the same command asks.
 local function drawLetterIds(dead_letters, count, beside)
   local step, keys, asked, found, in_use = count, {}, { unpack(beside) }, nil, nil
   repeat
@@ -25,8 +25,8 @@ local function drawLetterIds(dead_letters, count, beside)
   return found > 0
 end
 
---- The target at `base` for jobs of the queue called `source`; `jobs` are the keys of those that will
---- probably go there in this call, so that what they have in common is asked for once: has any of them
+--- The target at `base` for jobs of the queue called `source`; `job_keys` are those that will probably
+--- go there in this call, so that what they have in common is asked only once: does any of them have
 --- logs or children?
 function burials.open(base, name, source, job_keys, has_children, troubles, now)
   local beside = {}
@@ -51,15 +51,15 @@ function burials.open(base, name, source, job_keys, has_children, troubles, now)
   return dead_letters
 end
 
---- The same at the queue of the letters, for those that come from other slots.
+--- The same on the letters' own queue, for letters that come from other slots.
 function burials.reopen(queue)
   return { queue = queue, gate = gates.read(queue), prefix = queue.base .. ":", ids = {} }
 end
 
 local MORE_REMOVED = 50
 
---- Remove the oldest letters that are not to be kept, of `length` in the list: as many as came, and a
---- few more. Any other job ends it. So does a walk that turns the list: its oldest are elsewhere.
+--- Remove the oldest letters beyond the retention, of `length` in the list: as many as came, and a few
+--- more. It stops at any other job, and while a walk turns the list: the oldest are elsewhere then.
 local function retainLetters(dead_letters, list, length, now)
   local keep, target = dead_letters.keep, dead_letters.queue
   local excess = type(keep.count) == "number" and length - keep.count or 0
@@ -93,7 +93,7 @@ function burials.arrive(dead_letters, now)
   places.wake(target, gate)
 end
 
---- The letters of this call are all written: their jobs go, and are counted.
+--- All letters of this call are written: their jobs are removed, and counted.
 function burials.close(queue, dead_letters, now)
   if not dead_letters or #dead_letters.ids == 0 then return end
   if dead_letters.has_more then
@@ -113,19 +113,19 @@ local function drawLetterId(dead_letters)
   return id
 end
 
---- A whole number of a hash, as JSON has it; 0 for one that somebody damaged.
+--- A whole number from a hash, as JSON; 0 if it is damaged.
 local function wholeNumber(text)
   return text and string.match(text, "^[1-9]%d*$") or "0"
 end
 
---- What scripts need to know of a letter later, as they cannot decode its data. It is the same for all
---- in the same trouble whose metadata have `size` bytes; the job's own come first in these.
+--- What scripts need to know about a letter later, as they cannot decode its data. It is the same for
+--- all in the same trouble whose metadata have `size` bytes; the job's own members come first in these.
 local function writeNote(trouble, size)
   trouble.noted_size, trouble.noted = size, '{"size":' .. clock.digits(size) .. trouble.note .. "}"
   return trouble.noted
 end
 
---- What few letters have: data that are no object or no JSON, a group, earlier lives.
+--- What few letters have: data that are not an object or not JSON, a group, earlier lives.
 local function writeRest(more, raw_data, is_wrapped, group, hash)
   local function also(name, value)
     if value then more[#more + 1], more[#more + 2] = name, value end
@@ -139,7 +139,7 @@ local function writeRest(more, raw_data, is_wrapped, group, hash)
   return more
 end
 
---- How often a job came back from the dead letters, when, and with which data at first.
+--- How often a job came back from the dead letters, when, and its original data.
 local function earlierLives(replay_count, history, original)
   if not replay_count then return "" end
   return ',"replays":' .. wholeNumber(replay_count) .. ',"history":[' .. (history or "") .. "]"
@@ -148,8 +148,8 @@ end
 
 local MOST_LOGS = 1000
 
---- Leave a letter for a queue in another slot, with the last lines of its log. Unless the job is kept it
---- is in transit then.
+--- Leave a letter for a queue in another slot, with the last lines of its log. Unless the job is kept,
+--- it is then in transit.
 local function sendLetter(dead_letters, job, ended, letter)
   if dead_letters.has_more then letter.logs = redis.call("LRANGE", job .. ":logs", -MOST_LOGS, -1) end -- bounded: MOST_LOGS
   local id = parcels.send(dead_letters.away, ended.id .. ":" .. letter.stamp, { verb = "bury",
@@ -158,7 +158,7 @@ local function sendLetter(dead_letters, job, ended, letter)
   return id
 end
 
---- Write a letter that is here: its job is in this slot, or was.
+--- Write a letter in this slot, where its job is or was.
 local function writeLetter(dead_letters, id, letter)
   jobs.write(dead_letters.prefix .. id, { name = letter.name, more = letter.more }, letter.text,
     '{"attempts":0}', letter.stamp, "0")
@@ -166,7 +166,7 @@ local function writeLetter(dead_letters, id, letter)
 end
 
 --- A letter that was sent from another slot; burials.arrive puts it into the list. Nothing is written if
---- it is here already.
+--- it is already here.
 function burials.receive(dead_letters, id, letter)
   local key = dead_letters.prefix .. id
   if redis.call("EXISTS", key) == 1 then return end
@@ -175,7 +175,7 @@ function burials.receive(dead_letters, id, letter)
   dead_letters.ids[#dead_letters.ids + 1] = id
 end
 
---- `ended` = { id, trouble, is_raw (the data are no JSON) }, `known` is what jobs.readEnding gave.
+--- `ended` = { id, trouble, is_raw (the data are not JSON) }, `known` is what jobs.readEnding returned.
 --- Returns the id among the dead letters.
 function burials.bury(queue, dead_letters, ended, known)
   local job, trouble = queue.base .. ":" .. ended.id, ended.trouble
@@ -198,13 +198,13 @@ function burials.bury(queue, dead_letters, ended, known)
   return id
 end
 
---- What jobs.finish does for a job that goes to the dead letters, cheaper, for most of them: those
---- without ties to others, with nothing beside their hash, and with data that are a plain object.
---- Returns its id there, or a refusal; nothing, and has changed nothing, for any other.
+--- A cheaper jobs.finish for most jobs that go to the dead letters: those without ties to others,
+--- with no keys other than their hash, and with data that are a plain object.
+--- Returns its id there, or a refusal; for any other job it changes nothing and returns nothing.
 ---
---- In a storm of failures each call within a script counts, and each text that is made. So what cannot
---- have changed since the worker took the job is not read again, the letter is put together in one
---- piece, and all of this is written out here.
+--- In a storm of failures every call in a script counts, and every string it builds. So what cannot
+--- have changed since the worker took the job is not read again, the letter is built in one piece,
+--- and all of this is written out here.
 function burials.buryPlainly(queue, dead_letters, batch, i, outcome, trouble, points, now)
   if outcome.is_special or dead_letters.has_more or dead_letters.away then return nil end
   local call, job = redis.call, batch.jobs[i]

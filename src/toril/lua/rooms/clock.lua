@@ -5,15 +5,15 @@ function clock.now()
     local time = redis.call("TIME")
     memory.now = time[1] * 1000 + math.floor(time[2] / 1000) + memory.skew_ms
     if memory.skew_ms == 0 then
-      -- Most calls write it: its digits are at hand, and making them anew costs as much as a command.
+      -- Most calls write it: its digits are at hand, and formatting it costs as much as a command.
       memory.stamped_ms, memory.stamp = memory.now, time[1] .. string.sub("00000" .. time[2], -6, -4)
     end
   end
   return memory.now
 end
 
---- A time as text. The server writes every number that a script hands it with seventeen digits,
---- which costs more than many a command; the same time is written once.
+--- A time as text. The server formats every number that a script passes it with seventeen digits,
+--- which costs more than many commands; the same time is formatted only once.
 function clock.stamp(ms)
   if ms ~= memory.stamped_ms then
     memory.stamped_ms, memory.stamp = ms, string.format("%.0f", ms)

@@ -1,5 +1,5 @@
---- A job may hold anything, and others lie beside it in one call. What is done for one job of many is
---- done under `pcall`; if it fails, these say whether that job is the cause, and give it up alone.
+--- A job may hold anything, and one call handles many. What is done for one job of many is done under
+--- `pcall`; if it fails, these functions say whether that job is the cause, and give up that job alone.
 
 local QUEUE_KEYS = { wait = "list", paused = "list", active = "list", prioritized = "zset",
   delayed = "zset", ["waiting-children"] = "zset", completed = "zset", failed = "zset",
@@ -9,7 +9,7 @@ local QUEUE_KEYS = { wait = "list", paused = "list", active = "list", prioritize
   ["lanes:held"] = "hash", ["lanes:ready"] = "zset", ["lanes:later"] = "zset",
   ["lanes:index"] = "zset", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 
---- Is each key of the queue itself of the kind that it should be?
+--- Does each of the queue's own keys have the right type?
 function damage.isSound(queue)
   for name, kind in pairs(QUEUE_KEYS) do
     local found = redis.call("TYPE", queue.base .. ":" .. name).ok
@@ -18,8 +18,8 @@ function damage.isSound(queue)
   return true
 end
 
---- The words of an error that `pcall` caught. It is raised again if the job is not to blame: the queue's
---- own keys are damaged, or the server does not let us do it.
+--- The message of an error that `pcall` caught. It is raised again if the job is not to blame: the
+--- queue's own keys are damaged, or the server does not permit the command.
 function damage.of(queue, problem)
   local words = type(problem) == "table" and problem.err or tostring(problem)
   local code = string.match(words, "^(%u+) ")
@@ -29,8 +29,8 @@ function damage.of(queue, problem)
   return words
 end
 
---- Give up a job that is in no place any more, whatever it holds: it fails, and an event tells of it.
---- Where its key holds no hash there is no job, and the event is all.
+--- Give up a job that is no longer in any place, whatever it holds: it fails, and an event says so.
+--- If its key does not hold a hash, there is no job, and only the event is written.
 function damage.abandon(queue, id, reason, now)
   local written = redis.pcall("HSET", queue.base .. ":" .. id, "failedReason", reason,
     "finishedOn", clock.stamp(now))

@@ -1,5 +1,5 @@
---- Does another job own the deduplication id of this new one? What follows from that is the mode's
---- business; returns the owner's id when the new job is not to be added.
+--- Does another job own the deduplication id of this new one? The mode decides what follows from that;
+--- returns the owner's id if the new job must not be added.
 --- `wanted` = { id, ttl, extend, replace, keep_last, reschedule }.
 
 local function tellDeduplicated(queue, gate, deduplication_id, job_id, other_id)
@@ -18,7 +18,7 @@ local function own(owner_key, wanted, job_id)
   end
 end
 
---- A key that never expires and names a job which is gone would hold the id for good.
+--- A key that never expires and names a job that is gone would hold the id forever.
 local function isStale(queue, owner_key, owner)
   return redis.call("EXISTS", queue.base .. ":" .. owner) == 0
     and redis.call("PTTL", owner_key) == -1
@@ -29,9 +29,9 @@ local function isActive(queue, id)
     or redis.call("LPOS", queue.active, id) ~= false
 end
 
---- The newest one that came while the owner ran waits for its turn in `dn`: as BullMQ reads it, and
---- as it was asked for (`x.job`), so that it is added later as it would have been now. Its place in a
---- lane is that of its arrival.
+--- The newest job that came while the owner ran waits for its turn in `dn`: as BullMQ reads it, and
+--- as it was requested (`x.job`), so that it is added later as it would have been now. Its arrival
+--- decides its place in a lane.
 local function keepForLater(queue, wanted, new)
   local pending = queue.base .. ":dn:" .. wanted.id
   local job = new.job
@@ -43,7 +43,7 @@ local function keepForLater(queue, wanted, new)
   redis.call("PERSIST", queue.base .. ":de:" .. wanted.id)
 end
 
---- Put the owner, still delayed, off to the time that the new job asks for.
+--- Move the owner, which is still delayed, to the time that the new job asks for.
 local function putOff(queue, gate, owner, new)
   if redis.call("ZREM", queue.delayed, owner) == 1 then
     places.delay(queue, owner, new.due)
@@ -71,8 +71,8 @@ local function replaceDelayed(queue, gate, wanted, owner, new_id)
   redis.call("DEL", queue.base .. ":dn:" .. wanted.id)
 end
 
---- Is there no room for a new job, although it needs one? Asked before anything is written: one that
---- is deduplicated comes into no lane, and one that replaces a job of its lane takes its place.
+--- Does a new job need a place in its lane that is full? Asked before anything is written: one that is
+--- deduplicated enters no lane, and one that replaces a job of its lane takes that job's place.
 function deduplication.hasNoRoom(queue, job)
   if not lanes.isFull(queue, job.lane, job.max_lane_size) then return false end
   if not job.de then return true end
@@ -86,7 +86,7 @@ function deduplication.hasNoRoom(queue, job)
   return laneNames.laneOf(lane) ~= laneNames.write(job.lane) or lanes.isFull(queue, job.lane, job.max_lane_size, -1)
 end
 
---- `new` = { id, name, data, opts, delay, due, job, order_ms }, the job that wants in.
+--- `new` = { id, name, data, opts, delay, due, job, order_ms }, the job to be added.
 function deduplication.claim(queue, gate, wanted, new)
   local owner_key = queue.base .. ":de:" .. wanted.id
   local owner = redis.call("GET", owner_key)
@@ -119,8 +119,8 @@ function deduplication.claim(queue, gate, wanted, new)
   return owner
 end
 
---- What waits for its turn in `pending`, as `jobs.insert` takes it. One that BullMQ left there, perhaps
---- over one of ours, says in its options what it wants.
+--- The job that waits for its turn in `pending`, as `jobs.insert` takes it. If BullMQ left it there,
+--- perhaps overwriting one of ours, its options say what it wants.
 local function readPending(pending)
   local known = hashes.read(pending, "name", "data", "opts", "jid", "pk", "pd", "rjk", "x.job")
   if not known.name then return nil end
@@ -139,13 +139,13 @@ local function readPending(pending)
   return job, known.data or "{}", known.opts or "{}", ttl and ttl > 0 and ttl
 end
 
---- The end of a job that owns a deduplication id. A key with a time to live outlasts it; else the
+--- A job that owns a deduplication id has ended. A key with a time to live outlasts it; otherwise the
 --- id is free again, and the job that came last while this one was active gets its turn.
 function deduplication.release(queue, gate, id, deduplication_id, now)
   local owner = queue.base .. ":de:" .. deduplication_id
   local pending = queue.base .. ":dn:" .. deduplication_id
   local holder = redis.call("GET", owner)
-  -- Its time was over and another job took the id: what waits, waits for that one.
+  -- Its time was up and another job took the id: the pending job waits for that one.
   if holder and holder ~= id then return end
   if holder and redis.call("PTTL", owner) == -1 then
     redis.call("DEL", owner)
@@ -156,7 +156,7 @@ function deduplication.release(queue, gate, id, deduplication_id, now)
   local counter = redis.call("INCR", queue.id)
   job.id, job.deid = job.id or tostring(counter), deduplication_id
   if redis.call("EXISTS", queue.base .. ":" .. job.id) == 1 then
-    -- Somebody has used its id since it was put aside: as with any add, the job that is there stays.
+    -- Somebody has used its id since it was set aside: as with any add, the existing job stays.
     redis.call("DEL", pending)
     journal.emitTrimmed(queue, gate, "duplicated", "jobId", job.id)
     return
@@ -171,7 +171,7 @@ function deduplication.release(queue, gate, id, deduplication_id, now)
   redis.call("DEL", pending)
 end
 
---- A removed owner gives its deduplication id back, and the pending job with it.
+--- A removed owner gives up its deduplication id, and the pending job goes with it.
 function deduplication.forget(queue, id, deduplication_id)
   if not deduplication_id then return end
   local owner = queue.base .. ":de:" .. deduplication_id

@@ -1,5 +1,5 @@
---- What a queue does with parcels from other slots: for each verb the same function as the direct way.
---- A parcel is delivered once, however often it comes: its id is remembered for a day.
+--- What a queue does with parcels from other slots: each verb calls the same function as within a slot.
+--- A parcel is delivered once, however often it arrives: its id is remembered for a day.
 
 local DAY_MS, MOST_REMEMBERED, FORGOTTEN_AT_ONCE = 86400000, 1000000, 200
 
@@ -36,13 +36,13 @@ function verbs.unlink(_, body)
   parents.unlink(body.child, body.parent_key, body.parent, body.silently)
 end
 
---- A child of a parent that was removed in another slot. One that runs is left: its end finds no parent.
+--- Remove a child whose parent was removed in another slot. A running child stays: it will find no parent.
 function verbs.remove(round, body)
   local refusal, is_whole = removals.remove(round.queue, body.id, true, body.slice)
   if not refusal and not is_whole then return 1 end
 end
 
---- A tree whose parent is in another slot, and waits for it already. While its lane is full it waits.
+--- A tree whose parent is in another slot and already waits for it. While its lane is full, it waits.
 function verbs.addFlow(round, body)
   local results = flows.add(flows.homes(body.queues), body.nodes, body.words, 0, round.now)
   if results[1] == refusals.LANE_FULL then return 1 end
@@ -56,8 +56,8 @@ local function isKnown(queue, ids)
   return known
 end
 
---- Remember what was delivered, and forget what is older than a day: so much that the memory does not
---- grow, and never more than a call may do.
+--- Remember what was delivered, and forget what is older than a day: enough to keep the memory from
+--- growing, and never more than a call may do.
 local function remember(queue, ids, now)
   if #ids == 0 then return end
   local received, words = queue.base .. ":toril:received", {}
@@ -71,12 +71,12 @@ local function remember(queue, ids, now)
   if excess > 0 then redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids)) end
 end
 
---- Was the parcel delivered that another one must follow, in this call or before?
+--- Was the parcel that another one must follow delivered, in this call or earlier?
 local function hasTaken(round, id)
   return round.known[id] or redis.call("ZSCORE", round.queue.base .. ":toril:received", id) ~= false
 end
 
---- 0 for a parcel that is delivered, 1 for one that has to come again, or why it is refused.
+--- 0 if the parcel is delivered, 1 if it has to come again, or why it is refused.
 local function deliver(round, id, text)
   local is_read, body = pcall(cmsgpack.unpack, text)
   if not is_read or type(body) ~= "table" then return "it cannot be read" end

@@ -1,9 +1,9 @@
---- Whole trees of jobs, over any number of queues. The nodes come in an order in which parents stand
---- before their children; `homes` are the places of their queues (rooms/arrivals.lua).
+--- Whole trees of jobs, across any number of queues. Parents come before their children in the list of
+--- nodes; `homes` are the arrivals at their queues (rooms/arrivals.lua).
 ---
 --- What belongs to another slot is left as parcels, one for each tree there: the parent, which is here,
---- waits for its root before the parcel is sent. A tree that comes by parcel is added by the same
---- function, and leaves parcels in turn for what is below it in yet other slots.
+--- waits for the tree's root before the parcel is sent. A tree that arrives by parcel is added by the
+--- same function, and in turn leaves parcels for what is below it in yet other slots.
 local ADDED, EXISTS, LEFT_OUT = 0, 1, 2
 local REMEMBERED = "remembered"
 
@@ -30,8 +30,8 @@ local function isThere(homes, node)
   return redis.call("EXISTS", keyOf(homes, node)) == 1
 end
 
---- Which nodes exist already: what is below one that does is left out with it. Or the first refusal.
---- What is sent elsewhere is looked at there, with everything below it.
+--- Which nodes already exist (what is below such a node is left out with it), or the first refusal.
+--- What is sent elsewhere is checked there, with everything below it.
 local function lookAt(homes, nodes)
   local exists, is_sent, isLaneFullFor = {}, {}, lanes.guard()
   for i, node in ipairs(nodes) do
@@ -65,7 +65,7 @@ local function addNode(to, node, is_there, data, opts, now)
   return owner or ADDED
 end
 
---- Parents wait for children that are there; who has none left may run. Leaves first.
+--- Parents wait for children that exist; those with none left may run. Leaves first.
 local function releaseParents(homes, nodes, results, trees, now)
   for i = #nodes, 1, -1 do
     local node, parent = nodes[i], nil
@@ -92,8 +92,8 @@ local function sendTrees(trees)
   end
 end
 
---- Put a node of another slot into the tree that is sent there; `trees` remembers by the place of a node
---- in which one it is, and where.
+--- Put a node of another slot into the tree that is sent there; `trees` remembers, by a node's position,
+--- which tree it is in, and where.
 local function pack(trees, homes, nodes, i, data, opts)
   local node, within = nodes[i], nodes[i].above and trees.of[nodes[i].above]
   local tree = within and within.tree
@@ -123,8 +123,8 @@ function flows.homes(names)
   return homes
 end
 
---- Add the trees, or return one refusal for all. `words` are data and options of each node, behind the
---- first `skip`. Returns for each node what calls/addFlow.lua tells, and whether all were added.
+--- Add the trees, or return one refusal for all. `words` are each node's data and options, after the
+--- first `skip`. Returns for each node what calls/addFlow.lua says, and whether all were added.
 function flows.add(homes, nodes, words, skip, now)
   local exists, refusal = lookAt(homes, nodes)
   if refusal then return refusal end

@@ -1,7 +1,7 @@
---- Which BullMQ has opened the queue.
+--- Note which version of BullMQ has opened the queue.
 local function noteVersion(queue, gate, meta)
   local major = tonumber(string.match(meta.version or "", "^bullmq:(%d+)%.")) or 0
-  -- The next program that opens the queue writes its own version over this one.
+  -- The next program that opens the queue overwrites this version with its own.
   if major == 5 and not meta["x.seen5"] then
     redis.call("HSET", queue.meta, "x.seen5", 1)
   end
@@ -10,8 +10,8 @@ local function noteVersion(queue, gate, meta)
   gate.was_version_5 = major == 5 or meta["x.seen5"] ~= nil
 end
 
---- The queue's settings as far as they decide what may run: read once per call. Most queues have one
---- or two, so asking for all of them costs less than asking for those that could be there.
+--- The queue's settings that decide what may run: read once per call. Most queues have one or two, so
+--- reading all of them costs less than asking for each that could be set.
 function gates.read(queue)
   local meta = hashes.all(queue.meta)
   local max_events, held = meta["opts.maxLenEvents"], meta["x.held"]
@@ -31,12 +31,12 @@ function gates.read(queue)
   return gate
 end
 
---- The list that takes jobs which can run at once.
+--- The list for jobs that can run immediately.
 --- BullMQ 5 keeps them in `paused` while the queue is paused, and its resume renames that list over
 --- `wait`: what is in `wait` then is lost. BullMQ 6 leaves them in `wait` and brings back what is in
 --- `paused`. The version in `meta` is only that of the last program that opened the queue, and some
---- write none; so `paused` it is, unless the jobs of a queue of BullMQ 6 are in `wait` already.
---- What is in two lists is brought into one, a hundred jobs at a time.
+--- write none; so we use `paused`, unless the queue belongs to BullMQ 6 and its jobs are in `wait`.
+--- If jobs are in both lists, they are merged into one, a hundred at a time.
 function gates.readyList(queue, gate)
   if not gate.paused then return queue.wait end
   if gate.ready then return gate.ready end
@@ -59,9 +59,9 @@ function gates.isOpen(queue, gate)
   return not gate.concurrency or redis.call("LLEN", queue.active) < gate.concurrency
 end
 
---- A queue held by hand: the counter of the rate limit is set to the highest number for a while.
---- Workers of BullMQ look at the counter only when a limit is set; ours see the mark in `meta`, which
---- tells for how long: a clock that is set back must not make it longer. (1 is an older mark.)
+--- A queue held by hand: the rate limit's counter is set to the highest number for a while.
+--- BullMQ workers look at the counter only if a limit is set; ours see the mark in `meta`, which says
+--- for how long: a clock that is set back must not make it longer. (1 is an older mark.)
 local HELD = "9007199254740991"
 
 function gates.hold(queue, gate, duration_ms)
@@ -70,7 +70,7 @@ function gates.hold(queue, gate, duration_ms)
   gate.held_ms = duration_ms
 end
 
---- For how long the queue is held yet; the mark goes when the time is over.
+--- How much longer the queue is held; the mark is removed when the time is up.
 function gates.heldFor(queue, gate)
   if redis.call("GET", queue.limiter) == HELD then
     local ttl = redis.call("PTTL", queue.limiter)

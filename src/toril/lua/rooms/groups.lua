@@ -1,29 +1,29 @@
---- Groups (sagas): what the end of a member, or of the undoing of one, does to its group.
+--- Groups (sagas): what happens to a group when a member, or a member's compensation, ends.
 ---
 --- A job names its group in `x.group`: the key of the group's record, a colon, a letter and the
---- member's number. The letter is `m` for a member whose completion can be undone, `f` when its
---- failure is undone as well, `u` when there is nothing to undo, and `c` for the job that undoes.
+--- member's number. The letter is `m` for a member whose completion can be undone, `f` if its
+--- failure is undone as well, `u` if there is nothing to undo, and `c` for the job that undoes.
 ---
---- Beside the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
---- `:undo` the numbers of what is to be undone in the order of completion, `:results` their return
---- values, `:compensations` how each undoing ended, `:tried` their numbers in the order of trying.
---- In the record `x.letter.N` is the dead letter that the undoing of member N became.
+--- Next to the record: `:jobs` how each member ended, `:plan` who they are and how each is undone,
+--- `:undo` the numbers of what must be undone in the order of completion, `:results` their return
+--- values, `:compensations` how each compensation ended, `:tried` their numbers in the order tried.
+--- In the record, `x.letter.N` is the dead letter that the compensation of member N became.
 
 local MOST_AT_ONCE = 250
---- Each that ends lets the group be looked at as a whole.
+--- Each one that ends causes a look at the whole group.
 local MOST_IN_GRAPH = 20
 local LOOK_AGAIN_MS = 30000
 local MOST_TOLD = 500000
 
 local function openGroups(owner) return owner .. ":toril:groups-open" end
 function groups.ended(owner) return owner .. ":toril:groups-ended" end
---- Those that need a person: their undoing failed, or nobody knows how a member ended. Workers of older
---- versions do not write this index, so whoever reads it compares.
+--- The groups that need a person: undoing failed, or nobody knows how a member ended. Workers of older
+--- versions do not write this index, so readers must verify it.
 function groups.asking(owner) return owner .. ":toril:groups-asking" end
 local function goneGroup(owner, id) return owner .. ":toril:groups-gone:" .. id end
 
---- A group; nothing when it is forgotten, or when somebody damaged its counts: how it ends nobody can
---- say then.
+--- A group; nothing if it is forgotten, or if its counts are damaged: then nobody can say how it
+--- ends.
 function groups.read(key)
   local record = hashes.read(key, "name", "state", "totalJobs", "completedCount", "failedCount",
     "cancelledCount", "x.running", "x.broken", "x.order", "x.late", "x.keep", "x.undo", "x.staged",
@@ -39,7 +39,7 @@ function groups.read(key)
     failed = tonumber(record.failedCount), cancelled = tonumber(record.cancelledCount),
     running = tonumber(record["x.running"]) or 0, -- compensation jobs that have not ended
     broken = tonumber(record["x.broken"]) or 0,  -- compensation jobs that failed for good
-    -- Workers that know nothing of graphs undo such a group in reverse order, which is right as well.
+    -- Workers that do not know about graphs undo such a group in reverse order, which is also correct.
     is_reverse = record["x.order"] == "reverse" and record["x.undo"] ~= "graph",
     follows_graph = record["x.undo"] == "graph",
     undoes_late = record["x.late"] ~= "0",
@@ -77,8 +77,8 @@ end
 
 local KNOWN_MS = "86400000"
 
---- Forget a group that has ended. How it did stays known for a day: to whoever waits for it, and to a
---- call that comes late and would create it again.
+--- Forget a group that has ended. How it ended stays known for a day, for those who wait for it and for
+--- a late call that would create it again.
 function groups.forget(owner, id)
   local key, gone = owner .. ":groups:" .. id, goneGroup(owner, id)
   if redis.call("EXISTS", key) == 1 then
@@ -89,7 +89,7 @@ function groups.forget(owner, id)
   groups.delete(owner, id)
 end
 
---- Forget finished groups as a retention asks, at most a hundred in one call.
+--- Forget finished groups as their retention asks, at most a hundred per call.
 local function retainGroups(owner, keep, now)
   local ended = groups.ended(owner)
   local ids = {}
@@ -107,7 +107,7 @@ local function retainGroups(owner, keep, now)
   end
 end
 
---- How the undoings ended, as JSON.
+--- How the compensations ended, as JSON.
 local function compensationResults(group)
   local ended = redis.call("HGETALL", group.key .. ":compensations") -- bounded: members of a group
   local results = {}
@@ -122,7 +122,7 @@ local function compensationResults(group)
   return "[" .. table.concat(results, ",") .. "]"
 end
 
---- Nothing of the group is left to do: it may be forgotten.
+--- The group has nothing left to do: it may be forgotten.
 function groups.close(group, now)
   redis.call("ZADD", groups.ended(group.owner), clock.stamp(now), group.id)
   if group.keep then retainGroups(group.owner, group.keep, now) end
@@ -147,7 +147,7 @@ local function endGroup(group, state, now)
     groups.emit(group, "group:failed", "state", state, "compensationResults",
       compensationResults(group))
   end
-  -- A group whose undoing failed is kept until somebody has looked at it.
+  -- A group that could not be undone is kept until somebody has looked at it.
   if state == "FAILED_COMPENSATION" then
     redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
     return
@@ -156,8 +156,8 @@ local function endGroup(group, state, now)
   groups.close(group, now)
 end
 
---- An id in the queue at `base` that no job has: somebody may have chosen the one that comes first. The
---- number stands at its end, where it is read again.
+--- An id in the queue at `base` that no job has: somebody may already use the first choice. The number
+--- is at its end, where it is read again.
 local function freeId(base, head, number)
   local id, tries = head .. number, 0
   while redis.call("EXISTS", base .. ":" .. id) == 1 do
@@ -167,21 +167,21 @@ local function freeId(base, head, number)
   return id
 end
 
---- The options of a job that undoes. Whoever it calls knows it by its membership: that is the same
---- however often the job is made anew.
+--- The options of a job that undoes. The systems it calls recognize it by its membership, which stays
+--- the same however often the job is created again.
 local function undoOpts(opts, membership)
   return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":'
     .. cjson.encode(membership) .. "}"
 end
 
---- In reverse order an undoing that failed stops those behind it: what was done earlier may be needed to
+--- In reverse order, a failed compensation stops those after it: what was done earlier may be needed to
 --- undo what came later.
 local function isStopped(group)
   return group.is_reverse and group.broken > 0
 end
 
 --- The numbers of those that may be undone now. In reverse order that is one, and only when no member
---- runs any more that would be undone: it could complete later than what is being undone.
+--- that would be undone is still running: it could complete later than what is being undone.
 local function takeUndoable(group)
   local most = group.is_reverse and 1 or group.follows_graph and MOST_IN_GRAPH or MOST_AT_ONCE
   local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
@@ -191,7 +191,7 @@ local function takeUndoable(group)
 end
 
 --- What all jobs that undo are told: why, whose failure it was, and what the members returned, unless
---- that would be too long for `count` of them.
+--- that would be too long to give to `count` of them.
 local function toldToUndo(group, count)
   local why = redis.call("HMGET", group.key, "x.reason", "x.failedMember")
   local label = why[2] and why[2] ~= "" and why[2]
@@ -200,7 +200,7 @@ local function toldToUndo(group, count)
     .. stages.results(group, math.floor(MOST_TOLD / count))
 end
 
---- The text of a job that undoes a member which returned `value`.
+--- The data of a job that undoes a member that returned `value`.
 local function undoData(group, member, value, how, told)
   local id = string.match(member[1], "([^:]+)$")
   return '{"groupId":' .. cjson.encode(group.id) .. ',"originalJobName":' .. cjson.encode(member[2])
@@ -208,7 +208,7 @@ local function undoData(group, member, value, how, told)
     .. ',"compensationData":' .. how.data .. told .. "}"
 end
 
---- Those that cannot be added wait again, until the group is looked at next.
+--- Those that cannot be added wait until the next look at the group.
 local function waitAgain(group, held)
   if #held == 0 then
     stages.askNoMore(group)
@@ -257,15 +257,15 @@ local function undoNext(group, now)
   stages.close(homes)
 end
 
---- Is something of a group still being undone, or waited for?
+--- Is any part of a group still being undone or waited for?
 local function isUnderWay(group)
   if group.running > 0 or group.undoes_late and liveMembers(group) > 0 then return true end
-  -- What stands before an undoing that failed waits until that is tried again.
+  -- What comes before a failed compensation waits until that is tried again.
   local is_stopped = (group.is_reverse or group.follows_graph) and group.broken > 0
   return not is_stopped and redis.call("EXISTS", group.key .. ":undo") == 1
 end
 
---- A group that is being undone is over when nothing of it runs and nothing is left to undo.
+--- A group that is being undone is over when none of it runs and nothing is left to undo.
 function groups.settle(group, now)
   if group.state ~= "COMPENSATING" then return end
   undoNext(group, now)
@@ -315,7 +315,7 @@ local function limitUndoing(group, now)
   redis.call("ZADD", stages.index(group.owner), "LT", at, group.id)
 end
 
---- Undoing has taken longer than it may: a person is asked. What is under way goes on. Returns 1 if so.
+--- If undoing has exceeded its time limit, ask a person. What is under way continues. Returns 1 if so.
 function groups.overdue(group, now)
   local at = group.undo_ms and tonumber(redis.call("HGET", group.key, "x.undoDeadline") or nil)
   if not at or at > now then return 0 end
@@ -325,7 +325,7 @@ function groups.overdue(group, now)
   return 1
 end
 
---- An active group cannot complete any more: cancel what has not started, undo what is done.
+--- An active group can no longer complete: cancel what has not started, undo what is done.
 --- `cause` = { id, reason, label }: the job that failed, or "" for none.
 function groups.turn(group, cause, now, released)
   cancelMembers(group, released, cause.reason)
@@ -354,7 +354,7 @@ local function noteEnd(group, number, state, ended, now)
   end
 end
 
---- Is what this member did to be undone, should the group turn?
+--- Must what this member did be undone if the group turns?
 local function isUndone(group, kind, state, ended)
   if kind == "u" or kind == "s" then return false end
   if group.state ~= "ACTIVE" and group.state ~= "COMPENSATING" then return false end
@@ -364,7 +364,7 @@ local function isUndone(group, kind, state, ended)
   return state ~= "completed" and kind == "f" and ended.started
 end
 
---- A member of a group that goes forward has ended.
+--- A member has ended in a group that is not being undone.
 local function goOn(group, number, state, ended, now)
   if state ~= "completed" then
     local cause = { id = ended.id, reason = ended.value, label = stages.label(group.key, number) }
@@ -408,7 +408,7 @@ function groups.memberEnded(key, kind, number, job, state, ended, now)
   end
 end
 
---- A group that could not be undone is being undone again; `count` compensations are tried again.
+--- Start undoing a group again that could not be undone; `count` compensations are tried again.
 function groups.reopen(group, count, now)
   group.state = "COMPENSATING"
   redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", clock.stamp(now))
@@ -423,7 +423,7 @@ function groups.reopen(group, count, now)
   groups.emit(group, "group:retrying", "count", clock.digits(count))
 end
 
---- An undoing that had failed has completed after all.
+--- A compensation that had failed has completed after all.
 local function repaired(group, now)
   group.broken = redis.call("HINCRBY", group.key, "x.broken", "-1")
   if group.state ~= "FAILED_COMPENSATION" or group.broken > 0 then return end
@@ -435,14 +435,14 @@ local function repaired(group, now)
   end
 end
 
---- An undoing has ended that took longer than it might: nothing is left of it, perhaps.
+--- A compensation that exceeded its time limit has ended: perhaps nothing is left to undo.
 local function endedLate(group, now)
   if group.state ~= "FAILED_COMPENSATION" or group.running > 0 or group.broken > 0 then return end
   if redis.call("EXISTS", group.key .. ":undo") == 0 then endGroup(group, "FAILED", now) end
 end
 
---- A job that undoes a member ended; `letter` is the key of the dead letter that it became. One that
---- failed, was run again by a worker of BullMQ and completed then makes up for its failure.
+--- A job that undoes a member ended; `letter` is the key of the dead letter that it became. If it
+--- failed, and then completed when a BullMQ worker ran it again, it makes up for its failure.
 function groups.compensationEnded(key, number, job, state, letter, now)
   local before = redis.call("HGET", key .. ":compensations", job)
   local is_repaired = before and before ~= "pending" and before ~= "completed" and state == "completed"
@@ -467,7 +467,7 @@ function groups.compensationEnded(key, number, job, state, letter, now)
   groups.settle(group, now)
 end
 
---- A job ended that belongs to a group. Telling the same twice changes nothing.
+--- A job that belongs to a group ended. Reporting the same end twice changes nothing.
 function groups.onSettled(membership, job, state, ended, now)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return end
@@ -491,8 +491,8 @@ local function isBroken(status)
   return status ~= nil and status ~= false and status ~= "pending" and status ~= "completed"
 end
 
---- The state of the group with this record. Anybody can write anything into a job: a key that is no
---- group stops nobody else.
+--- The state of the group with this record. Anybody can write anything into a job: a key that is not a
+--- group must not stop anybody else.
 local function readState(key)
   local state = redis.pcall("HGET", key, "state")
   if type(state) == "table" then return "ACTIVE" end
@@ -501,7 +501,7 @@ end
 
 --- May a job of a group run, or run again? "ACTIVE" if it may, else the state of its group. Without a
 --- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
---- while its group is not over; `job` is its key, unless a dead letter stands for it.
+--- while its group is not over; `job` is its key, unless it is a dead letter now.
 --- With `is_again` a member that its group counts as completed may not: it would be undone only once.
 function groups.stateOf(membership, job, is_again)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
@@ -528,7 +528,7 @@ function groups.stateOf(membership, job, is_again)
   return is_open and isBroken(status) and "ACTIVE" or state
 end
 
---- The compensation `before`, which failed, is to run again as `job`: its group waits for it from now
+--- The compensation `before`, which failed, will run again as `job`: its group waits for it from now
 --- on. Returns false, and changes nothing, if its group does not.
 function groups.reviveCompensation(key, before, job, now)
   local group = before and isBroken(redis.call("HGET", key .. ":compensations", before))
@@ -544,8 +544,8 @@ function groups.reviveCompensation(key, before, job, now)
   return true
 end
 
---- A member that has completed is to run once more in its active group. What it did at first becomes an
---- entry of its own in the plan, so that both are undone.
+--- A completed member will run once more in its active group. Its first run becomes an entry of its own
+--- in the plan, so that both are undone.
 local function repeatMember(key, number, job, now)
   local group = groups.read(key)
   if not group or group.state ~= "ACTIVE" and group.state ~= "BLOCKED" then return false end
@@ -569,15 +569,15 @@ local function repeatMember(key, number, job, now)
   return true
 end
 
---- A job of a group is started that was started before: a tool that knows nothing of groups may have
+--- A job of a group starts that was started before: a tool that does not know about groups may have
 --- brought it back.
 function groups.onTaken(membership, job, now)
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
   if kind == "c" then groups.reviveCompensation(key, job, job, now) end
 end
 
---- Somebody lets a finished job of a group run again. If the group does not count on that it runs only
---- because it is forced.
+--- Somebody retries a finished job of a group. If the group does not wait for it, it runs only because
+--- it is forced.
 function groups.onRetried(membership, job, now)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return end

@@ -1,4 +1,4 @@
---- Delete everything of a job but its lock and its place.
+--- Delete everything of a job except its lock and its place.
 function jobs.delete(job)
   redis.call("UNLINK", job, job .. ":logs", job .. ":dependencies", job .. ":processed",
     job .. ":failed", job .. ":unsuccessful")
@@ -18,15 +18,15 @@ function jobs.deleteAll(job_keys)
   end
 end
 
---- Groups need to know of a member whether its last run has an end that nobody told: its process died,
---- or it was stopped in the middle. `x.lost` is the number of that start, as `ats` counts them.
+--- A group needs to know whether a member's last run has an unknown outcome: its process died, or it
+--- was stopped in the middle. `x.lost` is the number of that start, as `ats` counts them.
 
 function jobs.noteOpenEnd(job)
   redis.call("HSET", job, "x.lost", redis.call("HGET", job, "ats") or "1")
 end
 
---- `started` and `lost` are the fields of those names. A job that is doomed has been taken once more,
---- without being run.
+--- `started` and `lost` are the fields `ats` and `x.lost`. A doomed job has been taken once more, without
+--- being run.
 function jobs.isOpenEnd(started, lost, is_doomed)
   if not lost then return false end
   return tonumber(lost) >= (tonumber(started) or 0) - (is_doomed and 1 or 0)
@@ -36,7 +36,7 @@ local function add(record, name, value)
   if value then record[#record + 1], record[#record + 2] = name, value end
 end
 
---- Write the hash of a new job: nothing else does. `job.more` are further fields and their values.
+--- Write the hash of a new job; nothing else does. `job.more` are further fields and their values.
 function jobs.write(key, job, data, opts, timestamp, delay)
   local priority = clock.digits(job.priority or 0)
   if not (job.place or job.parent_key or job.group or job.de or job.deid or job.rjk or job.more) then
@@ -60,12 +60,12 @@ function jobs.write(key, job, data, opts, timestamp, delay)
   redis.call("HSET", key, unpack(record))
 end
 
---- By how much a new job is put off, and until when.
+--- How long a new job is delayed, and until when.
 local function delayOf(job, order_ms, timestamp, now)
   local delay = job.run_at and math.max(0, job.run_at - now) or job.delay or 0
   local due = job.run_at or timestamp + delay
   if job.ordering_delay then
-    -- Late ones with an earlier order are waited for; a clock that is fast may be so by the window.
+    -- Wait for late jobs with an earlier order; a client's clock may be fast by at most the window.
     due = math.max(due, math.min(order_ms, now + job.ordering_delay) + job.ordering_delay)
     delay = math.max(0, due - now)
   end
@@ -85,7 +85,7 @@ local function placeNew(queue, gate, job, timestamp, due)
   end
 end
 
---- Tell of a new job; returns its place as `jobs.insert` does.
+--- Announce a new job; returns its place as `jobs.insert` does.
 local function announceNew(queue, gate, job, due)
   journal.emit(queue, "added", "jobId", job.id, "name", job.name)
   if job.has_children then
@@ -100,10 +100,10 @@ local function announceNew(queue, gate, job, due)
   return job.place and "lane" or "ready"
 end
 
---- Write a new job and put it where it belongs: every way in ends here, but for the dead letters, whose
---- places are made for a whole call at once. Returns "ready", "delayed", "lane" or "children" for the
+--- Write a new job and put it where it belongs: every way in ends here, except for dead letters, whose
+--- places are written for a whole call at once. Returns "ready", "delayed", "lane" or "children" for the
 --- place, so that the caller wakes workers once for many jobs; or nothing and the id of the job that
---- owns its deduplication id. A job with `deid` owns that id already; `rjk` names its scheduler.
+--- owns its deduplication id. A job with `deid` already owns that id; `rjk` names its scheduler.
 function jobs.insert(queue, gate, job, data, opts, now)
   local timestamp, order_ms = job.timestamp or now, job.order_ms or now
   local delay, due = 0, timestamp
@@ -116,8 +116,8 @@ function jobs.insert(queue, gate, job, data, opts, now)
     if owner then return nil, owner end
   end
   local put_off = delay > 0 and due or nil
-  -- Its place first: when that key is damaged the script ends here, before there is a job that
-  -- exists and will never run.
+  -- Its place first: if that key is damaged, the script ends here, before there is a job that
+  -- exists but will never run.
   job.place = job.lane and lanes.newPlace(queue, job.lane, order_ms)
   placeNew(queue, gate, job, timestamp, put_off)
   local key = queue.base .. ":" .. job.id
@@ -128,7 +128,7 @@ function jobs.insert(queue, gate, job, data, opts, now)
   return announceNew(queue, gate, job, put_off)
 end
 
---- What has to be known of a job to end it, or nothing when it does not exist.
+--- What must be known about a job to end it, or nothing if it does not exist.
 function jobs.readEnding(job)
   local name, atm, parent_key, deid, group, lane =
     hashes.values(job, "name", "atm", "parentKey", "deid", "x.group", "x.lane")
@@ -144,7 +144,7 @@ function jobs.readEnding(job)
   }
 end
 
---- Let go of its lane: at once, or with those of the whole batch.
+--- Release its lane: immediately, or together with the lanes of the whole batch.
 local function leaveLane(queue, ended, known, now)
   if ended.on_exhausted == "halt" or ended.on_exhausted == "divert" then
     lanes.halt(queue, known.lane, ended.id, now)
@@ -159,7 +159,7 @@ local function leaveLane(queue, ended, known, now)
   end
 end
 
---- What a group needs to know of a member's last run. One that was cancelled leaves nothing behind.
+--- What a group needs to know about a member's last run. A cancelled member leaves nothing behind.
 local function lastRun(job, ended, known)
   if ended.state ~= "failed" then return { started = true, is_open = false } end
   local run = hashes.read(job, "ats", "x.lost", "defa")
@@ -180,7 +180,7 @@ local function keepOrDelete(queue, job, ended, known, attempts_made, now)
     return
   end
   if is_moved or keep and keep.count == 0 then
-    -- A completed child is off its parent's list; in another slot that is worth no second parcel.
+    -- A completed child is off its parent's list; in another slot this is not worth a second parcel.
     if known.parent_key and not (state == "completed" and parcels.isAway(known.parent_key)) then
       parents.unlink(job, known.parent_key, known.parent)
     end
@@ -216,12 +216,12 @@ local function announceEnd(queue, ended, attempts_made)
   end
 end
 
---- End a job that is out of `active` already: every way out ends here. Returns the id of the dead letter
---- that it became, if it did.
+--- End a job that has already left `active`: every way out ends here. Returns the id of the dead letter
+--- that it became, if any.
 --- `ended` = { id, state = "completed"|"failed", value, keep, attempts, batch, previous }; `value` is the
 --- return value as JSON or the reason as text, and is never decoded. `previous` names the place of a
---- job that ends without having run; `released` the locks that the call is about to give back.
---- `known` is what jobs.readEnding gave. `on_exhausted` is what becomes of its lane.
+--- job that ends without having run; `released` the locks that the call is about to release.
+--- `known` is what jobs.readEnding returned. `on_exhausted` is what happens to its lane.
 --- A failed job with a `trouble` and `dead_letters` moves there instead of to `failed`.
 function jobs.finish(queue, gate, ended, known, points, now)
   local job = queue.base .. ":" .. ended.id
@@ -250,12 +250,12 @@ function jobs.finish(queue, gate, ended, known, points, now)
   return ended.letter_id
 end
 
---- Remove a job that is in no container any more: from its parent, its deduplication id, its
+--- Remove a job that is no longer in any container: from its parent, its deduplication id, its
 --- group, its keys.
---- Whatever removes a job that has not just finished passes here. `how` may say:
----   is_hard             no event tells; a parent of the same queue that waited for this child alone
----                       goes with it, as in BullMQ's drain and clean
----   keeps_deduplication a retention: the time to live of the id goes on
+--- Everything that removes a job that has not just finished comes through here. `how` may say:
+---   is_hard             no event is written; a parent in the same queue that waited only for this child
+---                       is removed with it, as in BullMQ's drain and clean
+---   keeps_deduplication a retention: the id keeps its time to live
 ---   was_active          it was in `active`: nobody will be told how it ends
 --- Returns whether there was such a job.
 function jobs.remove(queue, id, how)
@@ -294,7 +294,7 @@ function jobs.remove(queue, id, how)
   return true
 end
 
---- The same for one job of many: what it holds must not keep the others from going.
+--- The same for one job of many: what it holds must not prevent the others from being removed.
 function jobs.removeAny(queue, id, how)
   local is_removed, was_there = pcall(jobs.remove, queue, id, how)
   if is_removed then return was_there end
@@ -302,7 +302,7 @@ function jobs.removeAny(queue, id, how)
   return true
 end
 
---- Let a job run again that is out of `state`, completed or failed. Returns nothing for an id
+--- Let a job run again that has left `state`, completed or failed. Returns nothing for an id
 --- without a job.
 function jobs.retry(queue, gate, id, state, resets_attempts)
   local job = queue.base .. ":" .. id
@@ -328,8 +328,8 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
   return true
 end
 
---- Remove old finished jobs as a retention asks, at most a thousand in one call; the next finish
---- goes on. No event tells of them.
+--- Remove old finished jobs as their retention asks, at most a thousand per call; the next finish
+--- continues. No event is written for them.
 local function removeFinished(queue, set, ids)
   if #ids == 0 then return end
   redis.call("ZREM", set, unpack(ids))

@@ -1,4 +1,4 @@
---- Append an event, and let the stream forget what is beyond its length.
+--- Append an event, and trim the stream to its maximum length.
 function journal.emitTrimmed(queue, gate, event, ...)
   redis.call("XADD", queue.events, "MAXLEN", "~", gate.max_events, "*", "event", event, ...)
 end
@@ -13,7 +13,7 @@ function journal.emit(queue, event, ...)
   redis.call("XADD", queue.events, "*", "event", event, ...)
 end
 
---- Let the stream forget with the next event of this call: that is a command less.
+--- Trim the stream with the next event of this call, which saves a command.
 function journal.trimWithNext(queue, gate)
   queue.trims_with = gate
 end

@@ -1,6 +1,6 @@
 --- How a job names its lane. Its field `x.lane` is its place (16 digits of order, 16 of arrival), then
 --- the lane. Its member in the sorted sets is lane, space, mark, place, id; the mark "-" stands for a
---- job that has started already and goes before all others. Lanes are written without spaces.
+--- job that has already started and goes before all others. Lanes are written without spaces.
 
 laneNames.STARTED, laneNames.PLAIN = "-", "0"
 
@@ -16,7 +16,7 @@ local function spaceIn(member)
   return string.find(member, " ", 1, true) or #member + 1
 end
 
---- The id in such a member; "" if somebody else wrote it, for no job has that id.
+--- The id in such a member; "" if somebody else wrote it, since no job has that id.
 function laneNames.idIn(member)
   return string.sub(member, spaceIn(member) + 34)
 end

@@ -1,4 +1,4 @@
---- Taking from lanes: each ready lane gives one job, in the order of their turns.
+--- Taking from lanes: one job from each ready lane, in the order of their turns.
 
 --- How many jobs of lanes, and how many lanes, one call lets in.
 local MOST_DUE_IN_LANES = 100
@@ -20,7 +20,7 @@ function laneTakes.promoteDue(queue, gate, now)
   end
 end
 
---- Take the head of a lane that several jobs may hold at once; it may be ready again at once.
+--- Take the head of a lane that several jobs may hold at once; it may be ready again immediately.
 local function takeShared(queue, lane, turn, head, id)
   lanes.removeFromWaiting(queue, lane, head)
   local _, ids = lanes.holders(queue, lane)
@@ -29,8 +29,8 @@ local function takeShared(queue, lane, turn, head, id)
   lanes.place(queue, lane, #ids, turn)
 end
 
---- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects,
---- and `taken.bytes` says how much data that is. Lanes that would be too much keep their turn.
+--- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects
+--- them, and `taken.bytes` says how much data that is. Lanes beyond the limit keep their turn.
 local function takeHeads(queue, popped, taken, most_bytes)
   local heads, holders = {}, {}
   local cache = lanes.of(queue).heads
@@ -66,8 +66,8 @@ local function takeHeads(queue, popped, taken, most_bytes)
 end
 
 --- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
---- number that grows with every take of the queue's lanes, and so within each of them. Also returns how
---- many bytes of data they have; `most_bytes` are enough.
+--- number that grows with every take from the queue's lanes, and so within each lane. Also returns how
+--- many bytes of data they have; it stops at `most_bytes`.
 function laneTakes.pop(queue, count, most_bytes)
   local lane_state = lanes.of(queue)
   local taken, ids = { bytes = 0, turn = lane_state.turn }, {}
@@ -91,8 +91,8 @@ function laneTakes.pop(queue, count, most_bytes)
   return taken, taken.bytes
 end
 
---- How many of `count` jobs are to be plain ones: half, and the odd one goes to either side in turn;
---- all when no lane is ready, none when there are none.
+--- How many of `count` jobs should be plain ones: half, and the odd one goes to either side in turn;
+--- all if no lane is ready, none if there are no plain ones.
 function laneTakes.plainShare(queue, count)
   if redis.call("EXISTS", queue["lanes:ready"]) == 0 then return count end
   if redis.call("EXISTS", queue.wait, queue.prioritized) == 0 then return 0 end
@@ -103,7 +103,7 @@ function laneTakes.plainShare(queue, count)
   return is_plain_turn and half + 1 or half
 end
 
---- When the next lane or job of a lane is due, if that is before `due` or there is none; 0 is none.
+--- When the next lane or job of a lane is due, or `due` if that is earlier; 0 means none.
 function laneTakes.nextDue(queue, due)
   for _, set in ipairs({ queue["lanes:delayed"], queue["lanes:later"] }) do
     local first = redis.call("ZRANGE", set, 0, 0, "WITHSCORES")
@@ -113,17 +113,17 @@ function laneTakes.nextDue(queue, due)
   return due
 end
 
---- How many jobs of the plain list, from the end that is taken next, are looked at when there is a job
---- of a lane among them.
+--- How many jobs of the plain list, from the end that is taken next, are examined if there is a job of
+--- a lane among them.
 local NEAR = 300
 
---- Let the jobs of lanes that stand near the end of the plain list into their lanes, all at once: a lane
---- goes by its numbers, in whatever order somebody put them there. Those that hold their lanes stay.
+--- Move the jobs of lanes near the end of the plain list into their lanes, all at once: a lane follows
+--- its numbers, in whatever order somebody put them there. Jobs that hold their lanes stay.
 local function admitNeighbours(queue)
   local ids = redis.call("LRANGE", queue.wait, -NEAR, -1) -- bounded: NEAR
   local others = {}
   for _, id in ipairs(ids) do
-    local field = redis.pcall("HGET", queue.base .. ":" .. id, "x.lane") -- or an id that is no job
+    local field = redis.pcall("HGET", queue.base .. ":" .. id, "x.lane") -- or an id without a job
     if type(field) == "string" and not lanes.isHeldBy(queue, laneNames.laneOf(field), id) then
       lanes.enter(queue, field, id, laneNames.PLAIN)
     else
@@ -135,8 +135,8 @@ local function admitNeighbours(queue)
   if #others > 0 then redis.call("RPUSH", queue.wait, unpack(others)) end
 end
 
---- A job of a lane that stood in the plain list: somebody else put it there. Whoever holds its lane
---- may run; else it goes where it belongs, and others like it near by. Returns its fence, or nothing.
+--- A job of a lane was in the plain list: somebody else put it there. If it holds its lane, it may run;
+--- else it goes where it belongs, with others like it nearby. Returns its fence, or nothing.
 function laneTakes.admitStray(queue, field, id)
   if lanes.isHeldBy(queue, laneNames.laneOf(field), id) then
     return redis.call("HINCRBY", queue.meta, "toril.laneFence", 1)

@@ -1,30 +1,30 @@
---- Lanes: one job at a time for each key, in order. Whatever puts a job into a lane, takes one out of
---- it or lets the next one go is written here, once.
+--- Lanes: one job at a time for each key, in order. Everything that puts a job into a lane, takes one
+--- out or lets the next one run is written here, once.
 ---
 ---   lanes:waiting   zset   the jobs that wait, of all lanes, by lane and place (all scores are 0)
 ---   lanes:delayed   zset   the jobs that wait for a time, by that time in ms
 ---   lanes:aside     zset   the same jobs by lane and place (all scores are 0): each lane finds its own
 ---   lanes:held      hash   lane -> the turn it had last, and below it the jobs that hold the lane
----   lanes:ready     zset   the lanes of which a job may be taken now, by their next turn
+---   lanes:ready     zset   the lanes from which a job may be taken now, by their next turn
 ---   lanes:later     zset   the lanes that a rate limit holds back, by the time at which it ends
----   lanes:index     zset   the lanes that have a job waiting or a holder, by since when; behind them
+---   lanes:index     zset   the lanes that have a job waiting or a holder, by since when; after them
 ---                          those that only have jobs aside
 ---   lanes:rate:…    string jobs of a lane started in this window, if its rate is limited; the highest
 ---                          number while a handler holds it back
----   lanes:diverting hash   lane -> what is to go to the dead letters, as JSON
+---   lanes:diverting hash   lane -> what must go to the dead letters, as JSON
 ---   lanes:settings  hash   lane -> what an operator or a failure said about it, as JSON
 ---   de              set    the ids of the jobs that wait, of all lanes, for a turn or for a time
 ---
---- BullMQ's `removeOrphanedJobs` deletes every job that none of the keys it knows names. It knows `de`,
---- the beginning of its deduplication keys, and keeps nothing under that name itself.
+--- BullMQ's `removeOrphanedJobs` deletes every job that is not named by a key it knows. It knows `de`,
+--- the prefix of its deduplication keys, and keeps nothing under that name itself.
 ---
---- A lane is taken when `lanes:held` says so, and by nothing else: no counter can drift.
+--- Only `lanes:held` says whether a lane is taken: there is no counter that could drift.
 
---- Added to the time in the index of a lane all of whose jobs are aside.
+--- Added to a lane's time in the index if all of its jobs are aside.
 local DORMANT = 1000000000000000
 
---- What holds for all lanes of the queue, read once per call. `has_ready` tells at the end of a
---- script whether a worker is to be woken; a script that finds no `queue.lanes` has met no lane.
+--- What applies to all lanes of the queue, read once per call. `has_ready` says at the end of a script
+--- whether to wake a worker; a script that finds no `queue.lanes` has not touched any lane.
 function lanes.of(queue)
   local lane_state = memory.lanes[queue.base]
   if lane_state then
@@ -47,8 +47,8 @@ function lanes.of(queue)
     has_aside = has_any and redis.call("EXISTS", aside) == 1,
     has_later = has_any and redis.call("EXISTS", later) == 1,
     has_ready = false,
-    heads = {}, -- of the lanes that were looked at in this call; false for none
-    indexed = {}, -- the lanes that are in the index for sure, and not as dormant ones
+    heads = {}, -- of the lanes that this call has looked at; false for none
+    indexed = {}, -- the lanes that are certainly in the index, and not dormant
     now = now
   }
   memory.lanes[queue.base] = lane_state
@@ -62,7 +62,7 @@ function lanes.settings(queue, lane)
   return is_read and type(own) == "table" and own or nil
 end
 
---- What holds for one lane: its own settings before those of the queue.
+--- What applies to one lane: its own settings take precedence over the queue's.
 function lanes.rules(queue, lane)
   local lane_state = lanes.of(queue)
   local own = lanes.settings(queue, lane)
@@ -85,7 +85,7 @@ function lanes.saveSettings(queue, lane, settings)
   end
 end
 
---- The last turn and the ids in a value of `lanes:held`; nobody, if somebody damaged it.
+--- The last turn and the ids in a value of `lanes:held`; no ids if it is damaged.
 local function readHolders(value)
   local line = string.find(value, "\n", 1, true)
   if not line then return 0, {} end
@@ -123,8 +123,8 @@ function lanes.isHeldBy(queue, lane, id)
   return false
 end
 
---- Let go of the lane for one job; returns the lane's last turn, how many hold it still, and whether
---- the job did.
+--- Release the lane for one job; returns the lane's last turn, how many still hold it, and whether the
+--- job held it.
 local function dropLaneHolder(queue, lane, id)
   local turn, ids = lanes.holders(queue, lane)
   for i, holder in ipairs(ids) do
@@ -146,8 +146,8 @@ function lanes.head(queue, lane)
   return heads[lane]
 end
 
---- Say that a job waits in a lane, so that BullMQ does not take it for an orphan. A script that adds
---- many collects their ids in `queue.keeping` and writes them at once.
+--- Note that a job waits in a lane, so that BullMQ does not mistake it for an orphan. A script that adds
+--- many collects their ids in `queue.keeping` and writes them all at once.
 function lanes.keepJob(queue, id)
   local keeping = rawget(queue, "keeping")
   if keeping then
@@ -162,15 +162,15 @@ function lanes.keepCollected(queue)
   queue.keeping = {}
 end
 
---- Jobs that wait in a lane no longer: another key names them now, or they are gone.
+--- Jobs that no longer wait in a lane: another key names them now, or they are gone.
 function lanes.dropKept(queue, ...)
   local keeping = rawget(queue, "keeping")
   if keeping and #keeping > 0 then lanes.keepCollected(queue) end
   redis.call("SREM", queue.de, ...)
 end
 
---- Does `de` name as many jobs as wait, and some of them by trial? Workers of an older version neither
---- write nor clear it, and one they added can make up in number for one they took.
+--- Does `de` name as many jobs as wait, including a random sample of them? Workers of an older version
+--- neither write nor clear it, and a job they added can offset one they took in the count.
 function lanes.isAllKept(queue)
   local words = redis.call("SMISMEMBER", queue.de, "groups", "compensation")
   local kept, waiting = redis.call("SCARD", queue.de) - words[1] - words[2], 0
@@ -183,7 +183,7 @@ function lanes.isAllKept(queue)
   return kept == waiting
 end
 
---- Write members of `lanes:waiting`: nothing else does, so that the heads that were read stay true.
+--- Write members of `lanes:waiting`; nothing else does, so the heads already read stay valid.
 function lanes.addToWaiting(queue, lane, member)
   redis.call("ZADD", queue["lanes:waiting"], "0", member)
   lanes.of(queue).heads[lane] = nil
@@ -194,7 +194,7 @@ function lanes.removeFromWaiting(queue, lane, ...)
   return redis.call("ZREM", queue["lanes:waiting"], ...)
 end
 
---- Write members of `lanes:delayed`: nothing else does, so that a lane finds its own in `lanes:aside`.
+--- Write members of `lanes:delayed`; nothing else does, so a lane finds its own in `lanes:aside`.
 function lanes.putAside(queue, lane, member, due_ms)
   local lane_state = lanes.of(queue)
   lanes.keepJob(queue, laneNames.idIn(member))
@@ -215,7 +215,7 @@ local function hasAside(queue, lane)
     "[" .. lane .. " ", "(" .. lane .. "!", "LIMIT", 0, 1)[1] ~= nil
 end
 
---- A lane without a job that waits and without a holder: forgotten, or dormant.
+--- A lane has no waiting job and no holder: forget it, or mark it dormant.
 local function retireLane(queue, lane)
   local index = queue["lanes:index"]
   lanes.of(queue).indexed[lane] = nil
@@ -243,13 +243,13 @@ end
 
 local HELD_LANE = 9007199254740991
 
---- Do rate limits, or holds, concern any lane without a limit of its own?
+--- Do rate limits or holds affect lanes without a limit of their own?
 local function hasLimits(lane_state)
   return lane_state.max or lane_state.held_until > lane_state.now
 end
 
---- Let nobody take from the lane for a while: the longest wait that a job was told counts, and a window
---- is not cut short. Workers of an older version do not look at this.
+--- Let nobody take from the lane for a while: the longest wait asked for counts, and a window is not
+--- cut short. Workers of an older version ignore this.
 function lanes.hold(queue, field, asked_ms)
   local lane_state = lanes.of(queue)
   local key = queue.base .. ":lanes:rate:" .. laneNames.laneOf(field)
@@ -259,7 +259,7 @@ function lanes.hold(queue, field, asked_ms)
   redis.call("HSET", queue.meta, "toril.lanesHeldUntil", string.format("%.0f", lane_state.held_until))
 end
 
---- Take such a hold back; returns whether there was one.
+--- Remove such a hold; returns whether there was one.
 function lanes.free(queue, lane)
   local key = queue.base .. ":lanes:rate:" .. lane
   if tonumber(redis.call("GET", key) or 0) < HELD_LANE then return false end
@@ -267,7 +267,7 @@ function lanes.free(queue, lane)
   return true
 end
 
---- For how long the rate limit, or a handler, holds the lane back.
+--- How long the rate limit, or a handler, holds the lane back.
 local function laneLimitedFor(queue, lane, rules)
   if not rules.max and not hasLimits(lanes.of(queue)) then return 0 end
   local key = queue.base .. ":lanes:rate:" .. lane
@@ -290,8 +290,8 @@ function lanes.countStart(queue, lane, rules)
   end
 end
 
---- Tell an idle worker when the next lane or the next job of one is due. The marker has a member of
---- its own for that, so that plain delayed jobs need not look here.
+--- Tell an idle worker when the next lane or the next job of one is due. The marker has a separate
+--- member for that, so that the code for plain delayed jobs need not look here.
 function lanes.wakeWhenDue(queue)
   local due
   for _, set in ipairs({ queue["lanes:delayed"], queue["lanes:later"] }) do
@@ -302,8 +302,8 @@ function lanes.wakeWhenDue(queue)
 end
 
 --- Put a lane where it belongs now: among the ready ones, among those that wait for a time, or
---- nowhere. `holders` is how many hold it, `turn` the turn it had last. Returns whether it is ready
---- and was not before.
+--- nowhere. `holders` is how many hold it, `turn` its last turn. Returns whether it is ready and was
+--- not before.
 function lanes.place(queue, lane, holders, turn)
   local lane_state = lanes.of(queue)
   local rules = lanes.rules(queue, lane)
@@ -326,14 +326,14 @@ function lanes.place(queue, lane, holders, turn)
     lanes.wakeWhenDue(queue)
     return false
   end
-  -- Its limit may have been taken back.
+  -- Its limit may have been removed.
   if lane_state.has_later then redis.call("ZREM", queue["lanes:later"], lane) end
   lane_state.has_ready = true
-  -- A turn is the end of a lane's share: whoever comes later stands behind, so nobody starves.
+  -- A turn is the end of a lane's share: later lanes come after it, so none starves.
   return redis.call("ZADD", ready, "NX", math.max(lane_state.turn, turn or 0) + 1 / rules.weight, lane) == 1
 end
 
---- The `x.lane` of a job; one that somebody damaged is written anew: no script could read its member.
+--- The `x.lane` of a job; a damaged one is written again, since no script could read its member.
 local function soundPlace(queue, field, id)
   if #field > 32 and not string.find(string.sub(field, 1, 32), "%D")
       and not string.find(field, "[ %c]", 33) then
@@ -344,8 +344,8 @@ local function soundPlace(queue, field, id)
   return field
 end
 
---- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others. One that
---- waited there for a time `is_kept` already.
+--- Let a job wait in its lane, at its place or, once it has `STARTED`, before all others. If it was
+--- already waiting there for a time, it `is_kept`.
 function lanes.enter(queue, field, id, mark, is_kept)
   field = soundPlace(queue, field, id)
   local lane_state = lanes.of(queue)
@@ -369,8 +369,8 @@ function lanes.release(queue, field, id)
   lanes.place(queue, lane, holders, turn)
 end
 
---- The same for many jobs at once: `jobs` = { field, id } each. A lane that one job at a time may hold
---- is ready, or held, or waits for a time, and never two of these.
+--- The same for many jobs at once: `released` = { field, id } each. A lane that only one job may hold
+--- at a time is ready, or held, or waits for a time, and never two of these.
 function lanes.releaseAll(queue, released)
   if #released == 0 then return end
   local lane_state = lanes.of(queue)
@@ -390,7 +390,7 @@ function lanes.releaseAll(queue, released)
     local turn, ids = 0, {}
     if values[i] then turn, ids = readHolders(values[i]) end
     if #ids > 1 then
-      -- More than one could hold it until its concurrency was lowered: the others go on.
+      -- Several could hold it until its concurrency was lowered: the others continue.
       lanes.release(queue, released[i][1], released[i][2])
     elseif #ids == 0 or ids[1] == released[i][2] then
       if ids[1] then freed[#freed + 1] = lane end
@@ -412,13 +412,13 @@ function lanes.releaseAll(queue, released)
   end
 end
 
---- A job that has started goes back to the front of its lane, and is the next one.
+--- A job that has started goes back to the front of its lane, and is next.
 function lanes.giveBack(queue, field, id)
   dropLaneHolder(queue, laneNames.laneOf(field), id)
   lanes.enter(queue, field, id, laneNames.STARTED)
 end
 
---- Put a job of a lane off. With `keeps_lane` it holds its lane meanwhile: nobody overtakes it.
+--- Postpone a job of a lane. With `keeps_lane` it holds its lane meanwhile: nobody overtakes it.
 function lanes.putOff(queue, field, id, due_ms, keeps_lane)
   field = soundPlace(queue, field, id)
   lanes.putAside(queue, laneNames.laneOf(field), laneNames.member(field, id, keeps_lane and laneNames.STARTED or laneNames.PLAIN), due_ms)
@@ -438,7 +438,7 @@ function lanes.hasWaiting(queue, field, id)
   return false
 end
 
---- Take a job out of its lane that waits there; returns "wait" or "delayed", or nothing.
+--- Take a job that waits in its lane out of it; returns "wait" or "delayed", or nothing.
 function lanes.pull(queue, field, id)
   local plain, started = laneNames.member(field, id, laneNames.PLAIN), laneNames.member(field, id, laneNames.STARTED)
   if lanes.removeFromWaiting(queue, laneNames.laneOf(field), plain, started) > 0 then
@@ -461,7 +461,7 @@ function lanes.leave(queue, field, id)
   return place
 end
 
---- Let a job of a lane wait for its turn that is not aside any more.
+--- Let a job of a lane that is no longer aside wait for its turn.
 function lanes.promote(queue, gate, field, id, mark)
   if mark == laneNames.STARTED then dropLaneHolder(queue, laneNames.laneOf(field), id) end
   lanes.enter(queue, field, id, mark, true)
@@ -495,15 +495,15 @@ function lanes.halt(queue, field, id, now)
   lanes.saveSettings(queue, laneNames.laneOf(field), settings)
 end
 
---- What waits in the lane now is to go to the dead letters; `divertLane` does it, and the lane stands
---- still until then.
+--- What waits in the lane now must go to the dead letters; `divertLane` does that, and the lane does
+--- not move until then.
 function lanes.divert(queue, field, id, dead_letter_queue)
   redis.call("HSET", queue["lanes:diverting"], laneNames.laneOf(field), cjson.encode({ job = id,
     queue = dead_letter_queue, until_seq = tonumber(redis.call("GET", queue.id) or 0) }))
 end
 
---- Why what waits in the lane goes to the dead letters: { job (which failed), queue, until_seq }. What
---- somebody damaged is forgotten, and diverts nothing.
+--- Why what waits in the lane goes to the dead letters: { job (which failed), queue, until_seq }. A
+--- damaged entry is forgotten, and diverts nothing.
 function lanes.diversionOf(queue, lane)
   local told = redis.call("HGET", queue["lanes:diverting"], lane)
   if not told then return nil end
@@ -516,13 +516,13 @@ function lanes.diversionOf(queue, lane)
   return nil
 end
 
---- The place of a new job in its lane, to be kept in its `x.lane`: `lane` is any text, and `order_ms`
---- decides before arrival.
+--- The place of a new job in its lane, kept in its `x.lane`: `lane` is any text, and `order_ms` takes
+--- precedence over arrival.
 function lanes.newPlace(queue, lane, order_ms)
   return string.format("%016.0f%016.0f", order_ms, redis.call("INCR", queue.id)) .. laneNames.write(lane)
 end
 
---- Let a new job into its lane; with `due_ms` at that time.
+--- Let a new job into its lane; with `due_ms`, at that time.
 function lanes.add(queue, id, field, due_ms)
   if due_ms then
     lanes.putAside(queue, laneNames.laneOf(field), laneNames.member(field, id, laneNames.PLAIN), due_ms)
@@ -539,13 +539,13 @@ local function laneSize(queue, lane)
     + redis.call("ZLEXCOUNT", queue["lanes:aside"], first, last)
 end
 
---- Does the lane hold as many jobs as it may? `coming` are those that the same call lets in before.
+--- Does the lane hold as many jobs as it may? `coming` is how many the same call lets in before.
 function lanes.isFull(queue, lane, most, coming)
   return laneSize(queue, laneNames.write(lane)) + (coming or 0) >= most
 end
 
---- Asks of one new job after the other, before any of them is written, whether its lane is full.
---- Parents come into their lane when their children are done, so nobody has to wait behind them now.
+--- Returns a function that says, for one new job after another and before any is written, whether its
+--- lane is full. Parents enter their lane when their children are done, so they take no room now.
 function lanes.guard()
   local coming = {}
   return function(queue, job)

@@ -1,7 +1,7 @@
---- What was noted of a dead letter when it was written: { size (of the metadata), source, why, fp, opts
---- (unless they are the default), key (its idempotency key, if it chose one; false if it never ran),
---- priority, delay, lane, order_ms (the last four if it has them) }. Nothing for one that another
---- program wrote.
+--- What was noted about a dead letter when it was written: { size (of the metadata), source, why, fp,
+--- opts (unless they are the default), key (its idempotency key, if it chose one; false if it never
+--- ran), priority, delay, lane, order_ms (the last four if it has them) }. Nothing if another program
+--- wrote it.
 function letters.readNote(text)
   if not text then return nil end
   local is_read, note = pcall(cjson.decode, text)
@@ -11,8 +11,8 @@ end
 --- Walking through the dead letters of a queue, the oldest first, slice by slice.
 ---
 --- Letters wait in a list, or in a sorted set if somebody gave them a priority or a delay. A list is
---- walked from its tail, a set from its beginning. `offset` letters there were looked at and left;
---- `anchor` is the last of them, by which it is found again when somebody takes letters out meanwhile.
+--- walked from its tail, a set from its beginning. `offset` letters there were examined and left;
+--- `anchor` is the last of them: it marks the position if somebody takes letters out meanwhile.
 
 local WINDOW = 1000
 
@@ -29,7 +29,7 @@ function letters.count(queue)
     + lettersIn(queue, "delayed")
 end
 
---- The place after this one that holds letters; nothing when there is none.
+--- The next place after this one that holds letters; nothing if there is none.
 function letters.nextPlace(queue, place)
   local is_behind = false
   for _, other in ipairs({ "wait", "paused", "prioritized", "delayed" }) do
@@ -39,7 +39,7 @@ function letters.nextPlace(queue, place)
   return nil
 end
 
---- Up to `count` ids behind the first `offset`, in the order of the walk.
+--- Up to `count` ids after the first `offset`, in the order of the walk.
 function letters.idsFrom(queue, place, offset, count)
   if not letters.isList(place) then
     return redis.call("ZRANGE", queue[place], offset, offset + count - 1)
@@ -70,7 +70,7 @@ function letters.byteBudget(most)
   end
 end
 
---- A letter `is_damaged` if its key holds no hash: a replay leaves it where it is.
+--- A letter `is_damaged` if its key does not hold a hash: a replay leaves it where it is.
 function letters.read(queue, id)
   local key = queue.base .. ":" .. id
   local hash = hashes.tryRead(key, "name", "timestamp", "x.letter")
@@ -78,7 +78,7 @@ function letters.read(queue, id)
   return { id = id, key = key, name = hash.name, at = tonumber(hash.timestamp) or 0, text = hash["x.letter"] }
 end
 
---- What was noted of it, read when it is needed; nothing if another program wrote it.
+--- Its note, read when it is needed; nothing if another program wrote the letter.
 function letters.noteOf(letter)
   if letter.text and not letter.note then
     letter.note = letters.readNote(letter.text)
@@ -86,7 +86,7 @@ function letters.noteOf(letter)
   return letter.note
 end
 
---- Does the job of a letter belong to a group that it cannot come back to: one that is over or being
+--- Does a letter's job belong to a group that it cannot come back to: one that is over or being
 --- undone, or whose record is in another slot?
 function letters.isBarred(membership)
   return membership and (parcels.isAway(membership) or groups.stateOf(membership) ~= "ACTIVE")
@@ -100,7 +100,7 @@ function letters.whyHeld(letter, max_replays, is_forced)
   return not is_forced and letters.isBarred(known["x.member"]) and "group" or nil
 end
 
---- Does a letter pass the filter? "take", "leave", or "ask" when only its data can tell: it was not
+--- Does a letter pass the filter? "take", "leave", or "ask" if only its data can tell: it was not
 --- written by Toril.
 function letters.judge(letter, filter, not_after)
   if letter.at > not_after then return "leave" end
@@ -118,8 +118,8 @@ function letters.judge(letter, filter, not_after)
   return "take"
 end
 
---- Where to go on: `offset` if the anchor is there, or where it is now, or the beginning. It can only
---- have come nearer to the tail; farther away is an anchor that another walk has brought round.
+--- Where to continue: `offset` if the anchor is there, or where it is now, or the beginning. It can only
+--- have moved closer to the tail; if it is farther away, another walk has brought it round.
 function letters.findPlace(queue, place, offset, anchor)
   if offset == 0 or not anchor then return offset end
   local list = queue[place]
@@ -135,8 +135,8 @@ function letters.findPlace(queue, place, offset, anchor)
   return 0
 end
 
---- Count a letter in the group of its fingerprint: how many, since when, until when, and the newest
---- as an example.
+--- Count a letter under its fingerprint: how many, since when, until when, and the newest as an
+--- example.
 function letters.survey(by_fingerprint, letter)
   local group = by_fingerprint[letter.note.fp]
   if not group then

@@ -1,13 +1,13 @@
---- Take the members of a group out of their queues that are not running.
+--- Take the members of a group that are not running out of their queues.
 
 local SHORT_LIST = 2000
 
---- What a job in a list too long to search is doomed with. It is no dead letter then, even if its group
---- has been forgotten when its turn comes.
+--- The reason with which a job in a list too long to search is doomed. It does not become a dead
+--- letter, even if its group has been forgotten when its turn comes.
 members.CANCELLED = "its group was cancelled"
 
---- Take ids out of a list; returns those that were in it. A few are searched one by one, from the
---- old end; for many the list is written anew without them.
+--- Take ids out of a list; returns those that were in it. A few are searched for one by one, from the
+--- old end; for many, the list is rewritten without them.
 local function removeFromList(list, ids)
   local found = {}
   if #ids <= 3 then
@@ -35,7 +35,7 @@ end
 --- Take ids out of a sorted set and note the place; returns the others.
 local function removeFromSet(queue, name, ids, place_of)
   if #ids == 0 or redis.call("EXISTS", queue[name]) == 0 then return ids end
-  -- A key of another kind must not keep a group from turning; whoever takes its job finds out.
+  -- A key of the wrong type must not keep a group from turning; the worker that takes its job finds out.
   local scores = redis.pcall("ZMSCORE", queue[name], unpack(ids))
   if scores.err then return ids end
   local found, others = {}, {}
@@ -50,8 +50,8 @@ end
 
 local MOST_CHILDREN = 1000
 
---- Remove the children that a job waits for, and theirs, unless somebody runs them. What is more than one
---- call may do stays, and runs for nobody.
+--- Remove the children that a job waits for, and theirs, unless somebody runs them. Whatever exceeds what
+--- one call may do stays, and runs although nobody needs it.
 local function removeChildren(queue, job, budget)
   local cursor = "0"
   repeat
@@ -73,8 +73,8 @@ local function removeChildren(queue, job, budget)
   until cursor == "0"
 end
 
---- Where each of these jobs was that nobody runs: in a sorted set, or in a list that is short. In a
---- long list a job stays, marked so that whoever takes it fails it without running it.
+--- Where each of these jobs that nobody runs was: in a sorted set or in a short list. In a long list a
+--- job stays, marked so that the worker that takes it fails it without running it.
 local function pullOut(queue, ids, started, known, released)
   local place_of, plain, listed = {}, {}, {}
   for _, id in ipairs(ids) do
@@ -93,7 +93,7 @@ local function pullOut(queue, ids, started, known, released)
   plain = removeFromSet(queue, "prioritized", plain, place_of)
   plain = removeFromSet(queue, "waiting-children", plain, place_of)
   for _, id in ipairs(plain) do
-    -- What gives its lock back in this call may still stand in `active`, and leaves it at the end.
+    -- A job whose lock this call releases may still be in `active`, and leaves it at the end.
     local is_leaving = released[queue.base .. ":" .. id .. ":lock"]
     if is_leaving or not (started[id] and redis.pcall("LPOS", queue.active, id)) then
       listed[#listed + 1] = id
@@ -122,10 +122,10 @@ local function pullOut(queue, ids, started, known, released)
   return place_of
 end
 
---- Cancel the jobs with these keys, all of the queue named by `base`, unless somebody runs them.
---- `released` names the locks that this call is about to give back. Returns the keys of those
---- cancelled, and the numbers of those that are undone all the same: what had been started and wants
---- it, and what may have done its work before its process died.
+--- Cancel the jobs with these keys, all in the queue named by `base`, unless somebody runs them.
+--- `released` names the locks that this call is about to release. Returns the keys of those
+--- cancelled, and the numbers of those that are undone anyway: those that had started and ask for it,
+--- and those that may have done their work before their process died.
 function members.cancel(base, job_keys, released)
   local queue = queues.at(base)
   local lock_keys, ids, started, known = {}, {}, {}, {}

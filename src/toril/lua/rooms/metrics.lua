@@ -1,4 +1,4 @@
---- Count a finish for the per-minute metrics, as many points back as the worker keeps.
+--- Count a finished job in the per-minute metrics, which go back as many points as the worker keeps.
 function metrics.count(queue, kind, points, now)
   local key = queue.base .. ":metrics:" .. kind
   local before = redis.call("HINCRBY", key, "count", 1) - 1

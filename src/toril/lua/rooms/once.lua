@@ -1,6 +1,6 @@
 --- The memory of jobs that must not be added twice: it outlives the job, and expires by itself.
---- An id may be used again for other work: the key that was remembered last stands under the id, and
---- those of before beside it.
+--- An id may be used again for other work: the last key is remembered under the id itself, and earlier
+--- keys next to it.
 
 function once.isRemembered(queue, id, key)
   local name = queue.base .. ":toril:once:" .. id

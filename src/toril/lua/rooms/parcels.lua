@@ -1,20 +1,20 @@
---- What crosses slots of a cluster. A call writes only in the slot of its first key, so what it has to
---- tell a queue elsewhere it leaves there as a parcel, in the same step: `toril:parcels` holds them by
+--- What crosses the slots of a cluster. A call writes only in the slot of its first key, so it leaves
+--- its messages for queues elsewhere there as parcels, in the same step: `toril:parcels` holds them by
 --- id, and `toril:parcels-due` says when a courier may carry each of them. `toril:in-transit` names the
---- parcel that a job has become, which is in no other place meanwhile.
+--- parcel that a job has become; meanwhile the job is in no other place.
 ---
---- A parcel is a head ({ target, at, transit }) and a body ({ verb, … }), packed one behind the other.
+--- A parcel is a head ({ target, at, transit }) and a body ({ verb, … }), packed one after the other.
 --- Couriers take bodies as they are; rooms/deliveries.lua opens them.
 
 local PUT_OFF_MS, LONGEST_PUT_OFF_MS = 1000, 60000
-local OLDEST_MS = 82800000 -- an hour less than a target remembers what it was delivered
+local OLDEST_MS = 82800000 -- an hour less than a target remembers its deliveries
 
 local function tagOf(base)
   return string.match(base, "{([^}]+)}") or base
 end
 
---- Is the queue at `base` in another slot than the queue of this call? Two hash tags may share a slot;
---- a parcel between them is no mistake.
+--- Is the queue at `base` in a different slot from the queue of this call? Two hash tags may share a
+--- slot; a parcel between them does no harm.
 function parcels.isAway(base)
   return memory.outbox and tagOf(base) ~= tagOf(memory.outbox)
 end
@@ -28,8 +28,8 @@ local function outboxOf(base)
   return base .. ":toril:parcels", base .. ":toril:parcels-due", base .. ":toril:in-transit"
 end
 
---- Leave a parcel for the queue at `target`. Its id, which is returned, follows from what happened:
---- `what` of this queue, at this time; those of one call are in order. `transit` is the id of the job that is in no other place now.
+--- Leave a parcel for the queue at `target`. Its id, which is returned, is derived from what happened:
+--- `what` in this queue, at this time, in order within a call. `transit` is the id of the job that is in no other place now.
 function parcels.send(target, what, body, transit)
   local all, due, in_transit = outboxOf(memory.outbox)
   local at = clock.stamp(clock.now())
@@ -48,14 +48,14 @@ function parcels.isHere(id)
   return redis.call("HEXISTS", (outboxOf(memory.outbox)), id) == 1
 end
 
---- This call was made before and its reply got lost: parcels that it left may still be here.
+--- This call was already made and its reply was lost: parcels that it left may still be here.
 function parcels.recall()
   if not memory.outbox then return end
   local _, due = outboxOf(memory.outbox)
   if redis.call("EXISTS", due) == 1 then memory.has_parcels = memory.has_parcels or 0 end
 end
 
---- A parcel's head and body; nothing for what is no parcel.
+--- A parcel's head and body; nothing if it is not a parcel.
 local function open(text)
   local size, rest = string.match(text or "", "^(%d+):()")
   if not size then return nil end
@@ -70,7 +70,7 @@ function parcels.targetOf(base, id)
   return head and head.target
 end
 
---- Forget parcels: they were delivered, or are not to be.
+--- Forget parcels: they were delivered, or must not be.
 function parcels.forget(base, ids)
   local all, due, in_transit = outboxOf(base)
   for _, id in ipairs(ids) do
@@ -84,7 +84,7 @@ function parcels.forget(base, ids)
   end
 end
 
---- A target does not take a parcel and never will: it stays where it is, but no courier carries it.
+--- A target refuses a parcel and always will: it stays where it is, but no courier carries it.
 function parcels.refuse(base, id, words)
   local all, due = outboxOf(base)
   if redis.call("HEXISTS", all, id) == 0 then return end
@@ -110,8 +110,8 @@ function parcels.offerAgain(base, count, now)
   return offered
 end
 
---- Parcels that are due, as { id, target, body }, and whether there are more. Whoever fetches one puts
---- it off, for a second at first and for as long as it has waited then: should that courier die,
+--- Parcels that are due, as { id, target, body }, and whether there are more. Fetching a parcel
+--- postpones it, by a second at first and then by as long as it has waited: if that courier dies,
 --- another one carries it.
 function parcels.fetch(base, count, most_bytes, now)
   local all, due = outboxOf(base)

@@ -1,6 +1,6 @@
---- What the end of a child does to its parent. Members of a parent's sets are full job keys.
+--- What happens to a parent when a child ends. Members of a parent's sets are full job keys.
 
---- A parent of a lane that is let go: at its place, or in front when it has started and holds it.
+--- Release a parent into its lane: at its place, or in front if it has started and holds the lane.
 local function releaseIntoLane(queue, gate, id, field, due_ms)
   local has_started = lanes.isHeldBy(queue, laneNames.laneOf(field), id)
   if due_ms then
@@ -13,8 +13,8 @@ local function releaseIntoLane(queue, gate, id, field, due_ms)
   lanes.wake(queue, gate)
 end
 
---- The parent that a child names. What cannot be read must not keep the child from ending: then its
---- key tells where the parent is.
+--- The parent that a child names. If the JSON cannot be read, the child must still be able to end: then
+--- the parent's key tells where it is.
 function parents.of(parent_key, parent_json)
   local is_read, parent = pcall(cjson.decode, parent_json or "")
   if is_read and type(parent) == "table" and type(parent.id) == "string"
@@ -25,7 +25,7 @@ function parents.of(parent_key, parent_json)
   return { key = parent_key, id = id or "", queue = queues.at(base or parent_key), flags = {} }
 end
 
---- Let a parent go that waits for children: to its delay, its priority, or the front of the list.
+--- Release a parent that waits for children: to its delay, its priority, or the front of the list.
 function parents.release(parent, now)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
@@ -51,7 +51,7 @@ function parents.release(parent, now)
   journal.emit(queue, "waiting", "jobId", parent.id, "prev", "waiting-children")
 end
 
---- Let a parent go because a child of it was removed: to the front, whatever its priority.
+--- Release a parent because one of its children was removed: to the front, whatever its priority.
 function parents.releasePlainly(parent, silently)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
@@ -72,9 +72,9 @@ function parents.hasNoChildrenLeft(parent)
   return redis.call("SCARD", parent.key .. ":dependencies") == 0
 end
 
---- Leave it to the slot of a parent what is to be done with it. What `verb` does there is the function
---- of this room with that name.
---- What happens to one child is told in order: a parcel names the one before it (`x.told`) while that is
+--- Let the slot of a parent do what must be done with it. There `verb` calls the function of this room
+--- with that name.
+--- The parcels about one child are taken in order: each names the one before it (`x.told`) while that is
 --- still here, and is not taken before it.
 local function sendToParent(parent_key, parent_json, child_key, verb, body)
   local known = hashes.read(child_key, "name", "x.told")
@@ -107,7 +107,7 @@ local function childCompleted(parent, child_key, return_value, now)
   end
 end
 
---- A child failed under the policy "fail the parent": whoever takes the parent next fails it.
+--- A child failed under the policy "fail the parent": the worker that takes the parent next fails it.
 local function failParent(parent, child_key, now)
   redis.call("ZADD", parent.key .. ":unsuccessful", now, child_key)
   if redis.call("EXISTS", parent.key) == 0 then return end
@@ -163,7 +163,7 @@ function parents.childEnded(parent_key, parent_json, child_key, state, value, no
   end
 end
 
---- A child that is to run again is pending again; its parent stays where it is.
+--- A child that will run again is pending again; its parent stays where it is.
 function parents.relink(child_key, parent_key)
   if not parent_key then return end
   if parcels.isAway(parent_key) then
@@ -179,7 +179,7 @@ function parents.relink(child_key, parent_key)
   end
 end
 
---- Does the job that exists belong to another parent, who is still there, as far as can be seen from
+--- Does the existing job belong to another parent that still exists, as far as can be seen from
 --- here?
 function parents.belongsElsewhere(queue, job)
   local known = redis.call("HGET", queue.base .. ":" .. job.id, "parentKey")
@@ -187,8 +187,8 @@ function parents.belongsElsewhere(queue, job)
     and (parcels.isAway(known) or redis.call("EXISTS", known) == 1)
 end
 
---- Tie a job that exists to the parent of the request. One that is completed counts as done; letting
---- the parent go is left to the caller.
+--- Tie an existing job to the parent of the request. A completed job counts as done; releasing the
+--- parent is left to the caller.
 function parents.attachChild(queue, job)
   local key = queue.base .. ":" .. job.id
   if redis.call("ZSCORE", queue.completed, job.id) then

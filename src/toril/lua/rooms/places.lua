@@ -13,7 +13,7 @@ function places.wakeWhenDue(queue)
   end
 end
 
---- Put a job where workers take from: the back of the list, or its place among its priority.
+--- Put a job where workers take from: the back of the list, or its place by priority.
 --- `push` is LPUSH for the back, RPUSH for the front.
 function places.ready(queue, gate, id, priority, push)
   if priority > 0 then
@@ -33,7 +33,7 @@ function places.first(queue, gate, id, priority)
   end
 end
 
---- Put a job off until `due_ms`. Jobs due in the same millisecond keep their order: the low twelve
+--- Delay a job until `due_ms`. Jobs due in the same millisecond keep their order: the low twelve
 --- bits of the score count them.
 function places.delay(queue, id, due_ms)
   local first = due_ms * 4096
@@ -52,8 +52,8 @@ function places.nextDue(queue)
   return first[2] and math.floor(tonumber(first[2]) / 4096) or 0
 end
 
---- How many delayed jobs one call lets in, whatever it does besides: what is due beyond that, the next
---- call finds.
+--- How many delayed jobs one call lets in, whatever else it does: the next call finds the rest of what
+--- is due.
 local MOST_DUE = 200
 
 --- Let in the delayed jobs whose time has come.
@@ -67,7 +67,7 @@ function places.promoteDue(queue, gate, now)
   redis.call("ZREM", queue.delayed, unpack(due))
   for _, id in ipairs(due) do
     local job = queue.base .. ":" .. id
-    -- A key that holds no hash must not keep the others waiting; whoever takes it finds out.
+    -- A key that does not hold a hash must not block the others; the worker that takes it finds out.
     places.ready(queue, gate, id, tonumber(redis.pcall("HGET", job, "priority")) or 0)
     journal.emit(queue, "waiting", "jobId", id, "prev", "delayed")
     redis.pcall("HSET", job, "delay", 0)
@@ -75,7 +75,7 @@ function places.promoteDue(queue, gate, now)
   places.wake(queue, gate)
 end
 
---- Let a job run now that is out of `delayed` already.
+--- Let a job that has already left `delayed` run now.
 function places.promote(queue, gate, id)
   local job = queue.base .. ":" .. id
   local known = hashes.tryRead(job, "name", "priority")
@@ -86,8 +86,8 @@ function places.promote(queue, gate, id)
   return true
 end
 
---- Is the job in one of these lists? Searching takes time in proportion to their length, so nothing
---- is said (nil) of lists with more than `most` jobs.
+--- Is the job in one of these lists? Searching takes time in proportion to their length, so the answer
+--- is nil if they have more than `most` jobs.
 function places.isListed(id, most, ...)
   local lists, length = { ... }, 0
   for _, list in ipairs(lists) do
@@ -103,8 +103,8 @@ end
 local SORTED_PLACES = { "completed", "waiting_children", "delayed", "failed", "prioritized" }
 local LISTED_PLACES = { "wait", "paused", "active" }
 
---- Take a job out of wherever it is; returns the place under its name on the wire. Finding it in a
---- list takes time in proportion to the list, so the lists are looked at last.
+--- Take a job out of wherever it is; returns the place by its name on the wire. Finding it in a list
+--- takes time in proportion to its length, so the lists are searched last.
 function places.takeOut(queue, id)
   for _, place in ipairs(SORTED_PLACES) do
     if redis.call("ZREM", queue[place], id) == 1 then

@@ -1,4 +1,4 @@
---- Jobs that are removed with their children and theirs, leaves first.
+--- Removing jobs with their children and theirs, leaves first.
 local CHILDREN = {
   { suffix = ":dependencies", scan = "SSCAN", step = 1 },
   { suffix = ":processed", scan = "HSCAN", step = 2 },
@@ -13,7 +13,7 @@ end
 
 local visit
 
---- Visit the children of one kind; false when some are left.
+--- Visit the children of one kind; false if some are left.
 local function visitChildren(walk, queue, job, kind)
   local cursor, is_whole = "0", true
   repeat
@@ -30,7 +30,7 @@ local function visitChildren(walk, queue, job, kind)
   return is_whole
 end
 
---- Note a job behind all of its descendants; false when there are more than one call may remove.
+--- Note a job after all of its descendants; false if there are more than one call may remove.
 visit = function(walk, queue, id, parent_key)
   local job = queue.base .. ":" .. id
   if walk.seen[job] then return true end
@@ -70,14 +70,14 @@ local function removeLeaf(leaf, gate_by_base)
   local gate = gate_by_base[queue.base] or gates.read(queue)
   gate_by_base[queue.base] = gate
   if existed then journal.emitTrimmed(queue, gate, "removed", "jobId", id, "prev", previous) end
-  -- The next of its lane may run now, and nobody else would call for a worker.
+  -- The next job of its lane may run now, and nobody else would wake a worker.
   if has_lanes then lanes.wake(queue, gate) end
   return existed
 end
 
---- Remove a job and, if asked, its family: whole or not at all if it fits into one call, else a slice of
---- it, whole subtrees first. Returns a refusal if a worker holds one of them; else whether all are gone,
---- and whether there was such a job. Children in other slots are removed there, unless they run.
+--- Remove a job and, if asked, its family: entirely or not at all if it fits into one call, else a slice
+--- of it, whole subtrees first. Returns a refusal if a worker holds one of them; else whether all are
+--- gone, and whether there was such a job. Children in other slots are removed there, unless they run.
 function removals.remove(queue, id, has_children, slice)
   local walk = { most = slice, has_children = has_children, spent = 0, leaves = {}, seen = {}, away = {} }
   local is_whole = visit(walk, queue, id)

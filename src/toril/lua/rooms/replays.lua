@@ -1,16 +1,16 @@
---- Give a dead letter another life in the queue it came from: a new job with the first data and
---- options and no attempts made. The letter's place in its list is the caller's to clear.
+--- Give a dead letter another life in the queue it came from: a new job with the original data and
+--- options and no attempts made. The caller removes the letter from its list.
 ---
 --- `how` = { prefix, source, keep_delay, by, data, opts, job, priority, delay, is_repaired, changes };
---- the data, the options and the id of the first job are given when the client has taken the letter apart
+--- the data, the options and the id of the first job are given if the client has taken the letter apart
 --- itself. `changes` = { opts (members of a JSON object), delay, run_at, priority, lifo, lane, order_ms }
 --- replace those of the first life.
---- Returns nothing, and changes nothing, when somebody changed the data so that the metadata cannot be
+--- Returns nothing, and changes nothing, if somebody changed the data so that the metadata cannot be
 --- cut out.
 
 local LONGEST_HISTORY = 8192
 
---- The returns so far, as the inside of a JSON array.
+--- The replays so far, as the inside of a JSON array.
 local function historyWith(history, letter, how, now)
   local entry = '{"deadLetteredAt":' .. string.format("%.0f", letter.at)
     .. ',"replayedAt":' .. clock.stamp(now)
@@ -29,20 +29,20 @@ local function sourceAt(sources, base)
   return sources[base]
 end
 
---- Tell the workers of all sources, once, what has come back.
+--- Tell the workers of each source, once, what has come back.
 function replays.wakeSources(sources)
   for _, source in pairs(sources) do
     arrivals.close(source)
   end
 end
 
---- The first data of a letter; nothing when somebody changed them so that they cannot be cut out.
+--- The original data of a letter; nothing if somebody changed them so that they cannot be cut out.
 function replays.firstData(data, note, raw, is_wrapped)
   return raw or note and texts.unsplice(data or "", tonumber(note.size), is_wrapped)
 end
 
---- The id of a letter's job, as JSON has it, and when that was added: they come first in the metadata.
---- Nothing when somebody changed the data so that these are not where they were put.
+--- The id of a letter's job, as JSON, and when it was added: they come first in the metadata.
+--- Nothing if somebody changed the data so that these are not where they were put.
 local function firstLife(data, note)
   local from = data and texts.findMeta(data, tonumber(note.size))
   if not from then return nil end
@@ -60,21 +60,21 @@ local function nextOpts(note, quoted_id, at)
   return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. '"idempotencyKey":' .. key .. "}"
 end
 
---- The same with the options that the caller changes: of two with the same name the last one counts.
+--- The same with the options that the caller changes: if two have the same name, the last one counts.
 local function changedOpts(opts, changes)
   if changes.opts == nil or changes.opts == "" then return opts end
   return string.sub(opts, 1, -2) .. (opts == "{}" and "" or ",") .. changes.opts .. "}"
 end
 
---- Would the caller give this job a place by priority, although its lane's order decides?
+--- Does the caller want to place this job by priority, although its lane's order decides?
 function replays.isAgainstLane(note, changes)
   return changes ~= nil and note.lane ~= nil and not changes.lane
     and ((changes.priority or 0) > 0 or changes.lifo == true)
 end
 
---- A compensation that comes back belongs to its group as before. The number of its member stands at
---- the end of its id, as in that of every compensation. A member that blocks its group has the id that it
---- had. Returns its id, and its membership if it has one.
+--- A compensation that comes back belongs to its group as before. Its id ends with the number of its
+--- member, like that of every compensation. A member that blocks its group keeps its old id. Returns its
+--- id, and its membership if it has one.
 local function joinGroup(membership, base, new_id, now)
   local key, kind, number = string.match(membership or "", "^(.*):(%a)(%d+)$")
   if not key then return new_id, nil end
@@ -90,7 +90,7 @@ local function joinGroup(membership, base, new_id, now)
   return id, membership
 end
 
---- Let a job in that comes back, here or from another slot.
+--- Let in a job that comes back, here or from another slot.
 function replays.insert(source, job, data, opts, now)
   arrivals.insert(source, job, data, opts, now)
   source.count = source.count + 1

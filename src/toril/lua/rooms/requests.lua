@@ -1,17 +1,17 @@
---- A call that adds is made once, however often it arrives: sent again because its reply was lost, or
---- a copy that comes late. Every call belongs to a flight, a line of calls of one client of which one
---- is away at a time, and has a number of sixteen digits, larger than the one before it. The last call
---- of each flight is remembered, for longer than a client sends one again.
+--- A call that adds takes effect once, however often it arrives: sent again because its reply was lost,
+--- or a late copy. Every call belongs to a flight, a series of calls by one client with one call under
+--- way at a time, and has a number of sixteen digits, larger than the one before it. The last call of
+--- each flight is remembered, for longer than a client keeps resending it.
 ---
 --- What is remembered is the number, the time, and the reply unless it is the usual one. It is written
---- before the work, by the command that reads the last one: one command is all that this costs.
+--- before the work, by the command that reads the previous one, so this costs only one command.
 local KEEP_NUMBER_MS = "300000"
 
 local function rememberReply(key, request, now, reply)
   redis.call("SET", key, request .. clock.stamp(now) .. cmsgpack.pack(reply), "PX", KEEP_NUMBER_MS)
 end
 
---- What the call that came before says to this one, which came again or too late.
+--- The answer to a call that came again or too late, from what the call before it left.
 local function answerAgain(key, last, a, usual)
   parcels.recall()
   redis.call("SET", key, last, "PX", KEEP_NUMBER_MS)
@@ -22,8 +22,8 @@ local function answerAgain(key, last, a, usual)
   return cmsgpack.unpack(string.sub(last, 30))
 end
 
---- The reply of this call: what `work` returns (and beside it, is that the usual reply?), or what it
---- returned when the call was made before. `usual(now)` makes the usual reply.
+--- The reply to this call: what `work` returns (with a second value: is that the usual reply?), or what
+--- it returned when the call was first made. `usual(now)` builds the usual reply.
 function requests.makeOnce(queue, a, now, work, usual)
   if not a.flight then return (work()) end
   local key = queue.base .. ":toril:adds:" .. a.flight
@@ -46,8 +46,8 @@ function requests.makeOnce(queue, a, now, work, usual)
   return reply
 end
 
---- Calls that were made, remembered for longer than a client sends one again: a copy of it, sent
---- because the reply was lost or arriving late, does nothing.
+--- Calls that were made, remembered for longer than a client keeps resending them: a copy, sent because
+--- the reply was lost or arriving late, does nothing.
 local REMEMBER_CALL_MS = 60000
 
 function requests.wasMade(queue, call)
@@ -58,7 +58,7 @@ function requests.remember(queue, call)
   redis.call("SET", queue.base .. ":toril:call:" .. call, "1", "PX", REMEMBER_CALL_MS)
 end
 
---- The usual reply of a call that adds: the time, and that each of them was added.
+--- The usual reply to a call that adds: the time, and that each job was added.
 function requests.allAdded(at, count)
   local results = { at }
   for i = 1, count do results[i + 1] = 0 end

@@ -1,20 +1,20 @@
 --- The way back of a group with stages: which members may be undone next.
 ---
---- A member may be undone when nothing behind it is open, at any distance. Open is what waits to be
---- undone, is being undone or could not be, and what still runs and would be undone. A member is clear
---- when neither it nor anything behind it is open, a gate when all of its members are.
+--- A member may be undone when nothing behind it, at any distance, is open. A member is open if it waits
+--- to be undone, is being undone or could not be, or if it still runs and would be undone. It is clear
+--- when neither it nor anything behind it is open; a gate is clear when all of its members are.
 ---
 --- `:retreat` keeps what is needed for one step: `N` how many gates behind member N are not clear, `oN`
 --- that it is open itself, `gN` how many members of gate N are not clear, `ready` the numbers of those
---- that may be undone and have not been taken. It can be made anew at any time from `:plan`, `:jobs`,
+--- that may be undone and have not been taken. It can be rebuilt at any time from `:plan`, `:jobs`,
 --- `:undo` and `:compensations`, and is, whenever these are not as they were (`was`): workers of the
---- version before change them and leave it alone. It lives for an hour, since they do not delete it.
+--- previous version change them and leave it alone. It lives for an hour, since they do not delete it.
 
 local KEPT_MS = "3600000"
 
---- What the way back depends on. Members only ever go from running to ended, undoings to completed; so
---- equal counts are the same members. Nothing for a group in which a member ran again: its earlier runs
---- stand beside the graph, and it is looked at as a whole each time.
+--- What the way back depends on. Members only go from running to ended, compensations to completed; so
+--- equal counts mean the same members. Nothing for a group in which a member ran again: its earlier runs
+--- are not part of the graph, so the whole group is examined each time.
 local function reckonedFrom(group)
   local known = redis.call("HMGET", group.key, "x.request", "x.repeats")
   if known[2] then return nil end
@@ -23,7 +23,7 @@ local function reckonedFrom(group)
     redis.call("HLEN", group.key .. ":compensations"), group.running, group.broken, live, known[1] or "")
 end
 
---- Read the way back as it was left, before anything of the group is changed.
+--- Read the way back as it was left, before anything in the group is changed.
 function retreats.recall(group)
   if not group.follows_graph or group.state == "ACTIVE" or group.state == "BLOCKED" then return end
   local kept = redis.pcall("HMGET", group.key .. ":retreat", "was", "ready")
@@ -47,7 +47,7 @@ local function isFree(group, number)
   return (redis.call("HGET", group.key .. ":retreat", number) or "0") == "0"
 end
 
---- Offer members that became free together: the one that completed last is undone first.
+--- Offer members that became free together; the one that completed last is undone first.
 local function offerInOrder(group, freed)
   if #freed < 2 then
     if freed[1] then offer(group.way, freed[1]) end
@@ -61,7 +61,7 @@ local function offerInOrder(group, freed)
   end
 end
 
---- A member is clear: the gate before it may be, and what stands before that.
+--- A member is clear: the gate before it may be too, and what comes before that.
 local function clear(group, number)
   local key, waiting, freed = group.key .. ":retreat", { number }, {}
   while #waiting > 0 do
@@ -81,18 +81,18 @@ local function clear(group, number)
   offerInOrder(group, freed)
 end
 
---- Nothing of a member is open any more.
+--- A member is no longer open.
 function retreats.settled(group, number)
   if not group.way then return end
   local was_open = redis.call("HDEL", group.key .. ":retreat", "o" .. number) == 1
   if was_open and isFree(group, number) then clear(group, number) end
 end
 
---- A member has ended that had this status; does it wait to be undone now?
+--- A member that had this status has ended; `is_undone` says whether it now waits to be undone.
 function retreats.memberEnded(group, number, status, is_undone)
   if not group.way then return end
   if not group.undoes_late or status ~= "pending" then
-    -- Nobody waited for it: if it is undone all the same, the way back is another.
+    -- Nobody waited for it: if it is undone anyway, the way back has changed.
     if is_undone then group.way = nil end
   elseif not is_undone then
     retreats.settled(group, number)

@@ -1,8 +1,8 @@
 --- Schedulers: their records, their slots, and the one job that each has pending.
 ---
 --- A paused scheduler has no pending job. Its record stays, with `x.paused` (since when), `x.pending` (the
---- options of the job that was taken away) and `x.ran` (if that job had been taken by a worker already).
---- Its score in `repeat` is 0: no job has that time, so nobody, BullMQ neither, makes a next one; and
+--- options of the job that was removed) and `x.ran` (if a worker had already taken that job).
+--- Its score in `repeat` is 0: no job has that time, so nobody, not even BullMQ, creates a next one; and
 --- BullMQ's upsert, which removes the marks, finds the next time on the grid from there.
 
 local MOST_SLOTS = 32
@@ -20,8 +20,8 @@ function schedules.firstSlot(now, every, offset, start)
   return now
 end
 
---- When the iteration after `previous` is due. Missed ones are not made up for: the next is on the
---- grid again.
+--- When the iteration after `previous` is due. Missed ones are not made up for: the next one is back on
+--- the grid.
 function schedules.slotAfter(previous, now, every, offset)
   local slot = previous + every
   if slot < now then return alignedAfter(now, every, offset) end
@@ -36,7 +36,7 @@ local function exists(queue, scheduler_id, at)
   return redis.call("EXISTS", queue.base .. ":" .. schedules.iterationId(scheduler_id, at)) == 1
 end
 
---- How the pending iteration is taken out of its place, and which that is; nothing if it waits nowhere.
+--- How the pending iteration is taken out of its place, and which place; nothing if it waits nowhere.
 local function placeOf(queue, pending)
   for _, set in ipairs({ queue.delayed, queue.prioritized }) do
     if redis.call("ZSCORE", set, pending) then return "ZREM", set end
@@ -71,7 +71,7 @@ function schedules.takeOut(queue, pending)
   jobs.delete(queue.base .. ":" .. pending.id)
 end
 
---- The first free time from `at` on, where the pending iteration gives its own free; or nothing and a
+--- The first free time from `at` on (the pending iteration's own time counts as free), or nothing and a
 --- refusal.
 function schedules.slotFor(queue, a, pending, at)
   if pending.place and at == pending.at then return at end
@@ -84,7 +84,7 @@ function schedules.slotFor(queue, a, pending, at)
   return nil, refusals.TIMES_TAKEN
 end
 
---- Write the record of a scheduler anew. `offset` is 0 or nothing when `at` decides.
+--- Rewrite the record of a scheduler. `offset` is 0 or nothing if `at` decides.
 function schedules.write(repeat_key, scheduler, a, at, iterations, data, opts)
   local offset = a.offset or 0
   if a.every and offset == 0 then offset = at % a.every end
@@ -99,7 +99,7 @@ function schedules.write(repeat_key, scheduler, a, at, iterations, data, opts)
 end
 
 --- Add the iteration of a scheduler that is due at `at`. `opts` is the JSON of its options without
---- those that depend on the time; `is_cron` has them tell when this one is.
+--- those that depend on the time; with `is_cron` they say when this one is due.
 --- `iteration` = { scheduler, id_json, name, data, opts, priority, lifo, is_cron, lane,
 --- ordering_delay }. In a lane its order is the time at which it is due.
 function schedules.insert(queue, gate, iteration, at, now)

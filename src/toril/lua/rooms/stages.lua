@@ -6,8 +6,8 @@
 --- earlier run, label, gates behind it, gate before it }.
 --- `:stage` holds what members will be: `N` the job or the signal, `N.data` and `N.opts` its payload,
 --- `N.early` how a signal ended before its turn. `:signals` holds the time limits of signals that are
---- awaited. In `:jobs` such members are `planned`, signals whose turn has come are `awaited`; neither is
---- touched by workers that know nothing of stages.
+--- awaited. In `:jobs` such members are `planned`, signals whose turn has come are `awaited`; workers
+--- that do not know about stages touch neither.
 
 local MOST_AT_ONCE = 250
 local MOST_BYTES = 500000
@@ -35,7 +35,7 @@ function stages.log(group, now, what, label, why)
 end
 
 --- The plan of a group: members by their numbers, gates by theirs, numbers by the keys of jobs. It is read
---- once in a call, which may end many members.
+--- once per call, which may end many members.
 local function readPlan(group)
   memory.plans = memory.plans or {}
   if memory.plans[group.key] then return memory.plans[group.key] end
@@ -62,18 +62,18 @@ function stages.forgetPlan(group)
   if memory.plans then memory.plans[group.key] = nil end
 end
 
---- Groups with stages by the time at which to look at them. Workers that know nothing of stages put the
---- time in `toril:groups-open` off, and leave this index alone.
+--- Groups with stages by the time at which to look at them. Workers that do not know about stages postpone
+--- the time in `toril:groups-open`, and leave this index alone.
 function stages.index(owner) return owner .. ":toril:groups-staged" end
 
---- Bring the time at which the group is looked at forward.
+--- Bring forward the time at which the group is looked at.
 local function hurry(group, at, now)
   if at <= now then group.is_hurried = true end
   redis.call("ZADD", stages.index(group.owner), "LT", clock.stamp(at), group.id)
 end
 
---- Let the workers of another queue mind the time limits of a group as well; the queue that owns it may
---- have none.
+--- Let the workers of another queue watch the time limits of a group too; the queue that owns it may
+--- have no workers.
 function stages.share(owner, base, until_ms)
   if base == owner then return end
   local deadlines = base .. ":toril:group-deadlines"
@@ -84,8 +84,8 @@ end
 
 -- Forward -----------------------------------------------------------------------------------------
 
---- The results that go into a member's data, as the inside of an object; nothing, and whose it is, if one
---- of them is not known.
+--- The results that go into a member's data, as the inside of an object; nothing, and whose result is
+--- missing, if one of them is not known.
 local function inputsOf(group, entry)
   local parts = {}
   for i, input in ipairs(entry.inputs) do
@@ -112,17 +112,17 @@ function stages.insert(homes, base, job, data, opts, now)
   arrivals.insert(to, job, data, opts, now)
 end
 
---- The same if it can be: the queue may be damaged, or not ours to write to, and the group is not. Returns
---- nothing when the job is in, else why it is not.
+--- The same if possible: the queue may be damaged, or we may not write to it, and the group is fine.
+--- Returns nothing if the job is in, else why it is not.
 function stages.tryInsert(homes, base, job, data, opts, now)
   local is_in, problem = pcall(stages.insert, homes, base, job, data, opts, now)
-  -- Its place comes first, then its hash: what fails behind that is only told to nobody.
+  -- Its place comes first, then its hash: if something fails after that, only the announcement is lost.
   if is_in or redis.call("EXISTS", base .. ":" .. job.id) == 1 then return nil end
   homes[base].count = homes[base].count - 1
   return type(problem) == "table" and problem.err or tostring(problem)
 end
 
---- All are in: wake whoever waits for them.
+--- All are in: wake the workers that wait for them.
 function stages.close(homes)
   for _, to in pairs(homes) do
     pcall(arrivals.close, to)
@@ -136,7 +136,7 @@ function stages.askFor(group, name, base, why, now)
   redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
 end
 
---- Nothing stands in the way of its jobs any more.
+--- Nothing blocks its jobs any more.
 function stages.askNoMore(group)
   if not group.asks then return end
   group.asks = nil
@@ -170,8 +170,8 @@ local function await(group, number, entry, now)
   end
 end
 
---- Let planned members go whose predecessors have completed: jobs become jobs, signals are awaited. What
---- is more than one call may do is done when the group is looked at next, which is at once.
+--- Release planned members whose predecessors have completed: jobs become jobs, signals are awaited. What
+--- exceeds one call is done at the next look at the group, which follows immediately.
 local function release(group, numbers, now)
   local stage, homes, written, failed, told = group.key .. ":stage", {}, {}, {}, {}
   local bytes, gone, is_held = 0, {}, false
@@ -218,7 +218,7 @@ local function release(group, numbers, now)
   end
 end
 
---- Those members of a gate that are planned, if it is open.
+--- The planned members of a gate, if it is open.
 local function opened(group, gate)
   local after, keys = gate[3], {}
   if group.completed < #after then return {} end
@@ -251,7 +251,7 @@ function stages.advance(group, number, now)
   if #numbers > 0 then release(group, numbers, now) end
 end
 
---- Open every gate that may be open: a worker that knows nothing of stages has completed somebody, or
+--- Open every gate that may be open: a worker that does not know about stages has completed a member, or
 --- there was too much to do at once.
 function stages.advanceAll(group, now)
   local plan, numbers = readPlan(group), {}
@@ -273,8 +273,8 @@ function stages.advanceAll(group, now)
   return #numbers
 end
 
---- A signal has ended: `told` begins with c when it completed, with f when it failed, and goes on with the
---- result or the reason.
+--- A signal has ended: `told` begins with c if it completed or f if it failed, followed by the result or
+--- the reason.
 function stages.signal(key, number, job, told, now)
   local state = string.sub(told, 1, 1) == "c" and "completed" or "failed"
   redis.call("HDEL", key .. ":signals", number)
@@ -283,7 +283,7 @@ function stages.signal(key, number, job, told, now)
     now)
 end
 
---- Somebody tells how a signal ended, perhaps before its turn. Returns false for the second time.
+--- Somebody says how a signal ended, perhaps before its turn. Returns false the second time.
 function stages.tellSignal(group, one, status, state, value, now)
   local told = (state == "completed" and "c" or "f") .. value
   if status == "awaited" then
@@ -312,7 +312,7 @@ local function endSignals(group, now)
   return count
 end
 
---- The turn of signals that wait for nobody has come when their group is created.
+--- Signals that wait for nobody get their turn when their group is created.
 function stages.begin(key, jobs_of, now)
   local group
   for _, job in ipairs(jobs_of) do
@@ -361,20 +361,20 @@ function stages.isPastPivot(group)
   return member ~= nil and redis.call("HGET", group.key .. ":jobs", member[1]) == "completed"
 end
 
---- The group can neither go on nor back until a person says how.
+--- The group can go neither forward nor back until a person says how.
 function stages.block(group, cause, now)
   if group.state == "BLOCKED" then return end
   group.state = "BLOCKED"
   redis.call("HSET", group.key, "state", "BLOCKED", "updatedAt", clock.stamp(now), "x.failedJobId", cause.id,
     "x.reason", cause.reason, "x.failedMember", cause.label or "")
-  -- Of a pivot of which nobody knows how it ended somebody may say that it did nothing.
+  -- If nobody knows how the pivot ended, somebody may still say that it did nothing.
   if stages.isPastPivot(group) then redis.call("UNLINK", group.key .. ":undo") end
   redis.call("ZADD", groups.asking(group.owner), clock.stamp(now), group.id)
   groups.emit(group, "group:blocked", "failedJobId", cause.id, "reason", cause.reason)
   stages.log(group, now, "blocked", cause.label, cause.reason)
 end
 
---- A group that was blocked goes on.
+--- A group that was blocked continues.
 function stages.unblock(group, now)
   group.state = "ACTIVE"
   redis.call("HSET", group.key, "state", "ACTIVE", "updatedAt", clock.stamp(now))
@@ -418,10 +418,10 @@ function stages.rejoin(key, number, base, now)
   return id
 end
 
---- A person says how a member ended that blocks its group. Returns false if that cannot be said.
+--- A person says how a member that blocks its group ended. Returns false if that is not possible.
 function stages.overrule(group, one, status, state, ended, now)
   if state == "failed" then
-    -- Of the pivot nobody knew how it ended: it is not done, so there is a way back.
+    -- Nobody knew how the pivot ended; it did nothing, so there is a way back.
     if one.number ~= group.pivot then return false end
     stages.unblock(group, now)
     groups.turn(group, { id = one.id, reason = ended.value, label = stages.label(group.key, one.number) }, now)
@@ -432,7 +432,7 @@ function stages.overrule(group, one, status, state, ended, now)
   return true
 end
 
---- What blocks the group was done by hand: it goes on as if it had completed and returned nothing.
+--- What blocks the group was done by hand: it continues as if that had completed and returned nothing.
 function stages.skipFailed(group, now)
   local skipped = {}
   for number, member in pairs(readPlan(group).members) do
@@ -450,7 +450,7 @@ function stages.skipFailed(group, now)
   end
 end
 
---- Remove the dead letter of a job of the group: replayed, it would run a second time.
+--- Remove the dead letter of a job of the group: if replayed, it would run a second time.
 function stages.removeLetter(key, field, membership, budget)
   local letter = redis.call("HGET", key, field)
   if not letter then return end
@@ -505,8 +505,8 @@ end
 
 -- Looking after -----------------------------------------------------------------------------------
 
---- Roll a group on whose members were ended by workers that know nothing of stages, and mind its time
---- limits. Returns how much there was to do.
+--- Advance a group whose members were ended by workers that do not know about stages, and enforce its
+--- time limits. Returns how much there was to do.
 function stages.keep(group, now)
   if group.state == "ACTIVE" or group.state == "BLOCKED" then
     if not group.is_staged then return 0 end
@@ -530,7 +530,7 @@ function stages.keep(group, now)
   end
   local count = groups.overdue(group, now)
   if count > 0 then return count end
-  -- What could not be undone when it was due, because its queue was damaged, perhaps can be now.
+  -- What could not be undone when it was due, because its queue was damaged, may be possible now.
   local running = group.running
   retreats.recall(group)
   groups.settle(group, now)
@@ -550,8 +550,8 @@ local function nextDue(group)
   return due
 end
 
---- Mind the time limits of a group in this state. Returns how much there was to do, when the next limit
---- is due, if one is, and how many members were looked at.
+--- Enforce the time limits of a group in this state. Returns how much there was to do, when the next
+--- limit is due, if any, and how many members were examined.
 function stages.keepTime(key, state, deadline, now)
   local group = state and groups.read(key)
   if not group then return 0, nil, 0 end

@@ -1,6 +1,6 @@
 --- Take up to `count` jobs: into `active`, locked, counted, announced.
 
---- What a worker is told of a job: its hash, name after value, and its id at the end.
+--- What a worker is told about a job: its hash, names and values in turn, and its id at the end.
 function takes.readTaken(job, id)
   local hash = redis.pcall("HGETALL", job)
   if hash.err then hash = {} end
@@ -8,11 +8,11 @@ function takes.readTaken(job, id)
   return hash
 end
 
---- By how much windows of several workers may differ. One that is to last longer still was begun by a
---- clock that was ahead.
+--- How much the windows of several workers may differ. If a window lasts even longer, it was started by
+--- a clock that was ahead.
 local LONGEST_WINDOW_APART = 60000
 
---- How many more jobs the rate limit lets start now, and for how long it holds when that is none.
+--- How many more jobs the rate limit allows to start now, and for how long it holds if that is none.
 local function allowance(queue, gate, limiter, count)
   if gate.held_ms then
     local ttl = gates.heldFor(queue, gate)
@@ -63,7 +63,7 @@ local function popReady(queue, count)
   return ids, scores
 end
 
---- Put ids from `first` on back to where popReady took them from.
+--- Put the ids from `first` on back where popReady took them from.
 local function unpop(queue, ids, scores, first)
   for i = #ids, first, -1 do
     redis.call("LREM", queue.active, 1, ids[i])
@@ -75,10 +75,10 @@ local function unpop(queue, ids, scores, first)
   end
 end
 
---- A member of a group that is over or being undone does not run: a tool that knows nothing of groups
+--- A member of a group that is over or being undone does not run: a tool that does not know about groups
 --- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
---- retry. If its last run has no end yet, it may have done its work. Returns whether it ended.
---- A compensation that failed and was brought back runs, and its group learns of it.
+--- retry. If its last run has an unknown outcome, it may have done its work. Returns whether it ended.
+--- A compensation that failed and was brought back runs, and its group is told.
 local function endStranded(queue, gate, id, membership, is_again, now)
   local job = queue.base .. ":" .. id
   local state = groups.stateOf(membership, job, is_again)
@@ -96,12 +96,12 @@ local function endStranded(queue, gate, id, membership, is_again, now)
   return true
 end
 
---- Write that an attempt begins, and what the one before it has left.
+--- Record that an attempt begins, and what the previous one left.
 local function noteStart(job, hash, stamp, started, name, fence)
   local past, before
   if started > 1 then past, before = tries.pastOf(hash) end
   if past then
-    -- Nobody's name is better than that of the worker before.
+    -- An empty name is better than the previous worker's.
     local words = { "processedOn", stamp, "ats", clock.digits(started), "x.attempts", past }
     if name or before then words[7], words[8] = "pb", name or "" end
     if fence then words[#words + 1], words[#words + 2] = "x.fence", fence end
@@ -117,9 +117,9 @@ local function noteStart(job, hash, stamp, started, name, fence)
   end
 end
 
---- Lock one job for whoever sent the arguments `a`. Returns what the worker is told (nothing for an id without a job, or for one
---- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is where
---- a job of a lane stood there.
+--- Lock one job for the worker that sent the arguments `a`. Returns what it is told (nothing for an id without a job, or for one
+--- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is the
+--- place that a job of a lane had there.
 local function startJob(queue, gate, id, a, now, fence, place)
   local job = queue.base .. ":" .. id
   local hash = redis.call("HGETALL", job)
@@ -147,7 +147,7 @@ local function startJob(queue, gate, id, a, now, fence, place)
     return nil, false, size
   end
   if place and lane ~= place then
-    -- Whoever ends the job has to find the lane that it holds.
+    -- The code that ends the job must find the lane that it holds.
     redis.call("HSET", job, "x.lane", place)
   end
   if lane and not fence then
@@ -160,7 +160,7 @@ local function startJob(queue, gate, id, a, now, fence, place)
   redis.call("SET", job .. ":lock", a.token, "PX", a.lock_ms)
   journal.emit(queue, "active", "jobId", id, "prev", "waiting")
   noteStart(job, hash, clock.stamp(now), started, a.name, fence and clock.digits(fence))
-  -- Later words count: these replace what was read above.
+  -- Later fields win: these replace what was read above.
   local n = #hash
   if fence then
     hash[n + 1], hash[n + 2] = "x.fence", fence
@@ -182,11 +182,11 @@ local function letInDue(queue, gate, now)
   return true
 end
 
---- How many bytes of jobs are enough for one call, or the server would stand still for everybody else.
+--- The most bytes of jobs for one call: more would block the server for everybody else.
 local MOST_BYTES = 500000
 
---- Start one job for the shift. What it holds must not keep the others from being taken: one that
---- cannot be read is given up. Returns whether there is one more.
+--- Start one job for the shift. What it holds must not keep the others from being taken: if it cannot
+--- be read, it is given up. Returns whether one more was taken.
 local function start(shift, id, fence, place)
   local queue = shift.queue
   shift.popped = shift.popped + 1
@@ -229,8 +229,8 @@ local function startFromLanes(shift, most)
   shift.bytes = math.max(shift.bytes, bytes)
 end
 
---- Plain jobs and lanes share the places; what one side does not need, the other gets. The plain ones
---- come first: a job of a lane among them goes to its lane before that is asked for its head.
+--- Plain jobs and lanes share the slots; what one side does not need, the other gets. The plain ones
+--- come first: a job of a lane among them goes to its lane before the lane is asked for its head.
 local function startAll(shift, allowed, has_lanes)
   local plain = has_lanes and laneTakes.plainShare(shift.queue, allowed) or allowed
   startPlain(shift, plain)
@@ -246,8 +246,8 @@ local function dueNext(queue, has_lanes)
   return has_lanes and laneTakes.nextDue(queue, due) or due
 end
 
---- Returns the jobs, for how long the rate limit holds, and when the next delayed job is due. With jobs
---- the last is 0, or now when there was too much to take it all at once.
+--- Returns the jobs, how long the rate limit holds, and when the next delayed job is due. If there are
+--- jobs, the last is 0, or now if there was too much to take at once.
 function takes.take(queue, gate, a, now)
   local limiter = a.limiter
   local has_lanes = letInDue(queue, gate, now)
@@ -263,7 +263,7 @@ function takes.take(queue, gate, a, now)
     popped = 0, bytes = 0 }
   startAll(shift, allowed, has_lanes)
   if #shift.jobs == 0 then
-    -- Nothing of what was taken could run; whoever looks next finds what stands behind it.
+    -- None of what was taken could run; the next worker to look finds what is behind it.
     if shift.popped > 0 and redis.call("EXISTS", queue.wait, queue.prioritized) > 0 then
       places.wake(queue, gate)
     end

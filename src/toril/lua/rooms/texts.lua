@@ -16,7 +16,7 @@ local function isSpace(byte)
   return byte == 32 or byte == 10 or byte == 13 or byte == 9
 end
 
---- Where the closing brace of an object is; nothing for a text that is no object.
+--- Where the closing brace of an object is; nothing if the text is not an object.
 local function closingBrace(text)
   local last = #text
   if string.byte(text) ~= 123 and not string.find(text, "^[ \n\r\t]*{") then return nil end
@@ -26,14 +26,14 @@ local function closingBrace(text)
   return string.byte(text, last) == 125 and last or nil
 end
 
---- Returns the new text and whether the data were wrapped. It is made in one piece: the server looks
---- at every byte of each text that a script makes.
+--- Returns the new text and whether the data were wrapped. It is built in one piece: the server looks
+--- at every byte of each string that a script builds.
 function texts.splice(data, metadata)
   local brace = closingBrace(data)
   if not brace then
     return '{"_dlqData":' .. data .. ',"_dlqMeta":' .. metadata .. "}", true
   end
-  -- Behind the brace of most objects comes the first name.
+  -- In most objects the first name follows the brace.
   local is_empty = string.byte(data, 2) ~= 34 and string.find(data, "^[ \n\r\t]*{[ \n\r\t]*}")
   return string.sub(data, 1, brace - 1) .. (is_empty and '"_dlqMeta":' or ',"_dlqMeta":')
     .. metadata .. string.sub(data, brace), false
@@ -46,7 +46,7 @@ function texts.extend(data, members)
   return string.sub(data, 1, brace - 1) .. (is_empty and "" or ",") .. members .. string.sub(data, brace)
 end
 
---- Where metadata of `size` bytes begin, and the brace behind them; nothing if the text has no room for
+--- Where metadata of `size` bytes begin, and the brace after them; nothing if the text is too short for
 --- them.
 function texts.findMeta(text, size)
   local brace = size and closingBrace(text)
@@ -54,8 +54,8 @@ function texts.findMeta(text, size)
   return brace - size, brace
 end
 
---- The data as they were before texts.splice, of metadata that take `size` bytes; nothing when they are
---- not where they were put: somebody has written the text anew.
+--- The data as they were before texts.splice added metadata of `size` bytes; nothing if the metadata are
+--- not where they were put: somebody has rewritten the text.
 function texts.unsplice(text, size, is_wrapped)
   local from, brace = texts.findMeta(text, size)
   if not from then return nil end

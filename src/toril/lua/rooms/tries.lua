@@ -1,13 +1,13 @@
---- When each attempt of a job began and ended, and which worker made it. The last one is told by
---- `ats`, `processedOn`, `pb` and `x.ended` (its number and its end). As the next one begins, it becomes
+--- When each attempt of a job began and ended, and which worker made it. The last one is recorded in
+--- `ats`, `processedOn`, `pb` and `x.ended` (its number and its end). When the next one begins, it becomes
 --- a line of `x.attempts`: [number, began, ended, worker] as JSON. Both are written by commands that
---- write something else anyway, so an attempt costs no command of its own.
+--- write something else anyway, so an attempt costs no extra command.
 
 --- The oldest lines go when there are more bytes than this.
 local MOST_BYTES = 2000
 local MOST_OF_A_NAME = 60
 
---- What `x.ended` is to be for the attempt that ends now.
+--- The new `x.ended` for the attempt that ends now.
 function tries.ended(number, now)
   return (number or "0") .. ":" .. clock.stamp(now)
 end
@@ -18,7 +18,7 @@ local function endOf(last)
   return string.match(last.finishedOn or "", "^%d+$") or "null"
 end
 
---- What `x.attempts` is to be once the last attempt is over; nothing if that attempt left no trace.
+--- The new `x.attempts` once the last attempt is over; nothing if that attempt left no trace.
 --- `last` = the fields of the job: ats, processedOn, pb, finishedOn, x.ended, x.attempts.
 function tries.past(last)
   local number = string.match(last.ats or "", "^%d+$")
@@ -32,7 +32,7 @@ function tries.past(last)
   return string.sub(text, string.find(text, "\n", #text - MOST_BYTES, true) + 1)
 end
 
---- The same of a hash as HGETALL tells it, and who made the last attempt.
+--- The same for a hash as HGETALL returns it, and who made the last attempt.
 function tries.pastOf(hash)
   local last = {}
   for i = 1, #hash, 2 do last[hash[i]] = hash[i + 1] end

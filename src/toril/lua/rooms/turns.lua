@@ -1,13 +1,13 @@
 --- Turning a list while a walk takes letters out of it.
 ---
---- Letters are taken out near the tail. Those that the walk leaves must not heap up there, or each
---- further slice would have to search through all of them; so beyond `a.behind` of them the oldest go
---- round to the head, under what has arrived since. After a whole turn the order is the old one.
+--- Letters are taken out near the tail. Those that the walk leaves must not pile up there, or each
+--- further slice would have to search through all of them; so beyond `a.behind` of them the oldest move
+--- round to the head, below what has arrived since. After a full turn the order is the old one.
 ---
 --- A turn is kept as JSON: its owner (the run of the walk that began it), `pivot` (the letter above
 --- which the next one goes), `fence` (the first ones that went round: there the walk ends), `home` (the
---- letters that belong at the tail), `left` (how many letters the walk had to look at). One walk at a
---- time turns a list; after a minute of silence another may take the turn over and bring it home.
+--- letters that belong at the tail), `left` (how many letters the walk has yet to examine). One walk at a
+--- time turns a list; after a minute of silence another may take over the turn and bring it home.
 
 local TURN_EXPIRES_MS = 604800000
 local TURN_IS_STALE_MS = 60000
@@ -36,7 +36,7 @@ function turns.read(turning, a)
   return turn
 end
 
---- Begin a turn, unless another walk is at it. One that was left lying tells where home is.
+--- Begin a turn, unless another walk is turning the list. An abandoned turn tells where home is.
 local function beginTurn(list, turning, a, seen, now)
   local other = decodeTurn(turning)
   if other and now - other.at < TURN_IS_STALE_MS then return nil end
@@ -66,7 +66,7 @@ function turns.isFenceLost(queue, turn)
   return turn.left <= 0 and areGone(queue, turn.fence_ids)
 end
 
---- Bring the last `count` ids of the list to its head, in their order, under what has arrived there.
+--- Move the last `count` ids of the list to its head, in their order, below what has arrived there.
 local function bringRound(list, turn, count)
   if count == 0 then return end
   local ids = redis.call("RPOP", list, count)
@@ -85,7 +85,7 @@ local function bringRound(list, turn, count)
   end
 end
 
---- How many ids stand behind home, of the next ones that can be brought round.
+--- How many of the next ids that can be brought round are behind home, and whether home is among them.
 local function behindHome(list, home)
   local ids = redis.call("LRANGE", list, -MOST_ROUND, -1) -- bounded: MOST_ROUND
   for i = #ids, 1, -1 do
@@ -94,8 +94,8 @@ local function behindHome(list, home)
   return #ids, false
 end
 
---- The walk is over: bring the list on until its oldest letter is at the tail again. If nobody knows
---- any more which that is, only what the walk left behind goes round.
+--- The walk is over: turn the list until its oldest letter is at the tail again. If it is no longer
+--- known which that is, only what the walk left behind goes round.
 local function bringHome(queue, list, turn, seen)
   local home_ids = turn.home or turn.fence_ids
   local count, is_home = behindHome(list, asSet(home_ids))
@@ -109,8 +109,8 @@ local function bringHome(queue, list, turn, seen)
   return is_home or turn.returned > redis.call("LLEN", list)
 end
 
---- What has to go round after a slice. Returns the walk's turn, if it has one now, and whether the walk
---- through this list is done.
+--- Bring round what must go round after a slice. Returns the walk's turn, if it has one now, and whether
+--- the walk through this list is done.
 function turns.goRound(queue, list, turn, seen, turning, a, now)
   if turn and seen.is_end then
     turn.is_over = true

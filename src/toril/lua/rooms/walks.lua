@@ -1,7 +1,7 @@
 --- One slice of a walk that takes dead letters out of a list.
 
---- Take out of a list what stands at these negative indexes, which fall from the tail on. All are
---- marked, then removed in one pass from the tail.
+--- Take what is at these negative indexes, which fall from the tail on, out of a list. All are marked,
+--- then removed in one pass from the tail.
 local function takeOutAt(list, indexes)
   local count = #indexes
   if count == 0 then return end
@@ -16,8 +16,8 @@ local function takeOutAt(list, indexes)
 end
 
 --- Show up to `examine` letters to `visit`, until it has taken `limit` of them. It answers "take",
---- "leave", "ask", or "stop" when the slice is full; those taken go out of their place, those asked
---- about are the client's to decide.
+--- "leave", "ask", or "stop" when the slice is full; those taken leave their place, and the client
+--- decides about those asked about.
 local function examineLetters(queue, a, fence, visit)
   local offset = letters.findPlace(queue, a.place, a.offset, a.anchor)
   local ids = letters.idsFrom(queue, a.place, offset, a.examine)
@@ -51,8 +51,8 @@ local function examineLetters(queue, a, fence, visit)
   return seen
 end
 
---- For a lost reply and, for a week, for whoever resumes the walk: `latest` names the last run with
---- the same filter.
+--- In case the reply is lost, and for a week for a client that resumes the walk: `latest` names the last
+--- run with the same filter.
 local function rememberSlice(sweep, latest, a, result, reply)
   redis.call("HSET", sweep, "step", a.step, "place", a.place, "done", a.done + result.count,
     "reply", reply, "filter", cjson.encode(a.filter))
@@ -66,9 +66,9 @@ local function rememberSlice(sweep, latest, a, result, reply)
 end
 
 --- A slice of the walk `a`, whose state is in `sweep` and, while it turns the list, in `turning`.
---- A run belongs to one client and its steps rise, so a slice that was done already is answered from
---- memory: its reply got lost, or it was held up and overtaken. Else `visit` is called for each letter,
---- and `finish` with what came of them, to complete the reply.
+--- A run belongs to one client and its steps increase, so a slice that was already done is answered from
+--- memory: its reply was lost, or it was delayed and overtaken. Else `visit` is called for each letter,
+--- and `finish` with the result, to complete the reply.
 function walks.walk(queue, sweep, latest, turning, a, now, visit, finish)
   local last = hashes.read(sweep, "step", "reply")
   if last.step and tonumber(last.step) >= a.step then return last.reply end
@@ -76,7 +76,7 @@ function walks.walk(queue, sweep, latest, turning, a, now, visit, finish)
   local list = queue[a.place]
   local turn = turns.read(turning, a)
   if a.turn and not turn then
-    -- Somebody has turned the list on since: what was left where is not known any more.
+    -- Somebody has turned the list since: it is no longer known what was left where.
     a.offset, a.anchor = 0, nil
   end
   local seen
@@ -88,7 +88,7 @@ function walks.walk(queue, sweep, latest, turning, a, now, visit, finish)
     seen = examineLetters(queue, a, turn and turn.fence or {}, visit)
   end
   local is_done = seen.is_end and not turn
-  -- What the client is asked about it must find in its place.
+  -- The client must find the letters it is asked about in their place.
   if #seen.asked == 0 and letters.isList(a.place) then
     turn, is_done = turns.goRound(queue, list, turn, seen, turning, a, now)
   end
