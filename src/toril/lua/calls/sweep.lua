@@ -54,7 +54,7 @@ local function forgetSilentFlights(base, replies, forget_ms)
   redis.call("PEXPIRE", replies, EXPIRE_MS)
 end
 
---- Does somebody hold the job? A lock that is too long because the clock was ahead is shortened.
+--- Does somebody hold the job? A lock set while the clock was ahead is shortened by as much.
 local function isLocked(job)
   local left_ms = redis.call("PTTL", job .. ":lock")
   -- A lock that never expires belongs to nobody: workers renew theirs.

@@ -1,5 +1,5 @@
---- Move a job that failed for good into the queue of the dead letters: a new job there, with its own
---- id, whose data are the old ones and the metadata. The caller has taken it out of its place.
+--- Move a job that failed for good into the dead letter queue: a new job there, with its own id, whose
+--- data are the old ones plus the metadata. The caller has taken it out of its place.
 ---
 --- `dead_letters` is what burials.open returned; the script ends with burials.close.
 --- `trouble` is what jobs that failed in the same way, with the same options, have in common:

@@ -384,7 +384,7 @@ local function goOn(group, number, state, ended, now)
 end
 
 --- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
---- released }; the value is the return value or the reason. A member whose end is open may have done
+--- released }; the value is the return value or the reason. A member whose outcome is open may have done
 --- its work, so it is undone as if it had completed, without a return value.
 function groups.memberEnded(key, kind, number, job, state, ended, now)
   local status = redis.call("HGET", key .. ":jobs", job)

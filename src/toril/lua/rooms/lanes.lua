@@ -488,7 +488,7 @@ function lanes.takeDelayed(queue, id)
   return field, mark
 end
 
---- Its head failed for good: nothing of the lane runs until an operator resumes it.
+--- Its head failed for good: nothing in the lane runs until an operator resumes it.
 function lanes.halt(queue, field, id, now)
   local settings = lanes.settings(queue, laneNames.laneOf(field)) or {}
   settings.halted, settings.since = id, settings.since or now

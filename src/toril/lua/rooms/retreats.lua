@@ -153,7 +153,7 @@ local function count(plan, open)
   return behind, unclear
 end
 
---- Find the way back from what is known of the members.
+--- Find the way back from what is known about the members.
 local function find(group, waiting)
   local key, plan = group.key .. ":retreat", stages.plan(group)
   local open = readOpen(group, plan, waiting)

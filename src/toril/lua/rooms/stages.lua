@@ -484,7 +484,7 @@ function stages.results(group, most)
   return "{" .. table.concat(parts, ",") .. "}"
 end
 
---- Add the job that somebody wants when the group ends like this, once.
+--- Add the job that was asked for when the group ends like this, once.
 function stages.announce(group, when, now)
   local packed = redis.call("HGET", group.key .. ":plan", when)
   if not packed then return end
