@@ -58,7 +58,7 @@ def test_what_cannot_grow_is_refused(mail, toril: Toril):
 
     assert toril("partitions", "grow", "mail", "2", "--yes").code == 2
     assert toril("partitions", "grow", "mail", "--yes").code == 2
-    assert "does not grow" in toril("partitions", "grow", "mail", "--stop").err
+    assert "is not growing" in toril("partitions", "grow", "mail", "--stop").err
     assert toril("partitions", "grow", "mail", "6").code == 1, "nobody said yes"
     mail.add("x", lane="busy")
     done = toril("partitions", "grow", "mail", "6", "--yes", "--wait", "0s")

@@ -359,7 +359,7 @@ async def test_growing_breaks_off_and_goes_on(mail, soon):
     await mail.add("x", lane="busy")
     with pytest.raises(RefusedError, match="1 have jobs"):
         await grow_at_once(mail, 8, patience_s=0.01)
-    with pytest.raises(RefusedError, match="grows to 8 partitions already"):
+    with pytest.raises(RefusedError, match="already growing to 8 partitions"):
         await grow_at_once(mail, 12)
     await growing.stop_growing(mail._connection, mail.keys)
     await mail.add("x")
@@ -413,7 +413,7 @@ async def test_one_who_waited_notices_that_the_growth_is_another_one(mail, soon)
     again = Numbers((), 4, 8, "another")
     assert await connection.run(partitioning.swap(mail.keys, begun, again)) == again
 
-    with pytest.raises(RefusedError, match="somebody else changes the partitions"):
+    with pytest.raises(RefusedError, match="somebody else is changing the partitions"):
         await first
 
     assert await connection.run(read) == again

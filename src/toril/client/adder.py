@@ -1,4 +1,4 @@
-"""What adds jobs to one queue, for the queue and for tasks."""
+"""Adding jobs to one queue, for queues and for tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Adder:
-    """Checks and encodes jobs, and sends those of one moment together.
+    """Checks and encodes jobs, and sends those that are added at the same time together.
 
-    Whoever sends one is told what the server said and makes of it what is needed: a queue a job, a
-    task a handle.
+    The caller gets the server's answer and turns it into what it needs: a queue into a job, a task
+    into a handle.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class Adder:
 
     @property
     def is_away(self) -> bool:
-        """Is a call under way, which those that come now have to wait for?"""
+        """Is a call in flight, which new jobs have to wait for?"""
         return self._batcher.is_away
 
     def prepare(self, job: NewJob, suffix: str = "") -> Prepared:
-        """The job as it is sent; refuses what the server could not take.
+        """The job as it is sent; refuses what the server could not accept.
 
         ``suffix`` is added to an id that is chosen here.
         """
@@ -50,7 +50,7 @@ class Adder:
         return adding.prepare(job, new_job_id() + suffix, (parent_id, keys.base))
 
     async def send(self, job: Prepared) -> Added:
-        """Add one job, alone or with others that are added meanwhile."""
+        """Add one job, alone or together with others that are added at the same time."""
         parent = self._parent_elsewhere(job)
         if parent is None:
             return await self._batcher.add(job)
@@ -82,8 +82,8 @@ class Adder:
         return keys if is_away(self._keys, keys) else None
 
     async def _send_by(self, parent: Keys, job: Prepared) -> Added:
-        """Add a job through the slot of its parent, which has to wait for it first."""
+        """Add a job through the slot of its parent, which must start waiting for it first."""
         command = flows.add([PreparedNode(self._keys, job, None)], self._replicas, parent)
         (added,) = await self._connection.run(command)
-        assert added is not None, "it has no job above it"
+        assert added is not None, "it has no parent"
         return added

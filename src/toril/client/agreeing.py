@@ -1,6 +1,6 @@
-"""Which queues have partitions, and how many: asked of the server, and believed for some seconds.
+"""Which queues have partitions, and how many: read from the server, and cached for some seconds.
 
-A queue that grows takes no jobs of those who do not know, so whoever adds asks again.
+A growing queue takes no jobs from processes that do not know it grows, so producers ask again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toril.protocol.partitioning import Numbers
 from toril.protocol.placing import told_of
 
 AGREE_AGAIN_S = 10.0
-"""For so long a process believes that the number of partitions is what it was."""
+"""How long a process trusts the number of partitions that it has read."""
 MOST_KNOWN = 10_000
 
 
@@ -25,7 +25,7 @@ class Agreeing:
     """The numbers of partitions of the queues under one prefix.
 
     ``told`` are the numbers that the user gave.  With ``asks`` every other queue is looked up too;
-    without, it is a plain one.
+    without it, every other queue is a plain one.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class Agreeing:
     async def of(self, names: Iterable[str]) -> dict[str, Numbers]:
         """The numbers of those queues among ``names`` that have partitions.
 
-        Raises ``PartitionMismatchError`` if one has another number than was said, or grows.
+        Raises ``PartitionMismatchError`` if one has a different number than the user gave, or is
+        growing.
         """
         found: dict[str, Numbers] = {}
         refused: Exception | None = None
@@ -64,7 +65,7 @@ class Agreeing:
         return found
 
     async def each(self, names: Iterable[str]) -> dict[str, Numbers | Exception]:
-        """What is known of each queue, or why that is not known or nothing can be added to it."""
+        """What is known about each queue, or why it is unknown or nothing can be added to it."""
         told = {name: told_of(name, self.told) for name in dict.fromkeys(names)}
         wanted = [name for name, count in told.items() if count > 1 or self._asks]
         now = time.monotonic()
@@ -111,12 +112,12 @@ def _refusal(numbers: Numbers, keys: Keys, count: int) -> PartitionMismatchError
 
 
 def check_told(told: Mapping[str, int] | None, prefix: str) -> dict[str, int]:
-    """The numbers of partitions that a user gave, if they can be."""
+    """The numbers of partitions that a user gave, if they are valid."""
     if told is None:
         return {}
     if not isinstance(told, Mapping):
         raise InvalidOptionError(
-            f"partitions={told!r} must be a dict of queues and numbers: {{'mail': 16}}"
+            f"partitions={told!r} must be a dict from queue names to numbers: {{'mail': 16}}"
         )
     for name, count in told.items():
         partitioning.check(Keys(prefix, name), count)

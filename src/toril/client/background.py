@@ -1,4 +1,4 @@
-"""What the client does beside its callers: on the loop here, in threads in the blocking twin."""
+"""What the client does in the background: on the loop here, in threads in the blocking twin."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = get_logger("toril.client")
 
 
 class Background:
-    """Runs ``work`` beside its owner, until it returns or is stopped."""
+    """Runs ``work`` in the background until it returns or is stopped."""
 
     def __init__(
         self, work: Callable[[], Awaitable[None]], connection: Connection, name: str
@@ -31,7 +31,7 @@ class Background:
         return task is not None and not task.done() and not task.get_loop().is_closed()
 
     def start(self) -> None:
-        """Begin, or do nothing where no loop runs yet."""
+        """Start, or do nothing if no loop is running yet."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -39,7 +39,7 @@ class Background:
         self._task = loop.create_task(self._run(), name=self._name)
 
     async def stop(self) -> None:
-        """End the work wherever it is, and close the connection that it uses."""
+        """Stop the work wherever it is, and close the connection it uses."""
         task = self._task
         if task is None or task is asyncio.current_task():
             pass
@@ -60,7 +60,7 @@ class Background:
 
 
 async def call(callback: Callable[..., Any], *args: Any) -> None:
-    """Call a function, plain or async, and wait for its end."""
+    """Call a function, plain or async, and wait until it ends."""
     result = callback(*args)
     if inspect.isawaitable(result):
         await result

@@ -1,7 +1,7 @@
-"""Group commit: jobs added at the same time travel together.
+"""Group commit: jobs added at the same time are sent in one call.
 
-The first add goes at once, by itself.  Those that arrive while it is away are sent together when it
-is back, and so on: no timer delays anything, and under load the batches grow by themselves.
+The first add is sent at once, by itself.  Those that arrive before its reply are sent in one batch
+after it, and so on: no timer delays anything, and under load the batches grow by themselves.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from toril.protocol.keys import Keys
 T = TypeVar("T")
 
 MOST_CALLS_AT_ONCE = 4
-"""Enough for the server and us to work at the same time, and few enough to let others between."""
+"""Enough for the server and us to work in parallel, and few enough to let others in between."""
 
 
 class _Line:
-    """Those who wait on one loop."""
+    """The callers that wait on one loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -55,11 +55,11 @@ class Batcher:
 
     @property
     def is_away(self) -> bool:
-        """Is a call under way, which those that come now have to wait for?"""
+        """Is a call in flight, which new jobs have to wait for?"""
         return self._lines.here().is_away
 
     async def add(self, job: Prepared) -> Added:
-        """Add one job, alone or with others that are added meanwhile."""
+        """Add one job, alone or together with others that are added at the same time."""
         line = self._lines.here()
         if line.is_away:
             waiting: asyncio.Future[Added] = line.loop.create_future()
@@ -78,8 +78,8 @@ class Batcher:
         return answer
 
     async def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
-        """Add many jobs, in slices; raises the first refusal when all have been answered, or else
-        ``NotReplicatedError`` for those that too few replicas have.
+        """Add many jobs, in slices.  Once all have been answered it raises the first refusal, or
+        else ``NotReplicatedError`` if too few replicas have some of them.
 
         Answers go through ``each`` while the server works on the next slices.
         """
@@ -99,13 +99,13 @@ class Batcher:
         return adding.add(self._keys, jobs, replicas=self._replicas)
 
     async def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the calls in flight."""
         sender = self._lines.here().sender
         if sender is not None:
             await sender
 
     async def _send_waiting(self, line: _Line) -> None:
-        """Send batch after batch until nobody waits; a caller that left is no reason to stop."""
+        """Send batch after batch until nobody waits, even if some callers have left."""
         try:
             while line.waiting:
                 count = count_for_one_call(job for job, _ in line.waiting)

@@ -1,4 +1,4 @@
-"""Requests and replies of a cluster: each goes to the node that serves its slot."""
+"""Requests and replies on a cluster: each request goes to the node that serves its slot."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from toril.protocol.slots import MOST_REDIRECTIONS, SLOTS, Node, SlotMap, slot_o
 class ClusterTransport:
     """A cluster: a few sockets to the node that serves a command's slot.
 
-    A node that does not serve it any more says who does (MOVED), or who will in a moment (ASK); the
-    command has not been done then, and is sent there.  While a slot moves, a script is refused
+    A node that no longer serves a slot says which node does (MOVED), or which soon will (ASK); it
+    has not run the command, which is then sent there.  While a slot moves, a script is refused
     (TRYAGAIN) until all its keys are in one place.
     """
 
@@ -77,7 +77,7 @@ class ClusterTransport:
             transport.keep_to(sockets)
 
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
-        """To the node that is known to serve it, if one is; MOVED is an answer as well."""
+        """Send to the node that is known to serve it, if any; MOVED is an answer as well."""
         owner = self._slots.owner(slot_of(sending.command))
         node = None if owner is None or self.is_closed else self._nodes.get(owner)
         return node is not None and node.post(sending, timeout_s, answered)
@@ -86,7 +86,7 @@ class ClusterTransport:
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """On one socket of each node; what a node sends elsewhere goes there one by one."""
+        """Send on one socket per node; commands that a node redirects are sent one by one."""
         try:
             nodes = [await self._owner(slot_of(sending.command)) for sending in sendings]
         except TROUBLES as error:
@@ -113,7 +113,7 @@ class ClusterTransport:
             return error
 
     async def _owner(self, slot: int) -> Node:
-        """The node that serves ``slot``; asks the nodes it knows when nobody has said so."""
+        """The node that serves ``slot``; asks the known nodes if that is not known yet."""
         owner = self._slots.owner(slot)
         if owner is not None:
             return owner
@@ -133,17 +133,17 @@ class ClusterTransport:
     def _node(self, node: Node) -> ServerTransport:
         transport = self._nodes.get(node)
         if transport is None:
-            # Another thread may have been quicker: then its transport is the one.
+            # Another thread may have been faster: then its transport is used.
             transport = self._make_node(node)
             transport.keep_to(self._most_sockets)  # unasync: remove
             transport = self._nodes.setdefault(node, transport)
-        # Asked after whoever closes can see the transport: it is closed there, or refused here.
+        # Checked once `close` can see the transport: it is closed there, or refused here.
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
         return transport
 
     def interrupt(self) -> None:
-        """Send nothing any more, and end the waits."""
+        """Send nothing more, and end all waits."""
         self.is_closed = True
         for transport in list(self._nodes.values()):
             transport.interrupt()

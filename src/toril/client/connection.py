@@ -1,6 +1,6 @@
-"""The door to the server: runs commands, and decides which are sent again when nobody answers.
+"""The door to the server: runs commands, and decides which to send again without an answer.
 
-What may be sent again is a property of the command (``Resend``), and this module keeps to it.
+Whether a command may be sent again is its own property (``Resend``), which this module obeys.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MOST_AT_ONCE = 64
 class Connection:
     """Runs commands, over as many sockets as are needed at once.
 
-    ``patience_s`` is for how long a command that may be sent again is tried while nobody answers.
+    ``patience_s`` is how long a command that may be sent again is retried without an answer.
     """
 
     @checked_call
@@ -95,8 +95,8 @@ class Connection:
         self._dialect.is_spread = self._transport.is_cluster
         self._has_told = False
         self.on_parcels: Callable[[str], None] | None = None
-        """Who is told of a queue whose calls left parcels; without one, whoever made the call
-        carries them before it is told the answer."""
+        """Told about each queue whose calls left parcels; without it, the caller delivers them
+        before it gets its answer."""
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -121,10 +121,10 @@ class Connection:
             check_one_slot(*queues)
 
     async def meet(self) -> None:
-        """Find out whether a server that was named by itself is a node of a cluster.
+        """Find out whether a single server is in fact a node of a cluster.
 
-        Without this it is known from the first key on that the node does not serve; whoever asks
-        for no key must know before, or sees a part for the whole.
+        Otherwise this is only noticed at the first key that the node does not serve; a caller that
+        reads no key must know it beforehand, or it takes one node's part for the whole.
         """
         if self._where.kind == "server" and not self.is_cluster:
             with contextlib.suppress(ServerRefusalError):
@@ -132,10 +132,10 @@ class Connection:
                     self._turn_to_cluster()
 
     async def run(self, command: Command[T]) -> T:
-        """Send ``command`` and return what its answer says.
+        """Send ``command`` and return its parsed answer.
 
         Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it
-        may have had one, and ``ServerUnusableError`` at once when no try would ever succeed.
+        may have had one, and ``ServerUnusableError`` at once when no retry would ever succeed.
         """
         timeout_s = self._timeout_s(command.block_ms)
         sending = Sending(command, flights, self._dialect)
@@ -160,9 +160,9 @@ class Connection:
     def post(self, command: Command[Any], answered: Callable[[Any], None]) -> bool:
         """Send ``command`` in this turn of the loop, once; False when nothing was sent.
 
-        ``answered`` gets the reply or the error in the turn that reads it, unparsed. For commands
-        that may be sent again, by whoever can do without a task and a turn of the loop: ``run`` is
-        for what is not sent, and for what is answered by an error.
+        ``answered`` gets the reply or the error in the turn that reads it, unparsed. This saves a
+        task and a turn of the loop, for commands that may be sent again: use ``run`` if nothing was
+        sent, or if the answer is an error.
         """
         if not self._has_written:
             return False
@@ -183,7 +183,7 @@ class Connection:
     async def run_all(
         self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE
     ) -> list[T]:
-        """Send independent commands in one go, at most ``at_once`` of them under way.
+        """Send independent commands in one go, at most ``at_once`` of them in flight.
 
         Raises the first error when all have been answered.
         """
@@ -196,7 +196,7 @@ class Connection:
         return cast(list[T], answers)
 
     async def run_each(self, commands: Sequence[Command[T]]) -> list[T | Exception]:
-        """Send independent commands in one go; each has its answer or its error."""
+        """Send independent commands in one go; returns the answer or the error of each."""
         if len(commands) != 1:
             return await self._exchange_all(commands, MOST_AT_ONCE)
         try:
@@ -229,7 +229,7 @@ class Connection:
         await self._transport.close()
 
     def interrupt(self) -> None:
-        """Send nothing any more, and end the waits, whoever waits."""
+        """Send nothing more, and end all waits, whoever waits."""
         self._transport.interrupt()
 
     def twin(self, *, client_name: str | None = None) -> Connection:
@@ -243,7 +243,7 @@ class Connection:
         )
 
     async def _try_again(self, sending: Sending, timeout_s: float, error: Exception) -> Any:
-        """The reply of a command that met ``error``; raises when it is not to be sent again."""
+        """The reply to a command that met ``error``; raises if it must not be sent again."""
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
         while True:
@@ -262,7 +262,7 @@ class Connection:
                 error = again
 
     async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
-        """The answer to each command, or the error that it met."""
+        """The answer to each command, or the error it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
         sendings = [Sending(command, flights, self._dialect) for command in commands]
         try:
@@ -276,10 +276,10 @@ class Connection:
         return answers
 
     async def _see_off(self, base: str) -> None:
-        """Have the parcels carried that a call of this queue left.
+        """Have the parcels delivered that a call of this queue left.
 
-        The call itself is done, so nothing that happens here is its failure: what is left is
-        carried by the workers of the queue.
+        The call itself has succeeded, so it must not fail because of this: the workers of the queue
+        deliver what is left.
         """
         if self.on_parcels is not None:
             self.on_parcels(base)
@@ -287,7 +287,7 @@ class Connection:
         try:
             carried = await self.follow(parceling.carry(keys_at(base)))
         except ServerUnusableError as error:
-            # A producer may have no right to carry.
+            # A producer may not have the right to deliver.
             warn_once("parcels of %s have to wait for a worker: %s", base, str(error))
         except TorilError as error:
             logger.warning("parcels of %s have to wait for a worker: %s", base, error)
@@ -333,7 +333,7 @@ class Connection:
         return answers
 
     async def _mend(self, sending: Sending, error: Exception) -> Exception | None:
-        """None when the command may go again at once; else the error that it met."""
+        """None if the command may be sent again at once; otherwise the error it met."""
         if self._is_led_to_cluster(sending, error):
             return None
         if sending.lacks_library(error):
@@ -373,7 +373,7 @@ class Connection:
             return False
         warn_once(
             "%s is a node of a cluster, and is used as one; write redis+cluster:// to name several"
-            " nodes, of which one has to be up when a process starts",
+            " nodes, so that only one of them has to be up when a process starts",
             str(self._where),
         )
         self._transport = _open_cluster(self._where, self._make, {(host, port): node})
@@ -381,7 +381,7 @@ class Connection:
         return True
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
-        """Why a command is not sent again. A server that took a write is no mere replica."""
+        """Why a command is not sent again. A server that accepted a write is not a mere replica."""
         return sending.end_after(
             error,
             str(self._transport),
@@ -396,7 +396,7 @@ class Connection:
 
 
 class Transport(Protocol):
-    """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
+    """Sends requests and reads their replies: to a server, or to the right node of a cluster."""
 
     is_cluster: bool
     finds_primary: bool
@@ -415,7 +415,7 @@ class Transport(Protocol):
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """The answer to each, or the error that it met; read while the next ones are under way."""
+        """The answer to each, or the error it met; read while the next ones are in flight."""
 
     def interrupt(self) -> None: ...
 
@@ -451,7 +451,7 @@ def _find(target: Any) -> Address:
         return address.parse(target)
     where = address.of_client(target)
     if where is None:
-        # What it holds is not repeated: it may be a password.
+        # The value is not shown: it may contain a password.
         kind = type(target).__name__
         raise InvalidOptionError(f"connection= is neither a URL nor a redis-py client but {kind!r}")
     return where

@@ -22,7 +22,7 @@ class QueueDeduplication:
     ) -> bool:
         """Free this deduplication id for the next job; True if a job owned it.
 
-        With ``job_id`` only if that job owns it.
+        With ``job_id``, only if that job owns it.
         """
         return await self._connection.run(
             deduplicating.free(self.keys, deduplication_id, owner_id=job_id)

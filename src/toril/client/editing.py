@@ -1,4 +1,4 @@
-"""The half of the queue that changes what is there."""
+"""The part of a queue that changes its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class QueueEditing:
     """What operators do to a queue and its jobs.
 
     Methods that touch many jobs work in slices of a few milliseconds, so that other clients are
-    served meanwhile, and call ``on_progress`` with the number of jobs done so far.  If such a
+    served in between, and call ``on_progress`` with the number of jobs done so far.  If such a
     call is interrupted, calling it again resumes.
     """
 
@@ -54,8 +54,8 @@ class QueueEditing:
     ) -> list[str]:
         """Remove the jobs in ``state`` that are older than ``grace``; returns their ids.
 
-        ``state`` is completed, failed, waiting, prioritized, delayed or active (of these the ones
-        that no worker holds).  ``limit`` is how many at most, the oldest first; 0 means all.
+        ``state`` is completed, failed, waiting, prioritized, delayed or active (only those that no
+        worker holds).  At most ``limit`` jobs are removed, the oldest first; 0 means all.
         """
         plan = removing.clean(
             self.keys,
@@ -71,16 +71,16 @@ class QueueEditing:
     ) -> int:
         """Remove the queue and everything that belongs to it; returns how many jobs it had.
 
-        Raises ``NotPausedError`` when the queue is not paused and ``JobLockedError`` when jobs are
+        Raises ``NotPausedError`` if the queue is not paused and ``JobLockedError`` if jobs are
         active.  ``force`` pauses it and takes active jobs away from their workers.
         """
         plan = removing.obliterate(self.keys, force=force, on_progress=on_progress)
         return await self._connection.follow(plan)
 
     async def remove(self, job_id: str, *, remove_children: bool = True) -> bool:
-        """Remove a job, whatever its state; False when there is none with this id.
+        """Remove a job, whatever its state; False if there is none with this id.
 
-        Raises ``JobLockedError`` when a worker is running it or one of its children.  Finding a job
+        Raises ``JobLockedError`` if a worker is running it or one of its children.  Finding a job
         in the waiting list takes time in proportion to the list.
         """
         plan = removing.remove(self.keys, job_id, children=remove_children)
@@ -91,7 +91,7 @@ class QueueEditing:
     ) -> None:
         """Run a failed or completed job again.
 
-        Its attempt count is not reset, so it is not retried if it fails once more, unless
+        Its attempt count is not reset, so it is not retried if it fails again, unless
         ``reset_attempts`` is given.  A member of a group that is over or being undone is refused
         with ``InvalidGroupStateError``, unless ``force`` is given.
         """
@@ -116,7 +116,7 @@ class QueueEditing:
     ) -> int:
         """Run all failed (or completed) jobs again, the oldest first; returns how many.
 
-        Only those that finished up to ``until``, which is now unless it is given.  Members of
+        Only those that finished up to ``until``, which defaults to now.  Members of
         groups that are over or being undone stay, unless ``force`` is given.
         """
         plan = moving.retry_all(
@@ -143,8 +143,8 @@ class QueueEditing:
 
         A job that waits ends as failed, with the reason "cancelled: …"; in a long list it is marked
         and ends when its turn comes.  The worker that runs a job is told to stop it, which ends an
-        ``async def`` at its next ``await``; a plain function has to look at ``job.is_cancelled``.
-        Raises ``JobNotInStateError`` when it is finished.
+        ``async def`` at its next ``await``; a plain function has to check ``job.is_cancelled``.
+        Raises ``JobNotInStateError`` if it has finished.
         """
         return await self._connection.follow(cancelling.cancel(self.keys, job_id, reason=reason))
 
@@ -154,7 +154,7 @@ class QueueEditing:
         await self._connection.run(command)
 
     async def change_delay(self, job_id: str, delay: Duration) -> None:
-        """Let a delayed job run ``delay`` from now."""
+        """Change a delayed job to run ``delay`` from now."""
         delay_ms = milliseconds(delay, "delay")
         await self._connection.run(
             moving.change_delay(self.keys, job_id, delay_ms, call=new_job_id())
@@ -181,7 +181,7 @@ class QueueEditing:
     async def extend_lock(self, job_id: str, token: str, duration: Duration) -> None:
         """Extend the lock that ``token`` holds on a job to ``duration`` from now.
 
-        Raises ``LockLostError`` if somebody else holds it, or nobody.
+        Raises ``LockLostError`` if somebody else, or nobody, holds it.
         """
         lock_ms = milliseconds(duration, "duration", least=1)
         await self._connection.run(leasing.extend_lock(self.keys, job_id, token, lock_ms=lock_ms))

@@ -1,17 +1,17 @@
 """The embedded server: a real Valkey without installing one.
 
-All processes that name the same directory share one server. Who owns what is said by locks on
+All processes that name the same directory share one server. Ownership is expressed by locks on
 files in that directory, which the kernel releases however a process ends, kill -9 included:
 
-    start.lock    exclusive, while a process makes sure that there is a server
+    start.lock    exclusive, while a process makes sure that a server is running
     users.lock    shared, by every process that uses the server, for as long as it does
     keeper.lock   exclusive, by the keeper: the small process that runs the server
 
 The keeper (`embedded_keeper.py`) waits for an exclusive lock on ``users.lock``. It gets it when
-the last user is gone, and then stops the server cleanly. A user that comes in that moment waits
+the last user is gone, and then stops the server cleanly. A user that arrives at that moment waits
 for its own lock until the keeper is done, and starts a new one.
 
-What lies there is for the user alone: jobs carry what nobody else should read.
+Only the user may read these files: jobs carry data that nobody else should see.
 
 Rules: locks are taken in the order above. A lock is released by closing its file and never by
 LOCK_UN, because a forked child shares the lock and would take it from its parent.
@@ -92,11 +92,11 @@ class EmbeddedServer:
 
 
 def start(directory: str | None = None) -> EmbeddedServer:
-    """Use the server of ``directory`` (``./.toril`` when None), and start it if nobody has.
+    """Use the server of ``directory`` (``./.toril`` if None), and start it if nobody has.
 
-    Returns when the server answers, which after a large load from disk may take a while.
-    Blocks: from a coroutine call it in a thread. Raises EmbeddedServerError, and
-    UnsupportedPlatformError where files cannot be locked as Unix does.
+    Returns when the server answers, which may take a while if it loads a lot of data from disk.
+    Blocks: from a coroutine, call it in a thread. Raises EmbeddedServerError, and
+    UnsupportedPlatformError on systems without Unix file locks.
     """
     if not CAN_EMBED:
         raise UnsupportedPlatformError(
@@ -159,7 +159,7 @@ class _Share:
         return cls(directory, f"unix://{quote(socket_path)}", users_fd)
 
     def release(self) -> None:
-        """Give the lock back, after seeing to it that somebody is there to notice."""
+        """Release the lock, after making sure that a keeper is there to notice."""
         try:
             _replace_dead_keeper(self.directory)
         finally:
@@ -168,8 +168,8 @@ class _Share:
 
 _shares: dict[Path, _Share] = {}
 
-# Held across a fork, so that no child is born with the locks of a start that is under way: it
-# would hold them for as long as it lives, and nobody else could start a server.
+# Held across a fork, so that no child inherits the locks of a start in progress: it would hold
+# them for as long as it lives, and nobody else could start a server.
 _guard = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -178,7 +178,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _make_directory(directory: Path) -> None:
-    """Make it for this user alone, or make sure that nobody else can put anything into it."""
+    """Create it for this user alone, or make sure that nobody else can put anything into it."""
     try:
         is_ours = _make_private(directory)
         status = directory.stat()
@@ -204,15 +204,15 @@ def _make_directory(directory: Path) -> None:
 
 
 def _keep_out_of_git(directory: Path) -> None:
-    """Nobody wants the data in a repository; without this file it works all the same."""
+    """Keep the data out of Git; everything also works without this file."""
     with contextlib.suppress(OSError):
         fd = os.open(directory / ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(fd, "w") as file:  # noqa: PTH123 (it is open already)
+        with open(fd, "w") as file:  # noqa: PTH123 (it is already open)
             file.write("*\n")
 
 
 def _make_private(directory: Path) -> bool:
-    """Make the directory, and those above it that are missing; False if it is there already."""
+    """Create the directory and its missing parents; False if it already exists."""
     try:
         directory.mkdir(mode=0o700)
     except FileNotFoundError:
@@ -226,7 +226,7 @@ def _make_private(directory: Path) -> bool:
 
 
 def _has_own_group(status: os.stat_result) -> bool:
-    """Is its group that of this user alone?  Many systems give each user one, with the same id."""
+    """Does its group contain only this user?  Many systems give each user one with the same id."""
     return status.st_gid == os.getgid() == os.getuid()
 
 
@@ -289,7 +289,7 @@ def _ensure_running(directory: Path, binary: Path, socket_path: str, deadline: f
 
 
 def _replace_dead_keeper(directory: Path) -> None:
-    """Without its keeper, a server would outlive its last user until somebody starts it again."""
+    """Without a keeper, the server would outlive its last user until somebody uses it again."""
     try:
         keeper_fd = _try_keeper_lock(directory)
         if keeper_fd is None:
@@ -299,7 +299,7 @@ def _replace_dead_keeper(directory: Path) -> None:
         finally:
             os.close(keeper_fd)
     except EmbeddedServerError:
-        # The directory is gone, and with it what there was to keep.
+        # The directory is gone, so there is nothing left to keep.
         return
 
 
@@ -314,8 +314,8 @@ def _try_keeper_lock(directory: Path) -> int | None:
 
 
 def _spawn_keeper(directory: Path, binary: Path, keeper_fd: int) -> None:
-    """Start the keeper, which inherits the locked file and so holds the lock from its birth."""
-    # -I and -S: it needs nothing but the standard library, and no variable may change that.
+    """Start the keeper, which inherits the locked file and so holds the lock from its start."""
+    # -I and -S: it needs only the standard library, and no environment variable may change that.
     command = [sys.executable, "-I", "-S", str(_KEEPER), str(binary), str(keeper_fd)]
     try:
         finished = subprocess.run(
@@ -387,7 +387,7 @@ def _short_socket_path(directory: Path) -> str:
 def _own_directory(path: Path) -> None:
     """Make a directory that only we may write to, or make sure that it is one.
 
-    In a directory open to all, somebody else may have put theirs there to catch our jobs.
+    In a world-writable directory, somebody else may have created it first to catch our jobs.
     """
     path.mkdir(mode=0o700, exist_ok=True)
     status = path.lstat()

@@ -1,12 +1,12 @@
 """The keeper of an embedded server: runs it, and stops it when the last user is gone.
 
-A script of its own that imports nothing of Toril, so that it starts in a few milliseconds and
+A separate script that imports nothing from Toril, so that it starts in a few milliseconds and
 holds little memory. `embedded.py` starts it in the server's directory, with the path of the
 server and the number of an open file: ``keeper.lock``, locked, which stays locked as long as
 this process lives.
 
 If the server dies while it has users, the keeper starts it again from its files. If the keeper
-dies, the next user starts another, which adopts the server that still runs.
+dies, the next user starts another, which adopts the server that is still running.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OPTIONS = {
 
 def main() -> None:
     binary = sys.argv[1]
-    # Log and data carry what jobs carry: they are for this user alone, wherever they lie.
+    # Log and data contain what jobs carry: only this user may read them, wherever they are.
     os.umask(0o077)
     _close_to_others()
     _detach()
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 class Keeper:
-    """Holds the server up from one thread and waits for the last user in another."""
+    """Keeps the server running from one thread, and waits for the last user in another."""
 
     def __init__(self, binary: str) -> None:
         self._binary = binary
@@ -70,7 +70,7 @@ class Keeper:
         self._server: Server | None = adopt()
 
     def keep_running(self) -> None:
-        """Start the server, and again whenever it dies, until it is to stop."""
+        """Start the server, and restart it whenever it dies, until told to stop."""
         while True:
             with self._guard:
                 if self._stopping.is_set():
@@ -84,12 +84,12 @@ class Keeper:
                 if self._stopping.is_set():
                     return
             if time.monotonic() - started < SHORTEST_LIFE_S:
-                # The user that waits for us sees our lock go, and reads the log.
+                # The user that waits for us sees that our lock is released, and reads the log.
                 os._exit(1)
 
     def wait_for_the_last_user(self) -> None:
         users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        # Never closed: a user that comes while we stop the server waits until we have exited.
+        # Never closed: a user that arrives while we stop the server waits until we have exited.
         fcntl.flock(users, fcntl.LOCK_EX)
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class Keeper:
             server.stop()
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        # The guard may be held by the very code that this interrupts, so another thread stops.
+        # The code that this interrupts may hold the guard, so another thread does the stopping.
         def stop_and_exit() -> None:
             self.stop()
             os._exit(0)
@@ -109,7 +109,7 @@ class Keeper:
 
 
 class Server:
-    """A running server, known by its process id: our child, or one that we adopted."""
+    """A running server, identified by its process id: our child, or one that we adopted."""
 
     def __init__(self, pid: int, child: subprocess.Popen[bytes] | None) -> None:
         self._pid = pid
@@ -123,7 +123,7 @@ class Server:
             time.sleep(ADOPTED_POLL_S)
 
     def stop(self) -> None:
-        """Let the server write everything down and end; kill it only if it does not."""
+        """Let the server save everything and exit; kill it only if it does not."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + LONGEST_STOP_S
         while self._is_alive():
@@ -175,14 +175,14 @@ def adopt() -> Server | None:
 
 
 def _close_to_others() -> None:
-    """Versions before left the log and the data readable for everybody."""
+    """Earlier versions left the log and the data readable for everybody."""
     for name, mode in ((LOG_NAME, 0o600), (DATA_NAME, 0o700)):
         with contextlib.suppress(OSError):
             os.chmod(name, mode)  # noqa: PTH101 - pathlib costs half of the start-up
 
 
 def _detach() -> None:
-    """Leave the process that started us: it must neither wait for us nor take us with it."""
+    """Detach from the process that started us: it must not wait for us, nor end us with it."""
     if os.fork():
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGHUP):

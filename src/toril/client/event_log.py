@@ -1,4 +1,4 @@
-"""The part of a queue that writes events of the user's own, and shortens the log of all events."""
+"""The part of a queue that writes the user's own events, and trims the event log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class QueueEventLog:
     ) -> str:
         """Send an event to all listeners of this queue, in any language; returns its id.
 
-        ``data`` are the event's fields.  Their values are sent as text: anything else is
+        ``data`` holds the event's fields.  Text values are sent as they are, anything else is
         written as JSON.  Names that the queue itself uses are refused.
         """
         return await self._connection.run(publishing.publish(self.keys, name, data, job_id=job_id))

@@ -8,7 +8,7 @@ from toril.protocol.keys import Keys
 
 
 class QueueExplaining:
-    """From what the server knows of a job to a sentence for people."""
+    """Turns what the server knows about a job into a sentence for people."""
 
     keys: Keys
     _connection: Connection

@@ -11,7 +11,7 @@ from toril.protocol.keys import Keys
 
 
 class QueueFamilies:
-    """Looking at the children of a job; each is named by its full key, ``prefix:queue:id``."""
+    """Reading about the children of a job; each is named by its full key, ``prefix:queue:id``."""
 
     keys: Keys
     _connection: Connection

@@ -1,4 +1,4 @@
-"""Finds the queues under a prefix, beside whoever shows them."""
+"""Finds the queues under a prefix, in the background of whatever shows them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from toril.protocol.keys import Keys
 from toril.protocol.reading import WorkerInfo
 
 PATIENCE_S = 0.25
-"""For so long the first who ask wait for an answer."""
+"""How long the first callers wait for an answer."""
 AGAIN_S = 1.0
 SHARE = 20
-"""A search that took a second is not begun again before this many."""
+"""A search that took a second is repeated after this many seconds at the earliest."""
 
 
 class Finder:
-    """Searches while somebody asks, and tells what is known by now.
+    """Searches while somebody asks, and returns what is known so far.
 
-    First come the queues that have a worker: one command tells them, whatever else the server
-    keeps.  All others are found by walking through the key space, as fast as the server answers:
-    a million keys take about half a second.  Later searches take a twentieth of the time at most.
+    Queues that have a worker come first: one command finds them, whatever else the server holds.
+    All others are found by walking through the key space, as fast as the server answers: a million
+    keys take about half a second.  Later searches use at most a twentieth of the time.
     """
 
     def __init__(self, connection: Connection, prefix: str) -> None:
@@ -34,10 +34,10 @@ class Finder:
         self._search: asyncio.Task[None] | None = None
         self._not_before = 0.0
         self.is_searching = True
-        """Has a part of the key space never been looked at?"""
+        """Has some part of the key space not been searched yet?"""
 
     async def names(self, *, patience_s: float = PATIENCE_S) -> list[str]:
-        """The queues known by now, in order; the first who ask wait a moment for them."""
+        """The queues known so far, sorted; the first callers wait a moment for them."""
         if self._search is None and time.monotonic() >= self._not_before:
             self._search = asyncio.create_task(self._go())
             self._search.add_done_callback(_heard)
@@ -57,7 +57,7 @@ class Finder:
         return found
 
     def forget(self) -> None:
-        """Search again soon: somebody made a queue."""
+        """Search again soon: somebody created a queue."""
         self._not_before = 0.0
 
     async def close(self) -> None:
@@ -90,7 +90,7 @@ class Finder:
         try:
             names = sorted(await self.workers())
         except ServerRefusalError:
-            return set()  # not everybody may see who is connected
+            return set()  # not every user may list the clients
         there = [discovering.is_there(Keys(self._prefix, name)) for name in names]
         answers = await self._connection.run_all(there) if there else []
         return {name for name, exists in zip(names, answers, strict=True) if exists}
@@ -108,6 +108,6 @@ class Finder:
 
 
 def _heard(search: asyncio.Task[None]) -> None:
-    """Whoever waited was told of its error; a search beside them is begun again."""
+    """Callers that waited got the error; otherwise the search is simply repeated later."""
     if not search.cancelled():
         search.exception()

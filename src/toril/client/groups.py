@@ -1,4 +1,4 @@
-"""Groups of jobs that all succeed, or what was done is undone (sagas)."""
+"""Groups of jobs that all succeed, or else are undone (sagas)."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ from toril.protocol.replicating import replicated
 T = TypeVar("T")
 
 WATCH_S = 0.5
-"""How often a group is looked at whose owner is another queue."""
+"""How often to look at a group that another queue owns."""
 
 
 class GroupReading:
-    """What can be asked of a group wherever one is: its owner is looked for."""
+    """What any queue can tell about a group: it finds the queue that owns it."""
 
     prefix: str
     _connection: Connection
 
     def _near(self) -> Keys:
-        """The queue at which the search for a group begins."""
+        """The queue where the search for a group starts."""
         raise NotImplementedError
 
     async def get_group_state(self, group_id: str) -> GroupInfo | None:
         """The group with its state and its counts, or None.
 
-        Any queue of the group can be asked, and any other: if this one does not own the group, the
-        queues of the server are searched for it.
+        You can ask any queue: if this one does not own the group, the queues of the server are
+        searched for it.
         """
         info: GroupInfo | None = await self._ask(group_id, lambda keys: groups.read(keys, group_id))
         return info
 
     async def get_group_jobs(self, group_id: str) -> list[GroupMember]:
-        """The members of a group, in whatever queues they are; empty when there is no such group.
+        """The members of a group, whichever queues they are in; empty if there is no such group.
 
-        Those whose turn has not come are there too: "planned", and no jobs yet.
+        Members whose turn has not come are included: they are "planned", and have no job yet.
         """
         found: list[GroupMember] | None = await self._ask(
             group_id, lambda keys: groups.members(keys, group_id)
@@ -75,7 +75,7 @@ class GroupReading:
         return found or []
 
     async def get_group_results(self, group_id: str) -> dict[str, Any]:
-        """What the members returned that have completed, by their keys, while the group is kept.
+        """What the completed members returned, by their keys, as long as the group is kept.
 
         Raises ``GroupNotFoundError``.
         """
@@ -94,7 +94,7 @@ class GroupReading:
         return await self._connection.follow(groups.timeline(owner, group_id))
 
     async def _ask(self, group_id: str, make: Callable[[Keys], Command[Any]]) -> Any:
-        """What a queue answers that knows the group: this one, or another that is looked for."""
+        """The answer of the queue that knows the group: this one, or one found by searching."""
         check_text(group_id, "group_id")
         if not may_be_group_id(group_id):
             return None
@@ -141,18 +141,18 @@ class GroupProducer(GroupReading):
 
         A member is a ``GroupJob``, a ``GroupSignal`` or a call of a task, whose undo undoes it.
         A member that names others in ``after`` becomes a job when these have completed.  When every
-        member has completed the group is COMPLETED.  When one fails for good, those that have not
-        started are cancelled, and for each that completed the job that ``compensation`` names is
-        added to ``compensation_queue``, the last stage first; when those are done the group is
-        FAILED, or FAILED_COMPENSATION when one of them failed.
+        member has completed, the group is COMPLETED.  If one fails for good, members that have not
+        started are cancelled, and for each completed member the job named by ``compensation`` is
+        added to ``compensation_queue``, the last stage first; when those are done, the group is
+        FAILED, or FAILED_COMPENSATION if one of them failed.
 
-        ``group_id`` is yours: the same call made again finds the group and starts nothing, and
-        another group under this id raises ``GroupExistsError``.  ``queue_name`` is the queue that
-        owns the group, that of the first job unless given: listen there.  ``timeout`` cancels the
-        group when it has not completed by then, ``undo_timeout`` says when undoing has taken too
+        You choose ``group_id``: repeating the same call finds the group and starts nothing, and a
+        different group with this id raises ``GroupExistsError``.  ``queue_name`` is the queue that
+        owns the group, by default that of the first job: listen there.  ``timeout`` cancels the
+        group if it has not completed by then; ``undo_timeout`` says when undoing has taken too
         long.  ``on_completed`` and ``on_failed`` are jobs that are added when the group ends.
-        ``group_retention`` says which finished groups are kept: the last 10,000, for 7 days, unless
-        given.
+        ``group_retention`` says which finished groups are kept: by default the last 10,000, for 7
+        days.
         """
         group = new_group(
             name,
@@ -171,10 +171,10 @@ class GroupProducer(GroupReading):
         return await self._start(group, group_id)
 
     async def keep_groups(self, *queue_names: str) -> int:
-        """Look once after the groups that these queues own; returns how much was settled.
+        """Check the groups that these queues own once; returns how much was settled.
 
-        That minds time limits and lets stages go on.  Workers do it by themselves; call this from a
-        timer where no worker of Toril serves a queue of the group.
+        This enforces time limits and starts the next stages.  Workers do it by themselves; call it
+        from a timer if no Toril worker serves a queue of the group.
         """
         settled = 0
         for name in queue_names:
@@ -188,7 +188,7 @@ class GroupProducer(GroupReading):
         return Placing(await self._agreeing.of(names), random.randrange(MOST_PARTITIONS))
 
     async def _place(self, group: NewGroup, group_id: str) -> NewGroup:
-        """The group in partitions, where it is if it exists already."""
+        """The group in partitions; if it already exists, where it is."""
         placing = await self._placing(placing_of.queues_of_group(group))
         for count, owner in placing.owners_before(group, group_id):
             if await self._connection.run(groups.read(Keys(self.prefix, owner), group_id)):
@@ -231,7 +231,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         *,
         newest_first: bool = False,
     ) -> list[GroupInfo]:
-        """The groups that this queue owns, in these states or in all, the oldest first."""
+        """The groups that this queue owns, in these states or in any, the oldest first."""
         states = (state,) if isinstance(state, str) else state
         return await self._connection.follow(
             groups.groups(self.keys, states, start, end, newest_first=newest_first)
@@ -244,9 +244,9 @@ class QueueGroups(GroupReading, QueueWaiting):
     async def cancel_group(self, group_id: str, reason: str | None = None) -> None:
         """Cancel the jobs of a group that have not started, and undo those that completed.
 
-        ``reason`` is kept with the group and told by its event.  Jobs that are running go on, and
-        are undone when they complete.  Raises ``GroupNotFoundError``, or
-        ``InvalidGroupStateError`` when the group is not ACTIVE, or its pivot has completed.
+        ``reason`` is kept with the group and included in its event.  Running jobs continue, and are
+        undone when they complete.  Raises ``GroupNotFoundError``, or ``InvalidGroupStateError`` if
+        the group is not ACTIVE, or its pivot has completed.
         """
         request = uuid.uuid4().hex
         await self._steer(
@@ -254,7 +254,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         )
 
     async def retry_compensation(self, group_id: str) -> int:
-        """Try again to undo what could not be undone; returns how many jobs are tried again.
+        """Retry the compensations that failed; returns how many jobs are retried.
 
         Raises ``InvalidGroupStateError`` unless the group is FAILED_COMPENSATION.
         """
@@ -264,7 +264,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         )
 
     async def retry_group(self, group_id: str) -> int:
-        """Run the members again that block a group; returns how many.
+        """Run the members that block a group again; returns how many.
 
         Raises ``InvalidGroupStateError`` unless the group is BLOCKED.
         """
@@ -276,9 +276,9 @@ class QueueGroups(GroupReading, QueueWaiting):
     async def resolve_group(self, group_id: str, note: str) -> None:
         """Say that a failed group was fixed by hand; ``note`` is kept with it.
 
-        A group that is FAILED_COMPENSATION is FAILED then.  One that is BLOCKED goes on, as if the
-        members that block it had completed and returned None.  Raises ``InvalidGroupStateError``
-        for any other.
+        A FAILED_COMPENSATION group becomes FAILED.  A BLOCKED one continues, as if the members that
+        block it had completed and returned None.  Raises ``InvalidGroupStateError`` for any other
+        state.
         """
         request = uuid.uuid4().hex
         await self._steer(
@@ -286,17 +286,17 @@ class QueueGroups(GroupReading, QueueWaiting):
         )
 
     async def complete_member(self, group_id: str, member: str, result: Any = None) -> None:
-        """Say that a member completed: a signal, one that blocks its group, or one of which nobody
-        knows how it ended.
+        """Say that a member completed: a signal, one that blocks its group, or one whose outcome is
+        unknown.
 
         ``member`` is its key, its name or the id of its job.  Raises ``InvalidGroupStateError``
-        when the group does not ask for it, as after the first time, and ``JobNotFoundError``.
+        if the group does not wait for it, for example the second time, and ``JobNotFoundError``.
         """
         value = codec.encode(result, f"the result of member {member!r}")
         await self._settle_member(group_id, member, "completed", value)
 
     async def fail_member(self, group_id: str, member: str, reason: str) -> None:
-        """Say that a member failed, and that there is nothing of it to undo: as above."""
+        """Say that a member failed and left nothing to undo; otherwise like ``complete_member``."""
         check_text(reason, "reason")
         await self._settle_member(group_id, member, "failed", reason.encode())
 
@@ -310,7 +310,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         )
 
     async def _steer(self, group_id: str, make: Callable[[Keys], Command[T]]) -> T:
-        """Run a command on a group; if this queue does not own it, where it is."""
+        """Run a command on a group, on the queue that owns it if that is not this one."""
         try:
             return await self._connection.run(make(self.keys))
         except GroupNotFoundError:
@@ -322,7 +322,7 @@ class QueueGroups(GroupReading, QueueWaiting):
     async def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
         """Forget groups that ended more than ``grace`` ago; returns their ids.
 
-        Those that are FAILED_COMPENSATION stay until they are resolved.
+        FAILED_COMPENSATION groups stay until they are resolved.
         """
         plan = groups.clean(
             self.keys, grace_ms=milliseconds(grace, "grace"), limit=whole(limit, "limit")
@@ -330,10 +330,10 @@ class QueueGroups(GroupReading, QueueWaiting):
         return await self._connection.follow(plan)
 
     async def reconcile_groups(self) -> int:
-        """Settle the jobs of groups that ended without their group being told; returns how many.
+        """Settle jobs that ended without their group being notified; returns how many.
 
-        That happens when a worker of BullMQ runs a member, or another tool removes one.  Workers
-        do this by themselves from time to time.
+        That happens when a BullMQ worker runs a member, or another tool removes one.  Workers do
+        this by themselves from time to time.
         """
         return await self._connection.follow(groups.reconcile_all(self.keys))
 
@@ -343,8 +343,8 @@ class QueueGroups(GroupReading, QueueWaiting):
         """Wait until a group is over, and return it.
 
         A group that has been forgotten is returned as it ended, for a day.  Raises
-        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` a
-        group that does not exist is waited for too: a row of an outbox that no relay has sent.
+        ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` it
+        also waits for a group that does not exist yet, such as an outbox row not yet sent.
         """
         deadline = math.inf
         if timeout is not None:
@@ -401,7 +401,7 @@ class QueueGroups(GroupReading, QueueWaiting):
             look_s = min(2 * look_s, 4 * WATCH_S)
 
     async def _watch_group(self, owner: Keys, group_id: str, deadline: float) -> GroupInfo:
-        """Wait for a group of another queue, whose events are not listened to."""
+        """Wait for a group of another queue, without listening to that queue's events."""
         while True:
             info = await self._connection.run(groups.read(owner, group_id))
             if info is None:

@@ -1,8 +1,8 @@
 """Job ids, chosen by the client so that an add may be sent again when its reply was lost.
 
-An id sorts by time, within one process strictly, is unique, contains no ``:`` and is never all
-digits: ``j``, nine characters of time in ms, two that count within the millisecond, ten of chance,
-in Crockford's base 32.
+An id sorts by time (strictly within one process), is unique, contains no ``:`` and is never all
+digits: ``j``, nine characters of time in ms, two that count within the millisecond, ten random
+ones, in Crockford's base 32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_PER_MS = len(_PAIRS)
 
 
 class IdSource:
-    """Gives out ids. Two threads may draw the same count; chance tells their ids apart."""
+    """Generates ids. Two threads may draw the same count; the random part keeps them distinct."""
 
     def __init__(self) -> None:
         self._ms = 0
@@ -35,7 +35,7 @@ class IdSource:
     def next(self) -> str:
         ms = time.time_ns() // 1_000_000
         if ms > self._ms or self._count >= _MOST_PER_MS - 1:
-            # A full millisecond, or a clock that was set back: go on from the last one.
+            # A full millisecond, or a clock that was set back: continue from the last one.
             self._ms = ms = max(ms, self._ms + 1)
             self._count = 0
             self._time_part = (
@@ -56,14 +56,14 @@ new_job_id = _source.next
 
 
 def new_worker_id() -> str:
-    """128 bits of chance: the part of a lock's token that names the worker."""
+    """128 random bits: the part of a lock's token that names the worker."""
     return os.urandom(16).hex()
 
 
 flights = Flights(lambda: os.urandom(12).hex(), lambda: time.time_ns() // 1000)
-"""The calls of this process that add something, whichever queue or connection they go to."""
+"""The ids of this process's calls that add something, whatever queue or connection they use."""
 
-# A forked child must not draw the numbers its parent draws.
+# A forked child must not draw the same numbers as its parent.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_source.reseed)
     os.register_at_fork(after_in_child=flights.forget)

@@ -1,4 +1,4 @@
-"""The part of a queue that tells about its lanes, and is told about them by operators."""
+"""The part of a queue that reads its lanes, and lets operators control them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toril.protocol.lanes import Lane
 
 
 class QueueLanes:
-    """The lanes of a queue: of the jobs with the same ``lane`` one runs at a time, in order."""
+    """The lanes of a queue: jobs with the same ``lane`` run one at a time, in order."""
 
     keys: Keys
     _connection: Connection
@@ -20,24 +20,24 @@ class QueueLanes:
     async def get_lanes(
         self, start: int = 0, end: int = -1, *, state: str | None = None
     ) -> list[str]:
-        """The lanes that have jobs: those longest at work first, then those with delayed ones only.
+        """The lanes that have jobs: the longest active first, then those with only delayed jobs.
 
-        Both ends are included, -1 is the last.  With ``state`` only those that are ``"paused"``, or
-        ``"halted"`` by a failure, or ``"stopped"`` by either, also if they have no jobs; those that
-        have been stopped for the longest time come first.
+        Both ends are included, -1 is the last.  With ``state``, only lanes that are ``"paused"``,
+        ``"halted"`` by a failure, or ``"stopped"`` by either, even if they have no jobs; those that
+        have been stopped longest come first.
         """
         if state is not None:
             return await self._connection.follow(lanes.stopped(self.keys, state, start, end))
         return await self._connection.run(lanes.names(self.keys, start, end))
 
     async def get_lane_count(self) -> int:
-        """How many lanes have a job that waits, for its turn or for a time, or runs."""
+        """How many lanes have a job that is waiting, delayed or running."""
         return await self._connection.run(lanes.count(self.keys))
 
     async def get_lane(self, lane: str) -> Lane | None:
         """How many jobs wait in a lane, which is next, who holds it and since when.
 
-        None for a lane that has no job and no settings.
+        None for a lane without jobs and settings.
         """
         return await self._connection.run(lanes.read(self.keys, lane))
 
@@ -60,12 +60,12 @@ class QueueLanes:
     async def drain_lane(self, lane: str, *, delayed: bool = False) -> int:
         """Remove the waiting jobs of a lane, with ``delayed`` also delayed ones.
 
-        Returns how many. A running job stays.
+        Returns how many. A running job is not removed.
         """
         return await self._connection.follow(lanes.drain(self.keys, lane, delayed=delayed))
 
     async def recover_lanes(self) -> int:
-        """Free lanes that are held by jobs that no longer exist; returns how many.
+        """Free lanes held by jobs that no longer exist; returns how many.
 
         Workers do this at every sweep (``stalled_interval``).
         """
@@ -76,7 +76,7 @@ class QueueLanes:
         """Limit how many jobs of a lane run at once; lane None is the default for all lanes.
 
         None as the number removes the limit. With more than one, jobs start in order but may end in
-        another.
+        a different order.
         """
         await self._connection.follow(lanes.set_concurrency(self.keys, concurrency, lane))
 

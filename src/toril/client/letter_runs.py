@@ -1,4 +1,4 @@
-"""What accompanies a walk through many dead letters: who is told of it, and how fast it goes."""
+"""What a walk through many dead letters needs: reporting its progress, and limiting its rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toril.protocol.dead_letters import DeadLetterProgress, Slice, Walk
 
 
 class Told:
-    """Tells the ``progress`` callback of a bulk operation how far it is, slice by slice."""
+    """Tells the ``progress`` callback of a bulk operation how far it has got, slice by slice."""
 
     def __init__(
         self, progress: Callable[[DeadLetterProgress], Any] | None, run: str, resumed: int
@@ -48,13 +48,13 @@ class Told:
 
 
 def check_rate(rate: float | None) -> None:
-    """Refuse what is no number of jobs per second."""
+    """Refuse what is not a number of jobs per second."""
     if rate is not None and not (isinstance(rate, (int, float)) and rate > 0):
         raise InvalidOptionError(f"rate={rate!r} must be a number of jobs per second above 0")
 
 
 class Pace:
-    """Holds a run back to so many jobs a second, counted from where it began."""
+    """Limits a run to so many jobs a second, counted from its start."""
 
     def __init__(self, rate: float | None, done: int) -> None:
         self._rate = rate
@@ -62,11 +62,11 @@ class Pace:
         self._began = time.monotonic()
 
     def most_at_once(self, most: int) -> int:
-        """How large a slice may be: a tenth of a second's jobs, so that they come evenly."""
+        """How large a slice may be: a tenth of a second's jobs, so that they arrive evenly."""
         return most if self._rate is None else min(most, max(1, math.ceil(self._rate / 10)))
 
     async def keep(self, done: int) -> None:
-        """Wait if the run is ahead of its time."""
+        """Wait if the run is too fast."""
         if self._rate is None:
             return
         ahead_s = (done - self._before) / self._rate - (time.monotonic() - self._began)

@@ -1,11 +1,11 @@
 """One socket to the server: requests go out, and their replies come back in the same order.
 
 Redis-py opens the socket and greets the server, whatever kind of socket and server it is: TLS, a
-unix socket, a master that sentinels know.  Then the line takes the socket over.  What arrives goes
-through hiredis at once, without a stream and its tasks between; that is a third of the time of a
-small call.
+unix socket, a master that sentinels know.  Then the line takes over the socket.  What arrives goes
+straight through hiredis, without a stream and its tasks in between; that saves a third of the time
+of a small call.
 
-Written by hand, and so is its blocking twin.
+This module and its blocking twin are both written by hand.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from toril.client.sockets import NOT_YET, LateError, LineError, Reader, make_rea
 class Line(asyncio.Protocol):
     """A socket that one caller uses at a time.
 
-    ``socket`` is a connection of redis-py that is not open yet.  Who waits for a reply looks at
-    ``replies`` first and then awaits ``arrival()``.  A line that was lost or left in the middle is
-    never used again.
+    ``socket`` is a redis-py connection that is not open yet.  To wait for a reply, look at
+    ``replies`` first and then await ``arrival()``.  A line that was lost, or abandoned in the
+    middle of a call, is never used again.
     """
 
     __slots__ = (
@@ -46,12 +46,12 @@ class Line(asyncio.Protocol):
         """Why nothing more will come."""
         self.is_open = False
         self.deadline = math.inf
-        """When whoever waits has waited for too long, by the loop's clock."""
+        """When the reply is overdue, by the loop's clock."""
         self.replies: deque[Any] = deque()
-        """What has arrived and nobody has taken: values, and the errors that the server told."""
+        """What has arrived and nobody has taken yet: values, and errors from the server."""
 
     async def open(self, timeout_s: float) -> None:
-        """Connect and greet; a server that hangs never ends its greeting."""
+        """Connect and greet; a server that hangs never completes its greeting."""
         async with asyncio.timeout(timeout_s):
             await self._socket.connect()
         if self.trouble is not None:
@@ -59,13 +59,13 @@ class Line(asyncio.Protocol):
         stream = self._socket._reader
         self._transport = self._socket._writer.transport
         if stream.at_eof() or self._transport.is_closing():
-            raise LineError("the server has closed the connection after its greeting")
+            raise LineError("the server closed the connection after its greeting")
         self._reader = make_reader(self._socket)
         self._transport.set_protocol(self)
         self.is_open = True
 
     def leads_to(self, host: str, port: int) -> bool:
-        """Is this the server at its other end, as far as is known?"""
+        """Is this the server at the other end, as far as is known?"""
         return not self.is_open or (self._socket.host, int(self._socket.port)) == (host, port)
 
     def send(self, packed: bytes, replies: int = 1) -> None:
@@ -76,7 +76,7 @@ class Line(asyncio.Protocol):
         self._transport.write(packed)
 
     def tell(self, waiter: Callable[[], None]) -> None:
-        """Call ``waiter`` once, in the turn that reads the next reply or meets the trouble."""
+        """Call ``waiter`` once, in the turn that reads the next reply or meets an error."""
         self._tell = waiter
 
     def arrival(self) -> asyncio.Future[None]:
@@ -108,10 +108,10 @@ class Line(asyncio.Protocol):
                 replies.append(reply)
                 self._due -= 1
                 reply = reader.gets()
-        except Exception as error:  # noqa: BLE001 (no protocol: nothing behind it can be read)
+        except Exception as error:  # noqa: BLE001 (not the protocol: nothing after it can be read)
             self.cut(error)
         if self._due < 0:
-            self.cut(LineError("the server sent a reply that nobody had asked for"))
+            self.cut(LineError("the server sent a reply that nobody asked for"))
         tell = self._tell
         if tell is not None and replies:
             self._tell = None
@@ -125,8 +125,8 @@ class Line(asyncio.Protocol):
         self._lose(LineError(f"the connection was closed{words}"))
 
     def cut(self, trouble: Exception | None = None) -> None:
-        """End it at once, whoever waits, and whatever has not left yet."""
-        self._lose(trouble or LineError("the connection was given up"))
+        """Close it at once, even if somebody waits or something is not sent yet."""
+        self._lose(trouble or LineError("the connection was abandoned"))
         writer = self._socket._writer
         if writer is not None:
             writer.transport.abort()
@@ -136,7 +136,7 @@ class Line(asyncio.Protocol):
             self.cut(LateError("there was no reply in time"))
 
     def close(self) -> None:
-        """Nobody uses it any more. What is half sent is not sent on."""
+        """Nobody uses it any more. If something is half sent, the rest is not sent."""
         self._lose(LineError("the connection was closed here"))
         writer = self._socket._writer
         if writer is None:
@@ -148,7 +148,7 @@ class Line(asyncio.Protocol):
         self._take_from_redis()
 
     def forsake(self) -> None:
-        """Close it when its loop is closed, without a call to that loop: it would raise."""
+        """Close it after its loop was closed, without calling that loop, which would raise."""
         self.is_open = False
         writer = self._socket._writer
         if writer is None:
@@ -171,6 +171,6 @@ class Line(asyncio.Protocol):
             tell()
 
     def _take_from_redis(self) -> None:
-        """Redis-py would warn of a connection that it finds open, and so would its stream: only
-        when the transport is closed may they go."""
+        """Redis-py and its stream would warn about a connection that is still open: drop them only
+        after the transport is closed."""
         self._socket._reader = self._socket._writer = None

@@ -1,9 +1,9 @@
 """Taking jobs by hand: for code that calls the queue, instead of being called by a worker.
 
-What becomes of a job is decided and written as it is for a worker's handlers, by
-``settling.decide`` and the settle script.  The calls of one manual worker are numbered and follow
-each other.  One whose reply was lost stays open and is sent again before the next one, so that a
-job is neither taken nor settled twice.
+The outcome of a job is decided and written as for a worker's handlers, by ``settling.decide`` and
+the settle script.  The calls of one manual worker are numbered and made one after another.  A call
+whose reply was lost stays open and is sent again before the next one, so that a job is neither
+taken nor settled twice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ logger = get_logger("toril.client")
 
 LONGEST_WAIT_MS = 10_000
 _PLAIN_FIELDS: tuple[bytes, ...] = (b"name", b"ats", b"atm")
-"""What is read of a job that cannot be read."""
+"""What can be read of a damaged job."""
 
 
 @checked
@@ -128,7 +128,7 @@ class ManualWorker:
         self._request = 0
         self._open: tuple[Command[Reply], str, Settled | None] | None = None
         self._arrived: deque[TakenJob] = deque()
-        # A job that nobody refers to any more is not renewed, and comes back to the queue.
+        # The lock of a job that nobody refers to any more is not renewed: it returns to the queue.
         self._held: weakref.WeakValueDictionary[str, TakenJob] = weakref.WeakValueDictionary()
         self._next_sweep = 0.0
 
@@ -152,8 +152,8 @@ class ManualWorker:
         """Take the next job; None if there is none within ``timeout`` (0 does not wait at all).
 
         Without a timeout it waits until a job comes; after ``close`` it returns None.  If the
-        server does not answer it raises ``ServerError``, and what it may have taken is returned by
-        the next call.
+        server does not answer it raises ``ServerError``, and the next call returns the job that
+        may have been taken.
         """
         deadline = math.inf
         if timeout is not None:
@@ -176,7 +176,7 @@ class ManualWorker:
         return None
 
     async def _take(self) -> tuple[TakenJob | None, int, bool]:
-        """A job, or for how long to wait for one, and whether that is because of a limit."""
+        """A job, or how long to wait for one, and whether a rate limit is the reason."""
         async with self._turn:
             if self._closing.is_set():
                 return None, 0, False
@@ -198,13 +198,13 @@ class ManualWorker:
         except BaseException as error:
             if isinstance(error, ServerError) and self._closing.is_set():
                 return
-            # Whoever pops the marker must take, or nobody is woken.
+            # Whoever pops the marker must take a job, or nobody else is woken.
             with contextlib.suppress(TorilError):
                 await self._connection.run(settling.leave(self.keys, [f"{self.id}-w"]))
             raise
 
     async def _may_run(self, job: TakenJob) -> bool:
-        """Do what a worker does before it runs a job; False if it is not to be run."""
+        """Do what a worker does before it runs a job; False if the job must not run."""
         try:
             refusal = self._refusal_to_run(job)
             if refusal is None and job.scheduler_id is not None:
@@ -223,7 +223,7 @@ class ManualWorker:
             if isinstance(error, (ServerUnavailableError, AmbiguousResultError)):
                 self._put_back(job)
                 raise
-            # The same would happen again: it is left to the sweep, which gives it up in the end.
+            # The same would happen again: leave it to the sweep, which eventually gives it up.
             logger.exception("job %r can neither be handed out nor failed", job.id)
             return False
         except BaseException:
@@ -232,7 +232,7 @@ class ManualWorker:
         return True
 
     def _put_back(self, job: TakenJob) -> None:
-        """The next call goes on with it."""
+        """The next call continues with it."""
         if not job.is_settled:
             self._arrived.appendleft(job)
 
@@ -242,7 +242,7 @@ class ManualWorker:
         return settling.refusal_to_run(job, self._policy.max_started_attempts)
 
     async def _advance(self, job: TakenJob) -> Raised | None:
-        """Make the job that follows this one in its schedule, before this one is run."""
+        """Create the next job of the schedule before this one runs."""
         now_ms = job.processed_on or 0
         try:
             await self._connection.follow(scheduling.advance(self.keys, job, now_ms))
@@ -322,7 +322,7 @@ class ManualWorker:
         return await self._answer()
 
     async def _answer_open(self) -> None:
-        """Learn what became of a call whose reply was lost, by making it again."""
+        """Find out the result of a call whose reply was lost, by repeating it."""
         if self._open is not None:
             await self._answer()
 
@@ -334,7 +334,7 @@ class ManualWorker:
         except (ServerUnavailableError, AmbiguousResultError):
             raise
         except Exception:
-            self._open = None  # answered, and badly: sent again it would be answered the same
+            self._open = None  # an error answer: sending it again would not change it
             raise
         self._open = None
         for words in reply.jobs:
@@ -351,7 +351,7 @@ class ManualWorker:
         return reply
 
     def _read(self, words: list[Any], token: str) -> TakenJob:
-        """The job, or what can be read of it: then it fails, and nobody else is held up."""
+        """The job, or what can be read of it: then it fails, without holding up others."""
         job_id = words.pop().decode("utf-8", "surrogateescape")
         fields = fields_of(words)
         try:
@@ -387,7 +387,7 @@ class ManualWorker:
             jobs[job_id].cancel_reason = reason
 
     async def _sweep_when_due(self) -> None:
-        """Bring back the jobs of those who died, as every worker does."""
+        """Bring back the jobs of workers that died, as every worker does."""
         if time.monotonic() < self._next_sweep:
             return
         interval_ms = self.options.stalled_interval_ms
@@ -419,7 +419,7 @@ class ManualWorker:
             await self._connection.run(settling.leave(self.keys, [self.id]))
         except TorilError as error:
             logger.warning(
-                "a manual worker of queue %r ends while its server does not answer; the jobs that"
+                "a manual worker of queue %r stops while its server does not answer; the jobs that"
                 " it holds come back when their locks expire: %s",
                 self.name,
                 error,
@@ -439,7 +439,7 @@ def _own_connection(target: Target) -> Connection:
 
 
 def _burial(dead_letter_queue: Any, keys: Keys) -> tuple[BurialPolicy | None, Keys | None]:
-    """What becomes of jobs that failed for good, and the queue that they go to."""
+    """What happens to jobs that failed for good, and the queue they go to."""
     if dead_letter_queue is None:
         return None, None
     letters, grave = grave_of(dead_letter_queue, keys)

@@ -1,6 +1,6 @@
-"""The events of a queue that has partitions: those of each, as they come.
+"""The events of a queue that has partitions, merged as they arrive.
 
-Within a partition they come in their order; between partitions, in that of their arrival.
+Events of one partition come in order; between partitions they come in order of arrival.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from toril.protocol.events import Event
 from toril.protocol.keys import Keys
 
 MOST_UNREAD = 10_000
-"""So many events are read ahead of whoever iterates."""
+"""How many events are read ahead of the iteration."""
 
 
 class PartitionedEvents(QueueEvents):
     """``QueueEvents(name, partitions=n)``.
 
-    ``last_event_id`` holds for every partition: ids begin with the time, by the server's clock.
+    ``last_event_id`` applies to every partition: ids start with the server's time.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PartitionedEvents(QueueEvents):
             news.set()
 
     async def close(self) -> None:
-        """Stop listening; whoever iterates is done."""
+        """Stop listening; iteration ends."""
         self._is_closed = True
         self._unread.clear()
         for news in self._news.values():

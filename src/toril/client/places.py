@@ -1,6 +1,6 @@
-"""What belongs to an event loop: sockets, tasks, locks and futures are of no use on another one.
+"""What belongs to an event loop: sockets, tasks, locks and futures are useless on another one.
 
-Written by hand, and so is its blocking twin, where the place is the process.
+This module and its blocking twin, where the place is the process, are both written by hand.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Place = asyncio.AbstractEventLoop
 
 
 class PerPlace(Generic[T]):
-    """One ``T`` for each event loop that asks for it, made when it first does.
+    """One ``T`` for each event loop that asks for it, created when it first does.
 
-    When a new loop asks, those of closed loops are given to ``forget``, which must not use their
+    When a new loop asks, those of closed loops are passed to ``forget``, which must not use their
     loop any more.  Several loops may be alive at once, each in its thread.
     """
 
     def __init__(self, make: Callable[[], T], forget: Callable[[T], None] | None = None) -> None:
         self._make = make
         self._forget = forget
-        # Again by the same thread: a collection may end what waited on a closed loop.
+        # Reentrant: a garbage collection may end what waited on a closed loop.
         self._guard = threading.RLock()
         self._all: dict[Place, T] = {}
         self._latest: tuple[Place | None, T | None] = (None, None)

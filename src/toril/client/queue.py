@@ -60,9 +60,9 @@ class Queue(
 
     ``connection`` is a URL or a redis-py client; None means ``TORIL_URL``, or else localhost.
     ``default_job_options`` are used for jobs that are added without them.
-    With ``replicas`` an add returns when that many replicas have the job, and raises
-    ``NotReplicatedError`` when they have not confirmed it within ``replicas_timeout``.
-    With ``partitions`` it is made of that many plain queues, on any nodes of a cluster.
+    With ``replicas``, an add returns when that many replicas have the job, and raises
+    ``NotReplicatedError`` if they have not confirmed it within ``replicas_timeout``.
+    With ``partitions``, it is made of that many plain queues, on any nodes of a cluster.
     """
 
     def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:
@@ -85,7 +85,7 @@ class Queue(
     ) -> None:
         if partitions != 1:
             raise InvalidOptionError(
-                f"a subclass of Queue cannot have partitions={partitions!r}; make a Queue of it"
+                f"a subclass of Queue cannot have partitions={partitions!r}; use Queue itself"
             )
         self.keys = Keys(prefix, name)
         self.name = name
@@ -164,12 +164,12 @@ class Queue(
     ) -> Job:
         """Add a job; returns it when the server has it.
 
-        With a ``job_id`` that exists already, or a deduplication id that another job owns,
+        With a ``job_id`` that already exists, or a deduplication id that another job owns,
         nothing is added: that job is returned, and its ``duplicated`` is True.  Adds awaited at the
         same time are sent together.
 
-        ``repeat={"every": ms}`` or ``{"cron": pattern, "tz": zone}`` makes a scheduler of it, which
-        ``remove_repeating_job`` ends; the next of its jobs is returned.
+        ``repeat={"every": ms}`` or ``{"cron": pattern, "tz": zone}`` creates a scheduler for it,
+        which ``remove_repeating_job`` removes; its next job is returned.
         """
         if repeat is not None:
             template = new_job(name, data, options, self._defaults)
@@ -179,7 +179,7 @@ class Queue(
 
     @by_hand
     async def add_bulk(self, jobs: Iterable[NewJob]) -> list[Job]:
-        """Add many jobs in a few round trips, in their order."""
+        """Add many jobs in a few round trips, in order."""
         prepared = [self.adder.prepare(self._with_defaults(job)) for job in new_jobs(jobs)]
         return await self._as_they_are(await self.adder.send_all(prepared, self._as_added))
 
@@ -194,7 +194,7 @@ class Queue(
         return new_job(job.name, job.data, given, self._defaults)
 
     async def _as_they_are(self, jobs: list[Job]) -> list[Job]:
-        """The jobs that were added, and in place of duplicates those that exist."""
+        """The jobs that were added; for duplicates, the jobs that already exist."""
         taken = [job.id for job in jobs if job.duplicated]
         if not taken:
             return jobs

@@ -28,10 +28,11 @@ Callback = Callable[[Event], Any]
 class QueueEvents:
     """What happens in queue ``name``, as it happens.
 
-    Iterate over it, or let it call you with ``on``: each of the two receives every event once, from
-    the moment ``async with`` begins (or from the first use without it), or after ``last_event_id``;
-    ``"0"`` is the beginning of what the server remembers.  A lost connection loses no place.
-    ``partitions`` is that of the ``Queue``: the events of all of them are heard.
+    Iterate over it, or register callbacks with ``on``: both receive every event once, from the
+    moment ``async with`` begins (or from the first use without it), or after ``last_event_id``;
+    ``"0"`` means from the oldest event the server still has.  After a lost connection, reading
+    resumes where it stopped.  ``partitions`` must match the ``Queue``: the events of all of them
+    are received.
     """
 
     def __new__(cls, *args: Any, partitions: int = 1, **options: Any) -> Self:

@@ -14,8 +14,8 @@ from toril.protocol.reading import WorkerInfo
 class QueueReading:
     """The reading half of a queue.
 
-    Ranges include both ends and begin with the oldest job, unless ``newest_first``; -1 is the last.
-    Long ranges are read page by page, and a job that goes away meanwhile is left out.
+    Ranges include both ends and start with the oldest job, unless ``newest_first``; -1 is the last.
+    Long ranges are read page by page, and a job that is removed in the meantime is left out.
     """
 
     keys: Keys
@@ -41,7 +41,7 @@ class QueueReading:
         *,
         newest_first: bool = False,
     ) -> list[Job]:
-        """The jobs in these states, one state after another; in all states when none is named."""
+        """The jobs in these states, one state after another; in all states if none is named."""
         wanted = reading.check_states(states)
         return await self._connection.follow(
             reading.jobs(self.keys, wanted, start, end, newest_first=newest_first)
@@ -50,7 +50,7 @@ class QueueReading:
     async def get_job_ids(
         self, *states: str, start: int = 0, end: int = -1, newest_first: bool = False
     ) -> dict[str, list[str]]:
-        """The ids of the jobs in each of these states; of all states when none is named."""
+        """The ids of the jobs in each of these states; in all states if none is named."""
         return {
             state: await self._connection.follow(
                 reading.ids(self.keys, (state,), start, end, newest_first=newest_first)
@@ -59,7 +59,7 @@ class QueueReading:
         }
 
     async def get_job_counts(self, *states: str) -> dict[str, int]:
-        """How many jobs are in each of these states, or in each there is, at one moment.
+        """How many jobs are in each of these states, or in every state, at one moment.
 
         Jobs on their way to another slot of a cluster are counted if asked for: ``"in_transit"``.
         """
@@ -131,7 +131,7 @@ class QueueReading:
     async def get_waiting_children(
         self, start: int = 0, end: int = -1, *, newest_first: bool = False
     ) -> list[Job]:
-        """Parents whose children are not done yet."""
+        """Parents whose children have not finished yet."""
         return await self.get_jobs("waiting_children", start, end, newest_first=newest_first)
 
     async def get_waiting_children_count(self) -> int:

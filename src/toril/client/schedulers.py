@@ -1,4 +1,4 @@
-"""The part of a queue that makes jobs come again and again."""
+"""The part of a queue that manages repeating jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toril.protocol.scheduling import JobScheduler
 
 
 class QueueSchedulers:
-    """Schedulers of the queue: each has one pending job, and makes the next when that is taken."""
+    """Schedulers of the queue: each has one pending job, and adds the next when that is taken."""
 
     keys: Keys
     _connection: Connection
@@ -37,9 +37,10 @@ class QueueSchedulers:
     ) -> Job:
         """Create a scheduler or change the one with this id; returns its next job.
 
-        It runs ``every`` so often, or at the times of a ``cron`` pattern in the zone ``tz`` (UTC
-        without one): between ``start`` and ``end``, at most ``limit`` times.  ``template`` is the
-        name, the data and the options of its jobs; without one they are named like the scheduler.
+        It runs at the interval ``every``, or at the times of a ``cron`` pattern in the time zone
+        ``tz`` (by default UTC): between ``start`` and ``end``, at most ``limit`` times.
+        ``template`` holds the name, the data and the options of its jobs; without it they are named
+        like the scheduler.
         """
         check_scheduler_id(scheduler_id)
         schedule = Schedule(
@@ -74,7 +75,7 @@ class QueueSchedulers:
         return await self._connection.run(scheduling.remove(self.keys, scheduler_id))
 
     async def pause_job_scheduler(self, scheduler_id: str) -> bool:
-        """Make no more jobs until it is resumed; False if there is no such scheduler.
+        """Add no more jobs until it is resumed; False if there is no such scheduler.
 
         Its pending job is removed.  A job that has already been taken runs to its end.
         ``upsert_job_scheduler``, in Python or Node, lets the scheduler run again.
@@ -101,9 +102,9 @@ class QueueSchedulers:
         offset: Duration | None = None,
         template: NewJob | None = None,
     ) -> JobScheduler:
-        """Change what is given, and keep all else; returns the scheduler as it is now.
+        """Change what is given, and keep everything else; returns the scheduler as it is now.
 
-        A new interval counts from now.  A paused scheduler stays paused.  Runs already made count
+        A new interval counts from now.  A paused scheduler stays paused.  Earlier runs count
         towards ``limit``.  Raises ``SchedulerNotFoundError`` if there is none.
         """
         new = rescheduling.Change(
@@ -123,7 +124,7 @@ class QueueSchedulers:
         return found
 
     async def run_job_scheduler(self, scheduler_id: str) -> Job:
-        """Add one job of its template now, beside its beat, paused or not; returns the job.
+        """Add one job from its template now, outside its schedule, paused or not; returns the job.
 
         Raises ``SchedulerNotFoundError`` if there is no such scheduler.
         """

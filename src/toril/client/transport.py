@@ -1,7 +1,7 @@
-"""Requests and replies over a few sockets of each loop, without a timer for each.
+"""Requests and replies over a few sockets per loop, without a timer for each request.
 
-Written by hand, and so is its blocking twin: deadlines and the sharing of sockets have other means
-in threads than on a loop.
+This module and its blocking twin are both written by hand: deadlines and sharing of sockets work
+differently in threads than on a loop.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from toril.protocol.slots import Node
 
 MOST_SOCKETS = 16
 SOCKET_TIMEOUT_S: float | None = None
-"""Nothing that redis-py should mind: a watch cuts the sockets whose replies are overdue."""
+"""Not left to redis-py: a watch closes the sockets whose replies are overdue."""
 _WATCH_EVERY_S = 0.5
 
 
 class Sockets:
-    """The sockets of one loop to one server, and what watches them there."""
+    """The sockets of one loop to one server, and the timer that watches them."""
 
     def __init__(self, most: int = MOST_SOCKETS) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,17 +53,17 @@ class Sockets:
         self.is_open.set()
 
     def borrow_open(self) -> Line | None:
-        """One that is free and open."""
+        """A socket that is free and open."""
         while self.free:
             line = self.free.pop()
             if line.is_open:
                 self.in_use.add(line)
                 return line
-            line.close()  # the server has closed it meanwhile
+            line.close()  # the server has closed it in the meantime
         return None
 
     async def room(self) -> None:
-        """Wait until a socket is free, or few enough are in use to open another one."""
+        """Wait until a socket is free, or another one may be opened."""
         while len(self.in_use) >= self._most and not self.free:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
@@ -82,7 +82,7 @@ class Sockets:
                 return
 
     def borrow(self, make_socket: MakeSocket) -> Line:
-        """One that is free, or one that is to be opened."""
+        """A free socket, or a new one that is not open yet."""
         line = self.borrow_open()
         if line is None:
             line = Line(make_socket())
@@ -102,9 +102,9 @@ class Sockets:
             self._let_next()
 
     def end(self, line: Line, reply: Any) -> None:
-        """Its caller has its answer. Most errors that a server tells say nothing of the line.
+        """The caller has its answer. Most errors from a server do not mean that the line is broken.
 
-        A master no more is left: whoever looks again may find another one.
+        A server that is no longer the master is left: the next lookup may find another one.
         """
         is_told = isinstance(reply, ResponseError) and not isinstance(reply, ReadOnlyError)
         if isinstance(reply, Exception) and not is_told:
@@ -113,9 +113,9 @@ class Sockets:
             self.give_back(line)
 
     def drop(self, line: Line) -> None:
-        """A socket that was left in the middle is never used again."""
+        """A socket that was abandoned in the middle of a call is never used again."""
         self.in_use.discard(line)
-        if self._loop.is_closed():  # what waited here is swept up after its loop
+        if self._loop.is_closed():  # garbage collection after the loop has ended
             line.forsake()
             return
         line.close()
@@ -135,7 +135,7 @@ class Sockets:
             self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
 
     def leave_all_but(self, primary: Node) -> None:
-        """Whatever another server still takes would be lost."""
+        """Whatever the old server still accepts would be lost."""
         for line in [*self.free]:
             if not line.leads_to(*primary):
                 self.free.remove(line)
@@ -167,7 +167,7 @@ class Sockets:
         self.cut()
 
     def forget(self) -> None:
-        """Let go of the sockets of a loop that is closed."""
+        """Drop the sockets of a loop that is closed."""
         for line in [*self.free, *self.in_use]:
             line.forsake()
         self.free.clear()
@@ -177,7 +177,7 @@ class Sockets:
 class ServerTransport:
     """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed.
 
-    A socket whose reply is overdue is cut by a watch that looks twice a second: a timer for every
+    A watch that looks twice a second closes sockets whose reply is overdue: a timer for every
     command would cost more than the command.
     """
 
@@ -239,7 +239,7 @@ class ServerTransport:
         return reply
 
     def post(self, sending: Sending, timeout_s: float, answered: Callable[[Any], None]) -> bool:
-        """Send now, if a socket is free and open; False when nothing was sent.
+        """Send now, if a socket is free and open; False if nothing was sent.
 
         ``answered`` gets the reply, or the error, in the turn of the loop that reads it.
         """
@@ -331,7 +331,7 @@ class ServerTransport:
         return sockets.borrow(self._make_socket)
 
     def interrupt(self) -> None:
-        """Send nothing any more, and end the waits."""
+        """Send nothing more, and end all waits."""
         self.is_closed = True
         for loop, sockets in self.sockets.items():
             _tell(loop, sockets.interrupt, sockets)
@@ -349,7 +349,7 @@ class ServerTransport:
 
 
 async def _with_replicas(line: Line, reply: Any) -> Any:
-    """The reply, and how many replicas have what was written: that comes right behind it."""
+    """The reply, and how many replicas have the write: that reply comes right after it."""
     if not line.replies:
         await line.arrival()
     reached = line.replies.popleft()

@@ -1,4 +1,4 @@
-"""Waiting for what becomes of jobs."""
+"""Waiting for the results of jobs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.reading import UNFINISHED, Whereabouts
 
 LOOK_AGAIN_S = 5.0
-"""How often the server is asked although no event came: some ends leave no event."""
+"""How often to ask the server although no event came: some outcomes leave no event."""
 LONGEST_LOOK_S = 60.0
-"""A job that has not come yet is looked for less and less often: its end is an event."""
+"""A job that does not exist yet is looked up less and less often: its end is an event."""
 SHORTEST_LOOK_S = 0.05
-"""On a busy queue emptiness is looked for no more often than this."""
+"""How often, at most, to check whether a busy queue is empty."""
 
 
 class QueueWaiting:
-    """The half of a queue that waits.  All who wait share one reader of events."""
+    """The part of a queue that waits.  All waiting callers share one reader of events."""
 
     keys: Keys
     _connection: Connection
@@ -38,11 +38,11 @@ class QueueWaiting:
     async def wait_for(
         self, job_id: str | StoredJob, timeout: Duration | None = None, *, may_come: bool = False
     ) -> Any:
-        """The return value of a job, as soon as it has one; a job does for its id.
+        """The return value of a job, as soon as it has one; pass the job or its id.
 
-        Raises ``JobFailedError`` when it failed for good, ``JobRemovedError`` when it is gone and
-        nobody knows how it ended, ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` a
-        job that does not exist is waited for too: a row of an outbox, say, that no relay has sent.
+        Raises ``JobFailedError`` if it failed for good, ``JobRemovedError`` if it is gone and its
+        outcome is unknown, ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` it also
+        waits for a job that does not exist yet, such as an outbox row not yet sent.
         """
         if isinstance(job_id, StoredJob):
             job_id = job_id.id
@@ -108,7 +108,7 @@ class QueueWaiting:
         """Whether the job has finished, and with what; raises its failure."""
         found = await self._connection.run(reading.locate(self.keys, job_id))
         if found is None:
-            # Removed when it finished, perhaps: then the log of events alone tells.
+            # It may have been removed when it finished: then only the event log knows.
             end = await self._connection.follow(events.find_end(self.keys, job_id))
             if end is not None:
                 return Result(is_known=True, value=_outcome(job_id, end))
@@ -119,7 +119,7 @@ class QueueWaiting:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job that somebody waits for."""
+    """What is known about a job that somebody waits for."""
 
     is_known: bool = False
     is_there: bool = True

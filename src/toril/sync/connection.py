@@ -1,7 +1,7 @@
 # Written by tools/unasync.py from src/toril/client/connection.py: change that file instead.
-"""The door to the server: runs commands, and decides which are sent again when nobody answers.
+"""The door to the server: runs commands, and decides which to send again without an answer.
 
-What may be sent again is a property of the command (``Resend``), and this module keeps to it.
+Whether a command may be sent again is its own property (``Resend``), which this module obeys.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MOST_AT_ONCE = 64
 class Connection:
     """Runs commands, over as many sockets as are needed at once.
 
-    ``patience_s`` is for how long a command that may be sent again is tried while nobody answers.
+    ``patience_s`` is how long a command that may be sent again is retried without an answer.
     """
 
     @checked_call
@@ -95,8 +95,8 @@ class Connection:
         self._dialect.is_spread = self._transport.is_cluster
         self._has_told = False
         self.on_parcels: Callable[[str], None] | None = None
-        """Who is told of a queue whose calls left parcels; without one, whoever made the call
-        carries them before it is told the answer."""
+        """Told about each queue whose calls left parcels; without it, the caller delivers them
+        before it gets its answer."""
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -121,10 +121,10 @@ class Connection:
             check_one_slot(*queues)
 
     def meet(self) -> None:
-        """Find out whether a server that was named by itself is a node of a cluster.
+        """Find out whether a single server is in fact a node of a cluster.
 
-        Without this it is known from the first key on that the node does not serve; whoever asks
-        for no key must know before, or sees a part for the whole.
+        Otherwise this is only noticed at the first key that the node does not serve; a caller that
+        reads no key must know it beforehand, or it takes one node's part for the whole.
         """
         if self._where.kind == "server" and not self.is_cluster:
             with contextlib.suppress(ServerRefusalError):
@@ -132,10 +132,10 @@ class Connection:
                     self._turn_to_cluster()
 
     def run(self, command: Command[T]) -> T:
-        """Send ``command`` and return what its answer says.
+        """Send ``command`` and return its parsed answer.
 
         Raises ``ServerUnavailableError`` when it had no effect, ``AmbiguousResultError`` when it
-        may have had one, and ``ServerUnusableError`` at once when no try would ever succeed.
+        may have had one, and ``ServerUnusableError`` at once when no retry would ever succeed.
         """
         timeout_s = self._timeout_s(command.block_ms)
         sending = Sending(command, flights, self._dialect)
@@ -153,7 +153,7 @@ class Connection:
         return command.parse(reply)
 
     def run_all(self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE) -> list[T]:
-        """Send independent commands in one go, at most ``at_once`` of them under way.
+        """Send independent commands in one go, at most ``at_once`` of them in flight.
 
         Raises the first error when all have been answered.
         """
@@ -166,7 +166,7 @@ class Connection:
         return cast(list[T], answers)
 
     def run_each(self, commands: Sequence[Command[T]]) -> list[T | Exception]:
-        """Send independent commands in one go; each has its answer or its error."""
+        """Send independent commands in one go; returns the answer or the error of each."""
         if len(commands) != 1:
             return self._exchange_all(commands, MOST_AT_ONCE)
         try:
@@ -199,7 +199,7 @@ class Connection:
         self._transport.close()
 
     def interrupt(self) -> None:
-        """Send nothing any more, and end the waits, whoever waits."""
+        """Send nothing more, and end all waits, whoever waits."""
         self._transport.interrupt()
 
     def twin(self, *, client_name: str | None = None) -> Connection:
@@ -213,7 +213,7 @@ class Connection:
         )
 
     def _try_again(self, sending: Sending, timeout_s: float, error: Exception) -> Any:
-        """The reply of a command that met ``error``; raises when it is not to be sent again."""
+        """The reply to a command that met ``error``; raises if it must not be sent again."""
         give_up_at = 0.0
         pause_s = SHORTEST_PAUSE_S
         while True:
@@ -232,7 +232,7 @@ class Connection:
                 error = again
 
     def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
-        """The answer to each command, or the error that it met."""
+        """The answer to each command, or the error it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
         sendings = [Sending(command, flights, self._dialect) for command in commands]
         try:
@@ -246,10 +246,10 @@ class Connection:
         return answers
 
     def _see_off(self, base: str) -> None:
-        """Have the parcels carried that a call of this queue left.
+        """Have the parcels delivered that a call of this queue left.
 
-        The call itself is done, so nothing that happens here is its failure: what is left is
-        carried by the workers of the queue.
+        The call itself has succeeded, so it must not fail because of this: the workers of the queue
+        deliver what is left.
         """
         if self.on_parcels is not None:
             self.on_parcels(base)
@@ -257,7 +257,7 @@ class Connection:
         try:
             carried = self.follow(parceling.carry(keys_at(base)))
         except ServerUnusableError as error:
-            # A producer may have no right to carry.
+            # A producer may not have the right to deliver.
             warn_once("parcels of %s have to wait for a worker: %s", base, str(error))
         except TorilError as error:
             logger.warning("parcels of %s have to wait for a worker: %s", base, error)
@@ -303,7 +303,7 @@ class Connection:
         return answers
 
     def _mend(self, sending: Sending, error: Exception) -> Exception | None:
-        """None when the command may go again at once; else the error that it met."""
+        """None if the command may be sent again at once; otherwise the error it met."""
         if self._is_led_to_cluster(sending, error):
             return None
         if sending.lacks_library(error):
@@ -343,7 +343,7 @@ class Connection:
             return False
         warn_once(
             "%s is a node of a cluster, and is used as one; write redis+cluster:// to name several"
-            " nodes, of which one has to be up when a process starts",
+            " nodes, so that only one of them has to be up when a process starts",
             str(self._where),
         )
         self._transport = _open_cluster(self._where, self._make, {(host, port): node})
@@ -351,7 +351,7 @@ class Connection:
         return True
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
-        """Why a command is not sent again. A server that took a write is no mere replica."""
+        """Why a command is not sent again. A server that accepted a write is not a mere replica."""
         return sending.end_after(
             error,
             str(self._transport),
@@ -366,7 +366,7 @@ class Connection:
 
 
 class Transport(Protocol):
-    """Sends requests and reads their replies: on a server, or on the right node of a cluster."""
+    """Sends requests and reads their replies: to a server, or to the right node of a cluster."""
 
     is_cluster: bool
     finds_primary: bool
@@ -378,7 +378,7 @@ class Transport(Protocol):
     def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:
-        """The answer to each, or the error that it met; read while the next ones are under way."""
+        """The answer to each, or the error it met; read while the next ones are in flight."""
 
     def interrupt(self) -> None: ...
 
@@ -414,7 +414,7 @@ def _find(target: Any) -> Address:
         return address.parse(target)
     where = address.of_client(target)
     if where is None:
-        # What it holds is not repeated: it may be a password.
+        # The value is not shown: it may contain a password.
         kind = type(target).__name__
         raise InvalidOptionError(f"connection= is neither a URL nor a redis-py client but {kind!r}")
     return where

@@ -44,18 +44,18 @@ Transform = Callable[[Any, DeadLetterMetadata], Any]
 """Repairs a letter: from its data and metadata to the new data."""
 MOST_EXAMPLES = 1000
 LOOKED_AT = 4
-"""How many more than one job at each end tell what waits in a queue without a mark."""
+"""How many more jobs than one at each end are read to tell what waits in an unmarked queue."""
 
 
 class QueueDeadLetters:
     """The part of a queue that works on dead letters: every method is the queue's own.
 
-    The filters ``name`` (exact), ``failed_reason`` (any part, whatever the case), ``fingerprint``,
-    ``source_queue``, ``since`` and ``until`` (ms, a datetime, or a timedelta for how long ago) must
-    all hold.
+    A letter must match all of the filters ``name`` (exact), ``failed_reason`` (any part of it,
+    ignoring case), ``fingerprint``, ``source_queue``, ``since`` and ``until`` (ms, a datetime, or a
+    timedelta for how long ago).
 
-    What lists, groups, replays or removes many letters raises ``NotDeadLettersError`` for a queue
-    in which other jobs wait and no letter was ever buried, unless ``force`` is given.
+    Methods that list, group, replay or remove many letters raise ``NotDeadLettersError`` for a
+    queue that has other waiting jobs and never received a letter, unless ``force`` is given.
     """
 
     name: str
@@ -70,7 +70,7 @@ class QueueDeadLetters:
     def get_dead_letter_jobs(
         self, start: int = 0, end: int = 9, *, newest_first: bool = True, force: bool = False
     ) -> list[Job]:
-        """The dead letters from ``start`` to ``end``, both included, the newest first unless told.
+        """The dead letters from ``start`` to ``end``, both included, by default the newest first.
 
         Those with a priority or a delay come last.
         """
@@ -84,7 +84,7 @@ class QueueDeadLetters:
         return self._connection.run(reading.job(self.keys, job_id))
 
     def is_dead_letter_queue(self) -> bool:
-        """Whether this is a dead letter queue: it ever got a letter, or it is empty."""
+        """Whether this is a dead letter queue: it has ever received a letter, or it is empty."""
         try:
             self._are_letters(force=False)
         except NotDeadLettersError:
@@ -92,7 +92,7 @@ class QueueDeadLetters:
         return True
 
     def get_dead_lettered_total(self) -> int:
-        """How many jobs of *this* queue ever became dead letters: a counter for monitoring."""
+        """How many jobs of *this* queue have ever become dead letters: a counter for monitoring."""
         return self._connection.run(dead_letters.total(self.keys, "deadLettered"))
 
     def get_dead_letter_summary(
@@ -104,7 +104,7 @@ class QueueDeadLetters:
     ) -> list[DeadLetterGroup]:
         """The dead letters grouped by fingerprint, the largest group first.
 
-        All letters are looked at, in short slices; ``on_progress`` is told how many that were.
+        All letters are read, in short slices; ``on_progress`` gets the number read so far.
         Only the largest 1,000 groups have an ``example``.
         """
         wanted = Filter.of(**filters)
@@ -140,13 +140,13 @@ class QueueDeadLetters:
     ) -> str:
         """Send a dead letter back to the queue it came from; returns the id of the new job.
 
-        The new job has the data and options of the first, and its idempotency key, and no attempts
-        made.  ``data`` repairs the payload; the first one is kept, and ``by`` says who did it.
-        With ``queue_name`` it goes to that queue instead, under the same prefix.  ``options`` such
-        as ``attempts`` or ``delay`` replace those of the first job.
-        Raises ``DeadLetterNotFoundError`` when somebody was faster, and ``InvalidGroupStateError``
+        The new job has the data, options and idempotency key of the original job, and starts with
+        no attempts made.  ``data`` replaces the payload; the original one is kept, and ``by`` says
+        who changed it.  With ``queue_name`` the job goes to that queue instead, under the same
+        prefix.  ``options`` such as ``attempts`` or ``delay`` replace those of the original job.
+        Raises ``DeadLetterNotFoundError`` if somebody was faster, and ``InvalidGroupStateError``
         for a member of a group that is over or being undone, unless ``force`` is given.
-        ``dry_run`` raises the same and changes nothing; no job has the id that it returns.
+        ``dry_run`` raises the same errors and changes nothing; no job has the id that it returns.
         """
         how = ReplayOptions(
             target=None if queue_name is None else self._sibling(queue_name),
@@ -177,17 +177,18 @@ class QueueDeadLetters:
     ) -> int:
         """Send the dead letters that match the filters back to their queues; returns how many.
 
-        Works in slices, the oldest first; what arrives meanwhile is left alone.  ``rate`` is how
-        many jobs to send per second, ``dry_run`` only counts, and ``resume`` goes on where an
-        earlier call with the same filters was interrupted, and counts what that one did.  The name
-        of a run, as ``on_progress`` was told, resumes that one, with its filters.  Letters that
-        came back ``max_replays`` times are left alone; None replays them too.  So are members of
-        groups that are over or being undone, unless ``force`` is given.
+        Works in slices, the oldest first; letters that arrive in the meantime are left alone.
+        ``rate`` is how many jobs to send per second, and ``dry_run`` only counts.  ``resume=True``
+        continues an interrupted call with the same filters, and includes what that one did in the
+        count.  ``resume`` with the name of a run, as reported to ``on_progress``, resumes that run
+        with its own filters.  Letters that came back ``max_replays`` times are left alone; None
+        replays them too.  So are members of groups that are over or being undone, unless ``force``
+        is given.
 
         ``transform`` repairs each letter: it gets the data and the metadata, and returns the new
         data; what it raises ends the run, which can be resumed.  With ``queue_name`` all go to that
-        queue.  Options of a job, such as ``attempts`` or ``delay``, replace those of each letter;
-        whoever resumes a run gives them again.
+        queue.  Job options such as ``attempts`` or ``delay`` replace those of each letter; pass
+        them again when you resume a run.
         """
         wanted, changes = _split(filters, keep_delay=keep_delay)
         how = ReplayOptions(
@@ -219,8 +220,8 @@ class QueueDeadLetters:
     ) -> int:
         """Remove the dead letters that match the filters for good; returns how many.
 
-        Without a filter, every waiting job of this queue is removed.  Works in slices, as a replay.
-        ``force`` also purges a queue that is not a dead letter queue.
+        Without a filter, every waiting job of this queue is removed.  Works in slices like a
+        replay.  ``force`` also purges a queue that is not a dead letter queue.
         """
         wanted = Filter.of(**filters)
         is_sure = self._are_letters(force=force)
@@ -250,10 +251,10 @@ class QueueDeadLetters:
                 return walk.done
 
     def _sibling(self, queue_name: str) -> Keys:
-        """Where letters are sent that do not go back to their own queue."""
+        """The target of letters that do not go back to their own queue."""
         if queue_name == self.name:
             raise InvalidOptionError(
-                f"queue_name={queue_name!r} is the queue of the letters itself; name another one"
+                f"queue_name={queue_name!r} is the dead letter queue itself; name another one"
             )
         target = self.keys.sibling(queue_name)
         self._connection.check_slots(target)
@@ -267,8 +268,8 @@ class QueueDeadLetters:
     def _are_letters(self, *, force: bool) -> bool:
         """Are the jobs that wait here dead letters? Raises if they are something else.
 
-        A queue without a mark got its letters from another program, or from a version that did not
-        mark; a few of them tell.  False for an empty queue: whatever comes now may be anything.
+        An unmarked queue got its letters from another program, or from a version that did not mark
+        it; a few jobs are enough to tell.  False for an empty queue: anything may arrive next.
         """
         if force or self._connection.run(dead_letters.is_marked(self.keys)):
             return True
@@ -283,7 +284,7 @@ class QueueDeadLetters:
     def _begin(self, verb: str, wanted: Filter, *, resume: bool | str) -> tuple[Run, Walk, Filter]:
         """A new run, where it begins, and what it looks for.
 
-        A run that goes on with an earlier one has a name of its own: that one may be alive.
+        A run that resumes an earlier one gets its own name: the earlier one may still be running.
         """
         if isinstance(resume, str) and wanted.args():
             raise InvalidOptionError(
@@ -297,7 +298,7 @@ class QueueDeadLetters:
             found = self._connection.run(dead_letters.interrupted(self.keys, verb, earlier))
         if isinstance(resume, str) and found is None:
             raise InvalidOptionError(
-                f"queue {self.name!r} has no interrupted {verb} {resume!r}: it came to its end, or"
+                f"queue {self.name!r} has no interrupted {verb} {resume!r}: it has finished, or"
                 f" was silent for a week; call it with its filters instead"
             )
         run = Run(verb, new_job_id(), wanted)
@@ -318,9 +319,9 @@ class QueueDeadLetters:
         *,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Group]:
-        """Walk through all letters and count those that pass, by fingerprint.
+        """Walk through all letters and count those that match, by fingerprint.
 
-        Those are left out that ``replay`` would leave alone.
+        Letters that ``replay`` would leave alone are not counted.
         """
         found: dict[str, Group] = {}
         walk = Walk()
@@ -345,7 +346,7 @@ class QueueDeadLetters:
             walk = after(walk, result)
 
     def _admitted(self, letter_id: str, wanted: Filter) -> Job | None:
-        """A letter that Toril did not write, if it is one and passes the filter."""
+        """A letter that Toril did not write, if it is one and matches the filter."""
         job = self._connection.run(reading.job(self.keys, letter_id))
         meta = None if job is None else _metadata(job)
         return job if meta is not None and wanted.admits(meta) else None
@@ -360,9 +361,9 @@ class QueueDeadLetters:
         rate: float | None,
         tell: Told,
     ) -> int:
-        """Replay what passes, slice by slice; returns how many went, with what the run did before.
+        """Replay what matches, slice by slice; returns how many, including the run's earlier ones.
 
-        Ids are drawn anew for each slice: what it does not need is never used.
+        Each slice gets new ids; those it does not need are never used.
         """
         pace = Pace(rate, walk.done)
         at_once = pace.most_at_once(replaying.REPLAYS_PER_SLICE)
@@ -383,7 +384,7 @@ class QueueDeadLetters:
     def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
     ) -> int:
-        """Replay one letter of a bulk that the script could not decide on; 1 if it went."""
+        """Replay one letter of a bulk that the script could not decide on; 1 if it was sent."""
         job = self._admitted(letter_id, wanted)
         if job is None:
             return 0
@@ -397,7 +398,7 @@ class QueueDeadLetters:
         return 1
 
     def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
-        """Replay one letter, by what Toril noted of it or, where that does not do, by its data."""
+        """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""
         note = self._connection.run(dead_letters.note_of(self.keys, letter_id))
         if note is not None:
             if how.changes is not None:
@@ -425,7 +426,7 @@ class QueueDeadLetters:
     def _taken_apart(
         self, letter_id: str, repaired: bytes | None, target: Keys | None
     ) -> tuple[Keys, Contents]:
-        """Where a letter goes, and with what, that another program wrote or changed."""
+        """Where a letter that another program wrote or changed goes, and with what."""
         job = self._connection.run(reading.job(self.keys, letter_id))
         if job is None:
             raise dead_letters.not_found(letter_id, self.name)
@@ -446,7 +447,7 @@ def _split(given: ReplayFilter, *, keep_delay: bool) -> tuple[Filter, Changes | 
     changes = Changes.of(options, keep_delay=keep_delay, others=FILTER_NAMES)
     if changes is not None and changes.is_for_one:
         raise InvalidOptionError(
-            "many jobs with one idempotency_key would count as one; replay the letter by its id"
+            "several jobs with one idempotency_key would count as one; replay the letter by its id"
         )
     return Filter.of(**conditions), changes
 
@@ -459,7 +460,7 @@ def _metadata(job: Job) -> DeadLetterMetadata | None:
 
 
 def _repaired(letter_id: str, data: Any) -> bytes | None:
-    """The text of new data; None if the letter's own stay."""
+    """The new data as text; None if the letter keeps its own."""
     if data is UNCHANGED:
         return None
     return codec.encode(data, f"the new data of dead letter {letter_id!r}")

@@ -21,7 +21,7 @@ class QueueDeduplication:
     def remove_deduplication_key(self, deduplication_id: str, *, job_id: str | None = None) -> bool:
         """Free this deduplication id for the next job; True if a job owned it.
 
-        With ``job_id`` only if that job owns it.
+        With ``job_id``, only if that job owns it.
         """
         return self._connection.run(
             deduplicating.free(self.keys, deduplication_id, owner_id=job_id)

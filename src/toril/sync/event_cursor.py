@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/toril/client/event_cursor.py: change that file instead.
-"""A place in a queue's log of events, kept while connections come and go."""
+"""A position in a queue's event log, kept while connections come and go."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BLOCK_MS = 10_000
 
 
 class EventCursor:
-    """Reads a queue's events in their order, each once.
+    """Reads a queue's events in order, each once.
 
-    ``position`` is the id of the last event read.  Where none is given, the cursor begins where its
-    ``origin`` began, or else with what is new.  With ``only`` the other events are passed over, but
+    ``position`` is the id of the last event read.  If none is given, the cursor starts where its
+    ``origin`` started, or else with new events.  With ``only``, other events are skipped, except
     for the last one of those read together.
     """
 
@@ -43,7 +43,7 @@ class EventCursor:
         self._has_read = False
 
     def start(self) -> str:
-        """Settle the place from which to read: what happens from now on will be read."""
+        """Fix the position to read from: everything that happens from now on will be read."""
         if self.position is None and self._origin is not None:
             self.position = self._origin.start()
         elif self.position is None:
@@ -51,10 +51,10 @@ class EventCursor:
         return self.position
 
     def read(self) -> list[Event]:
-        """The next events; empty when there are none for a while, or the connection was closed.
+        """The next events; empty if there are none for a while, or the connection was closed.
 
-        Raises ``ServerRefusalError`` when the first read is refused: the server cannot serve, or
-        the log is no stream.
+        Raises ``ServerRefusalError`` if the first read is refused: the server cannot serve it, or
+        the log is not a stream.
         """
         while True:
             try:

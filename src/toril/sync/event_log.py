@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/toril/client/event_log.py: change that file instead.
-"""The part of a queue that writes events of the user's own, and shortens the log of all events."""
+"""The part of a queue that writes the user's own events, and trims the event log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class QueueEventLog:
     ) -> str:
         """Send an event to all listeners of this queue, in any language; returns its id.
 
-        ``data`` are the event's fields.  Their values are sent as text: anything else is
+        ``data`` holds the event's fields.  Text values are sent as they are, anything else is
         written as JSON.  Names that the queue itself uses are refused.
         """
         return self._connection.run(publishing.publish(self.keys, name, data, job_id=job_id))

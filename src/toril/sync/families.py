@@ -12,7 +12,7 @@ from toril.sync.connection import Connection
 
 
 class QueueFamilies:
-    """Looking at the children of a job; each is named by its full key, ``prefix:queue:id``."""
+    """Reading about the children of a job; each is named by its full key, ``prefix:queue:id``."""
 
     keys: Keys
     _connection: Connection

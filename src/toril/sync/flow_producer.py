@@ -28,9 +28,9 @@ from toril.sync.groups import GroupProducer
 class FlowProducer(GroupProducer):
     """Adds trees and groups of jobs, each in one atomic step.
 
-    ``prefix`` is that of all jobs which do not name another one.  ``replicas`` as for ``Queue``: a
-    tree or a group is returned when that many replicas have it.  ``partitions`` names the queues
-    that have any, and how many: ``{"mail": 16}``.
+    ``prefix`` applies to all jobs that do not name another one.  ``replicas`` works as for
+    ``Queue``: a tree or a group is returned when that many replicas have it.  ``partitions`` says
+    which queues have partitions, and how many: ``{"mail": 16}``.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class FlowProducer(GroupProducer):
             self._connection.close()
 
     def add(self, flow: FlowJob) -> FlowNode:
-        """Add a job and all that it waits for; either the whole tree is there, or nothing of it.
+        """Add a job and everything it waits for; either the whole tree is added, or none of it.
 
-        A job whose id exists already stays as it is, and what is below it is not added; the node
-        says so by ``job.duplicated``.
+        A job whose id already exists stays as it is, and its children are not added; its node has
+        ``job.duplicated`` set.
         """
         return (self.add_bulk([flow]))[0]
 
@@ -108,9 +108,9 @@ class FlowProducer(GroupProducer):
         depth: int = 10,
         max_children: int = 20,
     ) -> FlowNode | None:
-        """A job and those below it: ``depth`` levels, at most ``max_children`` children of each.
+        """A job and its descendants: ``depth`` levels, at most ``max_children`` children of each.
 
-        None when there is no such job.
+        None if there is no such job.
         """
         keys = self._keys_of(job_id, queue_name, prefix)
         return self._connection.follow(
@@ -134,7 +134,7 @@ class FlowProducer(GroupProducer):
         return found
 
     def _keys_of(self, job_id: str, queue_name: str, prefix: str | None) -> Keys:
-        """The plain queue that has a job; that of the name itself where there are no partitions."""
+        """The plain queue that has a job; the named queue itself if it has no partitions."""
         keys = Keys(self.prefix if prefix is None else prefix, queue_name)
         count = placing_of.told_of(queue_name, self._agreeing.told)
         if count == 1 or keys.prefix != self.prefix:
@@ -149,7 +149,7 @@ class FlowProducer(GroupProducer):
         return parts[numbers[0]] if numbers else parts[0]
 
     def _read_duplicates(self, nodes: list[PreparedNode], jobs: list[Job | None]) -> None:
-        """In place of what was not added, the jobs that exist."""
+        """The trees, with existing jobs in place of those that were not added."""
         places = [index for index, job in enumerate(jobs) if job is not None and job.duplicated]
         commands = [
             reading.job(nodes[index].keys, job.id, duplicated=True)

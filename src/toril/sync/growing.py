@@ -1,11 +1,11 @@
 # Written by tools/unasync.py from src/toril/client/growing.py: change that file instead.
 """Giving a queue more partitions.
 
-What decides where a job goes is its lane or its id, modulo the number of partitions: two processes
-with different numbers would run two jobs of one lane at once.  So a queue that grows takes no jobs
-until every process has noticed, and has nothing in lanes when the new number holds.  Whoever breaks
-off leaves it growing; growing again goes on.  Several may do so at once: each waits by itself, and
-writes only in place of what it has read.
+A job's lane or id, modulo the number of partitions, decides where it goes: two processes with
+different numbers would run two jobs of one lane at once.  So a growing queue takes no jobs until
+every process has noticed, and its lanes are empty when the new number takes effect.  An interrupted
+call leaves the queue growing; calling it again resumes.  Several calls may run at once: each waits
+by itself, and only writes if the numbers are still those it has read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toril.sync.agreeing import AGREE_AGAIN_S
 from toril.sync.connection import Connection
 
 GRACE_S = AGREE_AGAIN_S + 5.0
-"""By then nobody adds any more who believes in the old number, and what was under way is there."""
+"""By then no process adds with the old number any more, and calls in flight have arrived."""
 LOOK_AGAIN_S = 0.5
 
 Tell = Callable[[str], object]
@@ -39,10 +39,11 @@ def grow(
     grace_s: float = GRACE_S,
     tell: Tell = lambda words: None,
 ) -> Numbers:
-    """Give a queue more partitions; returns what is written down then.
+    """Give a queue more partitions; returns the numbers that are stored afterwards.
 
-    Raises ``RefusedError`` when its lanes are not empty after ``patience_s``: the queue stays
-    growing, takes no jobs, and its workers go on.  Without patience they must be empty already.
+    Raises ``RefusedError`` if its lanes are not empty after ``patience_s``: the queue keeps
+    growing and takes no jobs, and its workers continue.  Without patience they must already be
+    empty.
     """
     numbers = connection.run(partitioning.read(keys))
     if numbers.now == partitions and not numbers.next:
@@ -64,7 +65,7 @@ def grow(
 
 
 def _begin(connection: Connection, keys: Keys, numbers: Numbers, begun: Numbers) -> Numbers:
-    """Let it grow; if somebody else has begun the same in this moment, go on with that."""
+    """Let it grow; if somebody else has just started the same, continue with that."""
     found = connection.run(partitioning.swap(keys, numbers, begun))
     same = msgspec.structs.replace(found, growth=begun.growth)
     if same != begun:
@@ -73,10 +74,10 @@ def _begin(connection: Connection, keys: Keys, numbers: Numbers, begun: Numbers)
 
 
 def stop_growing(connection: Connection, keys: Keys) -> Numbers:
-    """Leave a queue that is growing as it was."""
+    """Stop growing a queue, and leave it as it was."""
     numbers = connection.run(partitioning.read(keys))
     if not numbers.next:
-        raise RefusedError(f"queue {keys.name!r} does not grow")
+        raise RefusedError(f"queue {keys.name!r} is not growing")
     before = Numbers(numbers.earlier, numbers.now)
     _write(connection, keys, numbers, before)
     return before
@@ -86,13 +87,13 @@ def _refuse_impossible(keys: Keys, numbers: Numbers, partitions: int) -> None:
     partitioning.check(keys, partitions)
     if not numbers.now:
         raise RefusedError(
-            f"queue {keys.name!r} has no partitions; make a new queue with them, and let a worker"
+            f"queue {keys.name!r} has no partitions; make a new queue that has, and let a worker"
             f" of this one drain it"
         )
     if numbers.next and numbers.next != partitions:
         raise RefusedError(
-            f"queue {keys.name!r} grows to {numbers.next} partitions already; finish that, or stop"
-            f" it with `toril partitions grow {keys.name} --stop`"
+            f"queue {keys.name!r} is already growing to {numbers.next} partitions; finish that, or"
+            f" stop it with `toril partitions grow {keys.name} --stop`"
         )
     if partitions <= numbers.now:
         raise InvalidOptionError(
@@ -102,13 +103,13 @@ def _refuse_impossible(keys: Keys, numbers: Numbers, partitions: int) -> None:
 
 
 def _refuse_laned_schedulers(connection: Connection, keys: Keys, numbers: Numbers) -> None:
-    """A scheduler makes its jobs where it is, and its lane may move."""
+    """A scheduler creates its jobs in its own partition, and its lane may move to another."""
     for part in _parts(keys, numbers):
         for scheduler in connection.follow(scheduling.many(part, 0, -1)):
             if scheduler.opts.lane is not None:
                 raise RefusedError(
                     f"queue {keys.name!r} cannot grow while scheduler {scheduler.id!r} adds jobs to"
-                    f" lane {scheduler.opts.lane!r}; remove it, and make it again afterwards"
+                    f" lane {scheduler.opts.lane!r}; remove it, and create it again afterwards"
                 )
 
 
@@ -120,7 +121,7 @@ def _wait_for_lanes(
     while True:
         found = connection.run(partitioning.read(keys))
         if found != numbers:
-            return  # whoever writes next finds out what that means
+            return  # the next write finds out what that means
         counts = [lanes.count(part) for part in _parts(keys, numbers)]
         stopped = [
             connection.follow(lanes.stopped(part, "stopped", 0, 9))
@@ -148,7 +149,7 @@ def _parts(keys: Keys, numbers: Numbers) -> list[Keys]:
 
 
 def _write(connection: Connection, keys: Keys, expected: Numbers, numbers: Numbers) -> None:
-    """Write the numbers down, unless somebody has written others than was expected."""
+    """Store the numbers, unless somebody has changed the stored ones in the meantime."""
     found = connection.run(partitioning.swap(keys, expected, numbers))
     if found != numbers:
         raise _changed_elsewhere(keys, expected, found)
@@ -156,7 +157,7 @@ def _write(connection: Connection, keys: Keys, expected: Numbers, numbers: Numbe
 
 def _changed_elsewhere(keys: Keys, expected: Numbers, found: Numbers) -> RefusedError:
     return RefusedError(
-        f"somebody else changes the partitions of queue {keys.name!r}: they were {expected} and"
+        f"somebody else is changing the partitions of queue {keys.name!r}: they were {expected} and"
         f" are {found} now; look with `toril partitions list {keys.name}`"
     )
 

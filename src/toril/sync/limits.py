@@ -27,11 +27,11 @@ class QueueLimits:
         return self._connection.run(limiting.concurrency(self.keys))
 
     def remove_global_concurrency(self) -> None:
-        """Remove the limit of jobs that run at once."""
+        """Remove the limit on jobs that run at once."""
         self._connection.run(limiting.remove_concurrency(self.keys))
 
     def is_maxed(self) -> bool:
-        """Whether as many jobs run as the global concurrency allows."""
+        """Whether as many jobs are running as the global concurrency allows."""
         return self._connection.follow(limiting.is_maxed(self.keys))
 
     @by_hand
@@ -44,7 +44,7 @@ class QueueLimits:
     ) -> None:
         """Limit starts to ``limit.max`` jobs per ``limit.duration``, over all workers.
 
-        Two numbers in place of a ``RateLimit`` are its old form.
+        Two numbers instead of a ``RateLimit`` are the old form.
         """
         if not isinstance(limit, RateLimit):
             number, length = limit if max is None else max, duration
@@ -66,9 +66,9 @@ class QueueLimits:
         self._connection.run(limiting.remove_rate(self.keys))
 
     def rate_limit(self, duration: Duration) -> None:
-        """Hold the queue for ``duration``: no worker takes a job, as after a 429 of a service.
+        """Hold the queue for ``duration``: no worker takes a job. For when a service answers 429.
 
-        Workers of Node's BullMQ respect it only if they have a ``limiter``, or the queue a global
+        BullMQ workers on Node respect it only if they have a ``limiter``, or the queue has a global
         rate limit.
         """
         self._connection.run(limiting.hold(self.keys, duration))
@@ -78,8 +78,8 @@ class QueueLimits:
         self._connection.run(limiting.release(self.keys))
 
     def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
-        """How many ms until a job may start again under the rate limit; 0 if one may now.
+        """How many ms until the rate limit lets a job start again; 0 if one may start now.
 
-        ``max`` is that of a worker's limiter; without it the global rate limit is used.
+        ``max`` is that of a worker's limiter; without it, the global rate limit is used.
         """
         return self._connection.follow(limiting.wait_ms(self.keys, max))

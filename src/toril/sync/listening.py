@@ -1,5 +1,5 @@
 # Written by tools/unasync.py from src/toril/client/listening.py: change that file instead.
-"""One reader of a queue's events for everybody in this process who waits for something."""
+"""One reader of a queue's events, shared by everybody in this process who waits for something."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from toril.sync.connection import Connection
 from toril.sync.event_cursor import EventCursor
 
 LINGER_S = 10.0
-"""For how long the reader goes on when nobody waits: the next one often comes soon."""
+"""How long the reader continues when nobody waits: somebody often waits again soon."""
 
 _TOLD = ENDS | {"drained"}
-"""What is worth decoding; of anything else it is enough to know that something happened."""
+"""The events worth decoding; for any other it is enough to know that something happened."""
 
 
 class Waiter:
@@ -30,8 +30,8 @@ class Waiter:
         self._event: Event | None = None
 
     def tell(self, event: Event | None) -> None:
-        """Wake it with ``event``, or with nothing when nobody reads any more."""
-        # Of what happens to a job the first counts: it may complete, and be removed at once.
+        """Wake it with ``event``, or with None if nobody reads events any more."""
+        # The first event of a job counts: it may complete, and then be removed at once.
         if self._event is None or self.job_id is None:
             self._event = event
         self._signal.set()
@@ -46,7 +46,7 @@ class Waiter:
 
 
 class Listening:
-    """Reads the events of a queue while somebody waits, and tells each what concerns it."""
+    """Reads the events of a queue while somebody waits, and passes them to those concerned."""
 
     def __init__(self, connection: Connection, keys: Keys) -> None:
         self._origin = connection
@@ -54,7 +54,7 @@ class Listening:
         self._keys = keys
         self._waiters: dict[str | None, list[Waiter]] = {}
         self._starting = threading.Lock()
-        # Never held while anything is waited for.
+        # Never held while waiting for anything.
         self._guard = threading.Lock()
         self._background: Background | None = None
         self._is_reading = False
@@ -66,7 +66,7 @@ class Listening:
         return self._is_reading
 
     def add(self, job_id: str | None) -> Waiter:
-        """Tell the waiter that is returned of everything from now on."""
+        """Register a new waiter, which hears of everything from now on."""
         waiter = Waiter(job_id)
         with self._starting:
             with self._guard:

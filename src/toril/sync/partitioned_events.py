@@ -1,7 +1,7 @@
 # Written by tools/unasync.py from src/toril/client/partitioned_events.py: change that file instead.
-"""The events of a queue that has partitions: those of each, as they come.
+"""The events of a queue that has partitions, merged as they arrive.
 
-Within a partition they come in their order; between partitions, in that of their arrival.
+Events of one partition come in order; between partitions they come in order of arrival.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from toril.sync.places import PerPlace
 from toril.sync.queue_events import QueueEvents
 
 MOST_UNREAD = 10_000
-"""So many events are read ahead of whoever iterates."""
+"""How many events are read ahead of the iteration."""
 
 
 class PartitionedEvents(QueueEvents):
     """``QueueEvents(name, partitions=n)``.
 
-    ``last_event_id`` holds for every partition: ids begin with the time, by the server's clock.
+    ``last_event_id`` applies to every partition: ids start with the server's time.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class PartitionedEvents(QueueEvents):
             news.set()
 
     def close(self) -> None:
-        """Stop listening; whoever iterates is done."""
+        """Stop listening; iteration ends."""
         self._is_closed = True
         self._unread.clear()
         for news in self._news.values():

@@ -1,9 +1,10 @@
 # Written by tools/unasync.py from src/toril/client/partitions.py: change that file instead.
 """A queue that is made of several plain ones, so that more than one core can serve it.
 
-Every partition is a plain queue, of which others know nothing: this module only chooses among them
-and puts their answers together.  What is about one job, lane, scheduler or group goes to the
-partition that has it; what is about the queue goes to all, one after another, and adds up.
+Every partition is a plain queue that knows nothing about the others: this module only chooses among
+them and combines their answers.  A call about one job, lane, scheduler or group goes to the
+partition that has it; a call about the queue goes to all of them, one after another, and the
+results are added up.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from toril.sync.connection import Connection, Target
 from toril.sync.queue import Queue, new_jobs
 
 MOST_IN_A_ROW = 50
-"""How many jobs that may go anywhere follow each other into one partition while it is busy."""
+"""How many jobs that may go anywhere are added to one busy partition in a row."""
 
 
 class Placed(Prepared, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class Placed(Prepared, frozen=True, kw_only=True):
 
 
 class PartitionedAdder(Adder):
-    """Chooses the partition of each job; what adds to a plain queue does the rest."""
+    """Chooses the partition of each job; the adder of that plain queue does the rest."""
 
     def __init__(self, whole: PartitionedQueue) -> None:
         self._whole = whole
@@ -68,7 +69,7 @@ class PartitionedAdder(Adder):
         return self.place(job, partitioning.home_of_job(job, whole._count, whole._tag))
 
     def place(self, job: NewJob, home: int | None) -> Placed:
-        """The job, ready for its partition; for any when it has no home."""
+        """The job, ready for its partition, or for any partition if it has no home."""
         number = self._whole._anywhere() if home is None else home
         ready = self._whole._parts[number].adder.prepare(job, f"-{number}")
         return Placed(ready.id, ready.entry, ready.data, ready.opts, number=number, job=job)
@@ -85,8 +86,8 @@ class PartitionedAdder(Adder):
 class PartitionedQueue(Queue):
     """``Queue(name, partitions=n)``.
 
-    Order, priorities and LIFO hold within a partition.  A lane lives in one, and so does whatever
-    shares a deduplication id; jobs without either are spread evenly.
+    Order, priorities and LIFO apply within a partition.  A lane is in one partition, and so are
+    jobs that share a deduplication id; jobs without either are spread evenly.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class PartitionedQueue(Queue):
             self._connection.close()
 
     def _agree(self, *, writes: bool = False) -> None:
-        """Refuse to go on if another number of partitions is written down; write it if none is.
+        """Raise if a different number of partitions is stored; store it if none is.
 
-        Asked again from time to time: a queue that grows takes no jobs of those who do not know.
+        Repeated from time to time: a growing queue takes no jobs from processes that do not know.
         """
         if self._has_agreed and time.monotonic() < self._agree_again_at:
             return
@@ -217,8 +218,8 @@ class PartitionedQueue(Queue):
     def _homes(self, jobs: Sequence[NewJob]) -> list[int | None]:
         """The partition of each job; None for one that may go anywhere.
 
-        In a queue that has grown, a job with an id or a deduplication id that exists where it
-        belonged before goes there, and is found to be a duplicate.
+        In a queue that has grown, a job whose id or deduplication id exists in the partition where
+        it belonged before goes there, and is found to be a duplicate.
         """
         homes = [partitioning.home_of_job(job, self._count, self._tag) for job in jobs]
         looks = [
@@ -233,7 +234,7 @@ class PartitionedQueue(Queue):
         return homes
 
     def _earlier_places(self, job: NewJob, home: int | None) -> Iterator[tuple[int, str]]:
-        """Where a job that is the same may be since the queue had fewer partitions."""
+        """Where the same job may be from the time when the queue had fewer partitions."""
         if home is None:
             return
         numbers = Numbers(self._earlier, self._count)
@@ -241,8 +242,8 @@ class PartitionedQueue(Queue):
             yield number, partitioning.trace_of(self._parts[number].keys, job)
 
     def _anywhere(self) -> int:
-        """The next partition, unless a call is away to this one: then those that wait for it go
-        together with the next."""
+        """The next partition, unless a call to the current one is in flight: then the jobs that
+        wait for it are sent together."""
         is_away = self._parts[self._at].adder.is_away
         if not is_away or self._in_a_row >= MOST_IN_A_ROW:
             self._turn()
@@ -254,7 +255,7 @@ class PartitionedQueue(Queue):
         self._in_a_row = 0
 
     def _spread(self, homes: list[int | None]) -> dict[int, list[int]]:
-        """Which of the jobs of a bulk go to which partition; as many as one call takes go on."""
+        """Which jobs of a bulk go to which partition, each as many in a row as one call takes."""
         places: dict[int, list[int]] = {}
         free = [index for index, home in enumerate(homes) if home is None]
         for start in range(0, len(free), MOST_JOBS_PER_CALL):
@@ -268,11 +269,11 @@ class PartitionedQueue(Queue):
     # ------------------------------------------------------------------ finding
 
     def _part_of(self, job_id: str) -> Queue:
-        """The partition that has a job; the one that its id points to when none has.
+        """The partition that has a job; if none has it, the one that its id points to.
 
-        An id of Toril's own names it.  Others may have been added to a partition by hand, or by
-        Node, so they are looked for.  Ids that a partition gave out itself, dead letters have such
-        ones, may exist in several: then nobody can know which is meant.
+        An id made by Toril names its partition.  Other jobs may have been added to a partition by
+        hand, or by Node, so all partitions are searched.  Ids that a partition assigned itself, as
+        for dead letters, may exist in several: then it is unknown which one is meant.
         """
         self._agree()
         check_known_id(job_id)
@@ -292,7 +293,7 @@ class PartitionedQueue(Queue):
         return self._parts[partitioning.home_of(lane, self._count)]
 
     def _part_of_group(self, group_id: str) -> Queue:
-        """The partition that owns a group; the first one when none does, which then says so."""
+        """The partition that owns a group; the first one if none does, which then says so."""
         self._agree()
         commands = [groups.read(part.keys, group_id) for part in self._parts]
         found = self._connection.run_all(commands)
@@ -326,7 +327,7 @@ class PartitionedQueue(Queue):
         *,
         newest_first: bool = False,
     ) -> list[Job]:
-        """The jobs in these states, one state after another, dealt from all partitions in turn."""
+        """The jobs in these states, one state after another, taken from all partitions in turn."""
         self._agree()
         wanted = reading.check_states(states)
         counts = self._counts(wanted)
@@ -423,7 +424,7 @@ class PartitionedQueue(Queue):
                 left_ms = None if deadline is None else int((deadline - time.monotonic()) * 1000)
                 if not part.wait_until_empty(None if left_ms is None else max(left_ms, 0)):
                     return False
-            # A job that ended in one may have added another to one that was empty before.
+            # A job that ended in one partition may have added a job to one that was empty before.
             if not any(partitioning.add_up(self._counts(UNFINISHED)).values()):
                 return True
 
@@ -467,7 +468,7 @@ class PartitionedQueue(Queue):
     def set_global_concurrency(self, concurrency: int) -> None:
         """Let at most this many jobs run at once, over all workers and partitions.
 
-        Each partition gets its share, and cannot use what another one leaves.
+        Each partition gets its share, and cannot use what another one leaves unused.
         """
         shares = partitioning.share(concurrency, self._count, "concurrency")
         self._agree(writes=True)
@@ -495,7 +496,7 @@ class PartitionedQueue(Queue):
     ) -> None:
         """Let at most ``limit.max`` jobs start in any window, over all workers and partitions.
 
-        Each partition gets its share, and cannot use what another one leaves.
+        Each partition gets its share, and cannot use what another one leaves unused.
         """
         if not isinstance(limit, RateLimit):
             raise InvalidOptionError(
@@ -513,7 +514,7 @@ class PartitionedQueue(Queue):
         return partitioning.sum_of_rates(limits) if len(limits) == self._count else None
 
     def get_rate_limit_ttl(self, max: int | None = None) -> int:  # noqa: A002
-        """For how many ms no partition may start a job because of a rate limit."""
+        """How many ms until a rate limit lets any partition start a job."""
         self._agree()
         return min([part.get_rate_limit_ttl(max) for part in self._parts])
 
@@ -639,7 +640,7 @@ class PartitionedQueue(Queue):
         return part.publish_event(name, data, job_id=job_id)
 
 
-# ---------------------------------------------------------------------- what needs no thought
+# ---------------------------------------------------------------------- the rest is passed on
 
 _ABOUT_A_JOB = (
     *("add_log", "cancel", "change_delay", "change_priority", "clear_logs", "explain"),

@@ -2,8 +2,8 @@
 """Sockets, made by redis-py: it speaks TLS, greets the server and asks sentinels for the master.
 
 This is the only module that imports it. Its own retries are off: a write that may have happened
-must not be sent again blindly. Of what a user sets, nothing may change how replies are read or for
-how long they are waited for.
+must not be sent again blindly. No setting of the user may change how replies are read or how long
+to wait for them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _LONGEST_SILENCE_S = 5.0
 
 @cache
 def _who() -> dict[str, Any]:
-    """What the server lists us as: the version, and the library of functions that we call."""
+    """How the server lists us: the version, and the function library that we call."""
     version = f"{VERSION}+{scripts.library().version}"
     try:
         from redis.driver_info import DriverInfo
@@ -76,7 +76,7 @@ _OPTIONS: dict[str, Any] = {
     "socket_connect_timeout": REPLY_TIMEOUT_S,
     "socket_keepalive": True,
     "health_check_interval": 0,
-    # A pool counts every socket that it ever made, and would refuse to make the 101st.
+    # A pool counts every socket it has ever made, and would refuse to make the 101st.
     "max_connections": 2**31 - 1,
 }
 
@@ -85,9 +85,9 @@ _CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].d
 
 MakeSocket = Callable[[], Any]
 NOT_YET = object()
-"""What a reader gives while a reply is not complete."""
+"""What a reader returns while a reply is incomplete."""
 News = Callable[[], Iterator[Node | Told]]
-"""Tells where the primary is, at first and whenever it changes, and when it is about to."""
+"""Told where the primary is, at first and whenever it changes, and when it is about to change."""
 
 
 def maker(
@@ -97,7 +97,7 @@ def maker(
     socket_timeout_s: float | None,
     node: Node | None = None,
 ) -> MakeSocket:
-    """What makes sockets to a server, or to a ``node`` of a cluster; nothing is opened yet."""
+    """A factory of sockets to a server, or to a ``node`` of a cluster; nothing is opened yet."""
     own = {**_OPTIONS, **_who(), "socket_timeout": socket_timeout_s, "client_name": client_name}
     if where.kind == "sentinel":
         return _through_sentinel(where, own)
@@ -114,7 +114,7 @@ def maker(
 
 
 def address_of(make: MakeSocket) -> Node:
-    """Where the sockets lead that it makes; no host when that is a file."""
+    """Where its sockets connect to; there is no host for a unix socket."""
     socket = make()
     return str(getattr(socket, "host", "")), int(getattr(socket, "port", 0))
 
@@ -128,14 +128,14 @@ def _make(pool: Any, where: Address) -> Any:
 
 
 def make_reader(socket: Any) -> Reader:
-    """A parser for the replies of an open socket; it reads errors as redis-py does."""
+    """A parser for the replies of an open socket; it reads errors like redis-py."""
     return Reader(
         protocolError=InvalidResponse, replyError=socket._parser.parse_error, notEnoughData=NOT_YET
     )
 
 
 def _unknown_option(where: Address) -> InvalidOptionError:
-    # Neither its name nor what redis-py says: in a mistyped URL it may be a part of a password.
+    # Show neither its name nor redis-py's message: in a mistyped URL it may be part of a password.
     return InvalidOptionError(
         f"connection '{where}' has an option that redis-py {redis_version} does not know;"
         f" look at what follows the '?'"
@@ -156,10 +156,10 @@ def _settings(where: Address) -> tuple[dict[str, Any], Any]:
 
 
 def _checking_hosts(given: dict[str, Any], where: Address) -> dict[str, Any]:
-    """The same options, and that a certificate must be for the host, unless the user waives it.
+    """The same options, plus the check that a certificate is for the host, unless it is waived.
 
-    Redis-py before 6 does not check by itself.  What one of its clients says there counts as not
-    said, because every client says it.
+    Redis-py before 6 does not check this by default.  The setting of one of its clients is ignored,
+    because every client has it set.
     """
     if "ssl_cert_reqs" in given and given["ssl_cert_reqs"] in (None, "none", CERT_NONE):
         return given
@@ -172,7 +172,7 @@ def _parsed(where: Address) -> dict[str, Any]:
         return dict(cast(Any, parse_url)(where.url))
     except ValueError:
         pass
-    # Outside of the handler: what redis-py says of a URL may quote a part of it.
+    # Outside of the handler: redis-py's message may quote a part of the URL.
     raise InvalidOptionError(
         f"connection '{where}' has an option of the wrong type; socket_timeout, db and such take"
         f" numbers, and a port is below 65536"
@@ -194,7 +194,7 @@ def _sentinel_options(where: Address) -> dict[str, Any]:
     options = where.sentinel_options
     if options.get("ssl"):
         options = _checking_hosts(options, where)
-    # One that does not answer is not asked again before the others were.
+    # One that does not answer is asked again only after the others.
     return {**options, "socket_timeout": REPLY_TIMEOUT_S, "retry": Retry(NoBackoff(), 0)}
 
 
@@ -207,9 +207,9 @@ def _sentinel(where: Address, options: dict[str, Any]) -> Any:
 
 
 class _Sentinel(Sentinel):
-    """Says which sentinels were asked in vain, and not with what passwords, as redis-py may.
+    """Says which sentinels were asked in vain, without passwords, which redis-py may show.
 
-    Each event loop asks on sockets of its own.
+    Each event loop asks on its own sockets.
     """
 
     def __init__(self, hosts: list[Node], sentinel_kwargs: dict[str, Any]) -> None:
@@ -228,15 +228,15 @@ class _Sentinel(Sentinel):
         asked = [one.connection_pool.connection_kwargs for one in self.sentinels]
         hosts = ", ".join(f"{one.get('host')}:{one.get('port')}" for one in asked)
         raise MasterNotFoundError(
-            f"none of the sentinels {hosts} answers and knows the master {service_name!r}"
+            f"no sentinel of {hosts} answers and knows the master {service_name!r}"
             + ("; AuthenticationError" if is_refused else "")
         )
 
 
 def news_of_primary(where: Address) -> list[News]:
-    """What each sentinel tells, as long as somebody listens; nothing for other servers.
+    """What each sentinel announces, as long as somebody listens; nothing for other servers.
 
-    All of them are heard: only the one that leads a failover tells what it is about to do.
+    It listens to all of them: only the one that leads a failover announces it in advance.
     """
     if where.kind != "sentinel":
         return []
@@ -255,7 +255,7 @@ def _news(where: Address, host: str, port: int) -> Iterator[Node | Told]:
         try:
             ears: Any = sentinel.pubsub(ignore_subscribe_messages=True)
             ears.subscribe(*failovers.CHANNELS)
-            # Asked after the subscription: what happens from now on is heard, and this is before.
+            # Asked after subscribing: later changes are announced, this covers earlier ones.
             named = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", where.service)
             if named:
                 yield str(named[0]), int(named[1])
@@ -263,7 +263,7 @@ def _news(where: Address, host: str, port: int) -> Iterator[Node | Told]:
                 message = ears.get_message(timeout=_LONGEST_SILENCE_S)
                 yield failovers.read(message, where.service)
         except TROUBLES:
-            yield Told.NOTHING  # the sockets meet the same trouble, and tell of it
+            yield Told.NOTHING  # the sockets meet the same problem, and report it
         finally:
             with contextlib.suppress(*TROUBLES):
                 sentinel.close()

@@ -1,7 +1,7 @@
 # Written by tools/unasync.py from src/toril/client/taken_job.py: change that file instead.
-"""A job that was taken by hand: whoever has it says what becomes of it.
+"""A job that was taken by hand: its holder decides the outcome.
 
-Every write carries the token of the job's lock, so nothing of a job that was lost is written.
+Every write carries the token of the job's lock, so nothing is written to a job that was lost.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class TakenJob(StoredJob):
     """A job of ``ManualWorker.get_next_job``, held until one of the methods below ends it.
 
-    ``complete``, ``fail`` and the ``move_to_…`` raise ``LockLostError`` when the lock was lost: the
-    job is run again by somebody else, and nothing is written.
+    ``complete``, ``fail`` and the ``move_to_…`` methods raise ``LockLostError`` if the lock was
+    lost: somebody else runs the job again, and nothing is written.
     """
 
     __slots__ = (
@@ -49,10 +49,10 @@ class TakenJob(StoredJob):
         super().__init__(holder.keys.prefix, holder.keys.name, job_id, fields)
         self._holder = holder
         self.token = token
-        """What the job is locked with."""
+        """The token of the job's lock."""
         self.is_settled = False
         self.is_lost = False
-        """Whether the lock was lost; known when it is renewed or when something is written."""
+        """Whether the lock was lost; updated when it is renewed or something is written."""
         self.cancel_reason: str | None = None
         self.attempt: Attempt | None = None
         self.code: Result | None = None
@@ -65,7 +65,7 @@ class TakenJob(StoredJob):
 
     @property
     def is_suspect(self) -> bool:
-        """Did an earlier worker die before it was known to have received this job?"""
+        """Did an earlier worker die before it had confirmed that it received this job?"""
         return self.raw(b"x.unheard") is not None
 
     @property
@@ -103,7 +103,7 @@ class TakenJob(StoredJob):
         self._holder._settle(self, Raised(DelayedError(milliseconds(delay, "delay"))))
 
     def move_to_waiting_children(self) -> None:
-        """Wait until the children of this job are done; it is then taken again."""
+        """Let it wait until its children have finished; it can then be taken again."""
         self._holder._settle(self, Raised(WaitingChildrenError()))
 
     def move_to_wait(self) -> None:
@@ -142,7 +142,7 @@ class TakenJob(StoredJob):
         return rows
 
     def update_data(self, data: Any) -> None:
-        """Replace the job's data, for its next attempt as well."""
+        """Replace the job's data, for later attempts as well."""
         self._run(editing.update_data(self._holder.keys, self.id, data, token=self.token))
         self._data = data
 

@@ -1,7 +1,7 @@
 # Written by tools/unasync.py from src/toril/client/views.py: change that file instead.
-"""A queue's methods by what they are about, under short names: ``queue.lanes.pause("user:42")``.
+"""A queue's methods by topic, under short names: ``queue.lanes.pause("user:42")``.
 
-The methods of the queue itself stay; these are the same ones.
+The methods of the queue itself remain; these are the same ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toril.sync.schedulers import QueueSchedulers
 
 
 class LaneView:
-    """What a queue tells about its lanes, and what operators tell them."""
+    """The lanes of a queue: look, pause, limit."""
 
     def __init__(self, queue: QueueLanes) -> None:
         self.list = queue.get_lanes
@@ -64,7 +64,7 @@ class GroupView:
 
 
 class SchedulerView:
-    """What makes the jobs of a queue come again and again."""
+    """The schedulers of a queue, which add its repeating jobs."""
 
     def __init__(self, queue: QueueSchedulers) -> None:
         self.upsert = queue.upsert_job_scheduler
