@@ -136,7 +136,7 @@ def test_a_fixture_that_is_missing_or_wrong_is_named(runs, pytester):
 
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["*toril_rig needs a fixture 'toril_app'*", "*def toril_app():"])
-    result.stdout.fnmatch_lines(["*gave 'app', which is no toril.App*"])
+    result.stdout.fnmatch_lines(["*returned 'app', which is not a toril.App*"])
 
 
 def test_a_run_that_uses_nothing_of_it_imports_nothing_of_it(runs, pytester):

@@ -1,7 +1,7 @@
 """Handlers that do their work once, however often their job is delivered.
 
-``idempotent`` wraps a handler, ``once`` guards a block; both write down the job's idempotency key
-in the same transaction as the work.  ``RedisStore`` is for work that has no database.
+``idempotent`` wraps a handler, ``once`` guards a block; both record the job's idempotency key in
+the same transaction as the work.  ``RedisStore`` is for work that has no database.
 """
 
 from typing import TYPE_CHECKING, Any

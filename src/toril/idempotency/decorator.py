@@ -16,23 +16,23 @@ from toril.options import NewJob
 logger = get_logger("toril.idempotency")
 
 MARK = "toril_idempotency"
-"""The attribute by which an idempotent handler is known."""
+"""The attribute that marks an idempotent handler."""
 
 
 class Store(Protocol):
-    """Where it is recorded that work was done."""
+    """Where finished work is recorded."""
 
     ttl_ms: int
     prefix: str
     gives_session: bool
-    """Is the function called with a session as well?"""
+    """Is the function also called with a session?"""
 
     def wrap(self, function: Any) -> Callable[[Any], Any]:
         """The handler that asks the store before it runs ``function``."""
 
 
 class Guarded(msgspec.Struct, frozen=True):
-    """What is known of an idempotent handler: the lifetime of its records is the store's."""
+    """What is known about an idempotent handler: its store sets the lifetime of its records."""
 
     store: Any
 
@@ -48,13 +48,13 @@ def idempotent(
     """Do a handler's work once: a second run does nothing and returns the first result.
 
     With a ``SqlStore`` the handler is called with the job and a session whose transaction holds the
-    record.  ``options`` are those its jobs are added with (and ``worker`` who runs them): if their
-    retry window is longer than the store keeps its records, that is refused at once.
+    record.  ``options`` are those its jobs are added with, and ``worker`` is the one that runs
+    them: if their retry window is longer than the store keeps its records, it raises at once.
 
-    With ``header`` or ``key`` it is a view of a web framework that is guarded, not a handler of
-    jobs: a request that is sent again gets the first answer, which has to be plain data.  The key
-    is in that header of the request, or is what ``key`` returns for the view's arguments.  With a
-    ``SqlStore`` the view has a parameter ``session``, whose transaction holds the record.
+    With ``header`` or ``key`` it guards a view of a web framework instead of a job handler: a
+    repeated request gets the first answer, which must be plain data.  The key is in that header of
+    the request, or is what ``key`` returns for the view's arguments.  With a ``SqlStore`` the view
+    has a parameter ``session``, whose transaction holds the record.
     """
     if not hasattr(store, "wrap"):
         raise InvalidOptionError(f"{store!r} is not a store; use @idempotent(SqlStore(engine))")

@@ -1,4 +1,4 @@
-"""``once``: a block that is run once per key, in the transaction of the caller."""
+"""``once``: a block that runs once per key, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Once:
             await self._target.run_sync(self._end)
 
     def _begin(self, target: Blocking) -> None:
-        """Insert the record, or learn that it is there; waits for one who is about to commit it."""
+        """Insert the record, or find that it exists; waits for a transaction about to commit it."""
         now_ms = time.time_ns() // 1_000_000
         values = {
             "scope": self._scope,
@@ -84,9 +84,9 @@ class Once:
         self.has_begun = True
 
     def _recorded(self, dialect: Dialect) -> Any:
-        """The result of the first run, also when it committed after this transaction began."""
+        """The result of the first run, even if it committed after this transaction began."""
         query = select(self._table.c.result).where(self._is_it())
-        # REPEATABLE READ, the default there, shows the past to all but a locking read.
+        # REPEATABLE READ, the default there, shows an old snapshot except to locking reads.
         return query.with_for_update(read=True) if dialect.name in MYSQL else query
 
     def _end(self, target: Blocking) -> None:
@@ -109,13 +109,13 @@ def once(
     """Guard a block by the job's idempotency key, inside the transaction of ``target``.
 
     ``with once(session, job) as run:`` or ``async with`` with an async session.  The record is
-    inserted at the beginning and commits with the work; a second run, also one at the same time,
-    finds it.  When the block raises, let the error roll the transaction back.
+    inserted at the beginning and commits with the work; a second run, even one at the same time,
+    finds it.  If the block raises, let the error roll back the transaction.
     """
     if not isinstance(target, Session | Connection | AsyncSession | AsyncConnection):
         raise InvalidOptionError(
-            f"{target!r} is not an SQLAlchemy session or connection; pass the one that the work"
-            f" is done in"
+            f"{target!r} is not an SQLAlchemy session or connection; pass the one that does"
+            f" the work"
         )
     return Once(
         target,
@@ -128,7 +128,7 @@ def once(
 
 
 def _insert_unless_there(target: Blocking, table: Table, values: dict[str, Any]) -> bool:
-    """Insert the record; False when there is one already."""
+    """Insert the record; False if there is one already."""
     dialect = _dialect(target)
     match dialect.name:
         case "postgresql":
@@ -145,9 +145,9 @@ def _insert_unless_there(target: Blocking, table: Table, values: dict[str, Any])
 
 
 def _insert_on_mysql(target: Blocking, table: Table, values: dict[str, Any]) -> bool:
-    """It undoes only the statement that it refuses, so the transaction goes on.
+    """MySQL only undoes the statement that it refuses, so the transaction can continue.
 
-    IGNORE would pass over other errors as well, and how many rows an upsert touched does not tell.
+    IGNORE would also ignore other errors, and the row count of an upsert does not tell.
     """
     try:
         target.execute(insert(table).values(values))

@@ -1,7 +1,7 @@
 """Views that do their work once per request: a repeated request gets the first answer.
 
-For webhooks and for clients that repeat a request whose answer was lost.  The record of the key and
-the answer commit with the work, as they do for jobs.
+For webhooks, and for clients that repeat a request whose answer was lost.  The record of the key
+and the answer commit with the work, as for jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toril.client.ids import new_job_id
 from toril.errors import InvalidOptionError, MissingKeyError
 
 SESSION = "session"
-"""The parameter of a view that is given the transaction of the work."""
+"""The view's parameter that receives the transaction of the work."""
 
 KeyOf = Callable[..., str | None]
 """Finds the key of a request, given the arguments of the view."""
@@ -25,7 +25,7 @@ KeyOf = Callable[..., str | None]
 class Delivery:
     """One request, as a store sees it: work with a key, like a job.
 
-    Each has an id of its own, so that a second one that arrives meanwhile does not take over.
+    Each has its own id, so that a second one that arrives in the meantime does not take over.
     """
 
     queue_name, fence = "webhooks", 1
@@ -39,7 +39,7 @@ class Delivery:
 
 
 def guard_view(store: Any, view: Callable[..., Any], key_of: KeyOf) -> Callable[..., Any]:
-    """``view`` as one that asks ``store`` first; its ``session`` comes from the store."""
+    """``view``, wrapped so that it asks ``store`` first; its ``session`` comes from the store."""
     signature = _resolved(view)
     name = f"{view.__module__}.{view.__qualname__}"
     has_session = SESSION in signature.parameters
@@ -68,13 +68,13 @@ def guard_view(store: Any, view: Callable[..., Any], key_of: KeyOf) -> Callable[
         def guarded(*arguments: Any, **named: Any) -> Any:
             return handler(deliver(arguments, named))
 
-    # Frameworks read what a view wants from here, and must not look for a session in the request.
+    # Frameworks read a view's parameters from here, and must not look for a session in the request.
     guarded.__signature__ = outside  # type: ignore[attr-defined]
     return guarded
 
 
 def header_key(header: str) -> KeyOf:
-    """The key is a header of the request, whichever argument that is."""
+    """Read the key from a header of the request, whichever argument that is."""
 
     def find(*arguments: Any, **named: Any) -> str | None:
         for one in (*arguments, *named.values()):
@@ -83,8 +83,8 @@ def header_key(header: str) -> KeyOf:
                 value: str | None = headers.get(header)
                 return value
         raise InvalidOptionError(
-            f"none of the view's arguments has headers, to find {header!r} in; take the request as"
-            f" one of them, or pass key= instead of header="
+            f"none of the view's arguments has headers that could contain {header!r}; take the"
+            f" request as one of them, or pass key= instead of header="
         )
 
     return find
@@ -112,7 +112,7 @@ def _call(view: Callable[..., Any], delivery: Delivery, session: tuple[Any, ...]
 
 
 def _resolved(view: Callable[..., Any]) -> inspect.Signature:
-    """Its signature, with types for annotations that are texts."""
+    """Its signature, with string annotations resolved to types."""
     signature = inspect.signature(view)
     try:
         hints = typing.get_type_hints(view, include_extras=True)

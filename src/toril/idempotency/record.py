@@ -1,4 +1,4 @@
-"""By what a piece of work is known: its scope and its key."""
+"""What identifies a piece of work: its scope and its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LONGEST = 255
 
 
 class KeyedJob(Protocol):
-    """What is needed of a job, whoever runs it."""
+    """What is needed from a job, whatever runs it."""
 
     @property
     def id(self) -> str: ...
@@ -25,14 +25,14 @@ class KeyedJob(Protocol):
 
 
 def scope_of(job: Any, scope: str | None) -> str:
-    """Keys mean something within a scope: an order's key may be that of its charge and its mail."""
+    """Keys are unique within a scope: an order's charge and its mail may share the order's key."""
     return fitting(scope or f"{job.queue_name}/{job.name}")
 
 
 def fitting(text: str) -> str:
     """``text``, or a hash of it when a column cannot hold it as it is.
 
-    Some databases take a text with spaces at its end for the same as without them.
+    Some databases ignore trailing spaces when they compare texts.
     """
     if len(text) <= LONGEST and not text.endswith(" "):
         return text

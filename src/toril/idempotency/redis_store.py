@@ -1,9 +1,9 @@
 """Records on the queue's own server, for work that has no database.
 
-A record cannot commit with work that happens elsewhere: a worker that dies between the work and the
-record does the work again.  Pass ``job.idempotency_key`` on to whoever does it: they can tell.
-What the store does give: work that was finished is not done again, and two jobs with one key are
-not run at the same time.
+A record cannot commit with work that happens elsewhere: if a worker dies between the work and the
+record, the work is done again.  Pass ``job.idempotency_key`` to the service that does the work: it
+can detect the repetition.  What the store does guarantee: finished work is not done again, and two
+jobs with one key do not run at the same time.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _LONGEST_DELAY_MS = 5000
 
 @checked
 class RedisStore:
-    """Remembers what work gave for ``ttl``; ``lease`` is how long a run may take at most.
+    """Remembers the result of work for ``ttl``; ``lease`` is how long a run may take at most.
 
-    ``prefix`` is where the records of views are kept; those of jobs are with their queues.
+    ``prefix`` is where the records of views are kept; the records of jobs are with their queues.
     """
 
     gives_session = False
@@ -62,7 +62,7 @@ class RedisStore:
             self._blocking.close()
 
     def wrap(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """``function(job)`` as a handler that asks first."""
+        """``function(job)`` as a handler that asks the store first."""
         if inspect.iscoroutinefunction(function):
             return self._wrap_async(function)
         return self._wrap_blocking(function)

@@ -1,4 +1,4 @@
-"""Records in the database that the work is done in."""
+"""Records in the database in which the work is done."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class SqlStore:
     ``engine`` is an engine or a sessionmaker; ``async def`` handlers need an async one.  Records
     are kept for ``ttl`` and deleted afterwards, a thousand at a time, about once an hour.
 
-    When the record cannot be written because others are in the way, or because the connection has
-    died since it was last used, nothing was done yet and the transaction is restarted: no attempt
-    of the job is lost by that.
+    If the record cannot be written because of other transactions, or because the connection has
+    died since it was last used, nothing has been done yet and the transaction is restarted: this
+    costs the job no attempt.
     """
 
     gives_session = True
@@ -120,7 +120,7 @@ class SqlStore:
         return once(session, job, scope=self._scope, ttl=self.ttl_ms, table=self.table)
 
     async def prune(self) -> int:
-        """Delete records whose time is over, at most a thousand; returns how many."""
+        """Delete expired records, at most a thousand; returns how many."""
         if not self._is_async:
             return await asyncio.to_thread(self._prune_blocking)
         async with self._open() as session, session.begin():

@@ -1,11 +1,11 @@
-"""The table of work that was done: plain columns, created by you or your migrations.
+"""The table of finished work: plain columns, created by you or your migrations.
 
 scope       what kind of work: the queue and the job's name, unless you say otherwise
 key         the job's idempotency key
 job_id      which job did it
 result      what it returned, as JSON text
 created_at  when, in ms since the epoch
-expires_at  until when the record is kept at least
+expires_at  the record is kept at least until then
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The retry window: the longest time from a job's first enqueue to its last possible run.
 
-A record of work that was done must outlive it, or a late redelivery slips past the guard.
+A record of finished work must outlive it, or a late redelivery slips past the guard.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ def retry_window(
 ) -> int:
     """The window in ms, for a job's ``options`` and the ``worker`` (or its options) that runs it.
 
-    It counts the delay or the time until ``run_at``, a run and a wait in the queue per attempt, the
-    longest wait between attempts, and the workers that may die over the job.  ``longest_run`` is
-    how long a handler may run: the job's ``timeout`` if it has one, else the worker's
-    ``lock_duration``.
-    ``longest_wait`` is how long a job may wait in the queue; ``longest_backoff`` is needed when the
-    worker decides how long to back off.
+    It includes the delay or the time until ``run_at``, a run and a wait in the queue per attempt,
+    the longest wait between attempts, and the workers that may die while they run the job.
+    ``longest_run`` is how long a handler may run: the job's ``timeout`` if it has one, else the
+    worker's ``lock_duration``.  ``longest_wait`` is how long a job may wait in the queue;
+    ``longest_backoff`` is needed if the worker computes the backoff.
     """
     limits = getattr(worker, "options", worker)
     if limits is None:
@@ -57,7 +56,7 @@ def retry_window(
         run_ms = milliseconds(longest_run, "longest_run")
     wait_ms = milliseconds(longest_wait, "longest_wait")
     stalls = limits.max_stalled_count
-    # A worker that dies is noticed when its lock has run out and two sweeps have come by.
+    # A dead worker is noticed when its lock has expired and two sweeps have passed.
     stalled_ms = stalls * (lock_ms + 2 * interval_ms + run_ms + wait_ms)
     backoff_ms = _all_backoffs(backoff, attempts, longest_backoff)
     return delay_ms + attempts * (run_ms + wait_ms) + backoff_ms + stalled_ms
@@ -98,9 +97,9 @@ def _read(
 
 
 def _first_wait(delay_ms: int, ordering_delay_ms: Any) -> int:
-    """How long a job waits before it may run: also for late ones with an earlier order.
+    """How long a job waits before it may run, including the wait for late ones ordered before it.
 
-    A job may be ahead of its time by as much as it waits for others.
+    A job may be early by as much time as it waits for others.
     """
     return max(delay_ms, 2 * ordering_delay_ms) if isinstance(ordering_delay_ms, int) else delay_ms
 
@@ -121,5 +120,5 @@ def _all_backoffs(backoff: Backoff | None, attempts: int, longest: Duration | No
 
 
 def _steps(backoff: Backoff, attempts: int) -> list[int]:
-    """The longest wait after each attempt but the last; the rest does not matter after years."""
+    """The longest wait after each attempt but the last; beyond 64, the sum is capped anyway."""
     return [backoff.delay * 2**made for made in range(min(attempts - 1, 64))]

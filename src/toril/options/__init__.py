@@ -1,7 +1,7 @@
-"""Every option of a job or a worker, its default and its check: one noun a module.
+"""Every option of a job or a worker, its default and its check: one noun per module.
 
 Options are frozen values.  A duration is an ``int`` of milliseconds, or a ``timedelta``.
-``None`` means "not given": the default of the queue or of the worker decides.
+``None`` means "not given": the default of the queue or of the worker applies.
 """
 
 from toril.options.backoff import Backoff

@@ -12,7 +12,7 @@ from toril.errors import InvalidOptionError
 from toril.options.checks import MAX_DELAY_MS, Duration, check_text, milliseconds, whole
 
 _MOST_DOUBLINGS = 40
-"""Of a wait: enough to reach ``MAX_DELAY_MS`` from the shortest one."""
+"""Doublings of a wait: enough to reach ``MAX_DELAY_MS`` from the shortest one."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class Backoff(msgspec.Struct, frozen=True):
 
     ``type`` is ``"fixed"``, ``"exponential"``, or the name of a strategy that the worker knows.
     With ``jitter``, a random part of the wait, up to that fraction, is subtracted, so that jobs
-    which failed together do not come back together.
+    that failed together are not all retried together.
     """
 
     type: str

@@ -1,4 +1,4 @@
-"""Where the jobs of a worker go that failed for good."""
+"""Where a worker sends jobs that failed for good."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class DeadLetterOptions(msgspec.Struct, frozen=True):
 
     ``queue_name`` is a name or a ``Queue``.  ``on_dead_letter(job, letter)``, plain or async, is
     called after each move.  Jobs that failed because their workers died are included unless
-    ``include_stalled`` is False.  ``keep_source`` leaves the job in the source's ``failed`` too.
+    ``include_stalled`` is False.  ``keep_source`` also leaves the job in the source's ``failed``.
     ``keep`` says how many letters stay, and for how long: the oldest are removed when new ones
-    come.
+    arrive.
     """
 
     queue_name: Any

@@ -15,10 +15,11 @@ from toril.options.checks import Duration, check_text, flag, milliseconds, refus
 class Deduplication(msgspec.Struct, frozen=True):
     """Allow only one job with this ``id`` at a time.
 
-    Without ``ttl`` until that job is finished; with it, for that long.  ``extend`` restarts the
-    time at every duplicate, ``replace`` lets the newest replace the one still delayed (debounce),
-    ``keep_last_if_active`` remembers the newest and runs it after the active one, ``reschedule``
-    lets a duplicate move the one still delayed to its own time.
+    Without ``ttl`` this lasts until that job has finished; with it, for that long.  With ``extend``
+    each duplicate restarts the time, with ``replace`` the newest job replaces one that is still
+    delayed (debounce), with ``keep_last_if_active`` the newest is remembered and runs after the
+    active one, and with ``reschedule`` a duplicate moves a job that is still delayed to its own
+    time.
     """
 
     id: str
@@ -40,7 +41,7 @@ class Deduplication(msgspec.Struct, frozen=True):
             milliseconds(self.ttl, "deduplication ttl", least=1)
         if self.extend and self.ttl is None:
             raise InvalidOptionError(
-                f"deduplication {self.id!r} has extend and no ttl; there is no time to extend"
+                f"deduplication {self.id!r} has extend but no ttl; there is no time to extend"
             )
         if self.reschedule and self.replace:
             raise InvalidOptionError(

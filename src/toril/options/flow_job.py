@@ -12,7 +12,7 @@ from toril.options.job import NewJob
 
 
 class FlowJob(NewJob, frozen=True, kw_only=True):
-    """A job of a flow, in the queue ``queue_name``; it runs when its ``children`` are done."""
+    """A job of a flow, in the queue ``queue_name``; it runs when its ``children`` have finished."""
 
     queue_name: str
     prefix: str | None = None
@@ -47,5 +47,5 @@ class FlowJob(NewJob, frozen=True, kw_only=True):
 
     @property
     def membership(self) -> Mapping[str, Any]:
-        """What it brings along as a member of a group: how it is undone, whose results it uses."""
+        """What it says as a member of a group: how it is undone, whose results it uses."""
         return {}

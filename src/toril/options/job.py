@@ -163,9 +163,9 @@ class NewJob(_Named, frozen=True, kw_only=True):
             self._check_family()
 
     def normalised(self, option: str) -> Any:
-        """An option in its one form: times in ms, a ``Keep``, a ``Backoff``; None if not given.
+        """An option in normalized form: times in ms, a ``Keep``, a ``Backoff``; None if not given.
 
-        The field itself is what was given.
+        The field itself holds what was given.
         """
         value = getattr(self, option)
         if value is None:
@@ -176,7 +176,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
     @property
     def is_bare(self) -> bool:
         """Whether it has no options at all, so that none needs to be checked."""
-        return msgspec.structs.astuple(self)[2:] == _NO_OPTIONS  # behind the name and the data
+        return msgspec.structs.astuple(self)[2:] == _NO_OPTIONS  # after the name and the data
 
     def _check_lane(self) -> None:
         if self.lane is not None:
@@ -235,7 +235,7 @@ def new_job(
 
 
 def _run_at_ms(value: int | datetime) -> int:
-    """``epoch_ms`` that knows seconds when it sees them: nobody means a day in 1970."""
+    """``epoch_ms`` that recognizes seconds: nobody means a day in 1970."""
     moment_ms = epoch_ms(value, "run_at")
     if moment_ms < _SECONDS and not isinstance(value, datetime):
         raise InvalidOptionError(
@@ -246,7 +246,7 @@ def _run_at_ms(value: int | datetime) -> int:
 
 
 _SECONDS = 10**11
-"""Below it are the seconds of our days, and the milliseconds of 1970 to 1973."""
+"""Below it are the seconds of today's dates, and the milliseconds of 1970 to 1973."""
 
 
 def _check_name(name: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which finished jobs stay."""
+"""Which finished jobs are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job may say about its lane, and what holds for lanes where it says nothing."""
+"""What a job may say about its lane, and the defaults of jobs in lanes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toril.options.checks import check_text
 MAX_LANE_LENGTH = 1024
 LANE_ATTEMPTS = 3
 LANE_BACKOFF = Backoff("exponential", 500, 0.25)
-"""How jobs of a lane wait that say nothing about it; they are run up to ``LANE_ATTEMPTS`` times."""
+"""The default backoff of jobs in lanes; they run up to ``LANE_ATTEMPTS`` times."""
 
 OnRetry = Literal["block", "skip"]
 OnExhausted = Literal["skip", "halt", "divert"]

@@ -1,4 +1,4 @@
-"""How many jobs start in which time."""
+"""How many jobs may start per time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RateLimit(msgspec.Struct, frozen=True):
         return milliseconds(self.duration, "limiter duration", least=1)
 
     def __eq__(self, other: object) -> bool:
-        """The server gives a limit back in milliseconds, however it was set."""
+        """The server returns a limit in milliseconds, however it was set."""
         if not isinstance(other, RateLimit):
             return NotImplemented
         return (self.max, self.duration_ms) == (other.max, other.duration_ms)

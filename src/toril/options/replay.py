@@ -1,4 +1,4 @@
-"""What a replay may replace of a job's options."""
+"""The options of a job that a replay may replace."""
 
 from __future__ import annotations
 

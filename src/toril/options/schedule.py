@@ -14,10 +14,11 @@ from toril.options.checks import Duration, epoch_ms, flag, milliseconds, refuse_
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a scheduler runs: ``every`` so often, or at the times of a ``cron`` pattern in ``tz``.
+    """When a scheduler runs: at the interval ``every``, or at the times of a ``cron`` pattern in
+    ``tz``.
 
-    Nothing runs before ``start``, after ``end`` or more than ``limit`` times.  ``offset`` moves the
-    grid of ``every``; ``immediately`` lets the first run of a pattern happen now.
+    Nothing runs before ``start``, after ``end`` or more than ``limit`` times.  ``offset`` shifts
+    the grid of ``every``; ``immediately`` lets the first run of a pattern happen now.
     """
 
     every: Duration | None = None
@@ -31,7 +32,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.every is None) == (self.cron is None):
-            raise InvalidOptionError("a scheduler needs either every= or cron=, and not both")
+            raise InvalidOptionError("a scheduler needs either every= or cron=, but not both")
         for option in ("cron", "tz"):
             text = getattr(self, option)
             if text is not None and not isinstance(text, str):
@@ -74,7 +75,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Repeat = Mapping[str, Any]
-"""A schedule as a mapping: ``every`` or ``cron`` (``pattern`` does as well), ``tz``, ``limit`` …"""
+"""A schedule as a mapping: ``every`` or ``cron`` (or ``pattern``), ``tz``, ``limit`` …"""
 
 
 def schedule_of(repeat: Repeat) -> Schedule:

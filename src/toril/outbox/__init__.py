@@ -1,7 +1,7 @@
-"""The transactional outbox: jobs that exist if, and only if, the transaction that wanted them did.
+"""The transactional outbox: jobs that exist if, and only if, their transaction commits.
 
-``Outbox.add`` writes a row inside the caller's transaction, on a session of SQLAlchemy, on Django's
-connection or on that of a driver; a ``Relay`` turns rows into jobs.
+``Outbox.add`` writes a row inside the caller's transaction, through a SQLAlchemy session, Django's
+connection or a driver's own; a ``Relay`` turns rows into jobs.
 The relay needs SQLAlchemy 2: ``pip install 'toril[outbox]'``.
 """
 
@@ -38,7 +38,7 @@ _WITH_SQLALCHEMY = {
 
 
 def __getattr__(name: str) -> Any:
-    # A service that only writes rows, through a driver of its own, has no SQLAlchemy.
+    # A service that only writes rows, through its own driver, may not have SQLAlchemy.
     if name not in _WITH_SQLALCHEMY:
         raise AttributeError(f"module 'toril.outbox' has no attribute {name!r}")
     try:

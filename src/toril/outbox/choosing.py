@@ -1,8 +1,8 @@
-"""Which rows of those in sight a relay may claim: values in, values out.
+"""Which of the rows in sight a relay may claim: values in, values out.
 
 A relay looks at pending rows in the order of ``seq``, all of them from the first one on, so the
-first row of a lane that it sees is the head of that lane.  Whoever holds the head holds the lane:
-rows behind it are claimed only with it, and only up to the first that cannot be.
+first row it sees of a lane is the head of that lane.  Whoever holds the head holds the lane: rows
+behind it are claimed only with it, and only up to the first one that cannot be claimed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 Lane = tuple[str, str]
-"""A queue, and a lane of it."""
+"""A queue, and one of its lanes."""
 
 
 class Sight(msgspec.Struct, frozen=True):
@@ -23,7 +23,7 @@ class Sight(msgspec.Struct, frozen=True):
     queue: str
     lane: str | None
     is_ready: bool
-    """Its time has come, and no lease of another relay is on it."""
+    """It is due, and no other relay has a lease on it."""
 
     @property
     def place(self) -> Lane | None:
@@ -36,11 +36,11 @@ class Choosing:
     def __init__(self, limit: int) -> None:
         self.rest = limit
         self.stops: Mapping[Lane, int] | None = None
-        """The first parked row of lanes that go no further than that, once somebody asked."""
+        """The first parked row of each lane that stops there, once it has been read."""
         self._heads: dict[Lane, int] = {}
-        """Those that were claimed."""
+        """The heads that were claimed."""
         self._ended: Counter[Lane] = Counter()
-        """Lanes that go no further, and how many rows of them were in sight since."""
+        """Lanes that cannot continue, and how many of their rows have been seen since."""
 
     def first(self, window: Sequence[Sight]) -> list[Sight]:
         """What can be claimed by itself: rows without a lane, and the heads of lanes."""
@@ -58,7 +58,7 @@ class Choosing:
         return chosen
 
     def note_first(self, chosen: Sequence[Sight], claimed: Collection[int]) -> list[int]:
-        """Which of these are ours now; the others are somebody else's."""
+        """Which of these are ours now; the others belong to somebody else."""
         kept = [sight for sight in chosen if sight.seq in claimed]
         for sight in kept:
             if sight.place is not None:
@@ -68,7 +68,7 @@ class Choosing:
         return [sight.seq for sight in kept]
 
     def following(self, window: Sequence[Sight]) -> list[Sight]:
-        """What comes after the heads that are ours, as far as each lane can go."""
+        """The rows behind the heads that are ours, as far as each lane can continue."""
         chosen: list[Sight] = []
         for sight in window:
             lane = sight.place
@@ -81,7 +81,7 @@ class Choosing:
         return chosen
 
     def note_following(self, chosen: Sequence[Sight], claimed: Collection[int]) -> list[int]:
-        """Which of these are ours now: those that follow on each other without a gap."""
+        """Which of these are ours now: those that follow each other without a gap."""
         kept: list[int] = []
         gaps: set[Lane | None] = set()
         for sight in chosen:
@@ -94,7 +94,7 @@ class Choosing:
         return kept
 
     def in_the_way(self, most: int) -> list[Lane]:
-        """Lanes with many rows in sight that go no further: not worth looking at again."""
+        """Lanes with many visible rows that cannot continue: not worth looking at again."""
         return [lane for lane, count in self._ended.most_common(most) if count > 1]
 
     def _may_go(self, sight: Sight) -> bool:

@@ -1,4 +1,4 @@
-"""Transactions from a coroutine, whichever kind of engine there is."""
+"""Transactions from a coroutine, with any kind of engine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Database(Protocol):
 
     dialect: Dialect
     most_transactions: int
-    """How many the relay may have at the same time."""
+    """How many transactions the relay may have at the same time."""
 
     def transaction(self) -> AbstractAsyncContextManager[Ask]:
         """A transaction: committed at the end, rolled back on an error."""
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call ``function`` in a transaction of its own, which the loop cannot hold open."""
+        """Call ``function`` in its own transaction, which the loop cannot hold open."""
 
     async def close(self) -> None: ...
 
@@ -49,7 +49,7 @@ def open_database(engine: Engine | AsyncEngine) -> Database:
 
 
 def _most_transactions(engine: Engine) -> int:
-    """Two where rows can be locked and there are connections enough, with one for the listener."""
+    """Two if rows can be locked and there are enough connections, with one for the listener."""
     pool = engine.pool
     if not has_row_locks(engine.dialect.name):
         return 1
@@ -66,10 +66,10 @@ def _isolate(connection: Connection) -> None:
 
 
 def _give_back(connection: Connection) -> None:
-    """To the pool, as it came from there.
+    """Return it to the pool in its original state.
 
     Not by an option of the connection: if it has died by now, SQLAlchemy would pass on the driver's
-    error and count it as in use for ever.
+    error and count it as in use forever.
     """
     dialect = connection.dialect
     if has_row_locks(dialect.name) and not connection.invalidated:
@@ -92,7 +92,7 @@ def _cut_off(error: Exception) -> OperationalError:
 
 
 class ThreadDatabase:
-    """A blocking engine, used from a thread of its own for each transaction."""
+    """A blocking engine, used from a separate thread for each transaction."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -181,7 +181,7 @@ class AsyncDatabase:
             return await ask(function, *arguments)
 
     async def close(self) -> None:
-        """The engine is its owner's to dispose of."""
+        """The engine's owner disposes of it."""
 
     async def _connect(self) -> AsyncConnection:
         tries = 0

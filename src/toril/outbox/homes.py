@@ -1,4 +1,4 @@
-"""Which partition the job of a row goes to, and where it may be since a queue had fewer of them."""
+"""Which partition a row's job goes to, and where it may be from before its queue grew."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Homes(msgspec.Struct, frozen=True):
     """Where the rows of a batch go."""
 
     numbers: Mapping[str, Numbers] = {}
-    """Of the queues that have partitions."""
+    """The numbers of the queues that have partitions."""
     refused: Mapping[str, Exception] = {}
     """Why nothing can be added to a queue now."""
 
@@ -38,7 +38,7 @@ class Homes(msgspec.Struct, frozen=True):
         return partitioning.name_of(row.queue, _home(row, known.now))
 
     def queues_before(self, row: OutboxRow) -> list[str]:
-        """Where its job was added if that was before the queue had grown."""
+        """Where its job was added if that happened before the queue grew."""
         known = self.numbers.get(row.queue)
         if known is None:
             return []
@@ -47,14 +47,14 @@ class Homes(msgspec.Struct, frozen=True):
         return [partitioning.name_of(row.queue, home) for home in before if home != now]
 
     def placing(self, row: OutboxRow) -> Placing | None:
-        """For a row that starts a flow or a group: where their jobs go."""
+        """For a row that starts a flow or a group: where its jobs go."""
         if not self.numbers:
             return None
         return Placing(self.numbers, crc32(row.id.encode()), names_partition=False)
 
 
 async def find_homes(agreeing: Agreeing, rows: Iterable[OutboxRow]) -> Homes:
-    """Ask for the numbers of partitions of these rows' queues, those that a group names too."""
+    """Ask for the numbers of partitions of these rows' queues, including those in groups."""
     names: set[str] = set()
     for row in rows:
         names.add(row.queue)
@@ -70,7 +70,7 @@ async def find_homes(agreeing: Agreeing, rows: Iterable[OutboxRow]) -> Homes:
 async def sent_before(
     connection: Connection, homes: Homes, prefix: str, rows: Iterable[OutboxRow], remember_ms: int
 ) -> set[int]:
-    """The rows whose jobs are known to earlier partitions of queues that have grown."""
+    """The rows whose jobs are known to an earlier partition of a queue that has grown."""
     by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
     for row in rows:
         if kind_of(row) != GROUP:

@@ -1,7 +1,7 @@
-"""The connections that rows can be written through, each known by the package it comes from.
+"""The connections that rows can be written through, each recognized by its package.
 
-Nothing is imported for that: whoever has a connection of a driver has the driver.  A connection
-and a cursor do alike; whatever transaction is open on it is the one that the rows belong to.
+Nothing is imported for this: a program with a driver's connection has the driver.  You can pass a
+connection or a cursor; the rows belong to whatever transaction is open on it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlockingCursor(Protocol):
 
 
 class AsyncConnection(Protocol):
-    """The same in coroutines: of psycopg, aiosqlite, aiomysql, …"""
+    """The same with coroutines: of psycopg, aiosqlite, aiomysql, …"""
 
     def cursor(self) -> Any: ...
 
@@ -60,7 +60,7 @@ class AsyncpgConnection(Protocol):
 class Line(msgspec.Struct, frozen=True):
     """A way to the database: which SQL it takes, and how a statement is run there.
 
-    ``run`` is to be awaited if opening the line was.
+    ``run`` must be awaited if opening the line was.
     """
 
     dialect: Dialect
@@ -72,8 +72,8 @@ Opened = Line | Awaitable[Line]
 
 
 def open_line(target: Any, table: Callable[[], Table]) -> Opened:
-    """The line through a session, a connection or a cursor; to be awaited if that is async."""
-    # Not type(): a connection that somebody traces is in a wrapper that passes for it.
+    """The line through a session, a connection or a cursor; await it if that is async."""
+    # Not type(): tracing tools wrap a connection in an object that passes for it.
     for kind in target.__class__.__mro__:
         opening = _OPENINGS.get(kind.__module__.partition(".")[0])
         if opening is not None:
@@ -123,7 +123,7 @@ def _sqlalchemy_line(connection: Any) -> Line:
 
     dialect = connection.dialect
     return Line(
-        # The style of the driver itself: an engine may be told to use another one.
+        # The driver's own style: an engine may be told to use another one.
         Dialect.of(dialect.name, dialect.default_paramstyle),
         run,
         lambda schema: schemas.get(schema, schema),

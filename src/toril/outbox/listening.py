@@ -26,7 +26,7 @@ async def listen(engine: Engine | AsyncEngine, channel: str, wake: Callable[[], 
     while True:
         try:
             await hear(engine, channel, wake)
-        except Exception as error:  # noqa: BLE001 (polling goes on whatever happens here)
+        except Exception as error:  # noqa: BLE001 (polling continues whatever happens here)
             logger.warning("cannot listen for new outbox rows, continuing to poll: %s", error)
         await asyncio.sleep(_PAUSE_S)
 

@@ -41,12 +41,12 @@ class Outbox:
     """Writes jobs into a table, inside the transaction that they belong to.
 
     ``Outbox(metadata)`` defines the table there, for ``create_all`` or your migrations;
-    ``Outbox(table)`` takes one of yours with the same columns.  ``Outbox()`` is for programs
-    without SQLAlchemy: the table is there by that name, created with ``table_sql`` or by Django.
+    ``Outbox(table)`` uses one of yours with the same columns.  ``Outbox()`` is for programs
+    without SQLAlchemy: the table already exists, created with ``table_sql`` or by Django.
 
-    ``lane_order`` says which of two transactions that write to one lane at the same time comes
-    first: the one that wrote first, or with ``"commit"`` the one that committed first.  For that
-    the second waits until the first has ended (PostgreSQL; SQLite always does so).
+    If two transactions write to one lane at the same time, ``lane_order`` says which comes first:
+    the one that wrote first, or with ``"commit"`` the one that committed first.  For that, the
+    second waits until the first has ended (PostgreSQL; SQLite always does so).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Outbox:
 
     @property
     def table(self) -> Table:
-        """The table as one of SQLAlchemy."""
+        """The table as a SQLAlchemy ``Table``."""
         if self._table is None:
             from sqlalchemy import MetaData
 
@@ -81,7 +81,7 @@ class Outbox:
 
     @property
     def channel(self) -> str:
-        """What PostgreSQL notifies when rows are committed."""
+        """The channel that PostgreSQL notifies when rows are committed."""
         return self._place.channel
 
     @overload
@@ -121,12 +121,13 @@ class Outbox:
     ) -> str | Awaitable[str]:
         """Write a job into the caller's transaction, and return the id that it will have.
 
-        ``target`` is a session or connection of SQLAlchemy, Django's connection, or a connection
-        or cursor of a driver; if that is async, await the call.
+        ``target`` is a SQLAlchemy session or connection, Django's connection, or a connection or
+        cursor of a driver; if that is async, await the call.
         If the transaction is rolled back, the job never exists; if it commits, a relay enqueues it.
         Rows of one ``lane`` are enqueued in the order in which they were written.
 
-        In place of a queue and a name a call of a task will do: ``add(session, charge.call(1))``.
+        Instead of a queue and a name you can pass a call of a task:
+        ``add(session, charge.call(1))``.
         """
         values = _values(queue, name, data, options)
         return self._write(target, [values], str(values["id"]))
@@ -143,7 +144,7 @@ class Outbox:
     def add_bulk(
         self, target: Blocking | Async, queue: str, jobs: Iterable[NewJob]
     ) -> list[str] | Awaitable[list[str]]:
-        """Write many jobs in a few statements, in their order."""
+        """Write many jobs in a few statements, in order."""
         rows = [_values_of_job(queue, job) for job in jobs]
         return self._write(target, rows, [str(row["id"]) for row in rows])
 
@@ -204,7 +205,7 @@ class Outbox:
         return self._write(target, [values], str(values["id"]))
 
     def _write(self, target: Any, rows: Sequence[dict[str, Any]], answer: T) -> T | Awaitable[T]:
-        """Write ``rows``, and give ``answer``; from an async connection, when awaited."""
+        """Write ``rows``, and return ``answer``; on an async connection, when awaited."""
         line = open_line(target, lambda: self.table)
         if not isinstance(line, Line):
             return self._write_async(line, rows, answer)

@@ -1,8 +1,8 @@
 """Which rows go to the server in which call.
 
-Several calls are sent at once, and each may fail on its own.  Where the rows of a lane need more
-than one, each call names the last row that went before it: what comes first in a lane cannot be
-overtaken by what comes after.
+Several calls are sent at once, and each may fail on its own.  If the rows of a lane need more than
+one call, each call names the last row before it, so that no row of a lane can overtake an earlier
+one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Parcel:
 
 
 class Packing:
-    """Fills parcels with rows that come in their order."""
+    """Fills parcels with rows that come in order."""
 
     def __init__(self) -> None:
         self.parcels: list[Parcel] = []
@@ -41,7 +41,7 @@ class Packing:
         """The last row of each lane so far, and where it is."""
 
     def put(self, row: OutboxRow, job: Prepared, queue: str) -> None:
-        """Into the open parcel of its queue, or of the partition that is the queue for it."""
+        """Put it into the open parcel of its queue, or of its partition."""
         parcel = self._parcel_for(queue)
         if row.lane is not None:
             lane = (row.queue, row.lane)

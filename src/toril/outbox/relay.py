@@ -1,8 +1,8 @@
 """The relay: turns the rows of an outbox into jobs.
 
-It claims a batch, adds the jobs, and writes down that it did.  When it dies in between, the rows
-are claimed again and their jobs added again, under the same ids: the server remembers them, also
-those that have run and were removed since, so that each row is one job.
+It claims a batch, adds the jobs, and records that it did.  If it dies in between, the rows are
+claimed again and their jobs added again, with the same ids: the server remembers them, including
+those that have run and were removed since, so that each row becomes one job.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _LONGEST_WAIT_MS = 3_600_000
 _NODE_WAIT_MS = 5000
 _PASSING_WAIT_MS = 1000
 _MOST_ROWS_PER_BATCH = 5000
-_NO_ROOM = "LaneFullError: its lane has no room for it yet; it waits"
+_NO_ROOM = "LaneFullError: its lane is full; it waits for room"
 _GROWS = "PartitionMismatchError: its queue grows, or has another number of partitions; it waits"
 
 
 class RelayMetrics(msgspec.Struct):
-    """What a relay has done since it was created, and how the outbox was at its last look."""
+    """What a relay has done since it was created, and the state of the outbox at its last look."""
 
     dispatched: int = 0
     duplicates: int = 0
@@ -89,17 +89,17 @@ class RelayMetrics(msgspec.Struct):
     depth: int = 0
     lag_ms: int = 0
     parked_now: int = 0
-    """How many rows are parked, whoever did it; ``parked`` counts those of this relay."""
+    """How many rows are parked, by any relay; ``parked`` counts those that this relay parked."""
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """What came of one row: its job is in the queue, or why not."""
+    """The result of one row: its job is in the queue, or why not."""
 
     row: OutboxRow
     error: Exception | None = None
     is_duplicate: bool = False
     is_held: bool = False
-    """It was not sent, because the row before it in its lane could not be."""
+    """It was not sent, because the row before it in its lane could not be sent."""
 
     @property
     def is_in(self) -> bool:
@@ -111,12 +111,12 @@ class Sent(msgspec.Struct, frozen=True):
 
     @property
     def must_wait(self) -> bool:
-        """Was it refused for something that passes: a full lane, a queue that grows?"""
+        """Was it refused for a temporary reason: a full lane, a growing queue?"""
         return isinstance(self.error, LaneFullError | PartitionMismatchError)
 
     @property
     def is_untouched(self) -> bool:
-        """Was it through no fault of its own that nothing came of it?"""
+        """Did it fail through no fault of its own?"""
         return self.is_held or _is_the_servers(self.error)
 
     @property
@@ -125,9 +125,9 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 def _is_the_servers(error: Exception | None) -> bool:
-    """Is it trouble with the server, and not with the row or its queue?
+    """Is it a problem with the server, and not with the row or its queue?
 
-    A key of the wrong type is a matter of that queue; missing rights concern them all.
+    A key of the wrong type only affects that queue; missing rights affect all of them.
     """
     if isinstance(error, ServerUnusableError):
         return True
@@ -139,14 +139,14 @@ class Relay:
     """Relays one outbox to one server; any number of relays may share the work.
 
     ``confirm`` keeps a row until its job is finished, and adds the job again if the server lost it.
-    ``remember`` is how long the server remembers which rows it was given: longer than a relay may
-    be down after it died half-way.  ``keep`` is how long rows that are done stay.
+    ``remember`` is how long the server remembers which rows it received: longer than a relay that
+    died half-way may be down.  ``keep`` is how long rows stay after they are done.
     A parked row stops its lane until it is unparked or discarded; with ``on_parked="skip"`` the
     lane continues without it.
     With ``replicas`` a row is done when that many replicas have its job; until then it is relayed
     again, which adds nothing twice.
-    How many partitions a queue has is read from the server; ``partitions``, ``{"mail": 16}``, says
-    so for queues that nobody has opened yet.
+    The number of partitions of a queue is read from the server; ``partitions``, such as
+    ``{"mail": 16}``, gives it for queues that nobody has opened yet.
     ``toril.run(relay)`` runs it until SIGTERM, alone or together with workers.
     """
 
@@ -191,8 +191,8 @@ class Relay:
         if confirm and self._remember_ms < 10 * self._confirm_ms:
             raise InvalidOptionError(
                 f"remember={self._remember_ms} ms is too short for confirm_interval="
-                f"{self._confirm_ms} ms: a job that ran and was removed in between would be taken"
-                f" for lost and run again; make it at least ten times as long"
+                f"{self._confirm_ms} ms: a job that ran and was removed in between would be"
+                f" considered lost and run again; make it at least ten times as long"
             )
         if on_parked not in ("halt", "skip"):
             raise InvalidOptionError(f"on_parked={on_parked!r} must be 'halt' or 'skip'")
@@ -206,7 +206,7 @@ class Relay:
         )
         self._listens = listens
         self._owns_connection = not isinstance(connection, Connection)
-        # Rows stay claimed while the server is waited for, so this is a short wait.
+        # Rows stay claimed while it waits for the server, so this is a short wait.
         self._connection = (
             connection
             if isinstance(connection, Connection)
@@ -228,12 +228,12 @@ class Relay:
 
     @property
     def server_error(self) -> Exception | None:
-        """Why the database or the server could not be reached when it last tried."""
+        """Why the database or the server could not be reached at the last try."""
         return self._error
 
     @property
     def last_reply_age(self) -> float | None:
-        """For how many seconds it has been due to look at the outbox again and has not done so."""
+        """How many seconds it is late in looking at the outbox again."""
         if self._looked_at is None:
             return None
         return max(0.0, time.monotonic() - self._looked_at - self._poll_s)
@@ -260,7 +260,7 @@ class Relay:
             await self._release()
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Finish the batch under way within ``timeout``, and end."""
+        """Finish the current batch within ``timeout``, and stop."""
         self._is_closing = True
         self._news.set()
         if self._running is None:
@@ -294,14 +294,14 @@ class Relay:
                 self.metrics.errors += 1
                 self._error = error
                 pause_s = min(2 * pause_s or _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
-                logger.warning("%r tries again in %.1f s: %s", self, pause_s, error)
+                logger.warning("%r will try again in %.1f s: %s", self, pause_s, error)
                 await self._rest(pause_s * random.uniform(0.5, 1), is_deaf=True)
                 continue
             if count < self._batch_size:
                 await self._rest(self._poll_s * random.uniform(0.8, 1))
 
     async def _rest(self, seconds: float, *, is_deaf: bool = False) -> None:
-        """Until there is news, or in trouble until the time is over or the relay is closed."""
+        """Wait for news, or after an error until the time is over or the relay is closed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -349,9 +349,9 @@ class Relay:
         return total
 
     async def _run_some(self, until: float) -> int:
-        """One batch; if that was full, more of them until one is not or the time is over.
+        """One batch; if it was full, more of them until one is not or the time is over.
 
-        They are then relayed two at a time: while the server takes the jobs of one, the database
+        They are then relayed two at a time: while the server adds the jobs of one, the database
         finds or marks the rows of the other.
         """
         total = await self.run_once()
@@ -377,8 +377,8 @@ class Relay:
     async def _send(self, rows: Sequence[OutboxRow]) -> list[Sent]:
         """Add the jobs of these rows in one round trip.
 
-        Now and then another one asks which queues have partitions.
-        Each queue's jobs are calls of their own, so on a cluster queues may lie anywhere.
+        Now and then a second one asks which queues have partitions.
+        Each queue has its own calls, so on a cluster queues may be anywhere.
         """
         results: dict[int, Sent] = {}
         known: set[str] = set()
@@ -406,7 +406,7 @@ class Relay:
         async for sent in self._send_parcels(packing.parcels, starting):
             lane = (sent.row.queue, sent.row.lane)
             if lane in held:
-                # Refused for the sake of the one before it, which did not lack room.
+                # Refused because of the row before it, for a reason other than a full lane.
                 results[sent.row.seq] = Sent(sent.row, is_held=True)
                 continue
             results[sent.row.seq] = sent
@@ -417,7 +417,7 @@ class Relay:
     async def _sendable(
         self, rows: Sequence[OutboxRow], homes: Homes, results: dict[int, Sent]
     ) -> list[OutboxRow]:
-        """The rows that can be sent now; what comes of the others is in ``results`` already."""
+        """The rows that can be sent now; the outcome of the others is already in ``results``."""
         for row in rows:
             refusal = homes.refused.get(row.queue)
             if isinstance(refusal, PartitionMismatchError | ServerError):
@@ -476,7 +476,7 @@ class Relay:
                     yield sent
 
     async def _send_one_by_one(self, parcel: Parcel) -> AsyncIterator[Sent]:
-        """To find the one that is at fault; what follows it in its lane is held back."""
+        """Send one by one, to find the row at fault; what follows it in its lane is held back."""
         held: set[str | None] = set()
         for row, job in zip(parcel.rows, parcel.jobs, strict=True):
             if row.lane in held:
@@ -494,7 +494,7 @@ class Relay:
         seqs = [item.row.seq for item in sent if item.is_in]
         storing.mark_dispatched(connection, self.table, seqs, self._confirm_ms)
         untouched = [item.row.seq for item in sent if item.is_untouched]
-        # One node of a cluster may be away, and its rows must not keep those of others from theirs.
+        # One node of a cluster may be down, and its rows must not hold up those of other nodes.
         wait_ms = _NODE_WAIT_MS if self._connection.is_cluster else 0
         storing.let_go(connection, self.table, untouched, wait_ms=wait_ms)
         for item in sent:
@@ -519,13 +519,13 @@ class Relay:
             parks=parks,
         )
         log = logger.error if parks else logger.warning
-        what = "is parked" if parks else "will be tried again"
+        what = "is parked" if parks else "will be retried"
         log("row %d of %r (job %s) %s: %s", row.seq, self.outbox, row.id, what, error)
 
     def _parks(self, row: OutboxRow, error: Exception | None) -> bool:
-        """What is wrong with the row itself will not be right later.
+        """A row that is itself wrong will not be right later.
 
-        A queue whose keys lie in several slots may only want a relay with another prefix.
+        A queue whose keys are in several slots may only need a relay with another prefix.
         """
         is_wrong = isinstance(error, InvalidInputError | GroupExistsError) and not isinstance(
             error, CrossSlotError
@@ -565,7 +565,7 @@ class Relay:
             self._next_chores["stats"] = now + _STATS_EVERY_S
 
     async def confirm_once(self) -> int:
-        """Ask what became of dispatched jobs that are due; returns how many there were."""
+        """Check the state of dispatched jobs that are due; returns how many there were."""
         return await _again_if_it_may_pass(self._confirm_once)
 
     async def _confirm_once(self) -> int:
@@ -586,7 +586,7 @@ class Relay:
     async def _fates(
         self, rows: Sequence[OutboxRow]
     ) -> tuple[dict[Fate, list[int]], ServerError | None]:
-        """What became of these rows' jobs; where that cannot be learnt now, it is asked later."""
+        """The fate of these rows' jobs; if it cannot be found out now, ask again later."""
         homes = await find_homes(self._agreeing, rows)
         by_queue: dict[str, list[OutboxRow]] = defaultdict(list)
         fates: dict[Fate, list[int]] = defaultdict(list)
@@ -611,7 +611,7 @@ class Relay:
         return fates, trouble
 
     async def _ask_fates(self, keys: Keys, rows: Sequence[OutboxRow], homes: Homes) -> list[Fate]:
-        """Of jobs and the roots of flows by one call, of groups by their records."""
+        """The fates of jobs and roots of flows, by one call, and of groups, by their records."""
         of_groups = [row for row in rows if kind_of(row) == GROUP]
         of_jobs = [row for row in rows if kind_of(row) != GROUP]
         fates: dict[int, Fate] = {}
@@ -624,7 +624,7 @@ class Relay:
             answers = await self._connection.follow(plan)
             fates.update(zip((row.seq for row in of_groups), answers, strict=True))
         for row in rows:
-            # Added before its queue had grown: it is where it was.
+            # Added before its queue grew: it stays where it was.
             for name in homes.queues_before(row) if fates[row.seq] is Fate.LOST else ():
                 there = Keys(self.prefix, name)
                 [fates[row.seq]] = await self._ask_fates(there, [row], Homes())
@@ -633,7 +633,7 @@ class Relay:
         return [fates[row.seq] for row in rows]
 
     def _is_all_away(self, error: Exception | None) -> bool:
-        """Is there no point in asking for another queue, as there is on a cluster?"""
+        """Is there no point in asking about another queue?  On a cluster there is."""
         return isinstance(error, ServerUnavailableError) and not self._connection.is_cluster
 
     def _write_fates(self, connection: Any, fates: dict[Fate, list[int]]) -> None:
@@ -646,11 +646,11 @@ class Relay:
         self.metrics.confirmed += len(fates[Fate.FINISHED]) + len(fates[Fate.GONE])
         if lost := fates[Fate.LOST]:
             self.metrics.dispatched_again += len(lost)
-            logger.error("the server lost %d jobs; they are dispatched again", len(lost))
+            logger.error("the server lost %d jobs; they will be dispatched again", len(lost))
             self._news.set()
 
     async def prune_once(self) -> int:
-        """Delete old rows that are done with; returns how many."""
+        """Delete old rows that are done; returns how many."""
         statuses = (DONE,) if self.confirm else (DISPATCHED, DONE)
         count: int = await self._database.run(self._prune, statuses)
         self.metrics.pruned += count
@@ -668,9 +668,9 @@ class Relay:
         return stats
 
     async def _measure(self) -> None:
-        """What is still to do: counting all that was ever dispatched would be work.
+        """Count what is still to do: counting everything ever dispatched would be slow.
 
-        And whether the server is there: a relay without rows would not notice that it is not.
+        Also check that the server is there: a relay without rows would not notice otherwise.
         """
         self._note(await self._database.run(storing.stats, self.table, (PENDING, PARKED)))
         await self._connection.run(plain("PING", parse=bool))
@@ -711,9 +711,9 @@ def _told(error: Exception | None) -> str:
 
 
 async def _again_if_it_may_pass(step: Callable[[], Awaitable[T]]) -> T:
-    """Do a step anew that lost against another transaction, or whose connection had died.
+    """Repeat a step that conflicted with another transaction, or whose connection had died.
 
-    Jobs that it added before that are known to the server and not added a second time.
+    The server knows the jobs that it has already added, and does not add them twice.
     """
     for _ in range(MOST_TRIES - 1):
         try:

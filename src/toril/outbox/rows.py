@@ -26,7 +26,7 @@ from toril.protocol.keys import check_queue_name
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
-    """What the relay reads of a row."""
+    """What the relay reads from a row."""
 
     seq: int
     id: str
@@ -49,7 +49,7 @@ def values_of(
     *,
     generated_id: str,
 ) -> dict[str, Any]:
-    """The columns of a new row; what could not become a job later is refused now."""
+    """The columns of a new row; refuses now what could not become a job later."""
     check_queue_name(queue)
     job = new_job(name, data, options, {})
     if job.parent is not None:
@@ -60,8 +60,8 @@ def values_of(
     check_length("queue", queue, LONGEST_KEY)
     check_length("name", name, LONGEST_NAME)
     check_length("lane", job.lane or "", LONGEST_KEY)
-    # A row whose id was made up is its own key. An id that was given may be used again for other
-    # work once the job is gone, so it alone does not make two rows the same.
+    # A generated id is also the row's key. A given id may be used again for other work once the
+    # job is gone, so it alone does not make two rows the same.
     job_id = job.job_id or generated_id
     key = job.idempotency_key or (f"{job_id}-{generated_id}" if job.job_id else job_id)
     if len(key) > LONGEST_KEY:
@@ -81,7 +81,7 @@ def values_of(
 
 
 def check_length(what: str, text: str, longest: int) -> None:
-    """Some databases would cut it off without a word."""
+    """Some databases would truncate it silently."""
     if len(text) > longest:
         raise InvalidOptionError(
             f"{what}={text!r} is longer than the {longest} characters that an outbox has room for"
@@ -89,7 +89,7 @@ def check_length(what: str, text: str, longest: int) -> None:
 
 
 def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:
-    """The job of a row, to be added at most once; raises what a row written by hand has wrong."""
+    """The job of a row, to be added at most once; raises if a row written by hand is wrong."""
     data = row.data.encode()
     try:
         msgspec.json.decode(data)
@@ -132,14 +132,14 @@ class Pattern:
 
 
 def _is_sound(row: OutboxRow) -> bool:
-    """Could its texts be those of a job? Others are told what is wrong with them, one by one."""
+    """Could its texts be those of a job? Rows that fail are checked and reported one by one."""
     has_lane = row.lane is None or 0 < len(row.lane) <= MAX_LANE_LENGTH
     return has_lane and 0 < len(row.name) <= MAX_NAME_LENGTH and bool(row.key)
 
 
 @functools.lru_cache(maxsize=1024)
 def _pattern_of(options: str, has_lane: bool, once_ms: int) -> Pattern | None:
-    """The pattern for these options; None where a row has to be looked at on its own."""
+    """The pattern for these options; None if each row has to be checked on its own."""
     try:
         given = _read_options(options, 0)
         if _OWN & given.keys():

@@ -1,8 +1,8 @@
-"""The outbox table: plain columns, so that any migration tool and any language can deal with it.
+"""The outbox table: plain columns, so that any migration tool and any language can use it.
 
 seq           the order in which rows were written; never used as a watermark, because rows
               become visible in the order of their commits
-id            the job's id; several rows may have the same, and the queue decides
+id            the job's id; several rows may have the same one, and the queue decides
 queue, name   where the job goes and what it is called
 data          its data, as JSON text
 options       its options, as a JSON object with the names of ``Queue.add``
@@ -17,8 +17,8 @@ claimed_until … and until when
 created_at    when it was written
 dispatched_at when its job was added
 
-This module knows no driver and no toolkit: SQLAlchemy's table and the text of ``table_sql`` are
-both made of the columns below.
+This module does not depend on any driver or toolkit: SQLAlchemy's table and the text of
+``table_sql`` are both made from the columns below.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PARKED = "parked"
 STATUSES = (PENDING, DISPATCHED, DONE, PARKED)
 
 Kind = Literal["serial", "key", "word", "text", "number", "large"]
-"""A ``key`` is compared character by character, a ``word`` is one of ours, a ``text`` has no limit;
+"""A ``key`` is compared character by character, a ``word`` is one of ours, a ``text`` is unlimited;
 a ``large`` number counts ms."""
 
 
@@ -61,7 +61,7 @@ COLUMNS = (
     ColumnOf("queue", "key", LONGEST_KEY),
     ColumnOf("name", "key", LONGEST_NAME),
     ColumnOf("data", "text"),
-    # MySQL takes the default of a long text only in parentheses.
+    # MySQL only accepts the default of a long text in parentheses.
     ColumnOf("options", "text", default="('{}')"),
     ColumnOf("lane", "key", LONGEST_KEY, is_nullable=True),
     ColumnOf("key", "key", LONGEST_KEY),
@@ -91,7 +91,7 @@ _TYPES: dict[str, dict[Kind, str]] = {
     },
     "mysql": {
         "serial": "BIGINT AUTO_INCREMENT",
-        # Its defaults compare without regard to case, and cut texts off at 64 KB.
+        # Its defaults compare case-insensitively, and truncate texts at 64 KB.
         "key": "VARCHAR({length}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         "word": "VARCHAR({length})",
         "text": "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
@@ -109,14 +109,14 @@ _TYPES: dict[str, dict[Kind, str]] = {
 }
 _NOW = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
-    # Not UNIX_TIMESTAMP(NOW(3)): local time repeats an hour when summer ends.
+    # Not UNIX_TIMESTAMP(NOW(3)): local time repeats an hour when daylight saving time ends.
     "mysql": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
 
 
 def family_of(dialect: str) -> str:
-    """Which SQL a database speaks; MariaDB and MySQL are one family."""
+    """Which SQL a database understands; MariaDB and MySQL are one family."""
     family = "mysql" if dialect == "mariadb" else dialect
     if family not in _TYPES:
         raise InvalidOptionError(
@@ -126,12 +126,12 @@ def family_of(dialect: str) -> str:
 
 
 def now_sql(dialect: str) -> str:
-    """The database's clock in ms since the epoch: relays on several hosts compare by it."""
+    """The database's clock in ms since the epoch, which relays on several hosts share."""
     return _NOW[family_of(dialect)]
 
 
 def quoted(dialect: str, *names: str | None) -> str:
-    """A name in SQL, with those that come before it: a schema, or None."""
+    """A quoted name in SQL, preceded by its qualifiers: a schema, or None."""
     mark = "`" if family_of(dialect) == "mysql" else '"'
     return ".".join(f"{mark}{name.replace(mark, mark * 2)}{mark}" for name in names if name)
 
@@ -150,7 +150,7 @@ def table_sql(dialect: str, name: str = DEFAULT_NAME, *, schema: str | None = No
     statements = [f"CREATE TABLE {table} (\n  {body}\n)"]
     for pattern, columns in INDEXES.items():
         index = pattern.format(table=name)
-        # On SQLite the index has the schema, and its table must not.
+        # On SQLite the index name has the schema, and the table name must not.
         is_sqlite = family_of(dialect) == "sqlite"
         at = quoted(dialect, schema, index) if is_sqlite else quoted(dialect, index)
         on = quoted(dialect, name) if is_sqlite else table

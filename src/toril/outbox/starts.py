@@ -1,8 +1,8 @@
-"""Rows that start a group or a flow: what was asked for, as JSON, and the call that does it.
+"""Rows that start a group or a flow: the request, as JSON, and the call that carries it out.
 
-The row's data are the arguments of ``FlowProducer.add_group``, or the jobs of a flow, by the names
-that Python has for them, and its options say which: ``{"start": "group"}``.  Its id is the group's,
-or that of the flow's root, so a row that is sent twice starts nothing a second time.
+The row's data are the arguments of ``FlowProducer.add_group``, or the jobs of a flow, under their
+Python names, and its options say which: ``{"start": "group"}``.  Its id is the group's, or that of
+the flow's root, so a row that is sent twice does not start anything twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
 }
 _TAG = "is"
 _OF_USERS = frozenset({"data", "default", "inputs"})
-"""Fields that hold what users put there, in which nothing is ours to read."""
+"""Fields that hold the user's own values, which are never interpreted."""
 _SHORT = {"compensation_order": "order", "compensate_late": "late", "group_retention": "keep"}
 _NOT_STORED = frozenset({"self", "group_id"})
 
@@ -82,7 +82,7 @@ class GroupOptions(TypedDict, total=False):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a row starts: the queues that it touches, and the call, which tells if it was there."""
+    """What a row starts: the queues it touches, and the call, which tells if it already existed."""
 
     queues: list[Keys]
     command: Command[bool]
@@ -91,7 +91,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 def kind_of(row: OutboxRow) -> str | None:
-    """What a row starts; None for that of a single job."""
+    """What a row starts; None for the row of a single job."""
     return _options_of(row).get("start") if '"start"' in row.options else None
 
 
@@ -111,9 +111,9 @@ def open_start(
     replicas: Replicas | None = None,
     placing: Placing | None = None,
 ) -> Start:
-    """The start of a row; raises what one that was written by hand has wrong.
+    """The start of a row; raises if a row written by hand is wrong.
 
-    It is over when ``replicas`` have it, also if it was there already.
+    It is done when ``replicas`` have it, even if it already existed.
     """
     check_home(row.name, _options_of(row).get("prefix"), prefix)
     match kind_of(row):
@@ -139,7 +139,7 @@ def root_of(row: OutboxRow) -> FlowJob:
 
 
 def names_of(row: OutboxRow) -> set[str]:
-    """The queues that are named by what a row starts; raises what is wrong with it."""
+    """The queues named in what a row starts; raises if the row is wrong."""
     if kind_of(row) == GROUP:
         return queues_of_group(_read_group(row))
     return queues_of_flows([_read_flow(row)]) if kind_of(row) == FLOW else set()
@@ -159,7 +159,7 @@ def _until_replicated(start: Start, row: OutboxRow, replicas: Replicas | None) -
 def values_of_group(
     name: str, jobs: Any, compensation: Any, options: Mapping[str, Any], group_id: str
 ) -> dict[str, Any]:
-    """The columns of a row that starts a group; what could not start later is refused now."""
+    """The columns of a row that starts a group; refuses now what could not start later."""
     check_group_id(group_id)
     if isinstance(jobs, Iterable) and not isinstance(jobs, str | bytes | Mapping):
         jobs = list(jobs)
@@ -174,7 +174,7 @@ def values_of_group(
 
 
 def _group_of(arguments: Mapping[str, Any]) -> NewGroup:
-    """The group of these arguments of ``add_group``."""
+    """The group that these arguments of ``add_group`` describe."""
     known = signature(GroupProducer.add_group).parameters
     refuse_unknown(arguments, frozenset(known) - _NOT_STORED, "a group")
     given = {
@@ -202,7 +202,7 @@ def _start_group(group: NewGroup, group_id: str, prefix: str) -> Start:
 
 
 def fates_of_groups(keys: Keys, group_ids: Sequence[str]) -> Plan[list[Fate]]:
-    """What became of groups that were started."""
+    """The fates of groups that were started."""
     infos = yield [groups.read(keys, group_id) for group_id in group_ids]
     gone = yield [groups.read_gone(keys, group_id) for group_id in group_ids]
     return [_fate(info, end) for info, end in zip(infos, gone, strict=True)]
@@ -231,7 +231,7 @@ def _read_group(row: OutboxRow) -> NewGroup:
 
 
 def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
-    """The columns of a row that starts a flow; what could not start later is refused now."""
+    """The columns of a row that starts a flow; refuses now what could not start later."""
     if not isinstance(flow, FlowJob):
         raise InvalidOptionError(f"{flow!r} is not a FlowJob; a flow is made of FlowJob(name, …)")
     if flow.parent is not None:
@@ -244,7 +244,7 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
         check_prefix(home)
     root_id = flow.job_id or generated_id
     _start_flow(flow, root_id, "any", 1)
-    # Not as a tree: it may be deeper than what JSON's readers take.
+    # Not as a tree: it may be deeper than JSON parsers accept.
     nodes: list[dict[str, Any]] = []
     stack: list[tuple[FlowJob, int | None]] = [(flow, None)]
     while stack:
@@ -252,7 +252,7 @@ def values_of_flow(flow: FlowJob, generated_id: str) -> dict[str, Any]:
         node = _write(msgspec.structs.replace(job, children=()))
         stack.extend((child, len(nodes)) for child in reversed(job.children))
         nodes.append(node if above is None else {**node, "above": above})
-    # As with a job: an id that was given may be used again.
+    # As with a job: a given id may be used again.
     made_up = f"{root_id}-{generated_id}" if flow.job_id else root_id
     key = flow.idempotency_key or made_up
     return _values(root_id, flow.queue_name, flow.name, {"nodes": nodes}, FLOW, key, home)
@@ -306,7 +306,7 @@ def _values(
     key: str,
     home: str | None,
 ) -> dict[str, Any]:
-    """``home`` is the prefix that the relay has to have, if the row knows."""
+    """``home`` is the prefix that the relay must have, if the row names one."""
     options = {"start": kind} if home is None else {"start": kind, "prefix": home}
     check_length("queue", queue, LONGEST_KEY)
     check_length("name", name, LONGEST_NAME)
@@ -342,7 +342,7 @@ def _told(command: Command[Any], tell: Any) -> Command[bool]:
 
 
 def _write(value: Any) -> Any:
-    """A value of an argument, so that JSON takes it; Structs of ours say what they are."""
+    """The value of an argument in a form that JSON accepts; our own Structs carry their type."""
     match value:
         case timedelta():
             return milliseconds(value, "duration")

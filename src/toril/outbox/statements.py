@@ -1,6 +1,6 @@
-"""How rows get into the outbox: their SQL, for each family of databases and each style of marks.
+"""How rows get into the outbox: the SQL for each family of databases and each parameter style.
 
-One statement for a batch.  On PostgreSQL the columns travel as arrays, so that the statement is the
+One statement per batch.  On PostgreSQL the columns are sent as arrays, so that the statement is the
 same for one row and for a thousand, and a commit wakes the relays.
 """
 
@@ -17,7 +17,7 @@ from toril.outbox.schema import family_of, now_sql, quoted
 
 ROWS_PER_STATEMENT = 1000
 MOST_CHARACTERS = 1_000_000
-"""Of data and options in one statement: servers refuse long ones, MariaDB from 16 MB on."""
+"""Of data and options in one statement: servers refuse long ones, MariaDB above 16 MB."""
 
 WRITTEN = ("id", "queue", "name", "data", "options", "lane", "key")
 
@@ -48,7 +48,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def channel(self) -> str:
-        """What PostgreSQL notifies when rows are committed."""
+        """The channel that PostgreSQL notifies when rows are committed."""
         return f"{self.name}_wakes"
 
 
@@ -82,7 +82,7 @@ class Dialect(msgspec.Struct, frozen=True):
 
 
 def statements_for(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Iterator[Statement]:
-    """What to run, in this order, so that ``rows`` are in the table in theirs."""
+    """The statements to run, in order, so that ``rows`` enter the table in their order."""
     if place.lane_order == "commit":
         yield from _hold_lanes(place, dialect, rows)
     insert = _INSERTS[dialect.family]
@@ -112,12 +112,12 @@ def _into(place: Place, dialect: Dialect) -> str:
 
 
 def _insert_arrays(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Statement:
-    """Insert what arrays hold, in their order, and tell the relays when it is committed."""
+    """Insert the contents of arrays, in order, and notify the relays at the commit."""
     arrays = ", ".join(f"CAST({dialect.mark(n)} AS text[])" for n in range(1, len(WRITTEN) + 1))
     names = ", ".join(map(dialect.quoted, WRITTEN))
     channel = f"CAST({dialect.mark(len(WRITTEN) + 1)} AS text)"
-    # Not notified for every row, which RETURNING would mean. A statement in WITH runs whoever
-    # reads of it.
+    # With RETURNING it would notify once per row. A statement in WITH runs even if nothing reads
+    # from it.
     text = (
         f"WITH written AS ({_into(place, dialect)}"
         f" SELECT {names}, {now_sql(dialect.family)}"
@@ -129,7 +129,7 @@ def _insert_arrays(place: Place, dialect: Dialect, rows: Sequence[Row]) -> State
 
 
 def _insert_values(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Statement:
-    """All rows by one statement: not every driver of MySQL makes one of many by itself."""
+    """All rows in one statement: not every MySQL driver combines many into one by itself."""
     width = len(WRITTEN)
     values = ", ".join(_values(dialect, start) for start in range(1, len(rows) * width + 1, width))
     parameters = tuple(row[name] for row in rows for name in WRITTEN)
@@ -137,7 +137,7 @@ def _insert_values(place: Place, dialect: Dialect, rows: Sequence[Row]) -> State
 
 
 def _insert_each(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Statement:
-    """SQLite runs one statement many times without a way to go, and limits its parameters."""
+    """SQLite runs one statement many times without a round trip, and limits its parameters."""
     parameters = [tuple(row[name] for name in WRITTEN) for row in rows]
     return Statement(
         f"{_into(place, dialect)} VALUES {_values(dialect, 1)}", parameters, is_many=True
@@ -167,8 +167,8 @@ def _hold_lanes(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Iterator
         return
     if dialect.family != "postgresql":
         raise InvalidOptionError(
-            "lane_order='commit' is for PostgreSQL and SQLite: MariaDB and MySQL have no lock of a"
-            " name that ends with the transaction; use lane_order='write'"
+            "lane_order='commit' is for PostgreSQL and SQLite: MariaDB and MySQL have no named"
+            " lock that ends with the transaction; use lane_order='write'"
         )
     # The same order everywhere, so that two transactions with the same lanes do not deadlock.
     text = (
@@ -185,12 +185,12 @@ def _hold_lanes(place: Place, dialect: Dialect, rows: Sequence[Row]) -> Iterator
 
 @contextmanager
 def explained(place: Place, rows: Sequence[Row]) -> Iterator[None]:
-    """Say what to do when the table is that of an earlier version."""
+    """Say what to do if the table is that of an earlier version."""
     try:
         yield
     except Exception as error:
         constraint = f"uq_{place.name}_queue_id"
-        # That of SQLAlchemy also shows the parameters, and those are anybody's words.
+        # SQLAlchemy's own message also shows the parameters, which may contain anything.
         words = str(getattr(error, "orig", error))
         if constraint not in words and f"{place.name}.queue, {place.name}.id" not in words:
             raise

@@ -1,6 +1,6 @@
-"""What the relay asks of the database: blocking functions of one connection.
+"""The relay's database operations: blocking functions of one connection.
 
-PostgreSQL and MySQL hold a claimed row by its row lock, which goes with the relay's connection when
+On PostgreSQL and MySQL a claim is a row lock, which is released with the relay's connection when
 the relay dies.  SQLite has no row locks, so a claim there is a lease in the row.
 """
 
@@ -63,10 +63,10 @@ def has_row_locks(dialect_name: str) -> bool:
 
 
 def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
-    """The next rows to dispatch, in order, and of each lane only what is next in it.
+    """The next rows to dispatch, in order, and only those that are next in their lane.
 
-    They are looked at in windows, without locks, and then claimed by their numbers: so a claim
-    reads about as much as it takes, however long the lanes are.
+    They are read in windows, without locks, and then claimed by their numbers: so a claim reads
+    about as many rows as it takes, however long the lanes are.
     """
     _read_in_order(connection)
     _write_first(connection, table)
@@ -109,7 +109,7 @@ def _look(
 
 
 def _stops(connection: Connection, table: Table) -> dict[Lane, int]:
-    """The first parked row of each lane that has one: behind it the lane does not go on."""
+    """The first parked row of each lane that has one: the lane stops there."""
     query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
         table.c.status == PARKED, table.c.lane.is_not(None)
     )
@@ -121,7 +121,7 @@ def _stops(connection: Connection, table: Table) -> dict[Lane, int]:
 def _take(
     connection: Connection, table: Table, claim: Claim, sights: Sequence[Sight]
 ) -> dict[int, OutboxRow]:
-    """Claim these rows, except those that somebody else has, or has done something with."""
+    """Claim these rows, except those that somebody else has claimed or changed."""
     if not sights:
         return {}
     is_one = _is_one_of(connection, table, [sight.seq for sight in sights])
@@ -129,23 +129,23 @@ def _take(
     if not has_row_locks(connection.dialect.name):
         rows = _lease(connection, table, claim, is_one, table.c.status == PENDING, is_due)
         return {row.seq: row for row in rows}
-    # Not by the status, whose indexes PostgreSQL may prefer; it is looked at after.
+    # Not by the status, whose indexes PostgreSQL may prefer; it is checked afterwards.
     query = _rows(table).where(is_one, is_due)
     if connection.dialect.name in MYSQL and list(table.primary_key) == [table.c.seq]:
-        # It locks what it reads, and would read a small table from end to end.
+        # It locks what it reads, and would read all of a small table.
         query = query.with_hint(table, "FORCE INDEX (PRIMARY)")
     locked = connection.execute(query.with_for_update(skip_locked=True, of=table))
     return {row.seq: row for row in _read(locked) if row.status == PENDING}
 
 
 def _write_first(connection: Connection, table: Table) -> None:
-    """Let SQLite begin with a write: one that has read first may not write after another did."""
+    """Let SQLite start with a write: after a read, it cannot write if another has written since."""
     if not has_row_locks(connection.dialect.name):
         connection.execute(update(table).where(table.c.seq < 0).values(attempts=0))
 
 
 def claim_dispatched(connection: Connection, table: Table, claim: Claim) -> list[OutboxRow]:
-    """Rows whose jobs are to be looked at again."""
+    """Rows whose jobs are due to be checked again."""
     _read_in_order(connection)
     is_due = table.c.due_at <= now_ms(connection.dialect)
     is_dispatched = table.c.status == DISPATCHED
@@ -183,13 +183,13 @@ def put_off(
 def let_wait(
     connection: Connection, table: Table, seqs: Sequence[int], *, error: str, wait_ms: int
 ) -> None:
-    """There is no room for the jobs of these rows yet; that counts as no attempt."""
+    """There is no room for the jobs of these rows yet; this does not count as an attempt."""
     due_at = now_ms(connection.dialect) + wait_ms
     _set(connection, table, seqs, PENDING, {"error": error[:LONGEST_ERROR], "due_at": due_at})
 
 
 def let_go(connection: Connection, table: Table, seqs: Sequence[int], *, wait_ms: int = 0) -> None:
-    """Nothing came of the claim of these rows, through no fault of theirs."""
+    """These rows were claimed but not dispatched, through no fault of their own."""
     values = {"due_at": now_ms(connection.dialect) + wait_ms} if wait_ms else {}
     _set(connection, table, seqs, PENDING, values)
 
@@ -200,7 +200,7 @@ def mark_done(connection: Connection, table: Table, seqs: Sequence[int]) -> None
 
 
 def look_again(connection: Connection, table: Table, seqs: Sequence[int], confirm_ms: int) -> None:
-    """The jobs of these rows are still to run."""
+    """The jobs of these rows have not run yet."""
     due_at = now_ms(connection.dialect) + confirm_ms
     _set(connection, table, seqs, DISPATCHED, {"due_at": due_at})
 
@@ -262,10 +262,10 @@ def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUS
 
 
 def _read_in_order(connection: Connection) -> None:
-    """Let PostgreSQL walk along the index until it has enough, for the rest of the transaction.
+    """Make PostgreSQL walk the index until it has enough, for the rest of the transaction.
 
-    While it knows nothing of a table that has just grown, it would read and sort all that waits for
-    every batch.
+    Without statistics about a table that has just grown, it would read and sort all waiting rows
+    for every batch.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(_READ_IN_ORDER)
@@ -285,8 +285,8 @@ def _claim(
 ) -> list[OutboxRow]:
     if has_row_locks(connection.dialect.name):
         query = _rows(table).where(*conditions).order_by(table.c[order]).limit(claim.limit)
-        # MySQL locks what it reads, so it must not read everything in order to sort it. It would
-        # for a small table, and one relay would hold all rows.
+        # MySQL locks what it reads, so it must not read everything in order to sort it. For a
+        # small table it would, and one relay would hold all rows.
         query = _by_index(query, table, table, ["status", order], connection.dialect)
         query = query.with_for_update(skip_locked=True, of=table)
         return _read(connection.execute(query))
@@ -333,9 +333,9 @@ def _set(
     status: str,
     values: Mapping[str, Any],
 ) -> None:
-    """Write to rows that still have the status they were claimed with, and let them go.
+    """Update rows that still have the status they were claimed with, and release them.
 
-    Where rows are locked they have it, and to ask for it would let PostgreSQL use another index.
+    Locked rows always have it, and a condition on it might make PostgreSQL use another index.
     """
     if not seqs:
         return
@@ -347,7 +347,7 @@ def _set(
 
 def _is_one_of(connection: Connection, table: Table, seqs: Sequence[int]) -> ColumnElement[bool]:
     if connection.dialect.name == "postgresql":
-        # One parameter, however many rows: a list of them would be written out each time.
+        # One parameter, however many rows: a list would be expanded every time.
         return table.c.seq == func.any(literal(list(seqs), ARRAY(BigInteger)))
     return table.c.seq.in_(seqs)
 

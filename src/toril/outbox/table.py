@@ -1,4 +1,4 @@
-"""The outbox table as one of SQLAlchemy; its columns are described in ``toril.outbox.schema``."""
+"""The outbox as a SQLAlchemy table; its columns are described in ``toril.outbox.schema``."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def check_table(table: Table) -> Table:
 
 
 def now_ms(dialect: Dialect) -> ColumnElement[int]:
-    """The database's clock in ms since the epoch: relays on several hosts compare by it."""
+    """The database's clock in ms since the epoch, which relays on several hosts share."""
     return literal_column(now_sql(dialect.name), BigInteger)

@@ -37,12 +37,12 @@ HOOKS = ("claim", "handle", "on_success", "on_error", "release")
 class BaseConsumer(ABC, Generic[T]):
     """Runs the steps of one queue, each through the same pipeline.
 
-    ``claim`` → ``handle`` → ``on_success``, or ``on_error`` and the error raised again for the
+    ``claim`` → ``handle`` → ``on_success``, or ``on_error`` with the error raised again for the
     queue to retry, and in every case ``release`` at the end.  ``class Fetch(BaseConsumer[Page])``
     gets its payloads with ``data`` as a ``Page``: a dataclass, a Struct or a pydantic model.
 
-    ``swallow`` lets a failing ``on_success`` be logged instead of failing the attempt.
-    ``observers`` are told of every attempt.  The other options are those of ``Worker``.
+    With ``swallow``, a failing ``on_success`` is logged instead of failing the attempt.
+    ``observers`` are told about every attempt.  The other options are those of ``Worker``.
     """
 
     data_type: ClassVar[Any] = Any
@@ -98,8 +98,8 @@ class BaseConsumer(ABC, Generic[T]):
     async def claim(self, payload: JobPayload[T], job: ActiveJob) -> None:
         """Make sure that nobody else does this step, mark it as in progress, …
 
-        Raise ``ClaimRefusedError`` when somebody else has it: the job comes back later, and no
-        attempt is counted.
+        Raise ``ClaimRefusedError`` if somebody else has it: the job runs again later, and the
+        attempt does not count.
         """
 
     @abstractmethod
@@ -112,15 +112,15 @@ class BaseConsumer(ABC, Generic[T]):
     async def on_error(self, payload: JobPayload[T], job: ActiveJob, error: BaseException) -> None:
         """The attempt failed with ``error``, which is raised again afterwards.
 
-        A cancelled job brings a ``JobCancelledError``, a worker that is closing and hands the job
-        back an ``asyncio.CancelledError``.
+        For a cancelled job it is a ``JobCancelledError``, and for a worker that is closing and
+        hands the job back an ``asyncio.CancelledError``.
         """
 
     async def release(self, payload: JobPayload[T], job: ActiveJob) -> None:
-        """Clean up: the last thing that happens, whatever happened, also after ``claim`` failed.
+        """Clean up: always called last, whatever happened, even if ``claim`` failed.
 
-        ``self.has_claimed(job)`` says whether this attempt's claim went through, so that nobody
-        gives back what another one holds.
+        ``self.has_claimed(job)`` says whether this attempt's claim succeeded, so that nobody
+        releases what somebody else holds.
         """
 
     # ------------------------------------------------------------------ running
@@ -174,11 +174,11 @@ class BaseConsumer(ABC, Generic[T]):
     async def _report(self, payload: JobPayload[T], job: ActiveJob, error: BaseException) -> None:
         try:
             await self.on_error(payload, job, error)
-        except Exception:  # noqa: BLE001 (the error that it was told of is the one that counts)
+        except Exception:  # noqa: BLE001 (the error passed to it is the one that counts)
             log_for(payload, job).exception("on_error failed")
 
     async def _release(self, payload: JobPayload[T], job: ActiveJob) -> None:
-        """Release to the end: a cancellation that comes now is too late to change the outcome."""
+        """Finish ``release``: a cancellation now is too late to change the outcome."""
         releasing = asyncio.ensure_future(self.release(payload, job))
         while not releasing.done():
             with contextlib.suppress(asyncio.CancelledError):
@@ -218,13 +218,13 @@ class BaseConsumer(ABC, Generic[T]):
 
     def _log_retrying(self, job: ActiveJob, error: BaseException) -> None:
         if isinstance(error, (DelayedError, RateLimitError, WaitingChildrenError)):
-            log_for_job(job).info("put off: %s", error)
+            log_for_job(job).info("postponed: %s", error)
         else:
             log_for_job(job).warning("failed and will be retried: %s", error, exc_info=error)
 
 
 def _what_it_means(job: ActiveJob, error: BaseException) -> tuple[str, BaseException]:
-    """The kind of the end, and the error as the queue will see it."""
+    """How the attempt ended, and the error as the queue will see it."""
     if isinstance(error, ClaimRefusedError):
         return history.REFUSED, error
     if isinstance(error, (DelayedError, RateLimitError, WaitingChildrenError)):

@@ -13,7 +13,7 @@ from toril.options import Backoff, Duration, Keep, NewJob, new_job
 from toril.steps.payload import JobPayload, check_ids
 
 JOB_NAME = "step"
-"""Every step has this job name: consumers look at the payload, not at names."""
+"""All steps have this job name: consumers look at the payload, not at names."""
 
 DEFAULTS: Mapping[str, Any] = {
     "attempts": 3,
@@ -21,7 +21,7 @@ DEFAULTS: Mapping[str, Any] = {
     "remove_on_complete": 1000,
     "remove_on_fail": 500,
 }
-"""The options of a step for which neither its producer nor its queue says otherwise."""
+"""The default options of a step; its producer and its queue can override them."""
 
 _LONGEST_PART = 80
 _UNFIT_FOR_AN_ID = re.compile(r"[^A-Za-z0-9_.=@#+~-]")
@@ -30,7 +30,7 @@ _UNFIT_FOR_AN_ID = re.compile(r"[^A-Za-z0-9_.=@#+~-]")
 class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """When a step runs, how often it is retried, and how long it is kept.
 
-    For None, the queue's ``default_job_options`` apply, and then ``DEFAULTS``.
+    If None, the queue's ``default_job_options`` apply, and then ``DEFAULTS``.
     """
 
     job_id: str | None = None
@@ -53,7 +53,7 @@ def step_job(
     now_ms: int,
     chance: str,
 ) -> NewJob:
-    """The job for one step; ``chance`` makes ids of the same millisecond different."""
+    """The job for one step; ``chance`` distinguishes ids of the same millisecond."""
     check_ids(payload)
     options = options or _NOTHING_GIVEN
     made_up_id = f"{_part(payload.workflow_id)}-{_part(payload.step_id)}-{now_ms}-{_part(chance)}"
@@ -76,9 +76,9 @@ def _part(name: str) -> str:
 
 
 def _id_of_key(payload: JobPayload[Any], key: str) -> str:
-    """Equal keys of one step give equal ids, whatever characters they are made of.
+    """Equal keys of one step yield equal ids, whatever characters they contain.
 
-    Two steps may have one key, that of the order they are both for.
+    Two steps may share a key, such as that of the order they both belong to.
     """
     parts = msgspec.json.encode([payload.workflow_id, payload.step_id, key])
     return f"step-{hashlib.sha256(parts).hexdigest()[:40]}"

@@ -25,9 +25,9 @@ INTERRUPTED = "interrupted"
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to one attempt of a step.
 
-    ``kind`` is ``"started"`` and then one of ``"succeeded"``, ``"failed"`` and those that count no
-    attempt: ``"refused"`` (the claim was), ``"deferred"`` (by a signal such as ``DelayedError``)
-    and ``"interrupted"`` (the worker is closing and hands the job back).
+    ``kind`` is ``"started"`` and then ``"succeeded"``, ``"failed"`` or one that does not count as
+    an attempt: ``"refused"`` (the claim was), ``"deferred"`` (by a signal such as ``DelayedError``)
+    or ``"interrupted"`` (the worker is closing and hands the job back).
     """
 
     kind: str
@@ -46,7 +46,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Observer = Callable[[StepEvent], Any]
-"""Told of every event, plain or async; what it raises is logged and changes nothing."""
+"""Called for every event, plain or async; what it raises is logged and changes nothing."""
 
 
 async def tell(observers: Sequence[Observer], event: StepEvent) -> None:
@@ -61,7 +61,7 @@ async def tell(observers: Sequence[Observer], event: StepEvent) -> None:
 
 
 class StepCounts(msgspec.Struct):
-    """What became of the attempts of one step."""
+    """How the attempts of one step ended."""
 
     started: int = 0
     succeeded: int = 0
@@ -91,7 +91,7 @@ class StepMetrics:
             target.duration_ms += event.duration_ms
 
     def get(self, workflow_id: str, step_id: str) -> StepCounts:
-        """The counts of one step; all zero for one that was never seen."""
+        """The counts of one step; all zero if it was never seen."""
         return self._counts.get((workflow_id, step_id), StepCounts())
 
     @property

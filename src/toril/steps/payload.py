@@ -16,8 +16,8 @@ T = TypeVar("T")
 class JobPayload(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_defaults=True):
     """One step of one workflow.
 
-    On the wire the names are BullMQ's camel case.  ``attempt`` is a view: whatever was written,
-    a consumer sees the number of the attempt that is running, 1 for the first.
+    On the wire the names are in BullMQ's camel case.  ``attempt`` is computed: whatever was
+    written, a consumer sees the number of the running attempt, 1 for the first.
     """
 
     workflow_id: str
@@ -27,7 +27,7 @@ class JobPayload(msgspec.Struct, Generic[T], frozen=True, rename="camel", omit_d
 
     @property
     def key(self) -> tuple[str, str]:
-        """What rows, history and metrics of this step are found by."""
+        """The key of this step's rows, history and metrics."""
         return self.workflow_id, self.step_id
 
 
@@ -63,7 +63,7 @@ def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
 
 
 def _decode_model(data_type: Any, value: Any) -> Any:
-    """What msgspec does not know but can validate itself, as pydantic's models do."""
+    """Types that msgspec does not know but that validate themselves, like pydantic's models."""
     validate = getattr(data_type, "model_validate", None)
     if validate is None:
         raise TypeError(f"cannot decode into {data_type!r}; use a dataclass, Struct or model")
@@ -74,7 +74,7 @@ def _decode_model(data_type: Any, value: Any) -> Any:
 
 
 def _in_one_line(error: ValueError) -> str:
-    """The fields that a model refused and why, without the links that pydantic prints."""
+    """The fields that a model refused, and why, without the links that pydantic prints."""
     list_errors = getattr(error, "errors", None)
     if list_errors is None:
         return str(error)

@@ -17,7 +17,7 @@ DEFAULT_PREFIX = "bull"
 
 
 class QueueCache:
-    """Makes each queue once; queues of one server share its connection."""
+    """Creates each queue once; queues on one server share a connection."""
 
     def __init__(self) -> None:
         self._queues: dict[str, Queue] = {}
@@ -35,7 +35,7 @@ class QueueCache:
         return queue
 
     async def close(self) -> None:
-        """Close what was made and forget it; what cannot be closed does not stop the rest."""
+        """Close and forget all queues; one that cannot be closed does not stop the rest."""
         closing: list[Queue | Connection] = [*self._queues.values(), *self._connections.values()]
         self._queues.clear()
         self._configurations.clear()
@@ -61,12 +61,12 @@ class QueueCache:
         )
 
     def _refuse_another(self, name: str, given: dict[str, Any]) -> None:
-        """A second caller may say less than the first, but nothing else."""
+        """A second caller may pass fewer options than the first, but no different ones."""
         known = self._configurations[name]
         for option, value in given.items():
             if known.get(option) != value:
                 raise InvalidOptionError(
-                    f"queue {name!r} was made with another {option} in this process; give it the"
+                    f"queue {name!r} was created with another {option} in this process; give it the"
                     f" same one everywhere, or none, or call close_all_queues() in between"
                 )
 
@@ -83,9 +83,9 @@ def get_queue(
     default_job_options: JobOptions | None = None,
     replicas: int | None = None,
 ) -> Queue:
-    """The queue of this name, made at the first call and shared by all later ones.
+    """The queue of this name, created by the first call and shared by all later ones.
 
-    A later call may leave the configuration out; one that contradicts the first is refused.
+    A later call may leave out the configuration; one that contradicts the first is refused.
     """
     return _cache.get(
         name,
@@ -97,5 +97,5 @@ def get_queue(
 
 
 async def close_all_queues() -> None:
-    """Close every queue that ``get_queue`` made; the next call makes new ones."""
+    """Close every queue that ``get_queue`` created; the next call creates new ones."""
     await _cache.close()

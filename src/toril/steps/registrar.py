@@ -33,7 +33,7 @@ class ConsumerRegistrar:
         return consumer
 
     async def start_all(self) -> None:
-        """Start every consumer, or none: when one cannot be started, the others are closed."""
+        """Start every consumer, or none: if one cannot be started, the others are closed."""
         try:
             for consumer in self.consumers:
                 await consumer.start()

@@ -15,7 +15,7 @@ logger = get_logger("toril.steps")
 
 
 class StepLog(logging.LoggerAdapter[logging.Logger]):
-    """Writes to ``toril.steps``: the step at the head of the text, and in the record's fields."""
+    """Writes to ``toril.steps``: the step starts each text, and is in the record's fields."""
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
         if not self.isEnabledFor(level):
@@ -36,7 +36,7 @@ def log_for(payload: JobPayload[Any], job: StoredJob) -> StepLog:
 
 
 def log_for_job(job: StoredJob) -> StepLog:
-    """The same for a job that may not hold a payload that can be read."""
+    """The same for a job whose payload may be unreadable."""
     try:
         return log_for(decode(job, Any), job)
     except PayloadMismatchError:

@@ -23,14 +23,14 @@ class Producer:
         self.queue = queue
 
     def enqueue(self, payload: JobPayload[Any], options: EnqueueOptions | None = None) -> Job:
-        """Enqueue one step; ``job.duplicated`` says that it was there already."""
+        """Enqueue one step; ``job.duplicated`` is True if it already existed."""
         (job,) = self.queue.add_bulk([self._job(payload, options)])
         return job
 
     def enqueue_many(
         self, payloads: Iterable[JobPayload[Any]], options: EnqueueOptions | None = None
     ) -> list[Job]:
-        """Enqueue steps in a few round trips, in their order."""
+        """Enqueue steps in a few round trips, in order."""
         return self.queue.add_bulk([self._job(payload, options) for payload in payloads])
 
     def _job(self, payload: JobPayload[Any], options: EnqueueOptions | None) -> NewJob:

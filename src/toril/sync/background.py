@@ -1,4 +1,4 @@
-"""What the client does beside its callers: in threads, the twin of what the async client does."""
+"""What the client does in the background, in threads: the twin of the async client's module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LONGEST_GOODBYE_S = 5.0
 
 
 class Background:
-    """Runs ``work`` beside its owner, until it returns or its connection is closed."""
+    """Runs ``work`` in the background until it returns or its connection is closed."""
 
     def __init__(self, work: Callable[[], None], connection: Connection, name: str) -> None:
         self._work = work
@@ -30,7 +30,7 @@ class Background:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the connection that the work waits on, and wait for its end."""
+        """Close the connection that the work waits on, and wait until it has ended."""
         self._connection.interrupt()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout=_LONGEST_GOODBYE_S)

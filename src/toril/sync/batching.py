@@ -1,4 +1,4 @@
-"""Adding jobs from blocking code: each call goes by itself, in whatever thread it is made."""
+"""Adding jobs from blocking code: each call is sent by itself, in the calling thread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MOST_CALLS_AT_ONCE = 4
 
 
 class Batcher:
-    """Adds jobs to one queue; the twin of the async one, without anything to gather."""
+    """Adds jobs to one queue; the twin of the async one, without batching."""
 
     is_away = False
-    """Nobody ever waits for the call of another."""
+    """No caller ever waits for another's call."""
 
     def __init__(
         self, connection: Connection, keys: Keys, replicas: Replicas | None = None
@@ -44,8 +44,8 @@ class Batcher:
         return answer
 
     def add_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
-        """Add many jobs, in slices; raises the first refusal when all have been answered, or else
-        ``NotReplicatedError`` for those that too few replicas have.
+        """Add many jobs, in slices.  Once all have been answered it raises the first refusal, or
+        else ``NotReplicatedError`` if too few replicas have some of them.
 
         Answers go through ``each`` while the server works on the next slices.
         """
@@ -65,4 +65,4 @@ class Batcher:
         return adding.add(self._keys, jobs, replicas=self._replicas)
 
     def close(self) -> None:
-        """Nothing is ever under way."""
+        """Nothing is ever in flight."""

@@ -1,4 +1,4 @@
-"""One socket to the server, of blocking code: the twin of ``toril.client.line``, by hand.
+"""One socket to the server, for blocking code: the hand-written twin of ``toril.client.line``.
 
 Redis-py opens the socket and greets the server; replies go from the socket through hiredis.
 """
@@ -15,13 +15,13 @@ from toril.sync.sockets import NOT_YET, LateError, LineError, Reader, make_reade
 
 _READ_SIZE = 65536
 _LOOK_AFTER_S = 0.5
-"""A socket that was not used for so long is looked at: the server may have closed it."""
+"""A socket that was idle for longer is checked first: the server may have closed it."""
 
 
 class Line:
-    """A socket that one thread uses at a time; ``opener`` is a connection of redis-py.
+    """A socket that one thread uses at a time; ``opener`` is a redis-py connection.
 
-    A line that was lost or left in the middle is never used again.
+    A line that was lost, or abandoned in the middle of a call, is never used again.
     """
 
     __slots__ = ("_opener", "_reader", "_sock", "_timeout_s", "_used_at", "is_open")
@@ -43,12 +43,12 @@ class Line:
         self.is_open = True
 
     def leads_to(self, host: str, port: int) -> bool:
-        """Is this the server at its other end, as far as is known?"""
+        """Is this the server at the other end, as far as is known?"""
         return not self.is_open or (self._opener.host, int(self._opener.port)) == (host, port)
 
     @property
     def is_usable(self) -> bool:
-        """Is it open, and nothing there that nobody asked for, such as its end?"""
+        """Is it open, with nothing unexpected to read, such as its end?"""
         if not self.is_open or self._reader.has_data():
             return False
         if time.monotonic() - self._used_at < _LOOK_AFTER_S:
@@ -62,7 +62,7 @@ class Line:
         self._sock.sendall(packed)
 
     def read(self) -> Any:
-        """The next reply: a value, or the error that the server told."""
+        """The next reply: a value, or an error from the server."""
         reader = self._reader
         reply = reader.gets()
         while reply is NOT_YET:
@@ -77,9 +77,9 @@ class Line:
         return reply
 
     def end(self) -> None:
-        """All replies are read; what is left is nobody's."""
+        """All replies have been read; anything left was not asked for."""
         if self._reader.has_data():
-            raise LineError("the server sent a reply that nobody had asked for")
+            raise LineError("the server sent a reply that nobody asked for")
         self._used_at = time.monotonic()
 
     def shut(self) -> None:
@@ -95,7 +95,7 @@ class Line:
 
 
 def _is_readable(sock: Any) -> bool:
-    if hasattr(select, "poll"):  # select() takes no file numbers above 1,023
+    if hasattr(select, "poll"):  # select() does not accept file descriptors above 1,023
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         return bool(poll.poll(0))

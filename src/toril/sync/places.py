@@ -1,6 +1,6 @@
 """What belongs to a process: threads and what they hold do not survive a fork.
 
-The blocking twin of what belongs to an event loop in ``toril.client.places``, written by hand.
+The hand-written blocking twin of ``toril.client.places``, where the place is an event loop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class PerPlace(Generic[T]):
-    """One ``T`` for each process that asks for it, made when it first does.
+    """One ``T`` for each process that asks for it, created when it first does.
 
-    What a parent process had is left alone: it may still be in use there.
+    That of a parent process is left alone: it may still be in use there.
     """
 
     def __init__(self, make: Callable[[], T], forget: Callable[[T], None] | None = None) -> None:
@@ -28,7 +28,7 @@ class PerPlace(Generic[T]):
         value = self._all.get(process)
         if value is not None:
             return value
-        # Of two threads that come here together, both get the one that was first.
+        # If two threads come here together, both get the one that was first.
         return self._all.setdefault(process, self._make())
 
     def items(self) -> Iterator[tuple[int, T]]:

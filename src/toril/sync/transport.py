@@ -1,4 +1,4 @@
-"""Requests and replies of blocking code: the twin of ``toril.client.transport``, by hand.
+"""Requests and replies of blocking code: the hand-written twin of ``toril.client.transport``.
 
 A socket belongs to one thread at a time, and to one process: after a fork the child opens its own.
 """
@@ -86,7 +86,7 @@ class ServerTransport:
         if not isinstance(reply, Exception):
             self._give_back(line)
             return reply
-        # A master no more is left: whoever looks again may find another one.
+        # A server that is no longer the master is left: the next lookup may find another one.
         if isinstance(reply, ResponseError) and not isinstance(reply, ReadOnlyError):
             self._give_back(line)
         else:
@@ -163,7 +163,7 @@ class ServerTransport:
             line.shut()
 
     def forget_sockets(self) -> None:
-        """In a forked child: the sockets are the parent's, and so may be whoever holds the lock."""
+        """In a forked child: the sockets are the parent's, and its threads may hold the lock."""
         self._lock = threading.Lock()
         self._free = []
         self._in_use = set()
@@ -184,7 +184,7 @@ class ServerTransport:
             self._is_open.set()
 
     def hear(self, told: Node | Told) -> None:
-        """The primary is about to change, or is this one now: what others still take is lost."""
+        """The primary is about to change, or is now this one: what others still accept is lost."""
         if told is Told.ABOUT_TO_SWITCH:
             self._is_open.clear()
         elif isinstance(told, tuple):
@@ -220,7 +220,7 @@ class ServerTransport:
     def _open(self, line: Line) -> None:
         if not line.is_open:
             line.open()
-            # Whoever closed meanwhile saw no socket to shut.
+            # If it was closed in the meantime, there was no socket to shut down yet.
             self._refuse_if_closed()
 
     def _refuse_if_closed(self) -> None:
@@ -236,20 +236,20 @@ class ServerTransport:
         line.close()
 
     def _drop(self, line: Line) -> None:
-        """A socket that was left in the middle is never used again."""
+        """A socket that was abandoned in the middle of a call is never used again."""
         with self._lock:
             self._in_use.discard(line)
         line.close()
 
 
 def _with_replicas(line: Line, reply: Any) -> Any:
-    """The reply, and how many replicas have what was written: that comes right behind it."""
+    """The reply, and how many replicas have the write: that reply comes right after it."""
     reached = line.read()
     return reply if isinstance(reply, Exception) else (reply, reached)
 
 
 def _listen(who: weakref.ref[ServerTransport], news: News) -> None:
-    """Tell a transport what a sentinel tells, until it is closed or nobody has it any more."""
+    """Pass a sentinel's announcements to a transport until it is closed or garbage-collected."""
     for told in news():
         transport = who()
         if transport is None or transport.is_closed:

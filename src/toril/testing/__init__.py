@@ -1,6 +1,6 @@
-"""Testing what you write with Toril: a context without a server, and a real server for the rest.
+"""Testing code that uses Toril: a context without a server, and a real server for the rest.
 
-Each name is imported when it is first used: pytest loads the plugin in here with every test run.
+Each name is imported when it is first used: pytest loads this package's plugin in every test run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fixtures for pytest, loaded by its entry point; nothing happens until a test asks for one.
 
-They are plain fixtures, so that they serve tests of pytest-asyncio, of anyio and blocking ones.
+They are plain fixtures, so that they work with pytest-asyncio, with anyio and in blocking tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _APP = "toril_app"
 
 @pytest.fixture(scope="session")
 def toril_url() -> str:
-    """The URL of a real server, one for this test process; ``TORIL_TEST_URL`` names another one."""
+    """The URL of this test process's real server; ``TORIL_TEST_URL`` names another one."""
     from toril.testing.server import server_url
 
     return server_url()
@@ -28,8 +28,8 @@ def toril_url() -> str:
 def toril_rig(request: pytest.FixtureRequest, toril_url: str) -> Iterator[Rig]:
     """A rig for the app that your fixture ``toril_app`` returns (``toril.testing.running``).
 
-    Its jobs go to a prefix of the test's own: ``await toril_rig.drain()``, or
-    ``toril_rig.sync.drain()`` in a test that blocks.
+    Its jobs go to the test's own prefix: ``await toril_rig.drain()``, or
+    ``toril_rig.sync.drain()`` in a blocking test.
     """
     try:
         app = request.getfixturevalue(_APP)
@@ -49,6 +49,6 @@ def toril_rig(request: pytest.FixtureRequest, toril_url: str) -> Iterator[Rig]:
     from toril.testing.rig import running_sync
 
     if not isinstance(app, App):
-        pytest.fail(f"the fixture 'toril_app' gave {app!r}, which is no toril.App", pytrace=False)
+        pytest.fail(f"'toril_app' returned {app!r}, which is not a toril.App", pytrace=False)
     with running_sync(app, url=toril_url) as rig:
         yield rig

@@ -1,4 +1,4 @@
-"""A rig for an app: a real server, a prefix of the test's own, and jobs that run when told to."""
+"""A rig for an app: a real server, the test's own prefix, and jobs that run when told to."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ROWS = 100
 
 
 class Enqueued(msgspec.Struct, frozen=True):
-    """A call that this process enqueued while the rig was there."""
+    """A call that this process enqueued while the rig was active."""
 
     id: str
     name: str
     queue_name: str
     arguments: dict[str, Any]
-    """As the task's function is given them, defaults included."""
+    """As the task's function receives them, including defaults."""
     call: Call[Any]
 
 
@@ -57,7 +57,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rig:
-    """What ``running`` gives."""
+    """What ``running`` yields."""
 
     def __init__(self, app: App, url: str, prefix: str) -> None:
         self.app = app
@@ -72,7 +72,7 @@ class Rig:
     # ------------------------------------------------------------------ what was enqueued
 
     def enqueued(self, task: AnyTask | None = None) -> list[Enqueued]:
-        """What this process has enqueued, of one task or of all, in order; nothing is awaited."""
+        """The calls this process has enqueued, of one task or of all, in order; not a coroutine."""
         return [one for one in self._enqueued if task is None or one.name == task.name]
 
     def assert_enqueued(
@@ -90,7 +90,7 @@ class Rig:
         )
 
     def note(self, call: Call[Any], job: Job) -> None:
-        """The app tells of everything that it enqueued."""
+        """The app reports everything that it enqueues."""
         arguments = call.signature.with_defaults(call.signature.read(_text(call)))
         self._enqueued.append(Enqueued(job.id, call.name, call.queue_name, arguments, call))
 
@@ -105,8 +105,8 @@ class Rig:
     ) -> list[Ran]:
         """Run all jobs in this process until none is left; returns those that ended, in order.
 
-        ``with_delayed`` also runs what is due later, in its order in time.  The first failure for
-        good is raised unless ``raise_failures`` is False; of several, all of them in a group.
+        ``with_delayed`` also runs jobs that are due later, in order of time.  If a job fails for
+        good, its error is raised, several as a group, unless ``raise_failures`` is False.
         """
         self._ran = []
         workers = self.app.make_workers(drain_delay=50)
@@ -144,7 +144,7 @@ class Rig:
             if await queue.is_paused():
                 told.append("paused")
             found += [f"queue {name!r}: {', '.join(told)}"] if told else []
-        return "; ".join(found) or "nothing any more"
+        return "; ".join(found) or "nothing"
 
     def _listen(self, worker: Worker) -> None:
         def completed(job: StoredJob, value: Any) -> None:
@@ -163,7 +163,7 @@ class Rig:
             await asyncio.sleep(_LOOK_S)
 
     async def _is_idle(self) -> bool:
-        """Is nothing left that could run now? What waits for its time could not."""
+        """Is nothing left that could run now? Delayed jobs do not count."""
         now_ms = await self._now_ms()
         for name in self.app.queue_names:
             queue = self._queue(name)
@@ -175,12 +175,12 @@ class Rig:
         return True
 
     async def _is_due(self, name: str, now_ms: int) -> bool:
-        """Has the time come of a delayed job, one of a scheduler included?"""
+        """Is a delayed job due, including those of schedulers?"""
         rows = await self._delayed(name, 0, 0)
         return bool(rows) and rows[0][0] <= now_ms
 
     async def _promote_next(self) -> bool:
-        """Let the job that is due next run now; False when none waits for its time."""
+        """Let the delayed job that is due next run now; False if there is none."""
         times = [
             (at, name, job_id)
             for name in self.app.queue_names
@@ -222,7 +222,7 @@ class Rig:
     async def advance(self, by: timedelta | int) -> None:
         """Behave as if that much time had passed: for delays, schedules, deadlines, locks, limits.
 
-        What has become due runs at the next ``drain``.
+        Jobs that have become due run at the next ``drain``.
         """
         ms = milliseconds(by, "by")
         skew.ms += ms
@@ -265,7 +265,7 @@ class Rig:
 
 
 class BlockingRig:
-    """Drains and advances a rig from a test that blocks; its loop runs only inside these calls."""
+    """Drains and advances a rig from a blocking test; its loop runs only inside these calls."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -290,11 +290,11 @@ class BlockingRig:
         self.run(self._rig.advance(by))
 
     def run(self, program: Coroutine[Any, Any, T]) -> T:
-        """Run anything that is awaited, such as ``rig.app.queue("mail").get_job_counts()``."""
+        """Run any awaitable, such as ``rig.app.queue("mail").get_job_counts()``."""
         if asyncio._get_running_loop() is not None:
             program.close()
             raise RunningLoopError(
-                "rig.sync is for blocking tests, and an event loop runs here; use the rig itself:"
+                "rig.sync is for blocking tests, and an event loop is running; use the rig itself:"
                 " `await rig.drain()`"
             )
         if self._loop is None:
@@ -336,7 +336,7 @@ def running_sync(app: App, *, url: str | None = None) -> Iterator[Rig]:
 
 @asynccontextmanager
 async def running(app: App, *, url: str | None = None) -> AsyncIterator[Rig]:
-    """A rig for ``app``: inside the block its jobs go to a server and a prefix of the test's own.
+    """A rig for ``app``: inside the block its jobs go to the test's own server and prefix.
 
     ::
 

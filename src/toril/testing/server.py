@@ -17,8 +17,8 @@ _servers: dict[int, str] = {}
 def server_url() -> str:
     """The URL of this process's own server; ``TORIL_TEST_URL`` names another one to use instead.
 
-    The server is the embedded one, in a directory of its own: every process that a parallel test
-    run starts has one.
+    It is the embedded server, in a directory of its own: in a parallel test run every process has
+    one.
     """
     given = os.environ.get("TORIL_TEST_URL")
     if given:
