@@ -1,7 +1,7 @@
-"""The five measures every asyncio queue is put through, Toril and its peers by the same lines.
+"""The five measures of every asyncio queue: Toril and its peers run the same lines.
 
 A queue says how it adds a job and how it starts a worker; what is timed, and from when to when, is
-said here once. The payload of a job is one number, which the handler gives to ``handle``.
+defined here once. The payload of a job is one number, which the handler passes to ``handle``.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main(make: Callable[[str], Program]) -> None:
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """asyncio's own loop, or uvloop's where the run says so."""
+    """asyncio's own loop, or uvloop's if the run says so."""
     if name == "asyncio":
         return None
     import uvloop

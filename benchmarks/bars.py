@@ -15,7 +15,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Bar:
-    """One promise: what is compared, the least that will do, what was seen."""
+    """One promise: what is compared, the least that is accepted, what was measured."""
 
     what: str
     target: str

@@ -3,9 +3,9 @@
     python benchmarks/big_jobs.py                   jobs of 200 KB and of 1 MB
     python benchmarks/big_jobs.py --sizes 5000000   others
 
-Prints a table for each server found here, and ends with 1 if a script held the server for more than
-10 ms in each of three rounds: a pause of the machine does not come three times at the same place.
-Nothing is written.
+Prints a table for each server found here, and exits with 1 if a script held the server for more
+than 10 ms in each of three rounds: a pause of the machine does not hit the same place three times.
+Writes no files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toril import NewJob, Queue, Worker
 
 LIMIT_US = 10_000
 NOTED_US = 500
-"""What is shorter is not worth a line in the slow log."""
+"""Anything shorter is not worth a line in the slow log."""
 ROUNDS = 3
 MEGABYTES = 200
 """Of payloads in each round, and at least this many jobs:"""
@@ -139,7 +139,7 @@ def longest(client: redis.Redis) -> tuple[int, str]:
 
 
 async def measure(url: str, size: int) -> dict[str, tuple[int, str]]:
-    """What the longest script of each step took, the best of the rounds."""
+    """How long the longest script of each step took, in the best of the rounds."""
     best: dict[str, tuple[int, str]] = {}
     with redis.Redis.from_url(url) as client:
         client.config_set("slowlog-log-slower-than", NOTED_US)

@@ -151,7 +151,7 @@ async def seed_families(url: str, groups: int) -> str:
 
 @contextmanager
 def served(url: str) -> Iterator[tuple[str, int]]:
-    """The dashboard in a process of its own: its address, and the process's id."""
+    """The dashboard in its own process: its address, and the process id."""
     env = {**os.environ, "TORIL_URL": url}
     env["PYTHONPATH"] = str(Path(__file__).parent.parent / "src")
     process = subprocess.Popen(
@@ -169,7 +169,7 @@ def served(url: str) -> Iterator[tuple[str, int]]:
 
 
 class Meter:
-    """What the server did since the last look, told by its slow log: one entry for each command."""
+    """What the server did since the last look, from its slow log: one entry per command."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url)
@@ -241,7 +241,7 @@ async def keep_busy(url: str, events_per_s: int) -> None:
 
 
 async def watch(http: httpx.AsyncClient, path: str, heard: list[float]) -> None:
-    """What the script of an open page does: listen, and draw anew when something changed."""
+    """What the script of an open page does: listen, and redraw when something changed."""
     async with http.stream("GET", "/live") as stream:
         async for line in stream.aiter_lines():
             if line.startswith("data: "):

@@ -1,11 +1,11 @@
-"""What operators do among very many dead letters: how long it takes, and does anybody notice?
+"""Operators' work on very many dead letters: how long does it take, and does anybody notice?
 
     python benchmarks/dead_letters.py                  1,000,000 letters on the Valkey of the wheel
     python benchmarks/dead_letters.py --jobs 100000    fewer
     python benchmarks/dead_letters.py --server redis   or the URL of an empty server
 
-Everything an operator does, one after another, and others meanwhile: another process pings the
-server every millisecond. ``make bench`` measures the bulk operations for themselves.
+Everything an operator does, one step after another, while another process pings the server every
+millisecond. ``make bench`` measures the bulk operations by themselves.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What groups cost: those who do not use them, and the server when a large one is turned over.
+"""What groups cost: plain jobs that do not use them, and the server when a large one fails.
 
     python benchmarks/groups.py                       both, on the Valkey of the wheel
     python benchmarks/groups.py --waiting 100000      fewer jobs in the way
     python benchmarks/groups.py --server redis        or the URL of an empty server
 
-The first part drains plain jobs with the scripts as they are and with scripts from which all that
-concerns groups was cut out, in turns, and compares what the server's process spends on a job.
-The second creates, cancels and turns over groups in a queue in which many jobs wait, and reports
-how long the server was held by one script.
+The first part drains plain jobs with the scripts as they are and with scripts from which everything
+about groups was removed, in turns, and compares what the server's process spends on a job.
+The second creates, cancels and fails groups in a queue in which many jobs wait, and reports how
+long one script held the server.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def jobs_without_groups(library: scripts.Library) -> str:
         ("    group = group,\n", ""),
         ("known.group and lastRun(job, ended, known)", "nil"),
     ):
-        assert text.count(old) == 1, f"rooms/jobs.lua has no {old!r} any more"
+        assert text.count(old) == 1, f"rooms/jobs.lua no longer has {old!r}"
         text = text.replace(old, new)
     return text
 

@@ -1,7 +1,7 @@
 """Put the peers into ``.peers/``: a virtual environment per Python peer, one folder for Node.
 
-Nothing is installed twice: a stamp remembers what was asked for, and a changed list installs again.
-A peer that cannot be installed (no network, no Node) is left out of the run, with its reason.
+Nothing is installed twice: a stamp records what was requested, and a changed list installs again.
+A peer that cannot be installed (no network, no Node) is left out of the run, with the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotInstallableError(Exception):
 
 @dataclass(frozen=True)
 class Peer:
-    """One other queue: where its program is, what it needs, what can be measured of it."""
+    """One other queue: where its program is, what it needs, and which measures it supports."""
 
     name: str
     label: str
@@ -124,7 +124,7 @@ def command(peer: Peer) -> list[str]:
 
 
 def environment(peer: Peer) -> dict[str, str]:
-    """What its program needs in the environment beside ours."""
+    """What its program needs in the environment in addition to ours."""
     if peer.is_node:
         return {"NODE_PATH": str(PEERS / "node" / "node_modules"), **peer.environment}
     return {"PYTHONPATH": str(BENCHMARKS)}

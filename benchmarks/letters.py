@@ -1,4 +1,4 @@
-"""Very many dead letters, written at once by a script of this program as the move writes them.
+"""Very many dead letters, written by a script of this program in the same form as by Toril.
 
 Every other one is named ``half``, and one in a hundred has the fingerprint ``RARE``, spread evenly,
 which is the worst case: a filter has to take letters out all over the list.

@@ -94,7 +94,7 @@ class Results:
 
 
 def toril_subjects() -> list[Subject]:
-    """Toril on asyncio's own loop, and where uvloop is installed its basic measures on that too."""
+    """Toril on asyncio's own loop and, if uvloop is installed, its basic measures on that too."""
     import importlib.metadata as metadata
 
     programs = {measure: ["toril_basic.py", measure] for measure in BASIC}
@@ -127,7 +127,7 @@ def toril_subjects() -> list[Subject]:
 
 
 def peer_subject(peer: installing.Peer) -> Subject:
-    """An installed peer; raises ``NotInstallableError`` where it cannot be."""
+    """An installed peer; raises ``NotInstallableError`` if it cannot be installed."""
     version = installing.install(peer)
     programs = {measure: [*installing.command(peer), measure] for measure in peer.measures}
     environment = installing.environment(peer)

@@ -1,4 +1,4 @@
-"""Toril in the shape of a harness that stands outside this repository.
+"""Toril in the form that a harness outside this repository expects.
 
 That harness measures peers, each adding and draining in one process, by small programs that get
 ``REDIS_PORT``, ``N`` and ``CONC`` in the environment and print one line of JSON.  This is such a

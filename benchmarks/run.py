@@ -1,4 +1,4 @@
-"""Measure Toril beside its peers on this machine: the entry of ``make bench``.
+"""Measure Toril and its peers on this machine: the entry point of ``make bench``.
 
 Prints the tables and writes ``RESULTS.md``. A peer that cannot be installed and a program that
 fails are reported and left out: a benchmark never fails a build.
@@ -60,7 +60,7 @@ def _subjects(only: set[str]) -> list[measuring.Subject]:
 
 def _caveat(given: argparse.Namespace) -> str:
     if given.quick:
-        return "A quick run: it shows that everything runs, its figures and verdicts mean nothing."
+        return "A quick run: it shows that everything runs; its figures and verdicts mean nothing."
     return "A partial run." if given.only else ""
 
 
@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     known = [measuring.TORIL, measuring.TORIL_UVLOOP, *(peer.name for peer in installing.PEER_LIST)]
     parser = argparse.ArgumentParser(
         prog="benchmarks/run.py",
-        description="Measure Toril beside its peers.",
+        description="Measure Toril and its peers.",
         epilog=f"measures: {', '.join(measuring.MEASURES)}. queues: {', '.join(known)}.",
     )
     parser.add_argument("--jobs", type=int, help=f"jobs per measurement (default {FULL.jobs:,})")
@@ -81,7 +81,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="small numbers: does everything run?")
     parser.add_argument(
-        "--write", action="store_true", help="write the results of a quick or partial run as well"
+        "--write", action="store_true", help="also write the results of a quick or partial run"
     )
     parser.add_argument("--output", default=str(RESULTS), help="where to (default RESULTS.md)")
     given = parser.parse_args()

@@ -17,12 +17,12 @@ START_SECONDS = 10.0
 
 
 class NoServerError(Exception):
-    """The server asked for cannot be used; the message says why."""
+    """The requested server cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where to measure: a program to start each time, or a server that is already there."""
+    """Where to measure: a program to start each time, or a server that is already running."""
 
     label: str
     binary: str | None = None

@@ -1,6 +1,6 @@
 """Toril's drains with few jobs at a time, and with handlers that wait: what a small call costs.
 
-Beside the rate, what the server spends on one call that settles and takes, as it counts it itself.
+Besides the rate, it reports what the server itself counts for one call that settles and takes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""The floor: how fast the server alone gets through a drain when no Python has to keep up with it.
+"""The floor: how fast the server alone completes a drain if no Python has to keep up with it.
 
-A real worker drains a queue through a proxy that writes down every command. The server is emptied,
-the same jobs are added again, and the very same commands are sent as one stream by a client that
-does nothing but count the answers. What the server needs then no client can beat with these scripts
-and these batches. Job ids and tokens are chosen by the client, so the second run finishes the same
-jobs; it is checked that it did.
+A real worker drains a queue through a proxy that records every command. The server is emptied, the
+same jobs are added again, and a client that only counts the answers sends exactly the same commands
+as one stream. With these scripts and batches, no client can be faster than the server is then.
+The client chooses job ids and tokens, so the second run finishes the same jobs; this is checked.
 
-The rate is taken from the server's CPU time, not from the clock on the wall: the two are close on a
-quiet machine; on a busy one the wall would lower the floor and so flatter our share of it.
+The rate is taken from the server's CPU time, not from the wall clock: the two are close on a quiet
+machine; on a busy one the wall clock would lower the floor and so flatter our share of it.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Words = list[bytes]
 
 
 class Recorder:
-    """A proxy in front of one server; ``commands`` is all that went through it, in order.
+    """A proxy in front of one server; ``commands`` is everything that went through it, in order.
 
-    A worker has several calls away at once, on several connections. Passed on together they might
-    run in another order than they were written down, and the replay would then give jobs to other
-    tokens: so a command waits for the answer to the one before, unless it blocks.
+    A worker has several calls in flight at once, on several connections. Passed on together they
+    might run in a different order than they were recorded, and the replay would then give jobs to
+    other tokens: so a command waits for the answer to the previous one, unless it blocks.
     """
 
     def __init__(self, host: str, port: int) -> None:

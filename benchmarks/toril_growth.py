@@ -1,9 +1,9 @@
 """Does an operation cost more when a million jobs wait than when a thousand do?
 
 Two servers, one with few jobs and one with many, are measured in turns of some fifty operations,
-so that whatever else the machine does meanwhile falls on both; each turn's medians make one
-ratio, and the result is the median of those. Take and finish travel in one call
-of the worker: their figure is the time from one handler's start to the next, one job at a time.
+so that whatever else the machine does affects both; each turn's medians make one ratio, and the
+result is the median of those. The worker takes and finishes in one call: the figure for both is
+the time from one handler's start to the next, one job at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Side:
         return Worker(self.name, handler, connection=self.url, concurrency=1)
 
     async def turn(self) -> None:
-        """Add some jobs one by one, then work off as many."""
+        """Add some jobs one by one, then run as many."""
         await self.add(0)
         seconds = []
         for number in range(OPERATIONS):

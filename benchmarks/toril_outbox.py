@@ -3,8 +3,8 @@
     python benchmarks/toril_outbox.py                   100,000 rows without lanes, in 1, 20, 5000
     python benchmarks/toril_outbox.py --rows 20000 --lanes 20
 
-The rows are written before the clock starts. The server and the database are started for it, and
-the CPU of each process is measured: on a busy machine that says more than the rate.
+The rows are written before the clock starts. It starts its own server and database, and measures
+the CPU of each process: on a busy machine that says more than the rate.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ async def measure(engine: Engine, directory: str, rows: int, lanes: int) -> None
         after = cpu_of_database(directory), await cpu_of_server(queue)
         assert (relayed, relay.metrics.duplicates) == (rows, 0)
     database, server = ((b - a) / rows * 1e6 for a, b in zip(before, after, strict=True))
-    print(f"  relayed: {rows / seconds:,.0f} rows/s, {rows / len(trips):,.0f} rows a round trip")
+    print(f"  relayed: {rows / seconds:,.0f} rows/s, {rows / len(trips):,.0f} rows per round trip")
     print(
-        f"  µs of CPU a row: relay {spent / rows * 1e6:.1f}, PostgreSQL {database:.1f},"
+        f"  µs of CPU per row: relay {spent / rows * 1e6:.1f}, PostgreSQL {database:.1f},"
         f" server {server:.1f}"
     )
     shutil.rmtree(place, ignore_errors=True)

@@ -4,7 +4,7 @@
     python benchmarks/toril_partitions.py --jobs 2000 --lanes 1000 --rounds 1
 
 Work is counted by `INFO commandstats`: calls, which a busy machine does not change, and the
-microseconds of the server, which it does.  The servers are started for it.
+microseconds of the server, which it does.  It starts its own servers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def spread(lanes: int, partitions: int) -> None:
 
 
 async def idle(server: Server, partitions: int, seconds: float) -> None:
-    """What a worker costs that has nothing to do."""
+    """What an idle worker costs."""
 
     async def nothing(job: Any) -> None: ...
 
@@ -117,7 +117,7 @@ async def idle(server: Server, partitions: int, seconds: float) -> None:
             opened = [one for one in client.client_list() if one["id"] not in before]
     print(
         f"  {partitions:>4} partitions: {len(opened)} connections, {work.calls * 60 / seconds:.0f}"
-        f" calls and {work.us * 60 / seconds / 1000:.1f} ms of the server a minute"
+        f" calls and {work.us * 60 / seconds / 1000:.1f} ms of the server per minute"
     )
 
 

@@ -104,7 +104,7 @@ async def no_op(job: Job) -> int:
 
 
 def completing(count: Count) -> Handler:
-    """The handler of every drain: no deeper than that of the measures for all queues."""
+    """The handler of every drain: no more work than in the measures for all queues."""
 
     async def handler(job: Job) -> int:
         count()

@@ -20,7 +20,7 @@ IDLE_SECONDS = 15.0
 
 
 async def memory(given: Namespace) -> dict[str, float]:
-    """Bytes per waiting job with a payload of 50 bytes, everything the job brings included."""
+    """Bytes per waiting job with a payload of 50 bytes, including everything that belongs to it."""
     data = dict(PAYLOAD)
     data["p"] = "x" * (50 - len(json.dumps({**data, "p": ""}, separators=(",", ":"))))
     queue = Queue("bench", connection=given.url)
@@ -55,7 +55,7 @@ async def idle(given: Namespace) -> dict[str, float]:
 
 
 class Watcher:
-    """Sees every command of the others; what a script calls inside is not counted."""
+    """Sees every command of the others; calls inside a script are not counted."""
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)

@@ -1,8 +1,8 @@
 """Bulk operations on a large queue: are they linear, and does anybody else notice?
 
 Each operation runs on a tenth of the jobs and on all of them. Meanwhile another process pings the
-server every millisecond; its p99 is what other clients feel, and the slow log tells the longest
-script.
+server every millisecond; its p99 is what other clients experience, and the slow log shows the
+longest script.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def sweep(name: str) -> Callable[[Namespace], Awaitable[dict[str, float]]]:
 
 
 def _server_seconds(server: redis.Redis) -> float:
-    """The time that the server has worked: unlike the clock's, nobody else's load is in it."""
+    """The server's CPU time: unlike wall-clock time, it does not include the load of others."""
     used = server.info("cpu")
     return float(used["used_cpu_user"] + used["used_cpu_sys"])
 

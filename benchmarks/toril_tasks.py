@@ -1,4 +1,4 @@
-"""What tasks cost above plain jobs: the client's CPU of an ``enqueue``, and the drain of a no-op.
+"""What tasks cost compared to plain jobs: the client's CPU for ``enqueue``, and a no-op drain.
 
 Both sides are measured in one process, in turns, so that a busy machine slows both: what counts is
 the ratio. The CPU is that of the process, without the server's.

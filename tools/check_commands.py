@@ -2,8 +2,8 @@
 
 Reads the calls ``script("name", keys, {"argument": …}, …, extra={"key": …})`` in
 `src/toril/protocol` without running them; ``beside=`` gives the keys of a second queue. Arguments
-and extra keys are known as far as they are written down as dictionaries in the same function; what
-is computed is taken on trust.
+and extra keys are known as far as they are written as dictionaries in the same function; computed
+ones are trusted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check_use(use: Use, lua: str) -> Iterator[str]:
     header = HEADER.search(lua)
     key_line = KEY_LINE.search(lua)
     if header is None or key_line is None:
-        return  # check_lua.py tells
+        return  # check_lua.py reports it
     told = items(read_fields(header["text"]).get("Args", ""))
     known = set(item_names(read_fields(header["text"]).get("Args", "")))
     needed = {item.split()[0] for item in told if not item.endswith("?")} & known
@@ -117,7 +117,7 @@ def is_script_call(call: ast.Call) -> bool:
 
 
 def names_in(node: ast.expr | None, function: Function) -> Names:
-    """What is known of a dictionary's keys from the text of the function that makes it."""
+    """What the text of the function that makes a dictionary says about its keys."""
     if node is None:
         return Names()
     if isinstance(node, ast.Dict):

@@ -1,7 +1,7 @@
 """Check that no function of `src/toril` has more than 60 lines, from its `def` to its last line.
 
-What is longer has more than one thing to say. `STILL_LONG` names the functions that nobody has cut
-yet; one that is cut is taken off the list.
+A longer function does more than one thing. `STILL_LONG` names the functions that nobody has split
+yet; remove a function from the list once it is split.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ A read that could return any number of elements carries ``-- bounded: why`` in i
 What `hashes.values` reads goes to locals named after the fields.
 
 A room is one noun in `src/toril/lua/rooms/<noun>.lua`: functions `noun.verb`, and what is private
-to them as locals of the file. What a function assigns to is its own, or belongs to `memory`, which
-is made anew for every call: nothing else may outlive one.
+to them as locals of the file. A function assigns only to its own locals, or to `memory`, which is
+created afresh for every call: nothing else may outlive a call.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OF_LUA = {
     *("type", "tonumber", "tostring", "pcall", "error", "rawget", "setmetatable", "memory"),
     "refusals",
 }
-"""What a room or a call may use that no room has."""
+"""Names that a room or a call may use although no room defines them."""
 
 HEADER = re.compile(r"--\[\[\n(?P<text>.*?)\n\]\]\n", re.DOTALL)
 FIELD = re.compile(r"^  (?P<name>[A-Z][a-z]+)(?: +(?P<text>\S.*))?$")
@@ -129,7 +129,7 @@ def check_call(name: str, text: str, library: Library) -> Iterator[str]:
 
 
 def check_names(where: str, text: str, own: str, library: Library) -> Iterator[str]:
-    """What the file uses is there; what it assigns to is its own; its functions are short."""
+    """The file uses only what exists, assigns only to its own names, and has short functions."""
     there = {name: exports(name, room) for name, room in library.rooms.items()}
     reader = Reader(text).read()
     for use in reader.uses:
@@ -152,7 +152,7 @@ def check_names(where: str, text: str, own: str, library: Library) -> Iterator[s
 
 
 def exports(name: str, text: str) -> set[str]:
-    """What a room gives to others: its functions, and constants that it sets at its top."""
+    """What a room offers to others: its functions, and constants that it sets at the top."""
     found = set(re.findall(rf"^function {name}\.(\w+)", text, re.MULTILINE))
     for line in re.findall(rf"^({name}\.\w+(?:, {name}\.\w+)*) = ", text, re.MULTILINE):
         found |= {part.strip().removeprefix(f"{name}.") for part in line.split(",")}
@@ -167,7 +167,7 @@ def check_keys_and_args(
     if key_line is None:
         yield f"{where}: the first line of the call is not 'local … = unpack(KEYS)'"
         return
-    # A key named like a word of Lua's, or like a room, has an underscore behind it: `repeat_`.
+    # A key named like a Lua keyword, or like a room, gets a trailing underscore: `repeat_`.
     named = [part.strip().removesuffix("_") for part in key_line[1].split(",")]
     listed = item_names(fields.get("Keys", ""))
     if named != listed:
@@ -257,7 +257,7 @@ def check_body(where: str, body: str) -> Iterator[str]:
 
 
 def check_named_values(where: str, body: str) -> Iterator[str]:
-    """Values that are read by position go by the names of their fields, in the same order."""
+    """Values that are read by position have the names of their fields, in the same order."""
     for match in NAMED_VALUES.finditer(body):
         fields = [part.strip() for part in match[2].split(",")][1:]
         names = [part.strip() for part in (match[1] or "").split(",")]
@@ -266,7 +266,7 @@ def check_named_values(where: str, body: str) -> Iterator[str]:
 
 
 def local_name(field: str) -> str:
-    """`"x.group"` is `group`, `"parentKey"` is `parent_key`; what is no text has no name."""
+    """`"x.group"` is `group`, `"parentKey"` is `parent_key`; what is not a string has no name."""
     if not re.fullmatch(r'"[\w.]+"', field):
         return ""
     last = field.strip('"').rpartition(".")[2]

@@ -1,7 +1,7 @@
 """Draw ``docs/figures``; with ``--check`` only say which are out of date.
 
-Boxes and arrows on a grid.  The colours are variables: alone, a figure follows the system's light
-or dark; drawn into a page of the site, it follows the page's switch.
+Boxes and arrows on a grid.  The colours are variables: on its own, a figure follows the system's
+light or dark theme; inline in a page of the site, it follows the page's switch.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Figure:
         anchor: str = "middle",
         dashed: bool = False,
     ) -> None:
-        """An arrow through some points, with words beside it."""
+        """An arrow through some points, with words next to it."""
         path = " ".join(f"{'M' if n == 0 else 'L'}{x} {y}" for n, (x, y) in enumerate(points))
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(

@@ -1,7 +1,7 @@
-"""Reads Lua as far as names go: which are local where, which are free, what is assigned to.
+"""Reads the names in Lua code: which are local where, which are free, what is assigned to.
 
 Knows the syntax of Lua 5.1 without parsing expressions: blocks, functions, ``local``, ``for``, and
-the targets of assignments. That is enough to tell what a function touches that is not its own.
+the targets of assignments. That is enough to find what a function touches that is not its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Use:
     line: int
     is_assigned: bool
     depth: int
-    """In how many functions it stands."""
+    """How many functions enclose it."""
     is_of_file: bool
     """Is it a local of the file, outside of all functions?"""
 
@@ -162,7 +162,7 @@ class Reader:
             if self._here.text != ",":
                 break
             self._at += 1
-        # What stands behind the sign does not see the names yet; they are never used there.
+        # The right-hand side does not see the names yet; they are never used there.
         self._scopes[-1].names.update(names)
 
     def _for(self, line: int) -> None:

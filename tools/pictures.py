@@ -1,4 +1,4 @@
-"""Draw the pictures of the documentation, from the real programs over a server that is at work.
+"""Draw the pictures of the documentation, from the real programs and a busy server.
 
     make pictures
 
@@ -158,7 +158,7 @@ async def draw_monitor(url: str) -> None:
 
 
 def write(picture: str, name: str) -> None:
-    # Whoever looks at the page has a monospace font of their own; none is fetched.
+    # Readers have their own monospace font; none is fetched.
     plain = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     (IMAGES / f"{name}.svg").write_text(plain)
 

@@ -24,13 +24,13 @@ def main(arguments: list[str]) -> int:
     assert PART.search(text), "README.md has no place for the numbers"
     wanted = PART.sub(lambda _: numbers(RESULTS.read_text()), text)
     if "--check" in arguments:
-        print("readme: the numbers are those of the results" if text == wanted else DIFFER)
+        print("readme: the numbers match the results" if text == wanted else DIFFER)
         return int(text != wanted)
     README.write_text(wanted)
     return 0
 
 
-DIFFER = "readme: its numbers are not those of the results; run tools/readme_numbers.py"
+DIFFER = "readme: the numbers do not match the results; run tools/readme_numbers.py"
 
 
 def numbers(results: str) -> str:

@@ -38,7 +38,7 @@ BY_HAND = {"api.md"}
 
 
 class Incomplete(Exception):
-    """Something public has no text, or a text speaks of something that is gone."""
+    """Something public has no text, or a text is about something that is gone."""
 
 
 def main() -> int:
@@ -167,7 +167,7 @@ def _parameters(
 
 
 def _named(label: str, kind: str, unit: str) -> str:
-    """An option with its type and its unit, one below the other."""
+    """An option with its type and its unit, on separate lines."""
     return "<br>".join(part for part in (label, kind, unit) if part)
 
 
@@ -315,7 +315,7 @@ def _events() -> str:
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its path, those of groups behind their group."""
+    """Every command with its path, each group followed by its commands."""
     for name in CATALOGUE:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None

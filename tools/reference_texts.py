@@ -1,7 +1,7 @@
 """What the reference says beyond the code: one row for each option, error and event.
 
 ``tools/reference.py`` takes names, types and defaults from the code and refuses to write a page
-while a row is missing here, or stands here for something that is gone.
+while a row is missing here, or is about something that is gone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOB_OPTIONS: dict[str, Option] = {
         "sees a `delay`",
     ),
     "priority": Option(
-        "1 runs before 2. Jobs without a priority run before all that have one.",
+        "1 runs before 2. Jobs without a priority run before those that have one.",
         "1 to 2,097,151",
         "none",
         "`priority`",
@@ -46,7 +46,7 @@ JOB_OPTIONS: dict[str, Option] = {
         "The job goes to the front of the queue instead of the end.", "", "False", "`lifo`"
     ),
     "attempts": Option(
-        "How often the job may run in all, the first run included.",
+        "How often the job may run in total, including the first run.",
         "runs",
         "1; 3 in a lane",
         "`attempts`",
@@ -83,7 +83,7 @@ JOB_OPTIONS: dict[str, Option] = {
         "`sizeLimit`",
     ),
     "timeout": Option(
-        "The longest that one attempt may run. What it hits has failed that attempt.",
+        "The longest that one attempt may run. An attempt that takes longer fails.",
         "ms or `timedelta`",
         "no limit",
         f"`timeoutMs`: {STORED}",
@@ -165,13 +165,13 @@ JOB_OPTIONS: dict[str, Option] = {
         STORED,
     ),
     "on_retry": Option(
-        '`"block"`: the lane waits for the retry. `"skip"`: the lane goes on meanwhile.',
+        '`"block"`: the lane waits for the retry. `"skip"`: the lane continues in the meantime.',
         "",
         '`"block"`',
         STORED,
     ),
     "on_exhausted": Option(
-        'After the last attempt the lane goes on (`"skip"`), stops (`"halt"`), or sends what waits '
+        'After the last attempt the lane continues (`"skip"`), stops (`"halt"`), or sends what waits '
         'behind the job to the dead letters (`"divert"`).',
         "",
         '`"skip"`',
@@ -198,15 +198,15 @@ REPLICAS = Option(
     "How many replicas must have what was added before the call returns;"
     " `NotReplicatedError` if they do not answer in time.",
     "replicas",
-    "0: nobody is waited for",
+    "0: it does not wait",
     "–",
 )
 REPLICAS_TIMEOUT = Option(
-    "How long the replicas are waited for.", "ms or `timedelta`, at least 1", "", "–"
+    "How long to wait for the replicas.", "ms or `timedelta`, at least 1", "", "–"
 )
 PARTITIONS = Option(
-    "How many plain queues the queue is made of; [scaling](../guides/scaling.md) tells more."
-    " Every process must say the same number.",
+    "How many plain queues the queue is made of; see [scaling](../guides/scaling.md)."
+    " Every process must use the same number.",
     "1 to 1024",
     "1: a plain queue",
     "each partition is a queue of its own",
@@ -263,7 +263,7 @@ WORKER: dict[str, Option] = {
         "`maxStalledCount`",
     ),
     "max_started_attempts": Option(
-        "How often a job may be started in all, put-off and stalled starts included.",
+        "How often a job may be started in total, including postponed and stalled starts.",
         "starts",
         "no limit",
         "`maxStartedAttempts`",
@@ -318,14 +318,14 @@ WORKER: dict[str, Option] = {
         "–",
     ),
     "dead_letter_queue": Option(
-        "Where jobs go that failed for good: a name, a `Queue` or `DeadLetterOptions`.",
+        "Where jobs that failed for good go: a name, a `Queue` or `DeadLetterOptions`.",
         "",
         "they stay in `failed`",
         "sees an ordinary queue",
     ),
     "partitions": PARTITIONS,
     "is_final": Option(
-        "`(job, error) -> bool`: whether there is no use in trying again after this error.",
+        "`(job, error) -> bool`: whether it is pointless to retry after this error.",
         "",
         "never",
         "–",
@@ -336,7 +336,7 @@ APP: dict[str, Option] = {
     "connection": TARGET,
     "prefix": KEY_PREFIX,
     "queue": Option(
-        "Where the jobs of a task go that names no queue and matches no route.",
+        "Where the jobs of a task go if it names no queue and matches no route.",
         "",
         "",
         "an ordinary queue",
@@ -405,7 +405,7 @@ RELAY: dict[str, Option] = {
         "ms or `timedelta`, at least 1,000",
     ),
     "max_attempts": Option("How often a refused row is tried before it is parked.", "attempts"),
-    "on_parked": Option('`"halt"`: a parked row stops its lane. `"skip"`: the lane goes on.'),
+    "on_parked": Option('`"halt"`: a parked row stops its lane. `"skip"`: the lane continues.'),
     "backoff": Option(
         "How long a refused row waits.",
         "ms, `timedelta` or `Backoff`",
@@ -416,7 +416,7 @@ RELAY: dict[str, Option] = {
     ),
     "confirm_interval": Option("How often it asks for the jobs of sent rows.", "ms or `timedelta`"),
     "remember": Option(
-        "How long the server remembers which rows it was given.", "ms or `timedelta`"
+        "How long the server remembers which rows it received.", "ms or `timedelta`"
     ),
     "keep": Option("How long finished rows stay in the table.", "ms or `timedelta`"),
     "replicas": REPLICAS,
@@ -434,7 +434,7 @@ class Error(NamedTuple):
 ERRORS: dict[str, Error] = {
     "TorilError": Error(
         "Never by itself: the root of all the others.",
-        "Catch it where anything of Toril's may be handled alike.",
+        "Catch it to treat all of Toril's errors alike.",
     ),
     "InvalidInputError": Error(
         "An argument cannot be used. Nothing was sent.",
@@ -449,7 +449,7 @@ ERRORS: dict[str, Error] = {
         "Correct the value; the message says what is allowed.",
     ),
     "UnknownOptionError": Error(
-        "A keyword that no option has, most often a typo.",
+        "A keyword that is not an option, usually a typo.",
         "Use the name that the message suggests.",
     ),
     "PayloadError": Error(
@@ -576,7 +576,7 @@ ERRORS: dict[str, Error] = {
         "Ask the queue that owns it: that of its first job.",
     ),
     "GroupExistsError": Error(
-        "Another group has the `group_id`, and it is made of something else.",
+        "A different group already has this `group_id`.",
         "Compare: `error.differences` names the parts. Use an id of its own for another group.",
     ),
     "InvalidGroupStateError": Error(
@@ -596,11 +596,12 @@ ERRORS: dict[str, Error] = {
         "Handle it as the failure of the work.",
     ),
     "JobRemovedError": Error(
-        "`wait_for`: the job is gone, and nobody knows how it ended.",
+        "`wait_for`: the job is gone, and its outcome is unknown.",
         "Keep finished jobs for a while: `remove_on_complete=1000`.",
     ),
     "WaitTimeoutError": Error(
-        "What was waited for did not happen in time. The job goes on.", "Wait again, or look later."
+        "What you waited for did not happen in time. The job continues.",
+        "Wait again, or look later.",
     ),
     "NoHandlerError": Error(
         "A job has a name for which no handler is registered. It fails for good.",
@@ -608,7 +609,7 @@ ERRORS: dict[str, Error] = {
     ),
     "HandlerTimeoutError": Error(
         "An attempt ran longer than the job's `timeout`.",
-        "Raise it, or make the handler quicker. It is retried like any failure.",
+        "Raise it, or make the handler faster. It is retried like any failure.",
     ),
     "HandlerProcessError": Error(
         'With `executor="process"`: the process died or could not start.',
@@ -655,7 +656,7 @@ ERRORS: dict[str, Error] = {
         "No worker started the job within its `expires`.", "Add workers, or a longer `expires`."
     ),
     "DamagedJobError": Error(
-        "What is stored of the job cannot be read, or its outcome cannot be written.",
+        "The stored job cannot be read, or its outcome cannot be written.",
         "See [D501](doctor/D501.md): something else wrote to its keys.",
     ),
     "ClaimRefusedError": Error(
@@ -666,7 +667,7 @@ ERRORS: dict[str, Error] = {
         "A handler raises it: put the job back and hold the queue, or its lane, for a while.", "–"
     ),
     "WaitingChildrenError": Error(
-        "A handler raises it: step aside until the children are done.", "–"
+        "A handler raises it: wait until the children have finished.", "–"
     ),
 }
 
@@ -692,7 +693,7 @@ QUEUE_EVENTS: dict[str, tuple[str, str]] = {
     "resumed": ("The queue was resumed. `job_id` is None.", ""),
     "cleaned": ("Jobs were removed by `clean`. `job_id` is None.", "`count`"),
     "deadLettered": (
-        "A job became a dead letter; told after `failed`.",
+        "A job became a dead letter; sent after `failed`.",
         "`queue`, `dead_letter_queue`, `failed_reason`, `dead_letter_job_id`",
     ),
     "group:completed": ("All members of a group completed.", "`group_id`, `group_name`"),
@@ -705,15 +706,15 @@ QUEUE_EVENTS: dict[str, tuple[str, str]] = {
         "`group_id`, `group_name`, `state`, `compensation_results`",
     ),
     "group:blocked": (
-        "A member after the pivot failed for good, so the group goes neither on nor back.",
+        "A member after the pivot failed for good, so the group can neither continue nor be undone.",
         "`group_id`, `group_name`, `failed_job_id`, `reason`",
     ),
     "group:retrying": (
-        "A failed compensation, or what blocks the group, is tried again.",
+        "A failed compensation, or what blocks the group, is retried.",
         "`group_id`, `group_name`",
     ),
     "group:resolved": (
-        "A person put right by hand what could not be undone, or what blocked the group.",
+        "Somebody fixed by hand what could not be undone, or what blocked the group.",
         "`group_id`, `group_name`",
     ),
 }
@@ -723,7 +724,7 @@ WORKER_EVENTS: dict[str, tuple[str, str]] = {
     "active": ("A handler begins.", "`job`"),
     "progress": ("A handler reported progress.", "`job, value`"),
     "completed": ("The result is stored.", "`job, result`"),
-    "retrying": ("An attempt failed or was put off; the job comes back.", "`job, error`"),
+    "retrying": ("An attempt failed or was postponed; the job will run again.", "`job, error`"),
     "failed": ("A job failed for good.", "`job, error`"),
     "deadLettered": (
         "A job became a dead letter. `dead_lettered` is the same event.",

@@ -1,8 +1,8 @@
-"""What mkdocs does beyond Markdown: pages of files outside ``docs/``, and figures drawn inline.
+"""What mkdocs does beyond Markdown: pages from files outside ``docs/``, and inline figures.
 
-The pages link to the changelog, the examples and the files in ``deploy/`` by their place in the
-repository, so that they can be read there.  On the site each of these files is a page of its own,
-and the links lead to it.
+The pages link to the changelog, the examples and the files in ``deploy/`` by their paths in the
+repository, so that they can be read there.  On the site each of these files is a separate page, and
+the links lead to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def origins() -> dict[str, str]:
-    """The pages of the site that are made of files outside ``docs/``: page -> file."""
+    """The pages of the site that are made from files outside ``docs/``: page -> file."""
     pages = {page: name for name, page in DOCUMENTS.items()}
     for folder in ("examples", "deploy"):
         for path in sorted((ROOT / folder).rglob("*")):

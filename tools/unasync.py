@@ -3,9 +3,9 @@
     python tools/unasync.py            write the files
     python tools/unasync.py --check    say which are out of date, and fail if any is
 
-The source stays readable as what it is: only whole words are replaced, by the tables below, outside
-of strings and comments (docstrings are translated too, by `PROSE`). A line that ends in
-``# unasync: remove`` is left out, and so is what stands between ``# unasync: off`` and
+The source stays ordinary, readable code: only whole words are replaced, by the tables below,
+outside of strings and comments (docstrings are translated too, by `PROSE`). A line that ends in
+``# unasync: remove`` is left out, and so is everything between ``# unasync: off`` and
 ``# unasync: on``.
 """
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "toril" / "client"
 TARGET = ROOT / "src" / "toril" / "sync"
 
-# The modules of the client that have a blocking twin; those that do not exist yet are passed over.
+# The modules of the client that have a blocking twin; those that do not exist yet are skipped.
 # `embedded.py` and `ids.py` have nothing to await: the blocking client uses them where they are.
 FILES = (
     "sockets.py",
@@ -58,11 +58,11 @@ FILES = (
     "agreeing.py",
 )
 
-# Modules of the blocking client that are written by hand: sockets, deadlines and gathering what
-# arrives at once have other means in threads than on a loop.
+# Modules of the blocking client that are written by hand: sockets, deadlines and batching work
+# differently in threads than on a loop.
 BY_HAND = ("__init__.py", "background.py", "batching.py", "line.py", "places.py", "transport.py")
 
-# The longest one that fits is replaced.
+# The longest match is replaced.
 NAMES = {
     "import redis.asyncio as redis": "import redis",
     "redis.asyncio": "redis",
@@ -95,7 +95,7 @@ NAMES = {
     "aiter": "iter",
 }
 
-# `import asyncio` becomes the imports of those that the translation of the file needs.
+# `import asyncio` becomes imports of those that the translated file needs.
 IMPORTS_FOR_ASYNCIO = ("threading", "time")
 
 PROSE = {
@@ -220,7 +220,7 @@ def translate_imports(source: str) -> str:
 
 
 def tidy(source: str) -> str:
-    """Without the awaits lines are shorter, so lay them out again and sort the imports."""
+    """Without `await`, lines are shorter: format them again and sort the imports."""
     for command in (
         ["check", "--select", "I,F401", "--fix", "--quiet", "--exit-zero"],
         ["format", "--quiet"],

@@ -1,4 +1,4 @@
-"""streaq: streams and consumer groups on anyio; the worker is made with its concurrency."""
+"""streaq: streams and consumer groups on anyio; the worker is created with its concurrency."""
 
 import asyncio
 
