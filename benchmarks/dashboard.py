@@ -3,10 +3,10 @@
     python benchmarks/dashboard.py                 a million jobs, a hundred pages
     python benchmarks/dashboard.py --jobs 100000 --groups 500 --seconds 5
 
-Prints three tables; nothing is written.  A page is to take less than 300 ms of the server's time,
-and no command of it more than 10 ms.  A hundred open pages are to hear of no more than one change a
-second each, and to keep the dashboard's process below one core.  The last table says which bars
-were kept; the exit code is 1 when one was not.  A million jobs take about four minutes on a quiet
+Prints three tables, and writes no files.  A page should take less than 300 ms of the server's time,
+and none of its commands more than 10 ms.  A hundred open pages should each hear of at most one
+change a second, and keep the dashboard's process below one core.  The last table says which bars
+were met; the exit code is 1 if one was not.  A million jobs take about four minutes on a quiet
 machine; on a busy one a command may be interrupted, so a page that misses a bar is measured twice.
 """
 
