@@ -57,6 +57,7 @@ async def play(url: str, jobs: int) -> None:
         await payments.add_bulk([NewJob("charge", order, attempts=2) for order in orders])
         print(f"The bank is down while {jobs} charges come in.")
         await until(lambda: arrived(dlq, jobs))
+        await until(lambda: all_told(alerts, jobs))
         print(f"{len(alerts)} alerts, {await dlq.get_dead_letter_count()} dead letters.\n")
 
         print("What is it?")
@@ -101,6 +102,11 @@ async def show_groups(dlq: Queue) -> None:
     for group in await dlq.get_dead_letter_summary():
         reason = group.example.dead_letter.failed_reason
         print(f"  {group.count:6} x {group.fingerprint}: {reason}")
+
+
+async def all_told(alerts: list[str], jobs: int) -> bool:
+    """A letter is at the server a moment before its worker hears so."""
+    return len(alerts) == jobs
 
 
 async def arrived(dlq: Queue, jobs: int) -> bool:

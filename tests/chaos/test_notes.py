@@ -58,8 +58,8 @@ def test_a_last_line_that_is_torn_takes_nothing_with_it(storm):
         (("added", {"j1": "plain"}), False),
         (("doubtful", ["j1"]), True),
         (("tried again", ["j1"]), False),
-        (("fault", "kill", time.time(), time.time() + 60, 1), True),
-        (("fault", "kill", time.time(), time.time() + 60, 2), False),
+        (("fault", "kill", time.time(), time.time() + 86_400, 1), True),
+        (("fault", "kill", time.time(), time.time() + 86_400, 2), False),
     ],
 )
 def test_a_second_run_is_explained_by_a_note_or_not_at_all(storm, note, is_explained):

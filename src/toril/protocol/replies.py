@@ -132,6 +132,11 @@ def why_not_primary(error: BaseException) -> str:
     return ""
 
 
+def is_on_the_move(error: BaseException) -> bool:
+    """Is the slot being moved to another node? Nothing was done, and it serves again soon."""
+    return type(error).__name__ == "TryAgainError" or str(error).startswith("TRYAGAIN")
+
+
 def classify(error: BaseException) -> Trouble:
     """Sort an error of the client library by its class names and its first word."""
     names = {cls.__name__ for cls in type(error).__mro__}

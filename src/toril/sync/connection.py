@@ -28,6 +28,7 @@ from toril.protocol import address, parceling
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_one_slot, check_slot_of_each, keys_at
+from toril.protocol.replies import is_on_the_move
 from toril.protocol.sending import Dialect, Sending, longest_block_ms
 from toril.protocol.slots import Node, cluster_mode
 from toril.sync.cluster import ClusterTransport
@@ -62,6 +63,8 @@ Target = Union[str, RedisClient, RedisClusterClient, "Connection", None]
 """What ``connection=`` takes: a URL, a redis-py client, a shared ``Connection``, or None."""
 
 PATIENCE_S = 3.0
+MOVING_S = 10.0
+"""How long a slot may be on the move before a call that meets it gives up."""
 SHORTEST_PAUSE_S = 0.02
 BLOCKING_MARGIN_S = 2.0
 MOST_AT_ONCE = 64
@@ -220,7 +223,7 @@ class Connection:
             trouble = self._mend(sending, error)
             if trouble is not None:
                 now = time.monotonic()
-                give_up_at = give_up_at or now + self._patience_s
+                give_up_at = give_up_at or now + self._patience_with(trouble)
                 end = self._end(sending, trouble, is_last=now >= give_up_at)
                 if end is not None:
                     raise end from error
@@ -288,7 +291,7 @@ class Connection:
                     again.append(index)
                     continue
                 now = time.monotonic()
-                give_up_at = give_up_at or now + self._patience_s
+                give_up_at = give_up_at or now + self._patience_with(trouble)
                 end = self._end(sendings[index], trouble, is_last=now >= give_up_at)
                 if end is None:
                     again.append(index)
@@ -349,6 +352,9 @@ class Connection:
         self._transport = _open_cluster(self._where, self._make, {(host, port): node})
         self._dialect.is_spread = True
         return True
+
+    def _patience_with(self, trouble: Exception) -> float:
+        return max(self._patience_s, MOVING_S if is_on_the_move(trouble) else 0.0)
 
     def _end(self, sending: Sending, error: Exception, *, is_last: bool) -> Exception | None:
         """Why a command is not sent again. A server that accepted a write is not a mere replica."""
