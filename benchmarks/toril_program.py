@@ -114,7 +114,7 @@ def completing(count: Count) -> Handler:
 
 
 def failing(count: Count) -> Handler:
-    """The same, of everything that is to be buried."""
+    """The same, for everything that becomes a dead letter."""
 
     async def handler(job: Job) -> int:
         count()

@@ -101,7 +101,7 @@ def test_a_sound_script_has_no_problems(check_lua: ModuleType) -> None:
         ('"LRANGE", wait, 0, MOST', '"ZRANGEBYSCORE", wait, 0, 1', "without LIMIT"),
         ("one.b", "1", "b is listed under jobs and never read"),
         ("locks.release", "locks.open", "uses locks.open, which that room does not have"),
-        ("locks.release", "lanes.release", "uses lanes, which is no room"),
+        ("locks.release", "lanes.release", "uses lanes, which is neither a room"),
         ("memory.released", "released", "assigns to released, which outlives the call"),
         ("memory.released", "MOST", "assigns to MOST, which outlives the call"),
         ("local MOST = 10", "locks.MOST = 10", "assigns to locks, which is not its own"),

@@ -141,7 +141,7 @@ def check_names(where: str, text: str, own: str, library: Library) -> Iterator[s
         elif use.is_of_file or use.name in OF_LUA or use.name == "calls" == own:
             continue
         elif use.name not in there:
-            yield f"{place}: uses {use.name}, which is no room and no word of Lua's"
+            yield f"{place}: uses {use.name}, which is neither a room nor a word of Lua"
         elif use.member is not None and use.member not in there[use.name]:
             yield f"{place}: uses {use.name}.{use.member}, which that room does not have"
     for function in reader.functions:

@@ -148,7 +148,7 @@ class FlowProducer(GroupProducer):
         return parts[numbers[0]] if numbers else parts[0]
 
     async def _read_duplicates(self, nodes: list[PreparedNode], jobs: list[Job | None]) -> None:
-        """The trees, with existing jobs in place of those that were not added."""
+        """Put the jobs that already exist in place of those that were not added."""
         places = [index for index, job in enumerate(jobs) if job is not None and job.duplicated]
         commands = [
             reading.job(nodes[index].keys, job.id, duplicated=True)

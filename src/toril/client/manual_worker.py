@@ -362,7 +362,7 @@ class ManualWorker:
             job.damage = error
             return job
 
-    # ------------------------------------------------------------------ beside it
+    # ------------------------------------------------------------------ in the background
 
     async def _renew(self) -> None:
         wait_s = self._interval_s

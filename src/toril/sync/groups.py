@@ -388,8 +388,8 @@ class QueueGroups(GroupReading, QueueWaiting):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise WaitTimeoutError(
-                    f"group {group_id!r} has not been started and was waited for no longer; if its"
-                    f" row is in an outbox, see whether a relay runs"
+                    f"group {group_id!r} was not started before the timeout; if its row is in an"
+                    f" outbox, check that a relay is running"
                 )
             time.sleep(min(left_s, look_s))
             if owner := self._owner_of(group_id):
@@ -423,6 +423,5 @@ class QueueGroups(GroupReading, QueueWaiting):
 
 def _still(info: GroupInfo) -> WaitTimeoutError:
     return WaitTimeoutError(
-        f"group {info.id!r} is still {info.state} and was waited for no longer; it goes on, and may"
-        f" end later"
+        f"group {info.id!r} was still {info.state} at the timeout; it continues, and may end later"
     )

@@ -110,7 +110,7 @@ class TakenJob(StoredJob):
         """Hand it back to the front of the queue; the attempt does not count."""
         self._holder._settle(self, Released(is_begun=True))
 
-    # ------------------------------------------------------------------ meanwhile
+    # ------------------------------------------------------------------ while it is held
 
     def extend_lock(self, duration: Duration) -> None:
         """Extend the lock to ``duration`` from now."""
