@@ -165,7 +165,7 @@ async def test_a_group_is_waited_for_before_it_is_relayed(tmp_path, url, prefix,
     connection.close()
     with pytest.raises(GroupNotFoundError):
         await payments.wait_for_group(group_id, timeout=60_000)
-    with pytest.raises(WaitTimeoutError, match="a relay runs"):
+    with pytest.raises(WaitTimeoutError, match="a relay is running"):
         await payments.wait_for_group(group_id, timeout=30, may_come=True)
     waiting = asyncio.create_task(payments.wait_for_group(group_id, timeout=60_000, may_come=True))
     engine = create_engine(f"sqlite:///{tmp_path}/x.db")
