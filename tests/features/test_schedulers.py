@@ -188,15 +188,17 @@ async def test_a_cron_pattern_goes_on_second_after_second(queue, work, client):
     runs = []
 
     async def handler(job):
-        runs.append(int(job.id.rsplit(":", 1)[1]))
+        runs.append((int(job.id.rsplit(":", 1)[1]), job.timestamp))
 
     await queue.upsert_job_scheduler("s", cron="* * * * * *", immediately=True)
     async with work(handler):
         await wait_until(lambda: len(runs) == 3)
 
-    assert runs[1] - runs[0] <= 1000
-    assert [at % 1000 for at in runs[1:]] == [0, 0]
-    assert runs[2] - runs[1] == 1000
+    due = [at for at, _ in runs]
+    assert due == sorted(set(due))
+    assert [at % 1000 for at in due[1:]] == [0, 0]
+    # A worker that is late passes seconds over, but each job is for the next one when it is made.
+    assert all(at - made <= 1000 for at, made in runs)
     scheduler = await queue.get_job_scheduler("s")
     assert scheduler.tz == "UTC"
     assert len(await iterations(client, queue)) == scheduler.iterations
