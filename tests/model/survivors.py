@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.model.tested import ARGUED
+
 # ruff: noqa: E501
 
 EQUIVALENT: dict[str, str] = {
+    **ARGUED,
     "changePriority: without places.wake(queue, gate)": "a job that waits was announced when it began to",
-    'rooms/groups: without redis.call("ZREM", openGroups(owner), id)': "a group that is forgotten has ended, and was taken out of the open ones then",
     "rooms/places: without places.wake(queue, gate)": "who lets due jobs in takes one and wakes the next worker, or a limit holds him back and he looks again when it ends; who waits was told when they are due",
 }
 """Those that change nothing that anybody can see, and why; they do not count."""

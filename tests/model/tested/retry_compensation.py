@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+FOUND: dict[str, str] = {}
+
+EQUIVALENT: dict[str, str] = {}
