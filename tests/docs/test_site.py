@@ -79,8 +79,29 @@ def test_every_link_leads_somewhere():
     assert done.returncode == 0, done.stdout
 
 
-def test_continuous_integration_builds_the_site():
-    assert "\nmake docs\n" in (ROOT / ".ci" / "run").read_text()
+def test_contributing_says_what_continuous_integration_runs():
+    script = (ROOT / ".ci" / "run").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (sentence,) = re.findall(r"^Continuous integration is `.ci/run`: (.*)$", page, re.MULTILINE)
+
+    assert re.findall(r"^(make [\w-]+)", script, re.MULTILINE) == re.findall(
+        r"`(make [\w-]+)`", sentence
+    )
+    assert "make docs" in sentence
+
+
+def test_contributing_says_which_programs_continuous_integration_installs():
+    script = (ROOT / ".ci" / "run").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| `?([\w-]+)`? \| [^|]* \| (not installed|installed)", page, re.MULTILINE
+    )
+
+    said = {program for program, _package, how in rows if how == "installed"}
+    assert said == {"promtool", *re.findall(r"^for_tests ([\w-]+)", script, re.MULTILINE)}
+    assert set(re.findall(r"^for_tests ([\w-]+ [\w-]+)", script, re.MULTILINE)) <= {
+        f"{program} {package}" for program, package, _how in rows
+    }
 
 
 def test_nothing_is_fetched_from_elsewhere():
