@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.dashboard.conftest import served
 from tests.dashboard.test_actions import make_it_ask
+from tests.dashboard.test_browser import too_wide
 from tests.dashboard.world import World
 from tests.features.dead_letters.forging import forge
 from toril import FlowProducer, GroupJob, Queue, UnrecoverableError, compensation_worker
@@ -14,10 +17,11 @@ from toril.dashboard.actions import ACTIONS
 
 
 class Operator:
-    """Somebody with a mouse."""
+    """Somebody with a mouse, or with a finger on a phone."""
 
     def __init__(self, page: Any, base: str) -> None:
         self.page = page
+        self.wide: list[str] = []
         self.base = base
         self.done: list[str] = []
         page.set_default_timeout(30_000)
@@ -42,19 +46,27 @@ class Operator:
 
     def press(self, label: str, *, sure: str = "") -> str:
         """Press a button, and the one that confirms; returns what the page says of it."""
+        self._measure(label)
         with self.page.expect_navigation(wait_until="domcontentloaded"):
             self.page.click(f"main button:text-is('{label}'):visible")
         if sure:
             question: str = self.page.inner_text("form.confirm .notice")
             assert sure in question, question
+            self._measure(f"{label}: sure?")
             with self.page.expect_navigation(wait_until="domcontentloaded"):
                 self.page.click("form.confirm button")
         said: str = self.page.inner_text("p.notice.good[role=status]")
         return said
 
+    def _measure(self, label: str) -> None:
+        """The page as it is used, with its forms folded out, is moved up and down only."""
+        if (wide := too_wide(self.page)) > 0:
+            self.wide.append(f"{label}: {wide} px too wide")
 
+
+@pytest.mark.parametrize("width", [360, 1400])
 async def test_every_action_has_a_button_that_does_it(
-    chromium: Any, url: str, prefix: str, client: Any, shop: World
+    chromium: Any, url: str, prefix: str, client: Any, shop: World, width: int
 ):
     options: dict[str, Any] = {"connection": url, "prefix": prefix}
     queue = shop.queue
@@ -70,8 +82,8 @@ async def test_every_action_has_a_button_that_does_it(
     async def unable(job: Any) -> None:
         raise UnrecoverableError("still not")
 
-    def work(browser: Any) -> tuple[list[str], dict[str, str]]:
-        context = browser.new_context(viewport={"width": 1400, "height": 900})
+    def work(browser: Any) -> tuple[list[str], dict[str, str], list[str]]:
+        context = browser.new_context(viewport={"width": width, "height": 900})
         person = Operator(context.new_page(), base)
         said: dict[str, str] = {}
         jobs = "/queue?queue=pay&state="
@@ -159,17 +171,18 @@ async def test_every_action_has_a_button_that_does_it(
         person.open(f"{jobs}failed")
         said["remove-all"] = person.press("Remove all failed", sure="all failed jobs")
         context.close()
-        return person.done, said
+        return person.done, said, person.wide
 
     async with (
         compensation_worker("pay", unable, **options),
         served(dashboard(connection=url, prefix=prefix)) as base,
     ):
-        done, said = await chromium(work)
+        done, said, wide = await chromium(work)
         left = await shop.letters.get_dead_letter_count()
 
     assert set(done) == set(ACTIONS), "every action was made by a button"
     assert set(said) == set(ACTIONS)
+    assert wide == []
     assert not await queue.is_paused()
     assert await queue.get_global_concurrency() == 7
     limit = await queue.get_global_rate_limit()

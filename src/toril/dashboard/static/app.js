@@ -9,6 +9,7 @@
   let told = null; // what was told last
   let isOld = true; // the page was drawn before anything was told
   let source = null;
+  const drawn = new WeakMap(); // the chart in each figure
 
   const main = () => document.getElementById("main");
 
@@ -35,7 +36,7 @@
       figure.dataset.drawn = "yes";
       const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
       const line = (label, name) => ({ label, stroke: colour(name), width: 1.5, points: { show: false } });
-      new window.uPlot(
+      const chart = new window.uPlot(
         {
           width: figure.clientWidth,
           height: 140,
@@ -48,7 +49,17 @@
         [times, numbers("completed"), numbers("failed")],
         figure,
       );
+      drawn.set(figure, chart);
     }
+  }
+
+  // The window has another width, or the reader has gone from light to dark.
+  function redraw() {
+    for (const figure of document.querySelectorAll("figure.chart[data-drawn]")) {
+      drawn.get(figure)?.destroy();
+      delete figure.dataset.drawn;
+    }
+    charts();
   }
 
   function ticks() {
@@ -136,6 +147,8 @@
   for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
   draw();
   document.addEventListener("keydown", keys);
+  window.addEventListener("resize", redraw);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   if (body.dataset.live) {
     let place = null; // where the keyboard was when the page was drawn anew
     document.addEventListener("htmx:beforeRequest", (event) => {
