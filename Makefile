@@ -11,6 +11,8 @@ export PATH := $(PATH):$(CURDIR)/$(BIN)
 ifdef PYTHON
 export PYTHON
 endif
+# Some images set this: every program that a test starts would compile all of Toril again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that `make test` runs with a part of their jobs and `make prove` with all of them.
 BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/features/test_lane_stress.py \
