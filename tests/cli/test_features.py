@@ -212,6 +212,9 @@ async def test_stages_are_drawn_and_signals_given(toril: Toril, url: str, prefix
                 return group is not None and group.state == "BLOCKED"
 
             await wait_until(is_blocked)
+        assert "2 groups need a person" in toril("queues").out
+        (row,) = toril("queues", "--json").json
+        assert (row["groups_needing_a_person"], row["groups_not_undone"]) == (2, 0)
         shown = toril("groups", "show", "payments", "order-1").out
         assert "toril groups retry payments order-1" in shown
         as_json = toril("groups", "show", "payments", "order-1", "--json").json
@@ -253,6 +256,7 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
             Worker("payments:compensation", handle, **options),
         ):
             await wait_until(lambda: is_in("FAILED_COMPENSATION"))
+        assert "1 group needs a person" in toril("queues").out
         shown = toril("groups", "show", "payments", node.group_id).out
         assert f"toril groups retry-compensation payments {node.group_id}" in shown, "what next"
         assert re.search(r" charge .* completed +no +no *\n", shown), shown

@@ -81,6 +81,24 @@ async def test_blocked_groups_are_counted_by_their_index(queue, registry, url, p
     collector = QueueCollector(["q"], connection=url, prefix=prefix, registry=registry)
 
     assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "BLOCKED"}) == 1
+    assert registry.get_sample_value("toril_groups_needing_person", {"queue": "q"}) == 1
+    collector.close()
+
+
+async def test_a_group_that_asks_how_a_member_ended_needs_a_person(
+    queue, registry, url, prefix, client
+):
+    """It is ACTIVE, and goes no further by itself."""
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        node = await flow.add_group("g", [GroupJob("a", queue_name="q")])
+    collector = QueueCollector(["q"], connection=url, prefix=prefix, registry=registry)
+    assert registry.get_sample_value("toril_groups_needing_person", {"queue": "q"}) == 0
+    await client.lrem(queue.keys.wait, 1, node.jobs[0].id)
+    await client.delete(queue.keys.job(node.jobs[0].id), queue.keys.events)
+    await queue.reconcile_groups()
+
+    assert registry.get_sample_value("toril_groups", {"queue": "q", "state": "ACTIVE"}) == 1
+    assert registry.get_sample_value("toril_groups_needing_person", {"queue": "q"}) == 1
     collector.close()
 
 

@@ -107,9 +107,9 @@ CASES = {
         History("1450m", {'toril_dead_letters{queue="mail-dlq"}': "2x700 0 2x800"}),
     ),
     "TorilGroupNeedsPerson": Case(
-        {"queue": "mail", "state": "BLOCKED"},
+        MAIL,
         "A group of mail is half done and needs a person",
-        History("1m", {'toril_groups{queue="mail",state="BLOCKED"}': "1x5"}),
+        History("1m", {'toril_groups_needing_person{queue="mail"}': "1x5"}),
         History("1m", {'toril_groups{queue="mail",state="COMPENSATING"}': "1x5"}),
     ),
     "TorilJobsStall": Case(

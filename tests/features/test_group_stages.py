@@ -12,16 +12,28 @@ import pytest
 from tests.features.group_support import World, open_world
 from tests.helpers import wait_until
 from tests.worker import jobs
-from toril import Compensation, GroupJob, GroupSignal, Queue, UnrecoverableError, Worker
+from toril import (
+    Compensation,
+    FlowProducer,
+    GroupJob,
+    GroupSignal,
+    Queue,
+    UnrecoverableError,
+    Worker,
+)
+from toril.client.connection import Connection
 from toril.errors import (
+    AmbiguousResultError,
     GroupExistsError,
     GroupNotFoundError,
     GroupValidationError,
     InvalidGroupStateError,
     JobNotFoundError,
 )
+from toril.options import Keep
 from toril.protocol import groups, leasing
 from toril.protocol.command import skew
+from toril.protocol.new_group import RETENTION
 
 
 @pytest.fixture
@@ -108,6 +120,34 @@ async def test_a_group_that_is_forgotten_is_not_started_again(world: World):
     assert await count(world, "a") == 0
     with pytest.raises(GroupExistsError):
         await start(world, job("a"))
+
+
+@pytest.mark.parametrize("group_id", ["mine", None])
+async def test_a_lost_reply_names_the_group(world: World, monkeypatch: Any, group_id: str | None):
+    """So that the caller can look, or start it again."""
+    connection = Connection(world.url, patience_s=0.2)
+    exchange = connection._transport.exchange
+
+    async def losing(sending: Any, timeout_s: float) -> Any:
+        await exchange(sending, timeout_s)
+        raise ConnectionResetError("lost")
+
+    flow = FlowProducer(connection=connection, prefix=world.prefix)
+    with monkeypatch.context() as patched:
+        patched.setattr(connection._transport, "exchange", losing)
+        with pytest.raises(AmbiguousResultError) as lost:
+            await flow.add_group("order", [job("a"), job("b", "a")], group_id=group_id)
+
+    assert group_id in (None, lost.value.id)
+    assert lost.value.id is not None
+    info = await world.flow.get_group_state(lost.value.id)
+    assert info is not None
+    assert info.state == "ACTIVE"
+    assert await count(world, "a") == 1
+    if group_id is not None:
+        again = await flow.add_group("order", [job("a"), job("b", "a")], group_id=group_id)
+        assert not again.is_new
+    await connection.close()
 
 
 async def test_a_number_may_be_the_id_of_a_group(world: World):
@@ -542,6 +582,29 @@ async def test_a_signal_that_fails_turns_the_group(world: World):
     assert (undo.compensation.reason, undo.compensation.failed_member) == ("declined", "ok")
     with pytest.raises(InvalidGroupStateError, match="COMPENSATING"):
         await world.queue("a").complete_member("g", "ok")
+
+
+async def test_a_signal_for_a_group_that_is_over_is_refused(world: World):
+    """And nothing is changed; of one that is forgotten nothing is known."""
+    await start(world, GroupSignal("ok"), GroupSignal("more"))
+    queue, key = world.queue("a"), f"{world.prefix}:a:groups:g"
+    await queue.complete_member("g", "ok")
+    await queue.fail_member("g", "more", "no")
+    assert await state(world) == "FAILED"
+    before = [await world.client.dump(f"{key}{part}") for part in ("", ":jobs", ":results")]
+
+    with pytest.raises(InvalidGroupStateError, match="FAILED"):
+        await queue.complete_member("g", "more")
+    with pytest.raises(InvalidGroupStateError):
+        await queue.fail_member("g", "ok", "no")
+    with pytest.raises(JobNotFoundError):
+        await queue.complete_member("g", "nobody")
+
+    after = [await world.client.dump(f"{key}{part}") for part in ("", ":jobs", ":results")]
+    assert after == before
+    await queue.clean_groups()
+    with pytest.raises(GroupNotFoundError):
+        await queue.complete_member("g", "ok")
 
 
 async def test_the_same_signal_sent_again_is_known(world: World):
@@ -986,7 +1049,8 @@ async def test_finished_groups_are_not_kept_for_ever(world: World):
 
     assert await world.queue("a").get_group_state(node.group_id) is None
     assert await world.queue("a").get_group_state(last.group_id) is not None
-    assert other.group_id
+    assert await world.queue("a").get_group_state(other.group_id) is None, "the last one's rule"
+    assert Keep(count=10_000, age=7 * 86_400_000) == RETENTION
 
 
 # ---------------------------------------------------------------------------- cost

@@ -87,7 +87,11 @@ def _run(tests: tuple[str, ...], plant: str, report: Path | None = None) -> str 
         )
     except subprocess.TimeoutExpired:
         return "they did not end"
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("FAILED tests", "ERROR tests"))
+    ]
     return (failed or [None])[0]
 
 

@@ -11,8 +11,16 @@ import pytest
 from tests.counting import counting
 from tests.helpers import let_pass, wait_until
 from toril import NewJob, Queue, Worker
+from toril.worker import group_keeper
 
 
+@pytest.fixture
+def without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks for groups that are due; what that costs has a test of its own."""
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 600.0)
+
+
+@pytest.mark.usefixtures("without_groups")
 async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
     """No polling: one blocking call on each of two connections, for as long as nothing happens."""
     server = start_server()
@@ -29,6 +37,27 @@ async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
     await worker.close()
 
 
+async def test_an_idle_worker_looks_for_due_groups_with_one_call(start_server, monkeypatch):
+    """In two seconds; here more often."""
+    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.2)
+    server = start_server()
+    times = {"drain_delay": 60_000, "lock_duration": 300_000}
+    worker = Worker("q", print, connection=server.unix_url, **times)
+    with server.client() as client:
+        await worker.start()
+        await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+
+        began = time.monotonic()
+        with counting(server) as counted:
+            await let_pass(1, "five looks are due in it")
+        most = (time.monotonic() - began) / 0.2 + 1
+
+    assert set(counted.commands) == {"FCALL_RO"} or set(counted.commands) == {"FCALL"}
+    assert sum(counted.commands.values()) <= most
+    await worker.close()
+
+
+@pytest.mark.usefixtures("without_groups")
 async def test_an_idle_worker_looks_once_per_drain_delay(start_server):
     """In a minute: twelve looks at the default of five seconds; here a tenth of both."""
     server = start_server()

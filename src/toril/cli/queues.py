@@ -50,12 +50,14 @@ def queues(server: Server, queue_name: str | None) -> None:
     counts = server.connection.run_all([reading.counts(key, reading.STATES) for key in keys])
     paused = server.connection.run_all([pausing.is_paused(key) for key in keys])
     broken = [server.connection.follow(groups.count_not_undone(key)) for key in keys]
+    stuck = [server.connection.follow(groups.count_needing_a_person(key)) for key in keys]
     rows: list[dict[str, Any]] = []
     for row in folded:
         size, begin = len(row.queues), sum(len(before.queues) for before in folded[: len(rows)])
         part = slice(begin, begin + size)
         facts: dict[str, Any] = {"queue": row.name, **add_up(counts[part])}
         facts["groups_not_undone"] = sum(broken[part])
+        facts["groups_needing_a_person"] = sum(stuck[part])
         facts["is_paused"] = all(paused[part])
         if row.queues != (row.name,):
             facts["partitions"] = size
@@ -82,8 +84,8 @@ def _remarks(row: dict[str, Any]) -> str:
     remarks = ["paused"] if row["is_paused"] else []
     if "partitions" in row:
         remarks.append(counted(row["partitions"], "partition"))
-    if row["groups_not_undone"]:
-        remarks.append(f"{counted(row['groups_not_undone'], 'group')} not undone")
+    if stuck := row["groups_needing_a_person"]:
+        remarks.append(f"{counted(stuck, 'group')} {'need' if stuck > 1 else 'needs'} a person")
     return ", ".join(remarks)
 
 

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from toril.errors import Signal, TorilError
 from toril.options import whole
 from toril.protocol.command import Command, plain
-from toril.protocol.groups import GroupState
+from toril.protocol.groups import GroupState, count_needing_a_person
 from toril.protocol.job import StoredJob
 from toril.protocol.measuring import KINDS
 from toril.protocol.placing import told_of
@@ -93,8 +93,8 @@ class QueueCollector(Collector):
         yield from families
 
     def _read(self) -> list[Metric]:
-        families = (self._jobs(), self._finished(), self._groups(), self._dead_letters())
-        return [*families, *self._lanes()]
+        families = (self._jobs(), self._finished(), self._dead_letters())
+        return [*families, *self._groups(), *self._lanes()]
 
     def _jobs(self) -> Metric:
         family = GaugeMetricFamily("toril_jobs", "Jobs by state", labels=["queue", "state"])
@@ -114,11 +114,16 @@ class QueueCollector(Collector):
                 family.add_metric([queue.name, kind], queue.get_metrics(kind, 0, 0).count)
         return family
 
-    def _groups(self) -> Metric:
+    def _groups(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "toril_groups",
             f"Groups by state, of the newest {MOST_GROUPS}; those that need a person, of all",
             labels=["queue", "state"],
+        )
+        stuck = GaugeMetricFamily(
+            "toril_groups_needing_person",
+            "Groups that go no further until a person acts: not undone, blocked, or asking",
+            labels=["queue"],
         )
         for queue in self._queues:
             counts = dict.fromkeys(GroupState, 0)
@@ -128,7 +133,10 @@ class QueueCollector(Collector):
             counts[GroupState.BLOCKED] = len(queue.get_groups(GroupState.BLOCKED))
             for state, count in counts.items():
                 family.add_metric([queue.name, state.value], count)
-        return family
+            plans = [count_needing_a_person(part.keys) for part in queue.partitions]
+            stuck.add_metric([queue.name], sum(map(self._connection.follow, plans)))
+        yield family
+        yield stuck
 
     def _dead_letters(self) -> Metric:
         family = GaugeMetricFamily("toril_dead_letters", "Dead letters waiting", labels=["queue"])

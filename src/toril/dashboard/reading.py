@@ -445,7 +445,7 @@ class Desk:
         ]
         waiting_since = dict(zip(crowded, await self._each(crowded, oldest), strict=True))
         owners = [name for name, look in zip(names, glances, strict=True) if look.groups]
-        counts = [groups.count_needing_a_person(self.queue(name).keys) for name in owners]
+        counts = [groups.count_asking(self.queue(name).keys) for name in owners]
         answers = await self.connection.run_all(counts) if counts else []
         needing_a_person = dict(zip(owners, answers, strict=True))
         workers = await self._workers()

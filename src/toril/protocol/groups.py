@@ -566,9 +566,16 @@ def needing_a_person(keys: Keys, *, most: int) -> Plan[list[GroupInfo]]:
     return [info for info in page if info and info.needs_a_person]
 
 
-def count_needing_a_person(keys: Keys) -> Command[int]:
-    """About how many those are."""
+def count_asking(keys: Keys) -> Command[int]:
+    """About how many those are: workers of the previous version do not write the index."""
     return plain("ZCARD", _asking_key(keys), parse=int)
+
+
+def count_needing_a_person(keys: Keys) -> Plan[int]:
+    """The same, with those that a worker of the previous version could not undo."""
+    asking: int = yield count_asking(keys)
+    not_undone: int = yield from count_not_undone(keys)
+    return max(asking, not_undone)
 
 
 def listening_key(group_id: str) -> str:

@@ -18,12 +18,15 @@ logger = get_logger("toril.worker")
 
 LOOK_FOR_GROUPS_S = 15.0
 """How often it looks for the open groups of its queues, whether any are due or not."""
-LOOK_FOR_DUE_S = 5.0
-"""How often a worker that knows of no open groups asks whether some are due."""
+LOOK_FOR_DUE_S = 1.8
+"""How often a worker that knows of no open groups asks whether some are due: a time limit is
+enforced within two seconds, even if the group was created just now and nobody takes its jobs."""
 LOOK_AT_GROUPS_S = 1.5
 """How long it waits at most while groups are open: one with a short time limit may come."""
 MET_S = 0.5
 """How long it waits after it took a job of a group: there may be more."""
+JITTER = 1.05
+"""By how much longer it may wait, by chance, so that workers do not all ask at once."""
 
 
 class GroupKeeper:
@@ -46,7 +49,7 @@ class GroupKeeper:
         pause_s = LOOK_FOR_DUE_S
         looked_at = time.monotonic()
         while True:
-            await self._rest(pause_s * random.uniform(1.0, 1.05))
+            await self._rest(pause_s * random.uniform(1.0, JITTER))
             pause_s = LOOK_FOR_DUE_S
             looks_at_all = time.monotonic() - looked_at >= LOOK_FOR_GROUPS_S
             if looks_at_all:

@@ -131,7 +131,7 @@ class Watcher:
         watch = self.queues.get(chosen or "")
         commands: list[Command[Any]] = [look for each in watches for look in each.look()]
         owners = [each for each in watches if each.glance is not None and each.glance.groups]
-        commands += [groups.count_needing_a_person(keys) for each in owners for keys in each.queues]
+        commands += [groups.count_asking(keys) for each in owners for keys in each.queues]
         if watch is not None:
             commands += self._detail_commands(watch, view, group_id)
         answers = await self._connection.run_all(commands) if commands else []
