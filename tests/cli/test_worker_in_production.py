@@ -311,6 +311,34 @@ def test_probes_tell_whether_a_worker_can_work(
     assert fetch(port, "/healthz")[0] == 200
 
 
+def test_probes_answer_before_the_server_does(
+    start: Start, log: Callable[[], str], start_server: Callable[..., Server], prefix: str
+):
+    server = start_server({"appendonly": "yes"}, tcp=True)
+    with Queue("spread", connection=server.url, prefix=prefix, partitions=4) as queue:
+        jobs = queue.add_bulk([_new("whose") for _ in range(12)])
+    server.stop()
+    words = ("shop:app.router", "--queue", "default", "--queue", "spread", "--metrics-port", "0")
+    process = start(*words, TORIL_URL=server.url)
+    port = port_of(log)
+
+    assert fetch(port, "/healthz") == (200, "ok\n")
+    _, why = wait_until_sync(
+        lambda: (answer := fetch(port, "/readyz"))[1].count("cannot reach") == 2 and answer,
+        timeout=60,
+    )
+    assert "queue 'default'" in why
+    assert "queue 'spread'" in why
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+    start(*words, TORIL_URL=server.url)
+    wait_until_sync(lambda: log().count("waits for its server") == 4, timeout=60)
+    server.start()
+    with Queue("spread", connection=server.url, prefix=prefix, partitions=4) as queue:
+        assert len({queue.wait_for(job.id, timeout=60_000) for job in jobs}) == 1
+
+
 def test_a_failed_attempt_is_logged_with_all_that_is_needed_to_find_it(
     start: Start, queue: Queue, log: Callable[[], str]
 ):

@@ -312,6 +312,33 @@ async def test_on_a_cluster_every_node_has_its_share(cluster):
         await queue.obliterate(force=True)
 
 
+async def test_one_queue_takes_the_letters_of_all_partitions_of_a_cluster(cluster):
+    where = {
+        "connection": cluster.url.replace("redis://", "redis+cluster://"),
+        "prefix": f"t{secrets.token_hex(4)}",
+    }
+
+    async def fail(job):
+        raise UnrecoverableError("no")
+
+    async with (
+        Queue("mail", partitions=6, **where) as queue,
+        Queue("{graves}", **where) as graves,
+        Worker("mail", fail, dead_letter_queue="{graves}", partitions=6, **where),
+    ):
+        await queue.add_bulk([NewJob("x", {"n": n}, job_id=f"j-{n}") for n in range(60)])
+        await wait_until(lambda: _has_letters(graves, 60))
+        letters = await graves.get_dead_letter_jobs(0, 59)
+        assert sorted(letter.data["n"] for letter in letters) == list(range(60))
+        assert len({letter.dead_letter.source_queue for letter in letters}) == 6
+        await graves.obliterate(force=True)
+        await queue.obliterate(force=True)
+
+
+async def _has_letters(graves: Queue, number: int) -> bool:
+    return await graves.get_dead_letter_count() == number
+
+
 async def test_a_worker_waits_for_a_server_that_is_not_there_yet(start_server):
     server = start_server(tcp=True)
     server.stop()

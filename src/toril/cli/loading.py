@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import inspect
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import click
@@ -14,8 +16,10 @@ import msgspec
 
 from toril import App, Router, Worker
 from toril.cli.server import Server
+from toril.client.connection import Connection
 from toril.errors import ServerError, ServerUnusableError
 from toril.logs import get_logger
+from toril.protocol import partitioning
 
 CONCURRENCY = 10
 _ASK_AGAIN_S = 1.0
@@ -82,6 +86,76 @@ class RunningApp:
         await self._app.close(timeout)
 
 
+class RunningQueue:
+    """The worker of a queue: made when the server has told how many partitions the queue has."""
+
+    def __init__(self, name: str, handler: Any, **options: Any) -> None:
+        self._make = partial(Worker, name, handler, **options)
+        # What is wrong with the options is told before anything runs.
+        self._plain = self._make()
+        self._found: Worker | None = None
+        self._on_worker: list[Callable[[Worker], object]] = []
+        self._closing = asyncio.Event()
+        self.is_running = False
+        self.server_error: Exception | None = None
+        """Why the server has not told yet."""
+
+    def __repr__(self) -> str:
+        return repr(self._found or self._plain)
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [] if self._found is None else [self._found]
+
+    @property
+    def last_reply_age(self) -> float | None:
+        return None if self._found is None else self._found.last_reply_age
+
+    def on_worker(self, callback: Callable[[Worker], object]) -> None:
+        self._on_worker.append(callback)
+
+    async def run(self) -> None:
+        self.is_running = True
+        try:
+            count = await self._partitions()
+            if self._closing.is_set():
+                return
+            self._found = self._make(partitions=count) if count > 1 else self._plain
+            for callback in self._on_worker:
+                callback(self._found)
+            await self._found.run()
+        finally:
+            self.is_running = False
+
+    async def close(self, timeout: Any = None) -> None:
+        self._closing.set()
+        await (self._found or self._plain).close(timeout)
+
+    async def _partitions(self) -> int:
+        """How many partitions the queue has; waits for a server that is away, as a worker does."""
+        connection = Connection(self._plain.target, patience_s=_ASK_AGAIN_S)
+        try:
+            while not self._closing.is_set():
+                try:
+                    return (await connection.run(partitioning.read(self._plain.keys))).now
+                except ServerUnusableError:
+                    break  # the worker tells what is wrong
+                except ServerError as error:
+                    if self.server_error is None:
+                        logger.warning(
+                            "the worker of queue %r waits for its server: %s",
+                            self._plain.name,
+                            error,
+                        )
+                    self.server_error = error
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ASK_AGAIN_S):
+                        await self._closing.wait()
+            return 1
+        finally:
+            await connection.close()
+
+
 def load(target: str) -> Any:
     """The object that ``module:object`` names."""
     module_name, colon, attribute = target.partition(":")
@@ -130,32 +204,16 @@ def services_of(server: Server, target: str, wishes: Wishes) -> list[Any]:
     if not wishes.queues:
         raise click.UsageError(f"{target!r} is no Worker, so say whose jobs it runs: --queue QUEUE")
     return [
-        Worker(
+        RunningQueue(
             name,
             found,
             connection=server.url,
             prefix=server.prefix,
             concurrency=size or wishes.concurrency or CONCURRENCY,
-            partitions=_partitions_of(server, name),
             **wishes.worker_options(),
         )
         for name, size in wishes.queues.items()
     ]
-
-
-def _partitions_of(server: Server, name: str) -> int:
-    """How many partitions a queue has; waits for a server that is away, as a worker does."""
-    has_told = False
-    while True:
-        try:
-            return max(1, server.partitions_of(name))
-        except ServerUnusableError:
-            return 1  # the worker tells what is wrong
-        except ServerError as error:
-            if not has_told:
-                logger.warning("the worker of queue %r waits for its server: %s", name, error)
-            has_told = True
-            time.sleep(_ASK_AGAIN_S)
 
 
 def is_service(found: Any) -> bool:

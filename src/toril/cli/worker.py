@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from toril import Queue, Worker, run
-from toril.cli.loading import RunningApp, Wishes, services_of
+from toril.cli.loading import RunningApp, RunningQueue, Wishes, services_of
 from toril.cli.logs import log_options, set_up_logging
 from toril.cli.printing import echo
 from toril.cli.processes import number_of_this, run_many
@@ -157,10 +157,15 @@ def _parse_queue(text: str) -> tuple[str, int | None]:
 
 
 def workers_of(services: Sequence[Any]) -> list[Any]:
-    """The workers that run now, those of apps included."""
+    """The workers that run now, those of apps included, and what will be one."""
     found: list[Any] = []
     for service in services:
-        found += service.workers if isinstance(service, RunningApp) else [service]
+        if isinstance(service, RunningApp):
+            found += service.workers
+        elif isinstance(service, RunningQueue):
+            found += service.workers or [service]
+        else:
+            found.append(service)
     return found
 
 
@@ -197,7 +202,7 @@ class Serving:
             )
             return None
         for service in self._services:
-            if isinstance(service, RunningApp):
+            if isinstance(service, RunningApp | RunningQueue):
                 service.on_worker(WorkerMetrics)
             elif isinstance(service, Worker):
                 WorkerMetrics(service)

@@ -16,14 +16,14 @@ from toril.options import Duration, NewJob, Schedule
 from toril.protocol import codec, cron, scheduling
 from toril.protocol.adding import Prepared
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.job import Fields, fields_of
+from toril.protocol.job import Fields
 from toril.protocol.keys import Keys, check_known_scheduler_id
 from toril.protocol.refusals import Refusal
 
 _MOST_TRIES = 32
 _WRITTEN = ("tz", "limit", "pattern", "startDate", "endDate", "every")
 # What a job of the template that runs at once does not take over.
-_OF_THE_BEAT = (*scheduling.OWN_OPTIONS, "repeat", "repeatJobKey", "deduplication", "debounce")
+_OF_THE_BEAT = ("repeat", "repeatJobKey", "deduplication", "debounce")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,22 +106,17 @@ def once(keys: Keys, scheduler_id: str, job_id: str) -> Plan[Prepared]:
     if record is None:
         raise _missing(keys, scheduler_id)
     raw = _object(record.fields.get(b"opts"))
-    opts = {"attempts": 0}
-    opts |= {name: value for name, value in raw.items() if name not in _OF_THE_BEAT}
+    opts = {"attempts": 0, **scheduling.taken_over(raw, besides=_OF_THE_BEAT)}
     text = codec.encode(opts, "options")
     entry = {"id": job_id, "name": _name(scheduler_id, record), **_placing(text)}
     return Prepared(job_id, entry, record.fields.get(b"data", b"{}"), text)
 
 
 def _read(keys: Keys, scheduler_id: str) -> Plan[_Record | None]:
-    check_known_scheduler_id(scheduler_id)
-    found: list[Any] = yield [
-        plain("ZSCORE", keys.repeat, scheduler_id, parse=codec.number),
-        plain("HGETALL", scheduling.hash_of(keys, scheduler_id), parse=fields_of),
-    ]
-    at, fields = found
-    if at is None or b"ic" not in fields:
+    found = yield from scheduling.record(keys, scheduler_id)
+    if found is None:
         return None
+    at, fields = found
     if b"x.paused" in fields:
         return _Record(at, fields, _object(fields.get(b"x.pending")))
     job = keys.job(scheduling.iteration_id(scheduler_id, at))
@@ -175,7 +170,10 @@ def _write(
             if value is not None:
                 args[name] = value
     else:
-        args["next_ms"] = _next_cron_ms(scheduler_id, wire, now_ms, taken)
+        after_ms = max(now_ms, wire.get("startDate") or 0)
+        args["next_ms"] = scheduling.next_cron_ms(
+            scheduler_id, wire["pattern"], wire.get("tz"), after_ms, passed_over=taken
+        )
     reply = yield script(
         "changeScheduler",
         keys,
@@ -213,8 +211,9 @@ def _merged(scheduler_id: str, record: _Record, new: Change, now_ms: int) -> dic
     if new.cron is not None:
         wire |= {"every": None, "offset": None, "pattern": new.cron}
         wire["tz"] = wire["tz"] or scheduling.DEFAULT_ZONE
+    stored_every = None if wire["pattern"] else wire["every"]
     given = Schedule(
-        every=new.every if new.every is not None or wire["pattern"] else wire["every"] or 1,
+        every=new.every if new.every is not None else stored_every,
         cron=wire["pattern"] if new.every is None else new.cron,
         tz=new.tz,
         start=new.start,
@@ -242,9 +241,7 @@ def _options(record: _Record, new: Change) -> tuple[dict[str, Any], bytes]:
         kept = {name: record.pending[name] for name in ("repeat",) if name in record.pending}
         return {**opts, **kept}, codec.encode(opts, "options") if opts else b""
     stored = record.fields.get(b"opts", b"")
-    taken_over = record.pending or _object(stored or None)
-    own = scheduling.OWN_OPTIONS
-    return {name: value for name, value in taken_over.items() if name not in own}, stored
+    return scheduling.taken_over(record.pending or _object(stored or None)), stored
 
 
 def _placing(opts: bytes) -> dict[str, Any]:
@@ -260,20 +257,6 @@ def _placing(opts: bytes) -> dict[str, Any]:
         if ordering_delay := codec.number_in(read.raw.get("orderingDelay")):
             placing["ordering_delay"] = ordering_delay
     return placing
-
-
-def _next_cron_ms(scheduler_id: str, wire: dict[str, Any], now_ms: int, taken: int) -> int:
-    zone = cron.zone_of(wire.get("tz") or scheduling.DEFAULT_ZONE)
-    pattern = cron.parse(wire.get("pattern") or "")
-    next_ms: int | None = max(now_ms, wire.get("startDate") or 0)
-    for _ in range(taken + 1):
-        next_ms = None if next_ms is None else cron.next_after(pattern, next_ms, zone)
-    if next_ms is None:
-        raise InvalidOptionError(
-            f"cron={wire['pattern']!r} of scheduler {scheduler_id!r} does not occur within fifty"
-            f" years"
-        )
-    return next_ms
 
 
 def _object(text: bytes | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ next one before it runs it, so N workers make one job a tick, and a crash in bet
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -23,7 +24,7 @@ from toril.protocol.keys import Keys, check_known_scheduler_id, check_scheduler_
 DEFAULT_ZONE = "UTC"
 _PER_READ = 500
 # What an iteration does not take over from the one before it.
-OWN_OPTIONS = ("jobId", "delay", "timestamp", "prevMillis", "parent", "de")
+_OWN_OPTIONS = ("jobId", "delay", "timestamp", "prevMillis", "parent", "de")
 
 
 class JobScheduler(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,13 +226,29 @@ def _zone_name(schedule: Schedule) -> str | None:
 def _first_cron_ms(scheduler_id: str, schedule: Schedule, pattern: str, now_ms: int) -> int:
     if schedule.immediately:
         return now_ms
-    zone = cron.zone_of(schedule.tz or DEFAULT_ZONE)
-    next_ms = cron.next_after(cron.parse(pattern), max(now_ms, schedule.start_ms or 0), zone)
+    after_ms = max(now_ms, schedule.start_ms or 0)
+    return next_cron_ms(scheduler_id, pattern, schedule.tz, after_ms)
+
+
+def next_cron_ms(
+    scheduler_id: str, pattern: str, tz: str | None, after_ms: int, *, passed_over: int = 0
+) -> int:
+    """The next time of a pattern after ``after_ms``; ``passed_over`` many are not to be had."""
+    zone, parsed = cron.zone_of(tz or DEFAULT_ZONE), cron.parse(pattern)
+    next_ms: int | None = after_ms
+    for _ in range(passed_over + 1):
+        next_ms = None if next_ms is None else cron.next_after(parsed, next_ms, zone)
     if next_ms is None:
         raise InvalidOptionError(
             f"cron={pattern!r} of scheduler {scheduler_id!r} does not occur within fifty years"
         )
     return next_ms
+
+
+def taken_over(opts: Mapping[str, Any], *, besides: Iterable[str] = ()) -> dict[str, Any]:
+    """What a job takes over from the options of the iteration before it, or of the template."""
+    dropped = {*_OWN_OPTIONS, *besides}
+    return {name: value for name, value in opts.items() if name not in dropped}
 
 
 def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
@@ -246,10 +263,12 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
     end = moment(repeat.get("endDate"))
     if (limit and count > limit) or (end is not None and now_ms > end):
         return None
-    opts: dict[str, Any] = {"attempts": 0}
-    opts |= {name: value for name, value in job.opts.raw.items() if name not in OWN_OPTIONS}
-    opts["repeat"] = {**repeat, "count": count}
-    opts["repeatJobKey"] = scheduler_id
+    opts = {
+        "attempts": 0,
+        **taken_over(job.opts.raw),
+        "repeat": {**repeat, "count": count},
+        "repeatJobKey": scheduler_id,
+    }
     args: dict[str, Any] = {
         "scheduler_id": scheduler_id,
         "id_json": id_json(scheduler_id),
@@ -266,7 +285,7 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
     if every:
         args["every"] = every
     elif repeat.get("pattern"):
-        next_ms = _next_cron_ms(job, repeat, now_ms)
+        next_ms = _cron_ms_after(job, repeat, now_ms)
         if next_ms is None:
             return None
         args["next_ms"] = next_ms
@@ -282,7 +301,7 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
     return next_id
 
 
-def _next_cron_ms(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | None:
+def _cron_ms_after(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | None:
     """Strictly after the iteration that was taken, however late that was."""
     previous = codec.number_in(job.opts.raw.get("prevMillis")) or 0
     after_ms = max(now_ms, previous, moment(repeat.get("startDate")) or 0)
@@ -310,13 +329,24 @@ def count(keys: Keys) -> Command[int]:
 
 def one(keys: Keys, scheduler_id: str) -> Plan[JobScheduler | None]:
     """One scheduler, or None."""
+    found = yield from record(keys, scheduler_id)
+    return None if found is None else _read(scheduler_id, *found)
+
+
+def record(keys: Keys, scheduler_id: str) -> Plan[tuple[int, Fields] | None]:
+    """When a scheduler is due next, and its hash; None if there is no such scheduler."""
     check_known_scheduler_id(scheduler_id)
     found: list[Any] = yield [
         plain("ZSCORE", keys.repeat, scheduler_id, parse=codec.number),
         plain("HGETALL", hash_of(keys, scheduler_id), parse=fields_of),
     ]
     next_at, fields = found
-    return None if next_at is None else _read(scheduler_id, next_at, fields)
+    return None if next_at is None or not _is_scheduler(fields) else (next_at, fields)
+
+
+def _is_scheduler(fields: Fields) -> bool:
+    """What BullMQ 5 made of ``add(…, {repeat})`` has no count, and is no scheduler."""
+    return b"ic" in fields
 
 
 def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
@@ -331,15 +361,12 @@ def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
             plain("HGETALL", hash_of(keys, name), parse=fields_of) for name, _ in part
         ]
         for (name, next_at), fields in zip(part, hashes, strict=True):
-            scheduler = _read(name, next_at, fields)
-            if scheduler is not None:
-                schedulers.append(scheduler)
+            if _is_scheduler(fields):
+                schedulers.append(_read(name, next_at, fields))
     return schedulers
 
 
-def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler | None:
-    if b"ic" not in fields:
-        return None  # what BullMQ 5 made of add(…, {repeat}), which is no scheduler
+def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler:
     raw = {name: codec.number(fields.get(name)) for name in _NUMBERS}
     return JobScheduler(
         id=scheduler_id,
@@ -403,7 +430,7 @@ def id_json(scheduler_id: str) -> str:
 
 
 def hash_of(keys: Keys, scheduler_id: str) -> str:
-    """The key of a scheduler\'s record."""
+    """The key of a scheduler's record."""
     return f"{keys.repeat}:{scheduler_id}"
 
 

@@ -253,7 +253,8 @@ class App:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Add the jobs of many calls in a few round trips; the handles are in their order.
 
-        If one of them cannot be a job, none is added.
+        If one of them cannot be a job, none is added; with middleware that has ``on_enqueue`` each
+        is added on its own.
         """
         calls = list(calls)
         for call in calls:

@@ -591,8 +591,8 @@ def grave_of_part(target: BurialTarget, name: str, number: int) -> BurialTarget:
     """Where one partition sends its dead letters.
 
     A dead letter queue whose hash tag is the name of this queue, such as ``{mail}-dlq``, is
-    partitioned in the same way.  Any other takes the letters of all partitions, which is not
-    possible on a cluster.
+    partitioned in the same way.  Any other takes the letters of all partitions; on a cluster its
+    name needs a hash tag, and the letters travel there.
     """
     if target is None:
         return None
