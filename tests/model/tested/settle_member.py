@@ -1,5 +1,9 @@
 from __future__ import annotations
 
-FOUND: dict[str, str] = {}
+FOUND: dict[str, str] = {
+    'settleMember: true for asked["x.request"] == a.request or told_by == a.request': "tests/features/test_group_stages.py::test_a_signal_completes_once",
+    "settleMember: without groups.memberEnded(group, one.kind, one.number, one.job, a.state, ended, now)": "tests/features/test_group_mends.py::test_when_the_log_does_not_reach_back_the_group_waits_for_a_person",
+    'settleMember: without redis.call("HSET", group .. ":results", one.number .. ".request", a.request)': "tests/features/test_group_stages.py::test_the_same_signal_sent_again_is_known",
+}
 
 EQUIVALENT: dict[str, str] = {}
