@@ -58,3 +58,10 @@ async def test_only_the_attempt_that_has_begun_ends_or_abandons(
             await connection.run(finish(keys, "s", key, job_id=job_id, fence=fence, **more))
             is may_end
         )
+        other = remembering.begin(keys, "s", key, job_id="c", fence=1, lease_ms=60_000)
+        begun = await connection.run(other)
+        is_abandoned = may_end and finish is remembering.abandon
+        assert (begun.is_done, begun.busy_ms == 0) == (
+            may_end and not is_abandoned,
+            may_end,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import nullcontext
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.helpers import wait_until
 from toril import NewJob, Queue, QueueEvents, Worker, logs, sync
 from toril.cli.main import run
 from toril.client.connection import Connection
-from toril.errors import ServerUnusableError
+from toril.errors import CrossSlotError, ServerUnusableError
+from toril.protocol.keys import Keys
 
 
 @pytest.fixture
@@ -126,4 +128,16 @@ async def test_a_connection_finds_out_before_it_asks_for_a_key(cluster, url):
         await connection.meet()
 
         assert connection.is_cluster is is_cluster
+        await connection.close()
+
+
+async def test_queues_that_share_a_step_share_a_slot_on_a_cluster_only(cluster, url):
+    apart = [Keys("{a}", "orders"), Keys("{b}", "letters")]
+    for where, is_cluster in ((f"redis+cluster{cluster.url[5:]}", True), (url, False)):
+        connection = Connection(where)
+
+        connection.check_one_slot(Keys("{a}", "orders"), Keys("{a}", "letters"))
+        with pytest.raises(CrossSlotError) if is_cluster else nullcontext():
+            connection.check_one_slot(*apart)
+
         await connection.close()

@@ -66,6 +66,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/client/test_sharing.py",
         "tests/client/test_sockets.py",
         "tests/client/test_on_a_cluster.py",
+        "tests/features/parcels/test_seeing_off.py",
         "tests/features/parcels/test_couriers.py",
     ),
     "client/waiting": ("tests/test_how_long.py", "tests/client/test_wait_for.py"),

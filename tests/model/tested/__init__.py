@@ -1,4 +1,4 @@
-"""Bugs planted into the scripts of groups that no world finds, a module for each script.
+"""Planted bugs that no world finds: a module for each script of groups, and one for all others.
 
 ``FOUND`` names the ordinary test that finds a bug: each was tried.  ``EQUIVALENT`` says why a bug
 changes nothing that anybody can see.
@@ -12,6 +12,7 @@ from tests.model.tested import (
     due_groups,
     groups,
     members,
+    outside,
     reconcile_groups,
     resolve_group,
     retreats,
@@ -27,6 +28,7 @@ _MODULES = (
     due_groups,
     groups,
     members,
+    outside,
     reconcile_groups,
     resolve_group,
     retreats,

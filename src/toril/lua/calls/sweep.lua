@@ -3,6 +3,8 @@
 
   A job is stalled when it was active at the last sweep and holds no lock now. The sweep works in
   slices: `more` says that there is more to do, and the next call continues at `cursor`.
+  Bringing a job back takes many commands, marking one takes none of its own: of the former a call
+  does fewer.
   A job that was handed out by a flight's last reply may never have arrived: its handler probably
   never ran, so the stall does not count. The job is marked (`x.unheard`), and the next worker that
   takes it confirms the arrival before running it: stalls after that count. A job whose arrival itself
@@ -24,6 +26,7 @@
   Cost      O(slice)
 ]]
 local MOST_UNHEARD = 3
+local MOST_BROUGHT_BACK = 100
 local LONG_LOCK_MS, MOST_LATE = 300000, 100
 local FLIGHTS_A_WALK, FLIGHTS_A_LOOK = 500, 2000
 local EXPIRE_MS = "86400000"
@@ -175,7 +178,7 @@ end
 --- Bring back a slice of those that were active last time and hold no lock now.
 local function bringBackStalled(round, slice)
   local queue = round.queue
-  for _, id in ipairs(redis.call("SPOP", queue.stalled, slice)) do
+  for _, id in ipairs(redis.call("SPOP", queue.stalled, math.min(slice, MOST_BROUGHT_BACK))) do
     local job = queue.base .. ":" .. id
     if not isLocked(job) and redis.call("LREM", queue.active, 1, id) == 1 then
       local is_sound, problem = pcall(bringBack, round, job, id)
