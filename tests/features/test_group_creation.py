@@ -331,7 +331,7 @@ async def test_a_compensation_has_three_attempts_unless_told(world: World):
     assert codec.wire_options(custom.as_job())["backoff"] == {"type": "fixed", "delay": 5}
 
 
-async def test_on_a_cluster_all_queues_of_a_group_must_share_a_slot(cluster: Any):
+async def test_on_a_cluster_every_queue_of_a_group_needs_a_hash_tag(cluster: Any):
     """SAGA-08: refused with the remedy before anything is sent; with a hash tag it works."""
     from toril import FlowProducer, Queue
 

@@ -1,4 +1,4 @@
-"""Two small worlds over two slots, in which couriers may do the next thing at any time, or die.
+"""Three small worlds over two slots, in which couriers may do the next thing at any time, or die.
 
 The other worlds live in one slot. Here each queue is a slot of its own, as scripts see it: their
 hash tags differ. Every order of what happens is tried, and from every state honest couriers must
@@ -20,10 +20,21 @@ from tests.model.states import EMPTY, Cell, State
 from tests.model.view import PREFIX
 from tests.proving import amount
 from tests.servers import Server
-from toril import FlowJob, NewJob
-from toril.protocol import adding, flows, moving, parceling, replaying, scripts, settling
+from toril import Compensation, FlowJob, GroupJob, NewJob
+from toril.protocol import (
+    adding,
+    flows,
+    groups,
+    moving,
+    parceling,
+    replaying,
+    scripts,
+    settling,
+    starting,
+)
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
+from toril.protocol.new_group import new_group
 from toril.protocol.parceling import Parcel
 from toril.protocol.sending import PARCELS
 from toril.protocol.settling import Settled, Take
@@ -59,6 +70,8 @@ class Problem(Exception):
 
 class World:
     """Runs commands as on a cluster; a kind of world says what may happen and what must hold."""
+
+    queues = (Q, OTHER)
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -192,7 +205,7 @@ def come_to_an_end(world: World, moment: Moment) -> Moment:
     """Honest couriers and workers, with all the time in the world."""
     for _ in range(6):
         moment = moment._replace(clock_ms=moment.clock_ms + 70_000)
-        for source in (Q, OTHER):
+        for source in world.queues:
             moment, (parcels, _) = world.run(moment, parceling.fetch(keys_of(source)))
             for parcel in parcels:
                 moment, answers = world.run(
@@ -201,7 +214,7 @@ def come_to_an_end(world: World, moment: Moment) -> Moment:
                 if answers == [0]:
                     moment, _ = world.run(moment, parceling.collect(keys_of(source), [parcel.id]))
         moment = world.finish(moment)
-    for queue in (Q, OTHER):
+    for queue in world.queues:
         for rest in ("parcels", "parcels-due", "in-transit", "refused"):
             if left := content(moment, queue, f"toril:{rest}"):
                 raise Problem(f"{rest} of {queue} are left at the end: {left}")
@@ -328,7 +341,112 @@ class Family(World):
             raise Problem("the parent has not heard what its child returned")
 
 
-WORLDS = {"letters": Letters, "a family": Family}
+class Saga(World):
+    """A group here with a member here and one elsewhere; either fails, or somebody cancels it."""
+
+    habits = Habits()
+    queues = (Q, OTHER, f"{Q}:compensation", f"{OTHER}:compensation")
+    group_id = "g"
+
+    def begin(self) -> Moment:
+        undo = Compensation("undo", attempts=1, backoff=None)
+        members = [
+            GroupJob("job", queue_name=name, job_id=job_id, timestamp=START_MS, compensation=undo)
+            for name, job_id in ((Q, "m"), (OTHER, "n"))
+        ]
+        group = new_group("order", members, None, queue_name=Q)
+        command = starting.create(PREFIX, group, self.group_id, ["m", "n"])
+        return self.run(Moment(ticks=1), command)[0]
+
+    def deeds(self, moment: Moment) -> Iterator[tuple[str, Callable[[], Moment]]]:
+        def note(name: str, after: Moment) -> Moment:
+            return after._replace(done=(*moment.done, name))
+
+        done = set(moment.done)
+        if moment.held is not None:
+            queue = Q if moment.held.job_id == "m" else OTHER
+            how = moment.held.job_id
+            if not {"m fails", "n fails"} & done:
+                yield (
+                    "fail",
+                    lambda: note(f"{how} fails", self.end(moment, queue, FAIL, self.habits)),
+                )
+            yield (
+                "complete",
+                lambda: note(f"{how} ends", self.end(moment, queue, "done", self.habits)),
+            )
+            return
+        for queue, job_id in ((Q, "m"), (OTHER, "n")):
+            if job_id in content(moment, queue, "wait"):
+                yield (
+                    f"take {job_id}",
+                    lambda queue=queue, job_id=job_id: note(
+                        f"take {job_id}", self.take(moment, queue, self.habits)
+                    ),
+                )
+        if "cancel" not in done and not {"m fails", "n fails"} & done:
+            command = groups.cancel(keys_of(Q), self.group_id, request="r", reason="enough")
+            if self.field(moment, "state") == "ACTIVE":
+                yield "cancel", lambda: note("cancel", self.run(moment, command)[0])
+
+    def field(self, moment: Moment, name: str) -> str:
+        cell = cells(moment).get(f"{PREFIX}:{Q}:groups:{self.group_id}")
+        return "" if cell is None else cell.pairs.get(name, "")
+
+    def check(self, moment: Moment) -> None:
+        for job_id in ("m", "n"):
+            if moment.done.count(f"take {job_id}") > 1:
+                raise Problem(f"member {job_id} ran twice")
+        has_turned = self.field(moment, "state") != "ACTIVE" and "cancel" in moment.done
+        if (
+            has_turned
+            and not content(moment, Q, "toril:parcels")
+            and content(moment, OTHER, "wait")
+        ):
+            raise Problem("a member waits although its group was cancelled")
+        undone = [
+            *content(moment, f"{Q}:compensation", "wait"),
+            *content(moment, f"{OTHER}:compensation", "wait"),
+        ]
+        if len(set(undone)) != len(undone):
+            raise Problem(f"something is undone twice: {undone}")
+        for job_id, number in (("m", 0), ("n", 1)):
+            if f"g-c{number}" in undone and f"{job_id} ends" not in moment.done:
+                raise Problem(f"member {job_id} is undone and was never done")
+
+    def finish(self, moment: Moment) -> Moment:
+        """Workers complete what there is, and undo what must be undone."""
+        for queue in (Q, OTHER, f"{Q}:compensation", f"{OTHER}:compensation"):
+            if moment.held is not None:
+                queue = Q if moment.held.job_id == "m" else OTHER
+            elif content(moment, queue, "wait"):
+                moment = self.take(moment, queue, self.habits)
+                if moment.held is not None and moment.held.job_id in ("m", "n"):
+                    moment = moment._replace(done=(*moment.done, f"take {moment.held.job_id}"))
+            if moment.held is not None:
+                name = moment.held.job_id
+                moment = self.end(moment, queue, "done", self.habits)
+                moment = moment._replace(done=(*moment.done, f"{name} ends"))
+        return moment
+
+    def check_end(self, moment: Moment) -> None:
+        state, done = self.field(moment, "state"), moment.done
+        for job_id in ("m", "n"):
+            if done.count(f"take {job_id}") > 1:
+                raise Problem(f"member {job_id} ran twice")
+        for number, job_id in enumerate(("m", "n")):
+            times = done.count(f"g-c{number} ends")
+            wanted = int(state == "FAILED" and f"{job_id} ends" in done)
+            if times != wanted:
+                raise Problem(f"member {job_id} was undone {times} times, not {wanted}; {state}")
+        if {"m ends", "n ends"} <= set(done) and "cancel" not in done:
+            if state != "COMPLETED":
+                raise Problem(f"everything is done, and the group is {state}")
+        elif state != "FAILED":
+            raise Problem(f"the group is {state} at the end")
+
+
+WORLDS = {"letters": Letters, "a family": Family, "a group": Saga}
 
 
 @pytest.fixture(scope="module")
@@ -371,6 +489,24 @@ PLANTED = {
         "rooms/deliveries",
         "if body.after and not",
         "if false and not",
+    ),
+    "the end of a member elsewhere is not reported": (
+        "a group",
+        "rooms/groups",
+        "    remotes.ended(membership, job, state, ended)",
+        "    return",
+    ),
+    "a cancel overtakes the member that it cancels": (
+        "a group",
+        "rooms/remotes",
+        "reason = reason, after = #after > 0 and after or nil })",
+        "reason = reason })",
+    ),
+    "a member that was cancelled elsewhere is not told of": (
+        "a group",
+        "rooms/remotes",
+        'remotes.ended(ends[i].membership, job, "cancelled", ends[i])',
+        "",
     ),
     "the parent does not wait for a child elsewhere": (
         "a family",

@@ -439,8 +439,6 @@ class Relay:
             replicas=self._replicas,
             placing=homes.placing(row),
         )
-        if start.is_in_one_slot:
-            self._connection.check_one_slot(*start.queues)
         self._connection.check_slots(*start.queues)
         return start
 

@@ -86,8 +86,6 @@ class Start(msgspec.Struct, frozen=True):
 
     queues: list[Keys]
     command: Command[bool]
-    is_in_one_slot: bool = True
-    """Must a cluster keep these queues in one slot?"""
 
 
 def kind_of(row: OutboxRow) -> str | None:
@@ -266,7 +264,7 @@ def _start_flow(
     nodes = flows.prepare([flow], prefix, new_id, once_ms=once_ms, place=place)
     command = flows.add(nodes, home=flows.home_of([flow], nodes))
     queues = flows.queues_of([flow], nodes)
-    return Start(queues, _told(command, _is_there), is_in_one_slot=False)
+    return Start(queues, _told(command, _is_there))
 
 
 def _is_there(added: list[Any]) -> bool:

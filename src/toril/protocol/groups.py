@@ -124,7 +124,8 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a group, and where it stands.
 
     Its status is "planned" (others come first), "awaited" (a signal whose turn has come),
-    "pending", "active", "completed", "failed" or "cancelled".
+    "in_transit" (on its way to another slot of a cluster), "pending", "active", "completed",
+    "failed" or "cancelled".
     """
 
     job_id: str
@@ -761,16 +762,20 @@ class Due(msgspec.Struct, frozen=True):
 
     owners: list[Keys]
     wait_ms: int | None
+    away: list[Keys] = []
+    """Owners of groups with jobs here, in other slots of a cluster: they tell themselves."""
 
 
 def due(keys: Keys) -> Command[Due]:
     """Whose groups are due, of those that a worker of this queue minds."""
 
     def parse(reply: list[Any]) -> Due:
-        bases, wait_ms = reply
+        here, wait_ms, away = reply
+        return Due(queues(here), None if wait_ms < 0 else wait_ms, queues(away))
+
+    def queues(bases: list[bytes]) -> list[Keys]:
         names = [codec.text(base).removeprefix(f"{keys.prefix}:") for base in bases]
-        owners = [keys.sibling(name) for name in names]
-        return Due(owners, None if wait_ms < 0 else wait_ms)
+        return [keys.sibling(name) for name in names]
 
     return script(
         "dueGroups",

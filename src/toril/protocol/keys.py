@@ -274,15 +274,3 @@ def check_slot_of_each(*queues: Keys) -> None:
                 f"hash tag into the prefix, prefix='{{{queue.prefix}}}', or into the name, "
                 f"'{{{queue.name}}}'"
             )
-
-
-def check_one_slot(*queues: Keys) -> None:
-    """Refuse queues that a cluster would spread over several nodes."""
-    check_slot_of_each(*queues)
-    slots = {slot(queue.wait): queue for queue in queues}
-    if len(slots) > 1:
-        names = ", ".join(repr(queue.name) for queue in slots.values())
-        raise CrossSlotError(
-            f"queues {names} are in different slots of the cluster and cannot share one atomic "
-            f"step; give them one hash tag: prefix='{{bull}}', or names such as '{{shop}}-orders'"
-        )

@@ -27,7 +27,7 @@ from toril.logs import get_logger, warn_once
 from toril.protocol import address, parceling
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
-from toril.protocol.keys import Keys, check_one_slot, check_slot_of_each, keys_at
+from toril.protocol.keys import Keys, check_slot_of_each, keys_at
 from toril.protocol.replies import is_on_the_move
 from toril.protocol.sending import Dialect, Sending, longest_block_ms
 from toril.protocol.slots import Node, cluster_mode
@@ -117,11 +117,6 @@ class Connection:
         """On a cluster, refuse a queue whose own keys do not share a slot."""
         if self._transport.is_cluster:
             check_slot_of_each(*queues)
-
-    def check_one_slot(self, *queues: Keys) -> None:
-        """On a cluster, refuse queues that do not share a slot."""
-        if self._transport.is_cluster:
-            check_one_slot(*queues)
 
     def meet(self) -> None:
         """Find out whether a single server is in fact a node of a cluster.

@@ -200,7 +200,7 @@ class GroupProducer(GroupReading):
         made_up = str(uuid.uuid4()) if group_id is None else check_group_id(group_id)
         if self._agreeing.is_needed:
             group = self._place(group, made_up)
-        self._connection.check_one_slot(*queues_of(group, self.prefix))
+        self._connection.check_slots(*queues_of(group, self.prefix))
         if group_id is None:
             ids = [new_job_id() for _ in group.members]
             command = starting.create(self.prefix, group, made_up, ids)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from toril.client.connection import Connection
 from toril.errors import TorilError
@@ -33,11 +33,19 @@ class GroupKeeper:
     """Checks regularly that the groups a worker is responsible for are settled.
 
     These are the groups that its queue owns, and those with a time limit that have members there.
+    If such a group is in another slot of a cluster, its parcels are watched too: the queue that
+    owns it may have no worker.
     It settles members that a BullMQ worker ran, and cancels groups whose time is up.
     """
 
-    def __init__(self, connection: Connection, owners: Sequence[Keys]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        owners: Sequence[Keys],
+        watch: Callable[[Keys], None] = lambda _: None,
+    ) -> None:
         self._connection = connection
+        self._watch = watch
         self._owners = owners
         self._has_met_one = asyncio.Event()
 
@@ -73,9 +81,18 @@ class GroupKeeper:
         for owner in due.owners:
             with _told(owner):
                 await self.keep(owner)
-        if due.wait_ms is None:
+        waits_ms = [due.wait_ms]
+        for owner in due.away:
+            with _told(owner):
+                self._watch(owner)
+                there = await self._connection.run(groups.due(owner))
+                if any(one.base == owner.base for one in there.owners):
+                    await self.keep(owner)
+                waits_ms.append(there.wait_ms)
+        wait_ms = min((one for one in waits_ms if one is not None), default=None)
+        if wait_ms is None:
             return LOOK_FOR_DUE_S
-        return min(due.wait_ms / 1000, LOOK_AT_GROUPS_S) if due.wait_ms else LOOK_AT_GROUPS_S
+        return min(wait_ms / 1000, LOOK_AT_GROUPS_S) if wait_ms else LOOK_AT_GROUPS_S
 
     async def keep(self, keys: Keys) -> None:
         """Settle the groups of one queue that are due now."""

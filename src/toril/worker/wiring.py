@@ -96,7 +96,7 @@ class Parts:
             max_stalled=design.options.max_stalled_count,
             on_stalled=partial(self.emitter.emit, "stalled"),
         )
-        self.keeper = GroupKeeper(self.connection, owners_of(keys))
+        self.keeper = GroupKeeper(self.connection, owners_of(keys), self.courier.watch)
         self.crew = self._make_crew()
         self.lease = self._make_lease()
         self.pump = self._make_pump()

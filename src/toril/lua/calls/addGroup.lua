@@ -1,7 +1,9 @@
 --[[
   addGroup: create a group (a saga) with all of its members, in whichever queues they belong to.
 
-  All or nothing: anything that could prevent it is checked before anything is written.
+  All or nothing: anything that could prevent it is checked before anything is written. Members in other
+  slots of a cluster leave as parcels in the same step (rooms/remotes.lua); what prevents them from being
+  added there is found out later, and they fail.
   A call that is sent again because its reply was lost gets the same reply and adds nothing. This holds
   for a day after the group has ended and been forgotten. With a `definition` the id is the caller's: if
   a group with that id was made from the same definition, the reply has its `seed`.
@@ -33,6 +35,7 @@ local LANE_TYPES = { ["lanes:waiting"] = "zset", ["lanes:delayed"] = "zset", ["l
   ["lanes:held"] = "hash", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 local RECORD_TYPES = { { "group", "hash" }, { "members", "hash" }, { "plan", "hash" },
   { "open", "zset" }, { "gone", "hash" } }
+local OUTBOX_TYPES = { ["toril:parcels"] = "hash", ["toril:parcels-due"] = "zset" }
 local SHARED_MS = 86400000
 local SLICE = 1000
 
@@ -73,15 +76,25 @@ local function touched(base, a)
   return bases
 end
 
---- What prevents the group from being created: an error or a refusal.
+--- Those whose queues are in this slot.
+local function hereOf(jobs_of)
+  local here = {}
+  for _, job in ipairs(jobs_of) do
+    if not parcels.isAway(job.base) then here[#here + 1] = job end
+  end
+  return here
+end
+
+--- What prevents the group from being created: an error or a refusal. `jobs_of` are those of this slot.
 local function obstacle(a, bases, jobs_of)
   for _, one in ipairs(bases) do
-    local foreign = foreignOf(one, TYPES)
+    local is_away = parcels.isAway(one)
+    local foreign = foreignOf(is_away and bases[1] or one, is_away and OUTBOX_TYPES or TYPES)
     if foreign then return redis.error_reply(foreign) end
   end
   local checked, keys, isLaneFullFor = {}, {}, nil
-  for i, job in ipairs(jobs_of) do
-    keys[i] = job.key
+  for _, job in ipairs(jobs_of) do
+    keys[#keys + 1] = job.key
     if job.lane and not checked[job.base] then
       checked[job.base] = true
       local foreign = foreignOf(job.base, LANE_TYPES)
@@ -176,14 +189,14 @@ local function writePlan(record, a, ARGV)
 end
 
 --- Put the members that wait for nobody into their queues.
-local function startMembers(record, a, ARGV, now)
+local function startMembers(record, base, a, ARGV, now)
   local statuses, homes = {}, {}
   for i, job in ipairs(a.jobs) do
     local status = job.waits and "planned" or job.kind == "s" and "awaited" or "pending"
     statuses[2 * i - 1], statuses[2 * i] = job.key, status
     if status == "pending" then
       job.group = record.group .. ":" .. job.kind .. job.number
-      stages.insert(homes, job.base, job, ARGV[job.payload], ARGV[job.payload + 1], now)
+      stages.insert(homes, job.base, job, ARGV[job.payload], ARGV[job.payload + 1], now, base)
     end
   end
   redis.call("HSET", record.members, unpack(statuses))
@@ -228,7 +241,9 @@ local function index(record, base, bases, a, now)
   redis.call("SADD", base .. ":de", "groups")
   gates.read(queues.at(base)) -- a queue is recognized by its `meta`, and this one may have no jobs
   for source, target in pairs(a.targets) do
-    if target == source .. ":compensation" then redis.call("SADD", source .. ":de", "compensation") end
+    if target == source .. ":compensation" and not parcels.isAway(source) then
+      redis.call("SADD", source .. ":de", "compensation")
+    end
   end
   local due = now + math.min(a.timeout_ms or a.look_again_ms, a.look_again_ms)
   redis.call("ZADD", record.open, due, a.id)
@@ -245,12 +260,12 @@ local function createGroup(record, base, a, ARGV, compensation, now)
   local before = findKnown(record, a)
   if before then return before end
   local jobs_of, bases = placeMembers(base, a)
-  local refusal = obstacle(a, bases, jobs_of)
+  local refusal = obstacle(a, bases, hereOf(jobs_of))
   if refusal then return refusal end
   writeRecord(record.group, a, compensation, now)
   index(record, base, bases, a, now)
   writePlan(record, a, ARGV)
-  startMembers(record, a, ARGV, now)
+  startMembers(record, base, a, ARGV, now)
   if a.gates then stages.begin(record.group, a.jobs, now) end
   return now, true
 end

@@ -4,7 +4,8 @@
 
   Keys      base, open, deadlines (the queues that own groups with a limit, by the latest one)
   Args      most int (queues to look at)
-  Returns   the bases of these queues, and in how many ms the next group is due (-1 for none)
+  Returns   the bases of these queues, in how many ms the next group is due (-1 for none), and the bases of
+            owners in other slots, which must be asked themselves
   Flags     no-writes
   Cost      O(most)
 ]]
@@ -22,14 +23,16 @@ end
 function calls.dueGroups(KEYS, a, ARGV)
   local base, open, deadlines = unpack(KEYS)
   local now = clock.now()
-  local due, wait_ms = {}, -1
+  local due, wait_ms, away = {}, -1, {}
   local owners = redis.call("ZREVRANGE", deadlines, 0, a.most - 1)
   owners[#owners + 1] = base
   for _, owner in ipairs(owners) do
-    local at = firstDue(owner)
+    local is_away = parcels.isAway(owner)
+    if is_away then away[#away + 1] = owner end
+    local at = not is_away and firstDue(owner)
     local left_ms = at and math.max(0, at - now)
     if left_ms == 0 then due[#due + 1] = owner end
     if left_ms and (wait_ms < 0 or left_ms < wait_ms) then wait_ms = left_ms end
   end
-  return { due, wait_ms }
+  return { due, wait_ms, away }
 end

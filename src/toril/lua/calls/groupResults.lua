@@ -15,7 +15,8 @@ function calls.groupResults(KEYS, a, ARGV)
   for number = 0, total - 1 do
     local is_read, member = pcall(cmsgpack.unpack, redis.call("HGET", plan, number) or "")
     if is_read and type(member) == "table" and redis.call("HGET", members_, member[1]) == "completed" then
-      local value = redis.call("HGET", results, number) or redis.call("HGET", member[1], "returnvalue")
+      local value = redis.call("HGET", results, number)
+        or not parcels.isAway(member[1]) and redis.call("HGET", member[1], "returnvalue")
       if value then found[#found + 1] = { member[6] or member[2], value } end
     end
   end

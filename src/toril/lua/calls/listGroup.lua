@@ -43,11 +43,15 @@ function calls.listGroup(KEYS, a, ARGV)
     local is_read, member = pcall(cmsgpack.unpack, redis.call("HGET", plan, number) or "")
     local status = is_read and type(member) == "table" and statuses[member[1]]
     if status then
-      if status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
+      local is_away = parcels.isAway(member[1])
+      if status == "pending" and is_away then
+        local key = string.match(members_, "^(.*):jobs$")
+        if remotes.isOnItsWay(key, member[4], clock.digits(number)) then status = "in_transit" end
+      elseif status == "pending" and redis.call("EXISTS", member[1] .. ":lock") == 1 then
         status = "active"
       end
       local noted = redis.call("HMGET", results, number .. ".at", number .. ".why", "c" .. number .. ".at")
-      local started = redis.pcall("HGET", member[1], "processedOn")
+      local started = not is_away and redis.pcall("HGET", member[1], "processedOn")
       local line = { number, member[1], status, member[2], member[6] or member[2], member[4] or "",
         waitedFor(plan, member[8]), type(started) == "string" and started or "", noted[1] or "", noted[2] or "" }
       local undo = undo_of[number]

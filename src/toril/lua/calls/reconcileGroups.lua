@@ -18,42 +18,6 @@
   Flags     allow-oom
   Cost      O(most + the largest group), and three thousand events of queues from which jobs are gone
 ]]
-local SLICE, MOST_SLICES = 1000, 3
---- Note what an event says about the job that it names.
-local function hear(ends, fields)
-  local event = {}
-  for i = 1, #fields, 2 do
-    event[fields[i]] = fields[i + 1]
-  end
-  if not event.jobId then return end
-  local known = ends[event.jobId] or {}
-  ends[event.jobId] = known
-  if event.event == "active" then
-    known.is_started = true
-  elseif event.event == "added" then
-    known.is_added = true
-  elseif known.state then
-    return
-  elseif event.event == "completed" then
-    known.state, known.value = "completed", event.returnvalue
-  elseif event.event == "failed" then
-    known.state, known.value = "failed", event.failedReason
-  elseif event.event == "removed" then
-    known.state, known.value = "cancelled", "removed"
-  end
-end
-
---- Does the log still hold every event ever written?
-local function isWhole(queue_base)
-  local info = redis.pcall("XINFO", "STREAM", queue_base .. ":events")
-  local told = {}
-  for i = 1, #info, 2 do
-    told[info[i]] = info[i + 1]
-  end
-  return told.length ~= nil and told.length == told["entries-added"]
-end
-
-local STALLED = "job stalled more than allowable limit"
 --- The members' numbers and kinds by their keys, in case their own hashes are gone.
 local function memberships(key)
   local by_job = {}
@@ -68,92 +32,38 @@ local function memberships(key)
   return by_job
 end
 
---- A slice of a queue's events, the newest first, starting at `last`; nothing if this call has read
---- enough.
-local function eventsUpTo(work, queue_base, last)
-  local name = queue_base .. " " .. last
-  if work.pages[name] then return work.pages[name] end
-  if work.slices == MOST_SLICES then return nil end
-  work.slices = work.slices + 1
-  local entries = redis.call("XREVRANGE", queue_base .. ":events", last, "-", "COUNT", SLICE)
-  local page = { ends = {}, first = entries[#entries] and entries[#entries][1],
-    is_end = #entries < SLICE }
-  for _, entry in ipairs(entries) do
-    hear(page.ends, entry[2])
-  end
-  work.pages[name] = page
-  return page
-end
-
---- Mark a group that only a person can end.
-local function ask(work, key, field, id)
-  redis.call("HSET", key, field, "", "x.asks",
-    "job " .. id .. " is gone, and the log of events does not tell how it ended")
-  redis.call("ZADD", groups.asking(work.base), clock.stamp(work.now), string.match(key, "([^:]+)$"))
-end
-
---- How a job of a group that is gone ended: the events are read back to the group's beginning, over
---- several calls if need be. Nothing while it is not known. If the log does not reach back that far, the
---- job may be done, so an active group waits for a person.
-local function searchEnd(work, key, job, queue_base, id)
-  local field = "x.seek." .. job
-  local record = hashes.read(key, field, "createdAt", "state")
-  local last, created_at = record[field] or "+", tonumber(record.createdAt) or 0
-  local is_told, known = false, {}
-  while last ~= "" and not is_told do
-    local page = eventsUpTo(work, queue_base, last)
-    if not page then
-      redis.call("HSET", key, field, last)
-      work.is_reading = true
-      return nil
-    end
-    known = page.ends[id] or {}
-    local began = page.first and tonumber(string.match(page.first, "^%d+")) or math.huge
-    is_told = known.state ~= nil or known.is_added or began < created_at
-      or page.is_end and isWhole(queue_base)
-    last = page.is_end and "" or "(" .. (page.first or "")
-  end
-  if not is_told and (record.state == "ACTIVE" or record.state == "BLOCKED") then
-    ask(work, key, field, id)
-    return nil
-  end
-  if redis.call("HDEL", key, field, "x.asks") == 2 and record.state ~= "BLOCKED" then
-    redis.call("ZREM", groups.asking(work.base), string.match(key, "([^:]+)$"))
-  end
-  return { state = known.state or "failed", started = known.is_started or not known.is_added,
-    value = known.value or "it is gone, and nobody knows how it ended", is_silent = not known.state }
-end
-
---- How a job of a group ended, if it did: { state, value, at, started, is_open }.
+--- How a job of this slot ended, if it did: { state, value, at, started, is_open }.
 local function endOf(work, key, job)
   work.looked = work.looked + 1
-  local queue_base, id = string.match(job, "^(.+):([^:]+)$")
-  local hash = hashes.read(job, "name", "finishedOn", "returnvalue", "failedReason", "ats", "x.lost",
-    "defa")
-  if not hash.name then
-    local known = searchEnd(work, key, job, queue_base, id)
-    if not known then return nil end
-    return { id = id, state = known.state, at = 0, started = known.started, value = known.value,
-      is_open = known.is_silent or known.value == STALLED }
-  end
-  local at = tonumber(hash.finishedOn)
-  if not hash.finishedOn then return nil end
-  if redis.call("ZSCORE", queue_base .. ":completed", id) then
-    return { id = id, state = "completed", value = hash.returnvalue or "null", at = at }
-  end
-  if redis.call("ZSCORE", queue_base .. ":failed", id) then
-    return { id = id, state = "failed", value = hash.failedReason or "", at = at, started = true,
-      is_open = hash.failedReason == STALLED or jobs.isOpenEnd(hash.ats, hash["x.lost"], hash.defa) }
-  end
-  return nil
+  local ended, is_gone = endings.read(job)
+  if not is_gone then return ended end
+  local field = endings.placeField(job)
+  local record = hashes.read(key, field, "createdAt", "state")
+  local found = endings.search(work.events, job, record[field] or "+", tonumber(record.createdAt) or 0)
+  if found.is_reading then work.is_reading = true end
+  return endings.judge(key, job, record.state, found, work.now)
 end
 
---- Those of a group's jobs that ended unnoticed, in the order in which they ended.
-local function unnoticed(work, key, suffix)
+--- Note a job in another slot: its queue is asked.
+local function noteAway(work, away, job)
+  local base = string.match(job, "^(.+):[^:]+$")
+  work.looked = work.looked + 1
+  away[base] = away[base] or {}
+  away[base][#away[base] + 1] = job
+end
+
+--- Those of a group's jobs that ended unnoticed, in the order in which they ended. `away` collects those
+--- in other slots.
+local function unnoticed(work, key, suffix, away)
   local found = {}
   local statuses = redis.call("HGETALL", key .. suffix) -- bounded: members of a group
   for i = 1, #statuses, 2 do
-    local ended = statuses[i + 1] == "pending" and endOf(work, key, statuses[i])
+    local is_pending, ended = statuses[i + 1] == "pending", nil
+    if is_pending and parcels.isAway(statuses[i]) then
+      noteAway(work, away, statuses[i])
+    elseif is_pending then
+      ended = endOf(work, key, statuses[i])
+    end
     if ended then
       ended.job = statuses[i]
       found[#found + 1] = ended
@@ -163,14 +73,33 @@ local function unnoticed(work, key, suffix)
   return found
 end
 
+--- Ask the queues of other slots about jobs of the group; `suffixOf` names their memberships.
+local function seek(key, away, suffixOf)
+  for base, job_keys in pairs(away) do
+    local asked = {}
+    for i, job in ipairs(job_keys) do
+      local field = endings.placeField(job)
+      asked[i] = { job, suffixOf(job), redis.call("HGET", key, field) or "+" }
+    end
+    remotes.seek(key, base, asked)
+  end
+end
+
 local function reconcile(work, key)
-  local ended_members = unnoticed(work, key, ":jobs")
+  local away = {}
+  local ended_members = unnoticed(work, key, ":jobs", away)
+  if next(away) then
+    local members_away = memberships(key)
+    seek(key, away, function(job) return members_away[job].kind .. members_away[job].number end)
+  end
   local by_job = #ended_members > 0 and memberships(key)
   for _, ended in ipairs(ended_members) do
     local member = by_job[ended.job]
     groups.memberEnded(key, member.kind, member.number, ended.job, ended.state, ended, work.now)
   end
-  local undone = unnoticed(work, key, ":compensations")
+  away = {}
+  local undone = unnoticed(work, key, ":compensations", away)
+  seek(key, away, function(job) return "c" .. string.match(job, "(%d+)$") end)
   for _, ended in ipairs(undone) do
     local number = string.match(ended.job, "(%d+)$")
     groups.compensationEnded(key, number, ended.job, ended.state, nil, work.now)
@@ -268,7 +197,7 @@ end
 function calls.reconcileGroups(KEYS, a, ARGV)
   local base, open = unpack(KEYS)
   local now = clock.now()
-  local work = { base = base, now = now, looked = 0, settled = 0, stayed = 0, slices = 0, pages = {},
+  local work = { base = base, now = now, looked = 0, settled = 0, stayed = 0, events = endings.begin(),
     is_reading = false, is_unfinished = false, is_whole = a.everything }
   keepFromOrphans(base, open)
   local ids = a.everything and redis.call("ZRANGE", open, a.skip, a.skip + 99) or dueGroups(work, open)

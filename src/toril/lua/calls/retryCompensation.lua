@@ -17,6 +17,7 @@
 local LISTED_AT_MOST = 100000
 
 local function isUnderWay(job)
+  if parcels.isAway(job) then return false end
   local known = hashes.read(job, "name", "finishedOn")
   return known.name and not known.finishedOn
 end
@@ -35,12 +36,16 @@ local function unfinished(compensations)
   return by_number, is_pending
 end
 
-local function removeCompensation(compensations, job)
+local function removeCompensation(group, compensations, job, number)
+  redis.call("HDEL", compensations, job)
+  if parcels.isAway(job) then
+    remotes.remove(group .. ":c" .. number, job)
+    return
+  end
   local queue_base, id = string.match(job, "^(.+):([^:]+)$")
   places.takeOut(queues.at(queue_base), id)
   redis.call("DEL", job .. ":lock")
   jobs.delete(job)
-  redis.call("HDEL", compensations, job)
 end
 
 --- Clear away what failed. Returns the numbers to undo again, those that are still under way, and how
@@ -61,7 +66,7 @@ local function clearFailed(group)
       revived = revived + 1
     elseif job then
       stages.removeLetter(group, "x.letter." .. order[i], group .. ":c" .. order[i], budget)
-      removeCompensation(compensations, job)
+      removeCompensation(group, compensations, job, order[i])
       numbers[#numbers + 1] = order[i]
     end
   end

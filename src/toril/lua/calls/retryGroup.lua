@@ -15,9 +15,14 @@
 local LISTED_AT_MOST = 100000
 
 --- Remove every trace of a job that failed.
-local function removeJob(group, number, job, budget)
+local function removeJob(group, number, member, budget)
+  local job = member[1]
   local base, id = string.match(job, "^(.+):([^:]+)$")
   stages.removeLetter(group, "x.letter.m" .. number, nil, budget)
+  if parcels.isAway(job) then
+    remotes.remove(group .. ":" .. member[4] .. number, job)
+    return
+  end
   if redis.call("EXISTS", job) == 0 then return end
   journal.emit(queues.at(base), "removed", "jobId", id, "prev", places.takeOut(queues.at(base), id))
   redis.call("DEL", job .. ":lock")
@@ -36,7 +41,7 @@ function calls.retryGroup(KEYS, a, ARGV)
   for number, member in pairs(stages.plan(known).members) do
     local status = not member[5] and redis.call("HGET", members_, member[1])
     if status == "failed" or status == "cancelled" then
-      removeJob(group, number, member[1], budget)
+      removeJob(group, number, member, budget)
       written[#written + 1], written[#written + 2] = member[1], "planned"
       redis.call("HDEL", group .. ":results", number .. ".at", number .. ".why", number .. ".request")
       count = count + 1

@@ -49,6 +49,48 @@ function verbs.addFlow(round, body)
   if results[1] < 0 then return "job " .. body.nodes[results[2]].id .. " exists and has another parent" end
 end
 
+--- A job of a group whose record is in another slot comes here.
+function verbs.addMember(round, body)
+  round.jobs = round.jobs or arrivals.at(round.queue)
+  remotes.receive(round.jobs, body, round.now)
+end
+
+--- A job of a group here ended in another slot.
+function verbs.memberEnded(round, body)
+  groups.onSettled(body.membership, body.job, body.state, body.ended, round.now)
+end
+
+--- A finished job of a group here runs again in another slot.
+function verbs.memberRetried(round, body)
+  groups.onRetried(body.membership, body.job, round.now)
+end
+
+--- A group in another slot has turned, recreates jobs, or asks about them.
+function verbs.cancelMembers(round, body)
+  remotes.cancelHere(round.queue, body)
+end
+
+function verbs.removeMember(round, body)
+  remotes.removeHere(round.queue, body)
+end
+
+function verbs.seekMembers(round, body)
+  remotes.seekHere(round.queue, body)
+end
+
+function verbs.memberSought(round, body)
+  remotes.sought(body, round.now)
+end
+
+function verbs.removeLetter(_, body)
+  stages.removeLetterAt(body.letter, body.key, body.membership, { left = body.most })
+end
+
+--- Workers here watch the time limits of groups in another slot.
+function verbs.shareGroups(round, body)
+  stages.share(body.owner, round.queue.base, body.until_ms)
+end
+
 local function isKnown(queue, ids)
   local known = {}
   local scores = redis.call("ZMSCORE", queue.base .. ":toril:received", unpack(ids))
@@ -71,9 +113,14 @@ local function remember(queue, ids, now)
   if excess > 0 then redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids)) end
 end
 
---- Was the parcel that another one must follow delivered, in this call or earlier?
-local function hasTaken(round, id)
-  return round.known[id] or redis.call("ZSCORE", round.queue.base .. ":toril:received", id) ~= false
+--- Was the parcel that another one must follow delivered, in this call or earlier? It may follow several.
+local function hasTaken(round, after)
+  for _, id in ipairs(type(after) == "table" and after or { after }) do
+    if not round.known[id] and not redis.call("ZSCORE", round.queue.base .. ":toril:received", id) then
+      return false
+    end
+  end
+  return true
 end
 
 --- 0 if the parcel is delivered, 1 if it has to come again, or why it is refused.

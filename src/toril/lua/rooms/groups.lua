@@ -160,6 +160,7 @@ end
 --- is at its end, where it is read again.
 local function freeId(base, head, number)
   local id, tries = head .. number, 0
+  if parcels.isAway(base) then return id end
   while redis.call("EXISTS", base .. ":" .. id) == 1 do
     tries = tries + 1
     id = head .. tries .. "-" .. number
@@ -240,7 +241,7 @@ local function undoNext(group, now)
     local membership = group.key .. ":c" .. number
     local why = stages.tryInsert(homes, target, { id = new_id, name = how.name, group = membership,
       lane = placed.lane, priority = placed.priority, delay = placed.delay },
-      undoData(group, member, values[i], how, told), undoOpts(how.opts, membership), now)
+      undoData(group, member, values[i], how, told), undoOpts(how.opts, membership), now, group.owner)
     if why then
       held[#held + 1] = number
       stages.askFor(group, how.name, target, why, now)
@@ -276,6 +277,21 @@ function groups.settle(group, now)
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
 
+--- The same for those in one queue of this slot.
+local function cancelHere(group, base, job_keys, released, reason)
+  local cancelled, undone = members.cancel(base, job_keys, released)
+  if #cancelled > 0 then
+    local written = {}
+    for i, job in ipairs(cancelled) do
+      written[2 * i - 1], written[2 * i] = job, "cancelled"
+    end
+    redis.call("HSET", group.key .. ":jobs", unpack(written))
+    group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
+  end
+  if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+  if #cancelled < #job_keys then stages.tell(job_keys, reason) end
+end
+
 --- Cancel the members that nobody runs, and tell those that run.
 local function cancelMembers(group, lock_keys, reason)
   local released = {}
@@ -294,17 +310,11 @@ local function cancelMembers(group, lock_keys, reason)
     end
   end
   for base, job_keys in pairs(by_queue) do
-    local cancelled, undone = members.cancel(base, job_keys, released)
-    if #cancelled > 0 then
-      local written = {}
-      for i, job in ipairs(cancelled) do
-        written[2 * i - 1], written[2 * i] = job, "cancelled"
-      end
-      redis.call("HSET", group.key .. ":jobs", unpack(written))
-      group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
+    if parcels.isAway(base) then
+      remotes.cancel(group, base, job_keys, reason)
+    else
+      cancelHere(group, base, job_keys, released, reason)
     end
-    if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
-    if #cancelled < #job_keys then stages.tell(job_keys, reason) end
   end
 end
 
@@ -471,7 +481,9 @@ end
 function groups.onSettled(membership, job, state, ended, now)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return end
-  if kind == "c" then
+  if parcels.isAway(key) then
+    remotes.ended(membership, job, state, ended)
+  elseif kind == "c" then
     groups.compensationEnded(key, number, job, state, ended.letter, now)
   else
     groups.memberEnded(key, kind, number, job, state, ended, now)
@@ -506,6 +518,7 @@ end
 function groups.stateOf(membership, job, is_again)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return "ACTIVE" end
+  if parcels.isAway(key) then return remotes.stateOf(job) end
   if kind ~= "c" then
     local state = readState(key)
     if state == "BLOCKED" then
@@ -521,6 +534,7 @@ function groups.stateOf(membership, job, is_again)
   else
     job, status = groups.findCompensation(key, number)
     if status == "pending" then return "COMPENSATING" end
+    if job and parcels.isAway(job) then return "AWAY" end
   end
   if status == "pending" then return "ACTIVE" end
   local state = readState(key)
@@ -573,7 +587,7 @@ end
 --- brought it back.
 function groups.onTaken(membership, job, now)
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
-  if kind == "c" then groups.reviveCompensation(key, job, job, now) end
+  if kind == "c" and not parcels.isAway(key) then groups.reviveCompensation(key, job, job, now) end
 end
 
 --- Somebody retries a finished job of a group. If the group does not wait for it, it runs only because
@@ -581,18 +595,22 @@ end
 function groups.onRetried(membership, job, now)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return end
+  if parcels.isAway(key) then
+    remotes.retried(membership, job)
+    return
+  end
   local is_counted
   if kind == "c" then
     is_counted = groups.reviveCompensation(key, job, job, now)
   else
     is_counted = repeatMember(key, number, job, now)
   end
-  if not is_counted then redis.call("HSET", job, "x.forced", "1") end
+  if not is_counted and not parcels.isAway(job) then redis.call("HSET", job, "x.forced", "1") end
 end
 
 --- Was this member cancelled while it waited in a list too long to search?
 function groups.wasCancelled(membership, job, doom)
   if doom == members.CANCELLED then return true end
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
-  return key ~= nil and kind ~= "c" and redis.call("HGET", key .. ":jobs", job) == "cancelled"
+  return key ~= nil and not parcels.isAway(key) and kind ~= "c" and redis.call("HGET", key .. ":jobs", job) == "cancelled"
 end

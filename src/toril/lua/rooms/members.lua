@@ -124,8 +124,9 @@ end
 
 --- Cancel the jobs with these keys, all in the queue named by `base`, unless somebody runs them.
 --- `released` names the locks that this call is about to release. Returns the keys of those
---- cancelled, and the numbers of those that are undone anyway: those that had started and ask for it,
---- and those that may have done their work before their process died.
+--- cancelled, the numbers of those that are undone anyway (those that had started and ask for it, and
+--- those that may have done their work before their process died), and for each of those cancelled what
+--- its group needs to know about its end.
 function members.cancel(base, job_keys, released)
   local queue = queues.at(base)
   local lock_keys, ids, started, known = {}, {}, {}, {}
@@ -145,7 +146,7 @@ function members.cancel(base, job_keys, released)
     end
   end
 
-  local cancelled, undone, removed, budget = {}, {}, {}, { left = MOST_CHILDREN }
+  local cancelled, undone, ends, removed, budget = {}, {}, {}, {}, { left = MOST_CHILDREN }
   local place_of = pullOut(queue, ids, started, known, released)
   if has_lanes then lanes.wake(queue, gates.read(queue)) end
   for _, id in ipairs(ids) do
@@ -155,6 +156,7 @@ function members.cancel(base, job_keys, released)
       cancelled[#cancelled + 1] = job
       local kind, number = string.match(known[id]["x.group"] or "", ":(%a)(%d+)$")
       local is_open = jobs.isOpenEnd(known[id].ats, known[id]["x.lost"], known[id].defa)
+      ends[#ends + 1] = { id = id, membership = known[id]["x.group"], started = started[id], is_open = is_open }
       if started[id] and (kind == "f" or kind == "m" and is_open) then
         undone[#undone + 1] = number
       end
@@ -166,5 +168,5 @@ function members.cancel(base, job_keys, released)
     end
   end
   jobs.deleteAll(removed)
-  return cancelled, undone
+  return cancelled, undone, ends
 end

@@ -43,9 +43,21 @@ function parcels.send(target, what, body, transit)
   return id
 end
 
---- Is this parcel still where it was left?
-function parcels.isHere(id)
-  return redis.call("HEXISTS", (outboxOf(memory.outbox)), id) == 1
+--- Is this parcel still where it was left? That is this queue, unless another one of the slot is named.
+function parcels.isHere(id, base)
+  return redis.call("HEXISTS", (outboxOf(base or memory.outbox)), id) == 1
+end
+
+local MOST_SEARCHED = 100
+
+--- Do parcels for the queue at `target` wait at this one? If there are very many, perhaps.
+function parcels.hasFor(base, target)
+  local all = outboxOf(base)
+  if redis.call("HLEN", all) > MOST_SEARCHED then return true end
+  for _, id in ipairs(redis.call("HKEYS", all)) do -- bounded: MOST_SEARCHED
+    if parcels.targetOf(base, id) == target then return true end
+  end
+  return false
 end
 
 --- This call was already made and its reply was lost: parcels that it left may still be here.

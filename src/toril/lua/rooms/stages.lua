@@ -76,6 +76,10 @@ end
 --- have no workers.
 function stages.share(owner, base, until_ms)
   if base == owner then return end
+  if parcels.isAway(base) then
+    parcels.send(base, owner, { verb = "shareGroups", owner = owner, until_ms = until_ms })
+    return
+  end
   local deadlines = base .. ":toril:group-deadlines"
   redis.call("ZADD", deadlines, "GT", clock.stamp(until_ms), owner)
   local last = redis.call("ZREVRANGE", deadlines, 0, 0, "WITHSCORES")[2]
@@ -93,7 +97,7 @@ local function inputsOf(group, entry)
     local value = redis.call("HGET", group.key .. ":results", number)
     if not value then
       local member = stages.member(group.key, number)
-      value = member and redis.call("HGET", member[1], "returnvalue")
+      value = member and not parcels.isAway(member[1]) and redis.call("HGET", member[1], "returnvalue")
       if not value then return nil, member and (member[6] or member[2]) or number end
     end
     parts[i] = input[1] .. ":" .. value
@@ -102,7 +106,11 @@ local function inputsOf(group, entry)
 end
 
 --- Put a job of a group where it belongs; `homes` are the queues that jobs come to in this call.
-function stages.insert(homes, base, job, data, opts, now)
+function stages.insert(homes, base, job, data, opts, now, owner)
+  if parcels.isAway(base) then
+    remotes.add(base, job, data, opts, owner)
+    return
+  end
   local to = homes[base]
   if not to then
     to = arrivals.at(queues.at(base))
@@ -114,11 +122,14 @@ end
 
 --- The same if possible: the queue may be damaged, or we may not write to it, and the group is fine.
 --- Returns nothing if the job is in, else why it is not.
-function stages.tryInsert(homes, base, job, data, opts, now)
-  local is_in, problem = pcall(stages.insert, homes, base, job, data, opts, now)
-  -- Its place comes first, then its hash: if something fails after that, only the announcement is lost.
-  if is_in or redis.call("EXISTS", base .. ":" .. job.id) == 1 then return nil end
-  homes[base].count = homes[base].count - 1
+function stages.tryInsert(homes, base, job, data, opts, now, owner)
+  local is_in, problem = pcall(stages.insert, homes, base, job, data, opts, now, owner)
+  if is_in then return nil end
+  if not parcels.isAway(base) then
+    -- Its place comes first, then its hash: if something fails after that, only the announcement is lost.
+    if redis.call("EXISTS", base .. ":" .. job.id) == 1 then return nil end
+    homes[base].count = homes[base].count - 1
+  end
   return type(problem) == "table" and problem.err or tostring(problem)
 end
 
@@ -147,7 +158,7 @@ end
 --- A planned member becomes a job. Returns why it cannot, if it never can; how many bytes it took; and
 --- why it cannot now.
 local function become(group, number, entry, data, opts, homes, now)
-  if entry.custom and redis.call("EXISTS", entry.key) == 1 then
+  if entry.custom and not parcels.isAway(entry.key) and redis.call("EXISTS", entry.key) == 1 then
     return "a job with the id " .. entry.id .. " exists already", 0
   end
   if entry.inputs then
@@ -156,7 +167,7 @@ local function become(group, number, entry, data, opts, homes, now)
     data = texts.extend(data, inputs)
   end
   entry.group = group.key .. ":" .. entry.kind .. number
-  return nil, #data + #opts, stages.tryInsert(homes, entry.base, entry, data, opts, now)
+  return nil, #data + #opts, stages.tryInsert(homes, entry.base, entry, data, opts, now, group.owner)
 end
 
 --- The turn of a signal has come.
@@ -395,7 +406,7 @@ end
 local function blocking(key, number)
   local member = stages.member(key, number)
   local status = member and redis.call("HGET", key .. ":jobs", member[1])
-  if status ~= "failed" and status ~= "cancelled" then return nil end
+  if status ~= "failed" and status ~= "cancelled" or parcels.isAway(member[1]) then return nil end
   return redis.call("EXISTS", member[1]) == 0 and member[1] or nil, status
 end
 
@@ -455,6 +466,16 @@ function stages.removeLetter(key, field, membership, budget)
   local letter = redis.call("HGET", key, field)
   if not letter then return end
   redis.call("HDEL", key, field)
+  if parcels.isAway(letter) then
+    parcels.send(string.match(letter, "^(.+):[^:]+$"), letter, { verb = "removeLetter", letter = letter, key = key,
+      membership = membership, most = budget.left })
+  else
+    stages.removeLetterAt(letter, key, membership, budget)
+  end
+end
+
+--- The same for a letter in this slot, if it is one of the group.
+function stages.removeLetterAt(letter, key, membership, budget)
   local base, id = string.match(letter, "^(.+):([^:]+)$")
   local queue, member = queues.at(base), redis.call("HGET", letter, "x.member")
   budget.left = budget.left - redis.call("LLEN", queue.wait) - redis.call("LLEN", queue.paused)
@@ -494,11 +515,11 @@ function stages.announce(group, when, now)
     .. texts.quote(group.name) .. ',"state":"' .. group.state .. '","reason":'
     .. (reason and texts.quote(reason) or "null") .. ',"results":' .. stages.results(group, MOST_BYTES) .. "}")
   local base, homes = job.queue, {}
-  if redis.call("EXISTS", base .. ":" .. job.id) == 1 then
+  if not parcels.isAway(base) and redis.call("EXISTS", base .. ":" .. job.id) == 1 then
     if job.custom then return end
     job.id = job.id .. "-" .. clock.stamp(now)
   end
-  local why = stages.tryInsert(homes, base, job, data, job.opts, now)
+  local why = stages.tryInsert(homes, base, job, data, job.opts, now, group.owner)
   if why then stages.log(group, now, "cannot add " .. when, job.name, why) end
   stages.close(homes)
 end

@@ -1,0 +1,386 @@
+"""Groups whose members are in different slots of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.helpers import wait_until
+from toril import Compensation, FlowProducer, GroupJob, GroupSignal, Queue, Worker
+from toril.doctor.keyspace import audit
+from toril.doctor.reader import ConnectionReader
+from toril.errors import InvalidGroupStateError, UnrecoverableError
+from toril.protocol import parceling
+
+
+class Shop:
+    """Three queues, each on a node of its own, and what ran in them."""
+
+    def __init__(self, slots: Any) -> None:
+        self.slots = slots
+        self.names = [slots.name(node) for node in range(3)]
+        self.queues = [Queue(name, **slots.options) for name in self.names]
+        self.flow = FlowProducer(**slots.options)
+        self.ran: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.told: dict[str, Any] = {}
+        self.refused: set[str] = set()
+
+    async def handle(self, job: Any) -> Any:
+        self.ran[job.name] += 1
+        self.order.append(job.name)
+        self.told[job.name] = job.data
+        if job.name in self.refused:
+            raise UnrecoverableError(f"{job.name} refused")
+        return f"did {job.name}"
+
+    @contextlib.asynccontextmanager
+    async def open(self, *numbers: int, undoing: bool = True, **options: Any):
+        """Workers of these queues, or of all, and of the queues that undo."""
+        async with contextlib.AsyncExitStack() as stack:
+            for number in numbers or range(3):
+                for name in [self.names[number]] + [f"{self.names[number]}:compensation"] * undoing:
+                    worker = Worker(name, self.handle, **options, **self.slots.options)
+                    await stack.enter_async_context(worker)
+            yield
+
+    def member(self, name: str, number: int, **options: Any) -> GroupJob:
+        undo = options.pop("undo", Compensation(f"undo-{name}", attempts=1))
+        return GroupJob(
+            name, {"n": name}, queue_name=self.names[number], compensation=undo, **options
+        )
+
+    async def add(self, *members: Any, **options: Any) -> str:
+        if not members:
+            members = tuple(self.member(name, n) for n, name in enumerate("abc"))
+        return (await self.flow.add_group("order", members, **options)).group_id
+
+    async def state(self, group_id: str) -> str:
+        info = await self.queues[0].get_group_state(group_id)
+        assert info is not None
+        return str(info.state)
+
+    async def until(self, group_id: str, state: str) -> None:
+        async def is_there() -> bool:
+            return await self.state(group_id) == state
+
+        await wait_until(is_there)
+
+    async def statuses(self, group_id: str) -> dict[str, str]:
+        return {one.name: one.status for one in await self.queues[0].get_group_jobs(group_id)}
+
+    async def carry(self) -> None:
+        for _ in range(3):
+            for queue in self.queues:
+                for name in (queue.name, f"{queue.name}:compensation"):
+                    await queue._connection.follow(parceling.carry(queue.keys.sibling(name)))
+
+    async def is_quiet(self) -> bool:
+        """Is no parcel left, and everything in order?"""
+        for name in self.names:
+            for queue in (name, f"{name}:compensation"):
+                if await self.slots.leftovers(queue):
+                    return False
+        return True
+
+    async def check(self) -> None:
+        await wait_until(self.is_quiet)
+        reader = await ConnectionReader.open(self.queues[0]._connection)
+        assert await audit(reader, self.slots.prefix) == []
+
+    async def close(self) -> None:
+        for queue in self.queues:
+            await queue.close()
+        await self.flow.close()
+
+
+@pytest.fixture
+async def shop(slots):
+    one = Shop(slots)
+    yield one
+    await one.close()
+
+
+async def test_a_group_over_three_slots_completes(shop):
+    group_id = await shop.add()
+
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [1, 1, 1]
+    assert await shop.is_quiet()
+    async with shop.open():
+        await shop.until(group_id, "COMPLETED")
+    assert shop.ran == {"a": 1, "b": 1, "c": 1}
+    results = await shop.queues[2].get_group_results(group_id)
+    assert results == {"a": "did a", "b": "did b", "c": "did c"}
+    await shop.check()
+
+
+@pytest.mark.parametrize("failing", ["a", "c"])
+async def test_what_was_done_elsewhere_is_undone(shop, failing):
+    shop.refused = {failing}
+    last = shop.member(failing, "abc".index(failing), delay=500, undo=None)
+    others = [shop.member(name, n) for n, name in enumerate("abc") if name != failing]
+    group_id = await shop.add(*others, last, queue_name=shop.names[0])
+
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+
+    done = {name for name in "abc" if name != failing}
+    assert {name: shop.ran[f"undo-{name}"] for name in done} == dict.fromkeys(done, 1)
+    told = shop.told[f"undo-{min(done)}"]
+    assert told["reason"] == f"{failing} refused"
+    assert told["originalReturnValue"] == f"did {min(done)}"
+    await shop.check()
+
+
+async def test_members_elsewhere_that_wait_are_cancelled(shop):
+    group_id = await shop.add()
+    async with shop.open(1):
+        await wait_until(lambda: shop.ran["b"])
+        await wait_until(shop.is_quiet)
+
+    await shop.queues[0].cancel_group(group_id, reason="enough")
+    await shop.carry()
+
+    assert await shop.statuses(group_id) == {"a": "cancelled", "b": "completed", "c": "cancelled"}
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [0, 0, 0]
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+    assert shop.ran == {"b": 1, "undo-b": 1}
+    await shop.check()
+
+
+async def test_a_cancel_does_not_overtake_what_it_cancels(shop, slots, monkeypatch):
+    """Nobody delivers what the first call leaves before the second has left its own."""
+    held = lambda _: None  # noqa: E731
+    monkeypatch.setattr(shop.flow._connection, "on_parcels", held)
+    monkeypatch.setattr(shop.queues[0]._connection, "on_parcels", held)
+    group_id = await shop.add()
+    assert await shop.statuses(group_id) == {"a": "pending", "b": "in_transit", "c": "in_transit"}
+    await shop.queues[0].cancel_group(group_id)
+
+    parcels, _ = await shop.queues[0]._connection.run(parceling.fetch(shop.queues[0].keys))
+    target = shop.queues[1].keys
+    mine = [one for one in parcels if one.target == target.base]
+    assert len(mine) == 2
+    run = shop.queues[1]._connection.run
+    assert await run(parceling.deliver(target, [mine[1]])) == [1]
+    assert await run(parceling.deliver(target, [mine[0]])) == [0]
+    assert await run(parceling.deliver(target, [mine[1]])) == [0]
+
+    assert await shop.queues[1].get_waiting_count() == 0
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+    assert not shop.ran
+    await shop.check()
+
+
+async def test_a_member_that_runs_elsewhere_is_told_and_undone(shop):
+    shop.refused = {"a"}
+    turned = []
+
+    async def slow(job):
+        shop.ran[job.name] += 1
+        await job.signal.wait()
+        turned.append(job.name)
+        return "late"
+
+    members = [shop.member("a", 0, delay=1000), shop.member("b", 1)]
+    group_id = await shop.add(*members)
+    undoing = Worker(f"{shop.names[1]}:compensation", shop.handle, **shop.slots.options)
+    async with Worker(shop.names[1], slow, **shop.slots.options), undoing, shop.open(0):
+        await shop.until(group_id, "FAILED")
+
+    assert turned == ["b"]
+    assert shop.ran["undo-b"] == 1
+    assert shop.told["undo-b"]["originalReturnValue"] == "late"
+    await shop.check()
+
+
+async def test_a_member_whose_group_has_turned_is_not_tried_again(shop):
+    async def fail_late(job):
+        shop.ran[job.name] += 1
+        await job.signal.wait()
+        raise ValueError("not now")
+
+    members = [shop.member("a", 0), shop.member("b", 1, attempts=5)]
+    group_id = await shop.add(*members)
+    async with Worker(shop.names[1], fail_late, **shop.slots.options):
+        await wait_until(lambda: shop.ran["b"])
+        await shop.queues[0].cancel_group(group_id)
+        await shop.until(group_id, "FAILED")
+
+    assert shop.ran == {"b": 1}
+    await shop.check()
+
+
+async def test_stages_in_other_slots_follow_each_other(shop):
+    group_id = await shop.add(
+        shop.member("a", 0),
+        shop.member("b", 1, after=["a"], inputs={"receipt": "a"}),
+        GroupSignal("ok", after=["b"]),
+        shop.member("c", 2, after=["b", "ok"], inputs={"receipt": "b"}),
+        on_completed=GroupJob("invoice", {"x": 1}, queue_name=shop.names[2]),
+    )
+    async with shop.open():
+        await wait_until(lambda: shop.ran["b"])
+        await shop.queues[2].complete_member(group_id, "ok", {"by": "us"})
+        await shop.until(group_id, "COMPLETED")
+        await wait_until(lambda: shop.ran["invoice"])
+
+    assert shop.order == ["a", "b", "c", "invoice"]
+    assert shop.told["b"] == {"n": "b", "receipt": "did a"}
+    assert shop.told["c"] == {"n": "c", "receipt": "did b"}
+    assert shop.told["invoice"]["group"]["results"]["c"] == "did c"
+    await shop.check()
+
+
+async def test_the_way_back_follows_the_graph_through_the_slots(shop):
+    shop.refused = {"c"}
+    group_id = await shop.add(
+        shop.member("a", 0),
+        shop.member("b", 1, after=["a"]),
+        shop.member("c", 2, after=["b"]),
+        on_failed=GroupJob("apologise", {}, queue_name=shop.names[1]),
+    )
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+        await wait_until(lambda: shop.ran["apologise"])
+
+    assert shop.order == ["a", "b", "c", "undo-b", "undo-a", "apologise"]
+    await shop.check()
+
+
+async def test_a_time_limit_is_kept_by_a_worker_of_another_slot(shop):
+    group_id = await shop.add(timeout=1500)
+
+    async with shop.open(1, 2):
+        await shop.until(group_id, "FAILED")
+
+    assert shop.ran["undo-b"] == shop.ran["b"] == 1
+    assert shop.ran["a"] == 0
+    await shop.check()
+
+
+async def test_compensations_elsewhere_that_failed_are_tried_again(shop):
+    shop.refused = {"c", "undo-b"}
+    members = [shop.member("a", 0), shop.member("b", 1), shop.member("c", 2, after=["a", "b"])]
+    group_id = await shop.add(*members, queue_name=shop.names[0])
+    async with shop.open():
+        await shop.until(group_id, "FAILED_COMPENSATION")
+        shop.refused = set()
+        assert await shop.queues[0].retry_compensation(group_id) == 1
+        await shop.until(group_id, "FAILED")
+
+    assert shop.ran["undo-b"] == 2
+    assert shop.ran["undo-a"] == 1
+    await shop.check()
+
+
+async def test_a_blocked_group_runs_its_members_elsewhere_again(shop):
+    shop.refused = {"c"}
+    members = [
+        shop.member("a", 0, undo=None),
+        shop.member("b", 1, after=["a"], pivot=True, undo=None),
+        shop.member("c", 2, after=["b"], undo=None),
+    ]
+    group_id = await shop.add(*members)
+    async with shop.open():
+        await shop.until(group_id, "BLOCKED")
+        shop.refused = set()
+        assert await shop.queues[1].retry_group(group_id) == 1
+        await shop.until(group_id, "COMPLETED")
+
+    assert shop.ran == {"a": 1, "b": 1, "c": 2}
+    await shop.check()
+
+
+async def test_a_finished_member_elsewhere_runs_again_only_if_forced(shop):
+    shop.refused = {"c"}
+    members = [
+        shop.member("b", 1, pivot=True, undo=None),
+        shop.member("c", 2, after=["b"], undo=None),
+    ]
+    group_id = await shop.add(*members)
+    async with shop.open():
+        await shop.until(group_id, "BLOCKED")
+        failed = (await shop.queues[2].get_failed())[0]
+        with pytest.raises(InvalidGroupStateError):
+            await shop.queues[2].retry(failed.id)
+        assert await shop.queues[2].retry_all() == 0
+        shop.refused = set()
+        await shop.queues[2].retry(failed.id, force=True)
+        await shop.until(group_id, "COMPLETED")
+
+    assert shop.ran == {"b": 1, "c": 2}
+    await shop.check()
+
+
+async def test_the_same_group_is_started_once(shop):
+    for _ in range(2):
+        group_id = await shop.add(group_id="order-1")
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [1, 1, 1]
+
+    async with shop.open(remove_on_complete=True):
+        await shop.until(group_id, "COMPLETED")
+    await shop.add(group_id="order-1")
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [0, 0, 0]
+    await shop.check()
+
+
+async def test_an_id_that_is_taken_elsewhere_fails_its_member(shop):
+    await shop.queues[1].add("mine", {}, job_id="b-1", delay=3_600_000)
+    members = [shop.member("a", 0), shop.member("b", 1, job_id="b-1")]
+    group_id = await shop.add(*members)
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+
+    info = await shop.queues[0].get_group_state(group_id)
+    assert info.reason == "a job with the id b-1 exists already"
+    assert await shop.queues[1].get_delayed_count() == 1
+    await shop.check()
+
+
+async def test_an_end_that_was_lost_is_found(shop, slots):
+    """As after a failover: the parcel was collected, and its target has forgotten it."""
+    group_id = await shop.add()
+    async with shop.open():
+        await shop.until(group_id, "COMPLETED")
+        await wait_until(shop.is_quiet)
+    record = slots.key(shop.names[0], f"groups:{group_id}")
+    members = {one.name: one for one in await shop.queues[0].get_group_jobs(group_id)}
+    await slots.client.hset(f"{record}:jobs", members["b"].job_key, "pending")
+    await slots.client.hset(record, mapping={"state": "ACTIVE", "completedCount": "2"})
+    await slots.client.zadd(slots.key(shop.names[0], "toril:groups-open"), {group_id: 1})
+
+    await shop.queues[0].reconcile_groups()
+    await shop.carry()
+
+    assert await shop.state(group_id) == "COMPLETED"
+    await shop.check()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_member_that_is_gone_elsewhere_is_found_in_the_events(shop, slots, is_known):
+    group_id = await shop.add()
+    members = {one.name: one for one in await shop.queues[0].get_group_jobs(group_id)}
+    job_id = members["b"].job_id
+    await slots.client.delete(members["b"].job_key)
+    await slots.client.lrem(slots.key(shop.names[1], "wait"), 1, job_id)
+    if is_known:
+        events = slots.key(shop.names[1], "events")
+        await slots.client.xadd(
+            events, {"event": "completed", "jobId": job_id, "returnvalue": '"by another"'}
+        )
+
+    await shop.queues[0].reconcile_groups()
+    await shop.carry()
+
+    async with shop.open():
+        await shop.until(group_id, "COMPLETED" if is_known else "FAILED")
+    if is_known:
+        results = await shop.queues[0].get_group_results(group_id)
+        assert results["b"] == "by another"
+    await shop.check()
