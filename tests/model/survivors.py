@@ -23,20 +23,6 @@ SURVIVORS: frozenset[str] = frozenset(
         "rooms/groups: 250000 for 250",
         "rooms/groups: 20000 for 20",
         "rooms/groups: 500000000 for 500000",
-        # test_a_thousand_members_of_one_stage_are_released_in_slices and its neighbours look at these.
-        "rooms/stages: 250000 for 250",
-        "rooms/stages: 500000000 for 500000",
-        "rooms/stages: 100000 for 100",
-        # Nobody here reads the timeline, the mail of workers or the life of a key;
-        # test_results_and_the_timeline_are_told, test_a_running_member_learns_that_its_group_has_turned
-        # and the audit after every test do.
-        'rooms/stages: without redis.call("PEXPIRE", mailbox, MAIL_MS)',
-        # And test_a_job_is_added_once_when_the_group_fails.
-        'rooms/stages: without redis.call("HDEL", group.key .. ":plan", "on_completed", "on_failed")',
-        'rooms/stages: "LPUSH" for "RPUSH"',
-        'rooms/stages: "LPUSH" for "RPUSH" (2)',
-        'rooms/stages: without redis.call("PEXPIREAT", deadlines, clock.stamp(tonumber(last) + LATE_MS))',
-        'rooms/stages: without redis.pcall("RPUSH", mailbox, cmsgpack.pack({ id, holder, reason, "turned" }))',
         "rooms/places: 200000 for 200",
         "rooms/takes: 500000000 for 500000",
         "rooms/laneTakes: 100000 for 100",
@@ -46,8 +32,6 @@ SURVIVORS: frozenset[str] = frozenset(
         # test_a_job_that_arrives_late_is_locked_anew do.
         "settle: true for string.sub(record, -DIGITS) == call[2]",
         'settle: true for redis.pcall("GET", job .. ":lock") == a.token',
-        # A group is cancelled once in each world.
-        'cancelGroup: true for redis.call("HGET", group, "x.request") == a.request',
     }
 )
 """Those that no check finds."""
