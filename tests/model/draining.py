@@ -72,8 +72,12 @@ class Drain:
                 self._run(Request("delete", (key,), ()))
             for _ in range(2):
                 self._run(sweep_request(name))
-            if any("x.staged" in group for group in queue.groups.values()):
+            is_looked_after = any("x.staged" in group for group in queue.groups.values())
+            if is_looked_after or f"{queue.base}:toril:unnoticed" in view.keys:
                 self._run(request_of(groups.reconcile(keys_of(name), everything=True)))
+            for group_id, group in queue.groups.items():
+                if "x.asks" in group and group["state"] == "ACTIVE":  # somebody decides
+                    self._run(request_of(groups.cancel(keys_of(name), group_id, request="drain")))
 
     def _work(self, worker: Worker) -> None:
         """Take and complete until there is nothing to take."""

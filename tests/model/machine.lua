@@ -146,6 +146,67 @@ local function retryFinished(KEYS, ARGV)
   return 0
 end
 
+-- Programs of BullMQ know nothing of groups. That they did something to a job is noted, for the checks.
+local function note(base, id)
+  redis.call("SADD", base .. "toril:unnoticed", id)
+end
+
+local function bullPromote(KEYS, ARGV)
+  local base, id = KEYS[1], ARGV[1]
+  if redis.call("ZREM", base .. "delayed", id) == 0 then return -3 end
+  redis.call("HSET", base .. id, "delay", "0")
+  redis.call("LPUSH", base .. "wait", id)
+  redis.call("ZADD", base .. "marker", 0, "0")
+  redis.call("XADD", base .. "events", "*", "event", "waiting", "jobId", id, "prev", "delayed")
+  return 0
+end
+
+local function bullRemove(KEYS, ARGV)
+  local base, id = KEYS[1], ARGV[1]
+  if call("EXISTS", base .. id .. ":lock") == 1 then return 0 end
+  local place
+  for _, name in ipairs({ "wait", "paused" }) do
+    if redis.call("LREM", base .. name, 0, id) > 0 then place = name end
+  end
+  for _, name in ipairs({ "delayed", "prioritized", "completed", "failed" }) do
+    if redis.call("ZREM", base .. name, id) == 1 then place = name end
+  end
+  if not place then return 0 end
+  redis.call("DEL", base .. id, base .. id .. ":logs")
+  redis.call("XADD", base .. "events", "*", "event", "removed", "jobId", id, "prev", place)
+  note(base, id)
+  return 1
+end
+
+local function bullTake(KEYS, ARGV)
+  local base, id = KEYS[1], ARGV[1]
+  if redis.call("LREM", base .. "wait", 1, id) == 0 then return 0 end
+  redis.call("LPUSH", base .. "active", id)
+  redis.call("SET", base .. id .. ":lock", "node", "PX", FOREVER_MS / 1000)
+  redis.call("HSET", base .. id, "processedOn", clock .. "000")
+  redis.call("HINCRBY", base .. id, "ats", 1)
+  redis.call("XADD", base .. "events", "*", "event", "active", "jobId", id, "prev", "waiting")
+  note(base, id)
+  return 1
+end
+
+local function bullEnd(KEYS, ARGV)
+  local base, id, state, value = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+  if call("GET", base .. id .. ":lock") ~= "node" then return -6 end
+  redis.call("DEL", base .. id .. ":lock")
+  redis.call("SREM", base .. "stalled", id)
+  redis.call("LREM", base .. "active", -1, id)
+  redis.call("ZADD", base .. state, clock .. "000", id)
+  redis.call("HINCRBY", base .. id, "atm", 1)
+  local field = state == "completed" and "returnvalue" or "failedReason"
+  redis.call("HSET", base .. id, "finishedOn", clock .. "000", field, value)
+  redis.call("XADD", base .. "events", "*", "event", state, "jobId", id, field, value, "prev", "active")
+  if state == "failed" then
+    redis.call("XADD", base .. "events", "*", "event", "retries-exhausted", "jobId", id, "attemptsMade", 1)
+  end
+  return 0
+end
+
 local function library()
 --LIBRARY--
 return calls, serve
@@ -154,6 +215,10 @@ end
 local scripts = {
   removeOrphans = removeOrphans,
   retryFinished = retryFinished,
+  bullPromote = bullPromote,
+  bullRemove = bullRemove,
+  bullTake = bullTake,
+  bullEnd = bullEnd,
   nothing = function() return 0 end,
   delete = function(KEYS) return redis.call("DEL", KEYS[1]) end,
   write = function(KEYS, ARGV) return redis.call("HSET", KEYS[1], unpack(ARGV)) end,

@@ -26,8 +26,11 @@ from toril.protocol.scripts import Library
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
-OWN = ("nothing", "delete", "pop", "write", "everything", "removeOrphans", "retryFinished")
-"""Steps that no script of ours takes; the last two are what tools of BullMQ do to the keys."""
+OWN = (
+    *("nothing", "delete", "pop", "write", "everything", "removeOrphans", "retryFinished"),
+    *("bullPromote", "bullRemove", "bullTake", "bullEnd"),
+)
+"""Steps that no script of ours takes; from the sixth on what BullMQ does to the keys."""
 
 _FRAME = (Path(__file__).parent / "machine.lua").read_text()
 

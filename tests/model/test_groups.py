@@ -117,6 +117,36 @@ BUGS = {
         "if tonumber(limits[i + 1]) <= now then",
         "if false then",
     ),
+    "what BullMQ failed is never noticed": (
+        groups.NODE,
+        "endings",
+        'if redis.call("ZSCORE", queue_base .. ":failed", id) then',
+        "if false then",
+    ),
+    "what BullMQ completed opens no gate": (
+        groups.NODE_IN_STAGES,
+        "endings",
+        'if redis.call("ZSCORE", queue_base .. ":completed", id) then',
+        "if false then",
+    ),
+    "nobody is asked about what BullMQ removed": (
+        groups.NODE,
+        "endings",
+        "    ask(key, field, id, now)\n    return nil",
+        "    return nil",
+    ),
+    "a member of a forgotten group runs": (
+        groups.FORGOTTEN_IN_STAGES,
+        "groups",
+        'return state or "FORGOTTEN"',
+        'return state or "ACTIVE"',
+    ),
+    "a group that is forgotten is started again": (
+        groups.FORGOTTEN_IN_STAGES,
+        "groups",
+        'redis.call("RENAME", key, gone)',
+        'redis.call("UNLINK", key)',
+    ),
     "a member is cancelled that somebody runs": (
         groups.GROUP,
         "members",

@@ -71,6 +71,12 @@ class _Group:
         self.is_staged = "x.staged" in record
         self.is_overdue = "x.overdue" in record
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
+        self.asks = "x.asks" in record
+        # What BullMQ took, ended or removed; the group learns of it when somebody looks.
+        noted = view.keys.get(f"{queue.base}:toril:unnoticed")
+        self.unnoticed = {
+            f"{queue.base}:{job_id}" for job_id in (noted.content if noted is not None else ())
+        }
 
     def before(self, number: int) -> tuple[int, ...]:
         """Those for whom a member of a staged group waits, directly or not."""
@@ -180,7 +186,7 @@ class _Group:
             yield f"group is {self.state}; it is looked after as a staged one: {staged}"
         asking = self._view.keys.get(f"{base}:toril:groups-asking")
         is_broken = self.state in ("FAILED_COMPENSATION", "BLOCKED")
-        if (asking is not None and self._id in asking.scores) != is_broken:
+        if (asking is not None and self._id in asking.scores) != (is_broken or self.asks):
             yield f"group is {self.state}; it asks for a person: {asking}"
         is_closed = self.state in ("COMPLETED", "FAILED")
         if (ended is not None and self._id in ended.scores) != is_closed:
@@ -242,7 +248,8 @@ class _Group:
                 yield f"{key} undoes {member}, which is {self.members[member]}"
         for key, status in self.members.items():
             place = self._view.place_of(key)
-            if status == "pending" and (place is None or place in FINISHED):
+            is_gone = place is None or place in FINISHED
+            if status == "pending" and is_gone and key not in self.unnoticed:
                 yield f"member {key} is pending and in {place}"
             if status in ("planned", "awaited") and place is not None:
                 yield f"member {key} is {status} and in {place}"
@@ -262,7 +269,9 @@ class _Group:
             if int(member) < self.mapped
         }
         wanted -= {f"{self._id}-c{number}" for number in self.undo}
-        if wanted != {key.rpartition(":")[2] for key in self.undoings}:
+        # Of what BullMQ ran and what is gone nobody may know whether it did anything.
+        open_ends = {f"{self._id}-c{_number_of(key)}" for key in self.unnoticed}
+        if (wanted ^ {key.rpartition(":")[2] for key in self.undoings}) - open_ends:
             yield f"group is {self.state}; {wanted} are to be undone and {self.undoings} were"
         is_broken = "failed" in self.undoings.values() or "cancelled" in self.undoings.values()
         is_resolved = self.state == "FAILED" and "x.note" in self.record
@@ -326,8 +335,9 @@ def group_step_problems(
             if step.request.script == "cancelGroup" and reply == b"ACTIVE" and new == "ACTIVE":
                 yield f"T7: {name}: the group was cancelled and is ACTIVE"
             if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED", "BLOCKED"):
-                for key in _Group(after, queue, group_id, group).live:
-                    if after.place_of(key) != "active":
+                now = _Group(after, queue, group_id, group)
+                for key in now.live:
+                    if after.place_of(key) != "active" and key not in now.unnoticed:
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
@@ -346,6 +356,9 @@ def group_step_problems(
             wanted = [*wanted, *told[-1:]]
         if told != wanted:
             yield f"T7: {name}: {wanted} has happened and {told} was told"
+        is_new = queue.groups.keys() - before.queues[name].groups.keys()
+        if is_new and (step.is_repeated or step.name.startswith("start it again")):
+            yield f"T7: {name}: {is_new} had ended and was forgotten, and was started again"
         yield from (f"T7: {name}: {problem}" for problem in _stranded(before, after, name, events))
 
 
@@ -355,6 +368,8 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
         job = before.queues[name].jobs.get(job_id, {})
         key, _, kind = job.get("x.group", "").rpartition(":")
         if where != name or b"active" not in told or not key or kind.startswith("c"):
+            continue
+        if after.queues[name].locks.get(job_id) == "node":  # BullMQ knows of no groups
             continue
         cell = before.keys.get(key)
         state = "forgotten" if cell is None else cell.pairs["state"]

@@ -36,7 +36,7 @@ def _taken(name: str, was: Queue, queue: Queue, events: Events, step: Step) -> I
     plain = [job_id for job_id in here if was.places[job_id] == "wait"]
     ranked = [job_id for job_id in here if was.places[job_id] == "prioritized"]
     for (where, job_id), told in events.of_jobs.items():
-        if where != name or b"active" not in told:
+        if where != name or b"active" not in told or step.request.script == "bullTake":
             continue
         if step.call is None:
             yield f"T4: {job_id} was taken by {step.name}"

@@ -48,6 +48,20 @@ def retried_by_bullmq(job_id: str, state: str = "failed", queue: str = "q") -> C
     return Client(f"BullMQ retries {job_id}, which {state}", make)
 
 
+def by_bullmq(what: str, job_id: str, *words: str, queue: str = "q", place: str = "") -> Client:
+    """A program of BullMQ does this to a job, if it is there at all, or in this place."""
+
+    def make(view: View) -> Request | None:
+        if job_id not in (
+            view.queues[queue].order.get(place, ()) if place else view.queues[queue].jobs
+        ):
+            return None
+        return Request(what, (f"{PREFIX}:{queue}:",), (job_id, *words))
+
+    name = " ".join((what, job_id, *words[:1]))
+    return Client(name, make, may_remove=what == "bullRemove")
+
+
 def first(plan: Any) -> Any:
     """The first command of a plan: enough for what is small."""
     return next(plan)

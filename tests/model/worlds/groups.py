@@ -12,7 +12,15 @@ from typing import Any
 from tests.model.actors import Worker, keys_of
 from tests.model.view import PREFIX, View
 from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, World, failing
-from tests.model.worlds.common import REMOVES_ORPHANS, add, removes, retried_by_bullmq, two
+from tests.model.worlds.common import (
+    REMOVES_ORPHANS,
+    add,
+    by_bullmq,
+    first,
+    removes,
+    retried_by_bullmq,
+    two,
+)
 from toril import GroupJob, GroupSignal
 from toril.options import Keep
 from toril.protocol import groups, moving, starting
@@ -351,7 +359,77 @@ BLOCKED = World(
     may_remove=True,
 )
 
+
+def _one_later() -> Any:
+    """Three members side by side, the last of them delayed."""
+    members = [GroupJob(name, {"n": name}, queue_name="q") for name in MEMBERS[:2]]
+    members.append(GroupJob("three", {"n": "three"}, queue_name="q", delay=1000))
+    undo = {
+        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
+    }
+    made = new_group("order", members, undo)
+    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"])
+
+
+NODE_RUNS = (
+    by_bullmq("bullTake", "j1", place="wait"),
+    by_bullmq("bullEnd", "j1", "completed", '"result of j1"', place="active"),
+    by_bullmq("bullEnd", "j1", "failed", "no", place="active"),
+)
+NODE = World(
+    "a group and a program of BullMQ",
+    QUEUES,
+    ONE_WORKER,
+    (_one_later(),),
+    (
+        *NODE_RUNS,
+        by_bullmq("bullRemove", "j2"),
+        by_bullmq("bullPromote", "j3", place="delayed"),
+        retried_by_bullmq("j1", "completed"),
+        LOOK,
+        LOOK._replace(name="look again"),
+    ),
+    ends=failing("two", "undo-one"),
+    faults=((DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+NODE_IN_STAGES = World(
+    "three stages and a program of BullMQ",
+    QUEUES,
+    ONE_WORKER,
+    (staged(),),
+    (
+        *NODE_RUNS,
+        retried_by_bullmq("j1"),
+        by_bullmq("bullRemove", "j2"),
+        LOOK,
+        LOOK._replace(name="look again"),
+    ),
+    ends=failing("two", "three", "undo-one"),
+    faults=((DEATH, 1), (EXPIRY, 1)),
+    may_remove=True,
+)
+
+
+def _clean(view: View) -> Any:
+    ended = view.keys.get(f"{PREFIX}:q:toril:groups-ended")
+    return first(groups.clean(keys_of("q"), grace_ms=0, limit=0)) if ended is not None else None
+
+
+CLEAN = Client("clean groups", _clean, is_silent=True)
+FORGOTTEN_IN_STAGES = World(
+    "three stages that are forgotten",
+    QUEUES,
+    ONE_WORKER,
+    (staged(),),
+    (CLEAN, AGAIN, CANCEL, BY_HAND, retried_by_bullmq("j1", "completed"), retried_by_bullmq("j3")),
+    ends=failing("three"),
+    faults=((LOST, 1), (DEATH, 1)),
+    may_remove=True,
+)
+
 WORLDS = (
+    *(NODE, NODE_IN_STAGES, FORGOTTEN_IN_STAGES),
     *(GROUP, ALONE, BACKWARDS, LARGE, FORGOTTEN, BESIDE, BROKEN),
     *(STAGED, UNDONE_IN_STAGES, LIMITED, SIGNALLED, JOINED, AGAIN_BY_HAND, PIVOT),
     *(OPERATORS, BLOCKED),
