@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -161,6 +162,8 @@ async def test_a_replayed_compensation_settles_its_group(world: World, in_bulk: 
         "group:retrying",
         "group:failed",
     ]
+    results = json.loads((await world.events())[-1]["compensationResults"])
+    assert [one["status"] for one in results] == ["completed"]
 
 
 async def test_a_replayed_compensation_that_fails_can_be_retried(world: World):

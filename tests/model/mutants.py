@@ -21,7 +21,7 @@ OF_GROUPS = frozenset(
     {
         *("addGroup", "settleMember", "retryGroup", "retryCompensation", "resolveGroup"),
         *("reconcileGroups", "cancelGroup", "dueGroups"),
-        *("rooms/groups", "rooms/stages", "rooms/retreats", "rooms/members"),
+        *("rooms/groups", "rooms/stages", "rooms/retreats", "rooms/members", "rooms/endings"),
     }
 )
 """What no world finds of these is in `tested`, what is not found of the others in `outside`."""

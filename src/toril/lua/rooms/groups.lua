@@ -153,6 +153,7 @@ local function endGroup(group, state, now)
     return
   end
   if was_asking then redis.call("ZREM", groups.asking(group.owner), group.id) end
+  stages.askNoMore(group)
   groups.close(group, now)
 end
 

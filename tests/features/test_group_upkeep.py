@@ -1,0 +1,443 @@
+"""What is kept of a group besides its state: indexes, questions to a person, the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.features.group_support import World, open_world
+from toril import Compensation, GroupJob, GroupSignal
+from toril.protocol import groups
+from toril.protocol.command import skew
+from toril.protocol.keys import Keys
+
+STAGES: dict[str, Any] = {"b": {"after": ["a"]}, "c": {"after": ["b"]}}
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    async with open_world(url, prefix, client) as world:
+        yield world
+    skew.ms = 0
+
+
+def _copy(own: dict[str, Any]) -> dict[str, Any]:
+    return {name: dict(options) for name, options in own.items()}
+
+
+async def indexed(world: World, name: str) -> list[str]:
+    """The groups that queue a names in an index."""
+    return await world.client.zrange(f"{world.prefix}:a:toril:groups-{name}", 0, -1)
+
+
+async def look_at_due(world: World) -> Any:
+    return await world.connection.run(groups.reconcile(Keys(world.prefix, "a")))
+
+
+async def asks(world: World, node: Any) -> str | None:
+    info = await world.queue("a").get_group_state(node.group_id)
+    assert info is not None
+    return info.asks
+
+
+async def timeline(world: World, node: Any) -> list[str]:
+    return [step.what for step in await world.queue("a").get_group_timeline(node.group_id)]
+
+
+async def waiting_undos(world: World, names: str = "abc") -> str:
+    found = [await world.queue(f"{name}:compensation").get_waiting() for name in names]
+    return "".join(name for name, jobs in zip(names, found, strict=True) if jobs)
+
+
+async def bring_back_as_new(world: World, queue: str, job_id: str) -> None:
+    """What BullMQ's retry does to a failed job if it is told to forget the attempts."""
+    keys = world.queue(queue).keys
+    await world.client.zrem(keys.failed, job_id)
+    gone = ("finishedOn", "processedOn", "failedReason", "atm", "ats")
+    await world.client.hdel(keys.job(job_id), *gone)
+    await world.client.lpush(keys.wait, job_id)
+
+
+async def vanish(world: World, name: str, job_id: str) -> None:
+    """A member is gone, and so is every event that could tell how it ended."""
+    keys = world.queue(name).keys
+    await world.client.lrem(keys.wait, 1, job_id)
+    await world.client.delete(keys.job(job_id))
+    event = {"event": "progress", "jobId": "x"}
+    await world.client.xadd(keys.events, event, maxlen=1, approximate=False)
+
+
+# ---------------------------------------------------------------------------- indexes
+
+
+async def test_bullmq_takes_no_key_of_a_group_for_a_job(world: World):
+    """Its search for orphans spares what ``de`` names."""
+    await world.order("ab")
+
+    assert await world.client.smembers(f"{world.prefix}:a:de") == {"groups", "compensation"}
+    assert await world.client.smembers(f"{world.prefix}:b:de") == {"compensation"}
+
+
+async def test_groups_that_have_ended_are_listed_again(world: World):
+    """BullMQ deleted the index while nothing protected it."""
+    node = await world.order("a")
+    await world.complete("a")
+    await world.client.delete(f"{world.prefix}:a:groups", f"{world.prefix}:a:de")
+
+    await world.queue("a").reconcile_groups()
+
+    assert [info.id for info in await world.queue("a").get_groups()] == [node.group_id]
+    assert "groups" in await world.client.smembers(f"{world.prefix}:a:de")
+
+
+async def test_nobody_looks_after_a_group_without_a_record(world: World):
+    node = await world.order("ab", b={"after": ["a"]})
+    await world.client.delete(f"{world.prefix}:a:groups:{node.group_id}")
+
+    await world.queue("a").reconcile_groups()
+
+    assert await indexed(world, "open") == []
+    assert await indexed(world, "staged") == []
+    await world.queue("a").obliterate(force=True)
+
+
+async def test_a_group_that_was_looked_at_is_not_due_again_at_once(world: World):
+    node = await world.order("ab", b={"after": ["a"]})
+    for name in ("open", "staged"):
+        await world.client.zadd(f"{world.prefix}:a:toril:groups-{name}", {node.group_id: 1})
+
+    look = await look_at_due(world)
+
+    assert look.wait_ms > 20_000
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+async def test_a_damaged_group_is_not_due_again_at_once(world: World):
+    """Every worker would look at it all the time."""
+    node = await world.order("ab", b={"after": ["a"]})
+    await world.client.set(f"{world.prefix}:a:groups:{node.group_id}:signals", "odd")
+    for name in ("open", "staged"):
+        await world.client.zadd(f"{world.prefix}:a:toril:groups-{name}", {node.group_id: 1})
+
+    look = await look_at_due(world)
+
+    assert look.wait_ms > 20_000
+    assert await indexed(world, "asking") == [node.group_id]
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+async def test_a_group_that_was_repaired_asks_nobody(world: World):
+    node = await world.order("ab")
+    damaged = f"{world.prefix}:a:groups:{node.group_id}:compensations"
+    await world.client.set(damaged, "odd")
+    await world.queue("a").reconcile_groups()
+    await world.client.delete(damaged)
+
+    await world.queue("a").reconcile_groups()
+
+    assert await indexed(world, "asking") == []
+    assert await asks(world, node) is None
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+@pytest.mark.parametrize("own", [{}, {"b": {"after": ["a"]}}])
+@pytest.mark.parametrize("outcome", ["completed", "failed"])
+async def test_a_group_that_was_damaged_and_has_ended_asks_nobody(
+    world: World, outcome: str, own: Any
+):
+    """It was repaired, and ended before anybody looked at it again."""
+    node = await world.order("ab", **_copy(own))
+    damaged = f"{world.prefix}:a:groups:{node.group_id}:compensations"
+    await world.client.set(damaged, "odd")
+    await world.queue("a").reconcile_groups()
+    assert await indexed(world, "asking") == [node.group_id]
+    await world.client.delete(damaged)
+
+    await world.complete("a")
+    await (world.complete("b") if outcome == "completed" else world.fail("b"))
+    if outcome == "failed":
+        await world.undo_all("a")
+
+    assert await indexed(world, "asking") == []
+    assert await asks(world, node) is None
+
+
+async def test_a_group_is_forgotten_by_every_index(world: World):
+    """Also if an older worker left it in one."""
+    node = await world.order("a", group_retention=False)
+    await world.complete("a")
+    for name in ("asking", "staged"):
+        await world.client.zadd(f"{world.prefix}:a:toril:groups-{name}", {node.group_id: 1})
+
+    await world.queue("a").clean_groups()
+
+    for name in ("open", "ended", "asking", "staged"):
+        assert await indexed(world, name) == []
+    assert await world.queue("a").get_groups() == []
+
+
+async def test_what_stays_known_of_a_forgotten_group_is_small(world: World):
+    node = await world.order("a", group_retention=True)
+    await world.complete("a")
+
+    gone = f"{world.prefix}:a:toril:groups-gone:{node.group_id}"
+    fields = await world.client.hkeys(gone)
+    assert "state" in fields
+    assert not {"compensation", "x.keep"} & set(fields)
+    assert 0 < await world.client.ttl(gone) <= 86_400
+
+
+# ---------------------------------------------------------------------------- a person is asked
+
+
+async def test_a_person_is_asked_until_somebody_has_said_how_a_member_ended(world: World):
+    node = await world.order("ab")
+    await vanish(world, "a", node.jobs[0].id)
+    await world.queue("a").reconcile_groups()
+    assert await indexed(world, "asking") == [node.group_id]
+    assert await asks(world, node) is not None
+
+    await world.queue("a").complete_member(node.group_id, "a")
+
+    assert await indexed(world, "asking") == []
+    assert await asks(world, node) is None
+    await world.complete("b")
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_nobody_is_asked_about_a_member_of_a_group_that_is_being_undone(world: World):
+    """Whatever it did is undone."""
+    node = await world.order("ab")
+    await vanish(world, "a", node.jobs[0].id)
+    await world.queue("a").reconcile_groups()
+    running = await world.hand("b").take_one("b")
+    await world.queue("a").cancel_group(node.group_id)
+
+    await world.queue("a").reconcile_groups()
+
+    assert await world.state(node) == "COMPENSATING"
+    assert await indexed(world, "asking") == []
+    assert await asks(world, node) is None
+    await world.hand("b").complete(running)
+    await world.undo_all("ab")
+    assert await world.state(node) == "FAILED"
+
+
+# ---------------------------------------------------------------------------- time limits
+
+
+@pytest.mark.parametrize("own", [{}, STAGES])
+async def test_the_time_limit_of_undoing_is_looked_at_when_it_is_due(world: World, own: Any):
+    """And it begins anew if undoing does."""
+    node = await world.order("abc", mapped="a", undo_timeout=5_000, **_copy(own))
+    await world.complete("ab")
+    await world.fail("c")
+
+    for _ in range(2):
+        assert (await look_at_due(world)).wait_ms <= 5_000
+        skew.ms += 5_001
+        await look_at_due(world)
+        assert await world.state(node) == "FAILED_COMPENSATION"
+        assert await indexed(world, "asking") == [node.group_id]
+        assert "time limit" in str(await asks(world, node))
+        await world.queue("a").retry_compensation(node.group_id)
+        assert await world.state(node) == "COMPENSATING"
+        assert await indexed(world, "asking") == []
+        assert await asks(world, node) is None
+
+    steps = await timeline(world, node)
+    assert steps.count("undoing takes too long") == 2
+    assert steps.count("retrying") == 2
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED"
+    assert await indexed(world, "open") == []
+    assert await indexed(world, "staged") == []
+
+
+async def test_undoing_that_ends_late_asks_nobody_any_more(world: World):
+    node = await world.order("ab", undo_timeout=5_000)
+    await world.complete("a")
+    await world.fail("b")
+    skew.ms += 5_001
+    await look_at_due(world)
+    assert await indexed(world, "asking") == [node.group_id]
+
+    await world.undo_all("a")
+
+    assert await world.state(node) == "FAILED"
+    assert await indexed(world, "asking") == []
+    assert await asks(world, node) is None
+
+
+async def test_a_staged_group_that_is_undone_again_is_looked_after_again(world: World):
+    node = await world.order("ab", b={"after": ["a"]})
+    await world.complete("a")
+    await world.fail("b")
+    await world.undo_all("a", failing="a")
+    assert await indexed(world, "staged") == []
+
+    await world.queue("a").retry_compensation(node.group_id)
+
+    assert await indexed(world, "staged") == [node.group_id]
+    await world.undo_all("a")
+    assert await indexed(world, "staged") == []
+
+
+# ---------------------------------------------------------------------------- order of undoing
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+async def test_in_reverse_order_nobody_overtakes_what_waits_for_a_repair(world: World):
+    node = await world.order("abc", compensation_order="reverse")
+    await world.complete("ab")
+    damaged = f"{world.prefix}:b:compensation:wait"
+    await world.client.set(damaged, "odd")
+    await world.fail("c")
+    await world.queue("a").reconcile_groups()
+    await world.client.delete(damaged)
+
+    await world.queue("a").reconcile_groups()
+
+    assert await waiting_undos(world) == "b"
+    await world.undo_all("ba")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_in_reverse_order_what_is_half_done_is_undone_first(world: World):
+    """It was cancelled after a start, later than anything that completed."""
+    compensation = {
+        name: Compensation(f"undo-{name}", attempts=1, compensate_failed=True) for name in "ab"
+    }
+    node = await world.order(
+        "abc",
+        compensation=compensation,
+        compensation_order="reverse",
+        b={"attempts": 3, "backoff": 60_000},
+    )
+    await world.complete("a")
+    await world.fail("b")
+
+    await world.fail("c")
+
+    assert await waiting_undos(world) == "b"
+    await world.undo_all("ba")
+    assert await world.state(node) == "FAILED"
+
+
+async def test_side_by_side_the_last_is_undone_first_again(world: World):
+    """Both failed, and both are tried again in the order of the first time."""
+    own = {name: {"after": ["a"], "queue_name": "b"} for name in "bc"}
+    node = await world.order("abcd", mapped="abc", d={"after": ["a"]}, **own)
+    await world.complete("a")
+    for job in await world.hand("b").take(2):
+        await world.hand("b").complete(job)
+    await world.fail("d")
+    hand = world.hand("b:compensation")
+
+    for _ in range(2):
+        undoing = await hand.take(2)
+        assert [job.name for job in undoing] == ["undo-c", "undo-b"]
+        await hand.fail(*undoing)
+        assert await world.state(node) == "FAILED_COMPENSATION"
+        assert await world.queue("a").retry_compensation(node.group_id) == 2
+
+
+async def test_a_member_that_ends_late_causes_no_look_at_the_whole_group(world: World):
+    """The way back is known from the step before."""
+    own = {name: {"after": ["a"]} for name in "bcd"}
+    node = await world.order("abcd", **own)
+    await world.complete("ab")
+    late = await world.hand("d").take_one("d")
+    await world.fail("c")
+    assert await waiting_undos(world, "abcd") == "b"
+    way = f"{world.prefix}:a:groups:{node.group_id}:retreat"
+    await world.client.hset(way, "mark", "it would be gone if the way were found anew")
+
+    await world.hand("d").complete(late)
+
+    assert await world.client.hexists(way, "mark")
+    assert await waiting_undos(world, "abcd") == "bd"
+    await world.undo_all("bda")
+    assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+async def test_a_compensation_that_bullmq_starts_as_new_makes_up_for_its_failure(
+    world: World, names: str
+):
+    """Nobody was told that it ran again; what stands before it is undone after it."""
+    node = await world.order(names, compensation_order="reverse")
+    *done, last = names
+    await world.complete("".join(done))
+    await world.fail(last)
+    await world.undo_all(done[-1], failing=done[-1])
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    number = names.index(done[-1])
+    await bring_back_as_new(world, f"{done[-1]}:compensation", f"{node.group_id}-c{number}")
+
+    await world.undo_all("".join(reversed(done)))
+
+    assert await world.state(node) == "FAILED"
+    assert await indexed(world, "asking") == []
+
+
+# ---------------------------------------------------------------------------- blocked groups
+
+
+async def blocked(world: World) -> Any:
+    node = await world.order("abc", mapped="", a={"pivot": True}, **_copy(STAGES))
+    await world.complete("a")
+    await world.fail("b", "out of stock")
+    assert await world.state(node) == "BLOCKED"
+    return node
+
+
+async def test_a_group_that_is_retried_says_so_and_forgets_the_failure(world: World):
+    node = await blocked(world)
+
+    assert await world.queue("a").retry_group(node.group_id) == 1
+
+    assert (await world.event_names())[-1] == "group:retrying"
+    assert (await timeline(world, node)).count("retrying") == 1
+    (b,) = [one for one in await world.queue("a").get_group_jobs(node.group_id) if one.name == "b"]
+    assert (b.status, b.finished_at, b.reason) == ("pending", None, None)
+
+
+async def test_a_signal_that_failed_is_told_anew_in_a_group_that_is_retried(world: World):
+    jobs = [GroupJob("a", queue_name="a", pivot=True), GroupSignal("ok", after=["a"])]
+    node = await world.flow.add_group("order", jobs, group_id="g")
+    await world.complete("a")
+    keys = Keys(world.prefix, "a")
+
+    async def tell(state: str) -> None:
+        told = groups.settle_member(keys, "g", "ok", state, b"1", request="the same")
+        await world.connection.run(told)
+
+    await tell("failed")
+    assert await world.state(node) == "BLOCKED"
+    await world.queue("a").retry_group("g")
+    await tell("completed")
+
+    assert await world.state(node) == "COMPLETED"
+
+
+async def test_who_runs_a_job_that_its_group_creates_again_has_lost_it(world: World):
+    """A dashboard brought it back, a worker took it, and then somebody retried the group."""
+    node = await blocked(world)
+    (b,) = [job.id for job in node.jobs if job.name == "b"]
+    keys = world.queue("b").keys
+    await world.client.zrem(keys.failed, b)
+    await world.client.hdel(keys.job(b), "finishedOn", "processedOn", "failedReason")
+    await world.client.lpush(keys.wait, b)
+    first = await world.hand("b").take_one("b")
+
+    await world.queue("a").retry_group(node.group_id)
+
+    members = await world.queue("a").get_group_jobs(node.group_id)
+    assert [one.status for one in members] == ["completed", "pending", "planned"]
+    assert await world.hand("b").complete(first) != [0]
+    assert await world.statuses(node) == {"a": "completed", "b": "pending", "c": "planned"}
+    await world.complete("bc")
+    assert await world.state(node) == "COMPLETED"
