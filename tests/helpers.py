@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -76,6 +77,19 @@ async def until_renewed(client: Any, lock: str, timeout: float = PATIENCE_S) -> 
         return left_ms[-1] > left_ms[-2] > 0
 
     await wait_until(is_renewed, timeout, every=0.02, message=f"{lock} is renewed")
+
+
+async def assert_no_gap(client: Any, base: str, every: int, scheduler: str = "s") -> None:
+    """Each slot follows on the one before, unless it had passed when the schedule went on."""
+    added = [
+        (int(fields["jobId"].rsplit(":", 1)[1]), int(at.split("-")[0]))
+        for at, fields in await client.xrange(f"{base}:events")
+        if fields["event"] == "added" and f":{scheduler}:" in fields["jobId"]
+    ]
+    for (earlier, _), (slot, went_on) in itertools.pairwise(added):
+        assert (slot - earlier) % every == 0
+        assert slot == earlier + every or earlier + every <= went_on
+        assert slot - every <= max(went_on, earlier)
 
 
 def wait_until_sync(

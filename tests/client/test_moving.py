@@ -216,7 +216,7 @@ async def test_a_lock_is_extended_by_its_token_only(queue, client):
     job = await queue.add("a")
     await client.rpoplpush(queue.keys.wait, queue.keys.active)
     lock = f"{queue.keys.job(job.id)}:lock"
-    await client.set(lock, "w:1", px=1000)
+    await client.set(lock, "w:1", px=30_000)
 
     await queue.extend_lock(job.id, "w:1", 60_000)
     assert await client.pttl(lock) > 50_000

@@ -178,7 +178,7 @@ async def test_limits_are_shared_out(mail):
 
     await mail.set_global_rate_limit(RateLimit(100, 1000))
     assert await mail.get_global_rate_limit() == RateLimit(100, 1000)
-    await mail.rate_limit(5000)
+    await mail.rate_limit(60_000)
     assert await mail.get_rate_limit_ttl() > 0
     await mail.remove_rate_limit()
     await mail.remove_global_rate_limit()

@@ -160,11 +160,12 @@ async def test_a_delay_is_no_wait(queue, registry, url, prefix):
 
     worker = Worker("q", handler, connection=url, prefix=prefix)
     WorkerMetrics(worker, registry=registry)
-    await queue.add("later", delay=2000)
+    job = await queue.add("later", delay=300)
     async with worker:
         await wait_until(lambda: wait_sum() is not None)
+        ran = await queue.get_job(job.id)
 
-    assert wait_sum() < 1.9
+    assert wait_sum() == pytest.approx((ran.processed_on - ran.timestamp) / 1000 - 0.3, abs=0.01)
 
 
 async def test_the_number_of_names_is_bounded(queue, registry, url, prefix):

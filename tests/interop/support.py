@@ -46,6 +46,13 @@ async def wait_for_finished(
     await wait_until(reached, timeout, message=f"{count} jobs of {queue} are finished")
 
 
+async def forget_all(client: Any, prefix: str) -> None:
+    """Delete what is in the queue and known of it, but for its settings."""
+    keys = [key async for key in client.scan_iter(match=f"{prefix}:q:*")]
+    if dated := [key for key in keys if not key.endswith(":meta")]:
+        await client.delete(*dated)
+
+
 async def wait_until_idle(client: Any, prefix: str, queue: str, workers: int = 1) -> None:
     """Wait until ``workers`` workers block on the queue's marker."""
     name = f"{prefix}:{b64encode(queue.encode()).decode()}"

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from tests.interop.support import wait_for_finished
+from tests.interop.support import forget_all, wait_for_finished
 
 
 async def run_minutes(side, start, client, prefix) -> None:
-    """Two jobs, a minute later one and a failure, three minutes later one more."""
+    """Two jobs, a minute later one and a failure, three minutes later one more.
+
+    Once more from the start if a minute of the clock ended meanwhile, which would count too.
+    """
+    while True:
+        await forget_all(client, prefix)
+        began = (await client.time())[0] // 60
+        await try_minutes(side, start, client, prefix)
+        if (await client.time())[0] // 60 == began:
+            return
+
+
+async def try_minutes(side, start, client, prefix) -> None:
     finished = 0
     for minutes, names in ((0, ["a", "a"]), (1, ["a", "bad"]), (3, ["a"])):
         for kind in ("completed", "failed"):
@@ -40,8 +52,6 @@ async def test_item_30_metrics_are_those_of_bullmq(peer, toril, client, prefix):
 
     await run_minutes(peer, start_theirs, client, prefix)
     theirs = await shown()
-    keys = [key async for key in client.scan_iter(match=f"{prefix}:q:*")]
-    await client.delete(*[key for key in keys if not key.endswith(":meta")])
     await run_minutes(toril, start_ours, client, prefix)
 
     assert await shown() == theirs

@@ -63,7 +63,7 @@ async def test_other_jobs_and_a_list_that_is_being_turned_are_left(side):
     assert await side.dlq.get_dead_letter_count() == 3
 
     await side.dlq.remove(job.id)
-    await side.client.set(f"{side.prefix}:{DLQ}:toril:turning", "{}", px=5000)
+    await side.client.set(f"{side.prefix}:{DLQ}:toril:turning", "{}", px=60_000)
     await bury(side, 1, 1)
     assert await side.dlq.get_dead_letter_count() == 3
 
