@@ -19,8 +19,8 @@ BIG := tests/worker/test_deploys.py tests/client/test_bulk_slices.py tests/featu
 	tests/features/dead_letters/test_bulk.py tests/features/test_group_cancel.py tests/features/test_group_crash.py tests/features/test_group_retreats.py \
 	tests/interop/test_cron.py
 
-# Tests wait as long as they work: four processes keep two cores busy. Who is done early helps others.
-SPREAD := -n 4 --dist worksteal
+# Tests wait as long as they work: six processes keep two cores busy. Who is done early helps others.
+SPREAD := -n 6 --dist worksteal
 
 # What `make test-scripts` runs: every kind of call, without those tests that count how they are sent.
 AS_SCRIPTS := tests/features/test_flows.py tests/features/test_lane_order.py tests/features/test_lane_failures.py \
@@ -47,7 +47,13 @@ $(NODE_DIR)/node_modules/.stamp: $(wildcard $(NODE_DIR)/package*.json) | $(PYTHO
 demo: $(PYTHON_STAMP) ## Watch a short show of the whole, on a server of its own
 	@$(BIN)/python -m toril demo
 
-test: setup ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
+# The first run reads the tests once for all, in two halves: each process would compile every module.
+$(VENV)/.compiled: $(PYTHON_STAMP)
+	@$(BIN)/python -m pytest --collect-only -q tests/[a-f]*/ >/dev/null 2>&1 & \
+	$(BIN)/python -m pytest --collect-only -q tests/[g-z]*/ tests/test_*.py >/dev/null 2>&1; wait
+	@touch $@
+
+test: setup $(VENV)/.compiled ## Run the tests against a real Valkey (T="-k lanes" passes arguments on)
 	@$(BIN)/python -m pytest $(SPREAD) $(T)
 
 test-scripts: setup ## The features once more on servers without functions, where calls go as scripts

@@ -21,7 +21,8 @@ from toril.dashboard.security import COOKIE, csrf_token
 
 HOST = "127.0.0.1:8787"
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--headless", "--no-sandbox", "--disable-gpu", "--in-process-gpu", "--num-raster-threads=1",
+    "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 

@@ -30,7 +30,9 @@ PAGES = [
 FENCE = re.compile(
     r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<body>.*?)^```', re.MULTILINE | re.DOTALL
 )
-PATIENCE_S = 30
+PATIENCE_S = 60
+LOOK_EVERY_S = 0.5
+"""Each look is a program that starts, half a second of a whole core."""
 LOOKING = ("toril", "cat", "curl", "docker compose -f deploy/compose.yaml exec worker toril")
 """What only looks may be asked again until it shows what the page shows."""
 TOLD = {"python checkout.py --crash": (1,), "toril doctor": (1,)}
@@ -118,7 +120,7 @@ class Reader:
             may_look_again = command.startswith(LOOKING) and time.monotonic() < deadline
             if not may_look_again or " replay " in command:
                 break
-            time.sleep(0.1)
+            time.sleep(LOOK_EVERY_S)
         logs = "\n".join(
             log.read_text() for end in ("*er.txt", "*.log") for log in self.desk.glob(end)
         )
