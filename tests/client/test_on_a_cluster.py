@@ -131,13 +131,12 @@ async def test_a_connection_finds_out_before_it_asks_for_a_key(cluster, url):
         await connection.close()
 
 
-async def test_queues_that_share_a_step_share_a_slot_on_a_cluster_only(cluster, url):
-    apart = [Keys("{a}", "orders"), Keys("{b}", "letters")]
+async def test_the_keys_of_a_queue_must_share_a_slot_on_a_cluster_only(cluster, url):
     for where, is_cluster in ((f"redis+cluster{cluster.url[5:]}", True), (url, False)):
         connection = Connection(where)
 
-        connection.check_one_slot(Keys("{a}", "orders"), Keys("{a}", "letters"))
+        connection.check_slots(Keys("{a}", "orders"), Keys("{b}", "letters"))
         with pytest.raises(CrossSlotError) if is_cluster else nullcontext():
-            connection.check_one_slot(*apart)
+            connection.check_slots(Keys("{a}", "orders"), Keys("a", "letters"))
 
         await connection.close()

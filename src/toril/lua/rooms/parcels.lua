@@ -50,11 +50,14 @@ end
 
 local MOST_SEARCHED = 100
 
---- Do parcels for the queue at `target` wait at this one? If there are very many, perhaps.
+--- Do parcels for the queue at `target` wait at this one? If there are very many or some were refused,
+--- perhaps.
 function parcels.hasFor(base, target)
-  local all = outboxOf(base)
-  if redis.call("HLEN", all) > MOST_SEARCHED then return true end
-  for _, id in ipairs(redis.call("HKEYS", all)) do -- bounded: MOST_SEARCHED
+  if redis.call("EXISTS", base .. ":toril:refused") == 1 then return true end
+  local _, due = outboxOf(base)
+  local ids = redis.call("ZRANGE", due, 0, MOST_SEARCHED)
+  if #ids > MOST_SEARCHED then return true end
+  for _, id in ipairs(ids) do
     if parcels.targetOf(base, id) == target then return true end
   end
   return false
