@@ -57,7 +57,7 @@ def fresh(server: Server) -> Iterator[str]:
         _flush(server.url)
         return
     assert server.binary is not None
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         settings = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder]
         in_memory = ["--save", "", "--appendonly", "no"]
@@ -118,7 +118,7 @@ def _flush(url: str) -> None:
         client.flushdb()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
