@@ -43,6 +43,7 @@ FOUND: dict[str, str] = {
     'rooms/groups: without redis.call("HSET", key .. ":results", "c" .. number .. ".at", clock.stamp(now))': "tests/features/test_group_stages.py::test_results_and_the_timeline_are_told",
     'rooms/groups: without redis.call("HSET", key, "x.letter." .. number, letter)': "tests/features/test_group_mends.py::test_retrying_a_compensation_takes_its_letter",
     "rooms/groups: without retreats.settled(group, number)": "tests/features/test_group_retreats.py::test_a_step_back_costs_the_same_in_a_chain_of_a_thousand",
+    'rooms/groups: without redis.call("HDEL", key .. ":compensations", before)': "tests/features/test_group_mends.py::test_a_replayed_compensation_settles_its_group[False]",
     "rooms/groups: without stages.revive(group, job, status, now)": "tests/features/test_group_stages.py::test_a_blocking_job_may_be_retried_by_hand",
     'rooms/groups: without redis.call("HSET", key .. ":plan", first, cmsgpack.pack(member))': "tests/features/test_group_mends.py::test_a_completed_member_that_is_forced_is_undone_twice",
     'rooms/groups: without redis.call("HSET", key .. ":results", first, redis.call("HGET", key .. ":results", number) or "null")': "tests/features/test_group_mends.py::test_a_completed_member_that_is_forced_is_undone_twice",
