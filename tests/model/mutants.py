@@ -47,6 +47,7 @@ FILES = tuple(
 
 _WRITERS = (
     r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|limitUndoing|noteEnd|goOn|"
+    r"cancelHere|"
     r"hurry|await|offer|clear|lookAgain|reconcile|keepFromOrphans|ask|hear|removeJob|removeChildren|"
     r"removeCompensation|writeAll|writeRecord|writePlan|startMembers|index|bringRound|"
     r"retreats\.\w+|turns\.save|"

@@ -17,6 +17,7 @@ FOUND: dict[str, str] = {
     'rooms/groups: without redis.call("RPUSH", group.key .. ":undo", unpack(undone))': "tests/features/test_group_beyond.py::test_a_step_that_may_be_half_done_is_undone_when_it_fails",
     'rooms/groups: "LPUSH" for "RPUSH" (3)': "tests/features/test_group_upkeep.py::test_in_reverse_order_what_is_half_done_is_undone_first",
     "rooms/groups: without stages.tell(job_keys, reason)": "tests/features/test_group_stages.py::test_a_running_member_learns_that_its_group_has_turned",
+    "rooms/groups: without cancelHere(group, base, job_keys, released, reason)": "tests/features/test_group_cancel.py::test_cancelling_undoes_what_is_done_and_removes_what_waits",
     'rooms/groups: without redis.call("HSET", group.key, "x.undoDeadline", at)': "tests/features/test_group_stages.py::test_undoing_has_a_time_limit",
     'rooms/groups: without redis.call("ZADD", stages.index(group.owner), "LT", at, group.id)': "tests/features/test_group_upkeep.py::test_the_time_limit_of_undoing_is_looked_at_when_it_is_due[own0]",
     'rooms/groups: without redis.call("HSET", group.key, "x.overdue", "1", "x.asks", "undoing was not done within its time limit")': "tests/features/test_group_stages.py::test_undoing_has_a_time_limit",
