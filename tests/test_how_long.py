@@ -7,8 +7,11 @@ and a promise of the documentation all the same.
 from __future__ import annotations
 
 import importlib
+import re
 
 import pytest
+
+from toril.protocol import scripts
 
 PROMISES = [
     ("worker.pump", "CONFIRM_AFTER_S", 0.05, "a job that kills its worker is known to have begun"),
@@ -37,3 +40,55 @@ PROMISES = [
 @pytest.mark.parametrize(("module", "name", "most", "why"), PROMISES)
 def test_nobody_waits_longer_and_nothing_is_bigger_than_promised(module, name, most, why):
     assert 0 < getattr(importlib.import_module(f"toril.{module}"), name) <= most, why
+
+
+IN_SCRIPTS = [
+    ("MOST_UNHEARD", [3], "a job that kills whoever reads it is given up"),
+    ("MOST_BROUGHT_BACK", [100], "a call of a sweep is short"),
+    ("MORE_REMOVED", [50], "a call that buries removes a few old letters more"),
+    ("MOST_LOGS", [1000], "a letter takes the end of a long log"),
+    ("MOST_DUE", [200], "a call lets a few due jobs in"),
+    ("MOST_DUE_IN_LANES", [100], "a call lets a few due jobs of lanes in"),
+    ("NEAR", [300], "a call looks at a few jobs that another program put next to lanes"),
+    ("MOST_BYTES", [2000, 500_000, 500_000], "a history and what a call takes are short"),
+    ("MOST_OF_A_NAME", [60], "the history of a job is short"),
+    ("LONGEST_HISTORY", [8192], "a letter that is replayed again and again stays small"),
+    ("MOST_SLOTS", [32], "a schedule that lags behind is caught up in steps"),
+    ("MOST_ROUND", [1000], "a call turns a part of a long list"),
+    ("MOST_ARRIVED", [2000], "a call looks at a part of a long list"),
+    ("LONGEST_FENCE", [20], "the record of a run is small"),
+    ("LONGEST_WINDOW_APART", [60_000], "a window that a wrong clock set ends within a minute"),
+    ("TURN_IS_STALE_MS", [60_000], "a run whose program died is taken over after a minute"),
+    ("TURN_EXPIRES_MS", [604_800_000], "what a run left is gone after a week"),
+    ("KEEP_NUMBER_MS", [300_000], "producers that come and go leave nothing"),
+    ("REMEMBER_CALL_MS", [60_000], "the memory of a change is short"),
+    ("OLDEST_MS", [82_800_000], "its target remembers a delivery for an hour longer"),
+    ("EXPIRE_MS", [86_400_000], "what dead workers left is gone after a day"),
+]
+
+
+@pytest.mark.parametrize(("name", "most", "why"), IN_SCRIPTS)
+def test_scripts_do_no_more_and_remember_no_longer_than_promised(name, most, why):
+    found = re.findall(rf'\blocal {name} = "?(\d+)', scripts.load("add").library)
+
+    assert len(found) == len(most)
+    assert all(
+        0 < int(value) <= limit for value, limit in zip(sorted(found, key=int), most, strict=True)
+    ), why
+
+
+def test_every_limit_of_a_script_is_named_here():
+    """But for those of groups, and for what is no limit."""
+    named = {name for name, _, _ in IN_SCRIPTS}
+    of_groups = r"rooms/(?:groups|stages|members|retreats)|.*[gG]roups?|.*Compensation|.*Member"
+    no_limits = {"DORMANT", "HELD_LANE", "HELD", "LONG", "DIGITS", "WINDOW"}
+    library = scripts.library()
+    texts = {f"rooms/{name}": text for name, text in library.rooms.items()} | library.calls
+    found = {
+        name
+        for file, text in texts.items()
+        if not re.fullmatch(of_groups, file)
+        for name in re.findall(r'^local ([A-Z_]+) = "?\d+', text, re.MULTILINE)
+    }
+
+    assert found - no_limits == named

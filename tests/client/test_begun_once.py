@@ -27,11 +27,13 @@ async def connection(url):
     ],
 )
 async def test_an_attempt_begins_what_it_or_an_earlier_one_has_begun(
-    job_id, fence, may_begin, connection, prefix
+    job_id, fence, may_begin, connection, prefix, client
 ):
     keys = Keys(prefix, "q")
     first = remembering.begin(keys, "s", "k", job_id="a", fence=5, lease_ms=60_000)
     assert (await connection.run(first)).busy_ms == 0
+    (record,) = await client.keys(f"{prefix}:*")
+    assert 0 < await client.pttl(record) <= 60_000
 
     second = remembering.begin(keys, "s", "k", job_id=job_id, fence=fence, lease_ms=60_000)
     begun = await connection.run(second)
@@ -45,14 +47,14 @@ async def test_an_attempt_begins_what_it_or_an_earlier_one_has_begun(
     [("a", 5, True), ("a", 4, False), ("a", 6, False), ("b", 5, False)],
 )
 async def test_only_the_attempt_that_has_begun_ends_or_abandons(
-    job_id, fence, may_end, connection, prefix
+    job_id, fence, may_end, connection, prefix, client
 ):
     keys = Keys(prefix, "q")
     for number, finish in enumerate((remembering.end, remembering.abandon)):
         key = f"k{number}"
         begin = remembering.begin(keys, "s", key, job_id="a", fence=5, lease_ms=60_000)
         await connection.run(begin)
-        more = {"result": b"1", "ttl_ms": 60_000} if finish is remembering.end else {}
+        more = {"result": b"1", "ttl_ms": 90_000} if finish is remembering.end else {}
 
         assert (
             await connection.run(finish(keys, "s", key, job_id=job_id, fence=fence, **more))
@@ -65,3 +67,6 @@ async def test_only_the_attempt_that_has_begun_ends_or_abandons(
             may_end and not is_abandoned,
             may_end,
         )
+        if begun.is_done:
+            (record,) = await client.keys(f"{prefix}:*")
+            assert 60_000 < await client.pttl(record) <= 90_000

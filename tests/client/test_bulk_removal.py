@@ -178,10 +178,12 @@ async def test_cleaning_active_jobs_leaves_those_that_a_worker_holds(queue, url,
         await wait_until(lambda: worker.is_processing)
         await client.hset(queue.keys.job("lost"), mapping={"name": "lost", "timestamp": 1})
         await client.lpush(queue.keys.active, "lost")
+        await client.sadd(queue.keys.stalled, "lost", held.id)
 
         assert await queue.clean("active") == ["lost"]
 
         assert await client.lrange(queue.keys.active, 0, -1) == [held.id]
+        assert await client.smembers(queue.keys.stalled) == {held.id}
         await worker.close(timeout=0)
 
 

@@ -198,6 +198,7 @@ async def test_data_progress_and_log_are_changed_from_outside(queue, client):
     assert changed.data == {"n": []}
     assert changed.progress == {"half": True}
     assert rows == [1, 2, 2]
+    assert await client.lrange(f"{queue.keys.job(job.id)}:logs", 0, -1) == ["row 1", "row 2"]
     await queue.clear_logs(job.id, keep=1)
     assert await client.lrange(f"{queue.keys.job(job.id)}:logs", 0, -1) == ["row 2"]
     await queue.clear_logs(job.id)

@@ -89,7 +89,9 @@ async def test_recover_lanes_lets_lanes_go_that_nobody_holds(damage, queue, hand
     if damage == "hash deleted":
         await client.delete(keys.job(first.id))
 
+    await client.delete(keys.marker)
     assert await queue.recover_lanes() == 1
+    assert await client.exists(keys.marker) == 1, "a worker that waits is woken"
     assert await queue.recover_lanes() == 0
 
     jobs = await one.take(5)

@@ -221,15 +221,22 @@ async def test_a_lane_is_diverted_a_slice_a_call(world, server):
     """I10: a call sends so many jobs, and each costs the same."""
     await fail_a_lane(world, [10] * 35)
     keys = world.queue("q").keys
+    newer = await world.queue("q").add("x", lane="a")
+    with server.client() as raw:
+        raw.delete(keys.marker)
 
     calls = [
         call for call in await walk(world, server, lanes.divert(keys), slice=10) if call.commands
     ]
 
-    assert [call.answer[1:] for call in calls] == [(10, 0)] * 3 + [(5, 0)]
+    assert [call.answer[1:] for call in calls] == [(10, 0)] * 3 + [(5, 1)]
     first, second, third, _ = (call.cost for call in calls)
     assert second == third <= first
     assert await world.queue("q-dlq").get_dead_letter_count() == 36
+    with server.client() as raw:
+        assert raw.exists(f"{keys.base}:lanes:diverting") == 0
+        assert raw.exists(keys.marker) == 1, "the lane goes on, and a worker is told"
+    assert [job.id for job in await world.hand("q").take(1)] == [newer.id]
 
 
 async def test_a_diverted_lane_of_the_size_that_workers_choose_is_a_short_call(world, server):

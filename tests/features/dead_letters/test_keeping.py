@@ -37,6 +37,7 @@ async def test_the_newest_letters_stay(side):
     assert len(keys) == 5
     cleaned = [event for event in await side.events(DLQ) if event["event"] == "cleaned"]
     assert sum(int(event["count"]) for event in cleaned) == 9
+    assert await side.client.hget(f"{side.prefix}:{DLQ}:meta", "x.purged") == "9"
 
 
 async def test_letters_go_when_they_are_old_and_others_come(side):
@@ -76,3 +77,11 @@ async def test_other_jobs_and_a_list_that_is_being_turned_are_left(side):
 def test_a_retention_that_would_keep_nothing_is_refused(keep):
     with pytest.raises(InvalidOptionError):
         DeadLetterOptions(DLQ, keep=keep)
+
+
+async def test_the_log_of_a_queue_that_only_takes_letters_stays_short(side):
+    await side.client.hset(f"{side.prefix}:{DLQ}:meta", "opts.maxLenEvents", 10)
+
+    await bury(side, 300, None)
+
+    assert len(await side.events(DLQ)) < 250

@@ -1,0 +1,136 @@
+"""What a change leaves behind: who is woken, what is told, and what is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.client.support import events_of
+from tests.features.lanes import lose_lock
+from toril import NewJob
+from toril.protocol import settling
+
+
+async def marked(client, queue) -> list[tuple[str, float]]:
+    """What tells waiting workers to look, and when."""
+    return await client.zrange(queue.keys.marker, 0, -1, withscores=True)
+
+
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_a_job_that_is_due_earlier_is_announced(lane, queue, client):
+    job = await queue.add("x", delay=3_600_000, lane=lane)
+    await client.delete(queue.keys.marker)
+
+    await queue.change_delay(job.id, 60_000)
+
+    ((_, due),) = await marked(client, queue)
+    now_s, _ = await client.time()
+    assert 0 < due / 1000 - now_s <= 60
+
+
+async def test_cleaning_a_lost_holder_lets_its_lane_go(queue, hand, client):
+    first, second = await queue.add_bulk([NewJob("x", lane="a") for _ in range(2)])
+    worker = hand()
+    await worker.take(1)
+    await lose_lock(client, queue.keys, first.id)
+    await client.delete(queue.keys.marker)
+
+    assert await queue.clean("active") == [first.id]
+
+    assert [member for member, _ in await marked(client, queue)] == ["0"]
+    assert [job.id for job in await worker.take(1)] == [second.id]
+
+
+@pytest.mark.no_audit
+@pytest.mark.parametrize("verb", ["drain", "drain_lane"])
+@pytest.mark.parametrize("has_hash", [True, False])
+async def test_nothing_is_left_of_a_lane_that_is_drained(verb, has_hash, queue, client):
+    """Nor of ids in it whose jobs somebody deleted."""
+    jobs = await queue.add_bulk(
+        [NewJob("x", lane="a"), NewJob("x", lane="a"), NewJob("x", lane="a", delay=3_600_000)]
+    )
+    if not has_hash:
+        await client.delete(*[queue.keys.job(job.id) for job in jobs])
+
+    if verb == "drain":
+        await queue.drain(delayed=True)
+    else:
+        await queue.drain_lane("a", delayed=True)
+
+    left = await client.keys(f"{queue.keys.base}:lanes:*")
+    assert [key for key in left if not key.endswith((":lanes:seq", ":lanes:fence"))] == []
+    assert await client.smembers(f"{queue.keys.base}:de") <= {"groups", "compensation"}
+    if has_hash and verb == "drain_lane":
+        told = await events_of(client, queue, "removed")
+        assert sorted((row["jobId"], row["prev"]) for row in told) == sorted(
+            zip([job.id for job in jobs], ["wait", "wait", "delayed"], strict=True)
+        )
+
+
+async def test_a_job_under_an_id_that_exists_is_told(queue, client):
+    await queue.add("x", job_id="a")
+
+    await queue.add("x", job_id="a")
+
+    assert [row["jobId"] for row in await events_of(client, queue, "duplicated")] == ["a"]
+
+
+async def test_jobs_that_are_promoted_together_are_announced(queue, client):
+    await queue.add_bulk([NewJob("x", delay=3_600_000) for _ in range(3)])
+    await client.delete(queue.keys.marker)
+
+    await queue.promote_all()
+
+    assert [member for member, _ in await marked(client, queue)] == ["0"]
+
+
+async def test_a_worker_that_goes_leaves_its_work_to_another(queue, connection, client):
+    await queue.add("x")
+    await client.delete(queue.keys.marker)
+
+    await connection.run(settling.leave(queue.keys, ["nobody"]))
+
+    assert [member for member, _ in await marked(client, queue)] == ["0"]
+
+
+async def test_a_lane_that_is_due_later_is_announced_by_its_recovery(queue, client):
+    await queue.add("x", lane="a", delay=3_600_000)
+    await client.delete(queue.keys.marker)
+
+    await queue.recover_lanes()
+
+    ((_, due),) = await marked(client, queue)
+    now_s, _ = await client.time()
+    assert 3_500 < due / 1000 - now_s <= 3_600
+
+
+@pytest.mark.parametrize("verb", ["pause", "remove"])
+async def test_the_pending_job_of_a_scheduler_is_told_to_be_gone(verb, queue, client):
+    await queue.upsert_job_scheduler("s", every=3_600_000, immediately=False)
+    (pending,) = await queue.get_delayed()
+
+    if verb == "pause":
+        await queue.schedulers.pause("s")
+    else:
+        await queue.remove_job_scheduler("s")
+
+    told = await events_of(client, queue, "removed")
+    assert [(row["jobId"], row["prev"]) for row in told] == [(pending.id, "delayed")]
+
+
+async def test_a_job_in_a_lane_is_announced(queue, client):
+    await queue.add("x", lane="a")
+
+    assert [member for member, _ in await marked(client, queue)] == ["0"]
+
+
+async def test_jobs_that_are_retried_together_are_announced(queue, hand, client):
+    job = await queue.add("x", attempts=1)
+    worker = hand()
+    (taken,) = await worker.take(1)
+    await worker.fail(taken)
+    await client.delete(queue.keys.marker)
+
+    assert await queue.retry_all() == 1
+
+    assert [member for member, _ in await marked(client, queue)] == ["0"]
+    assert await queue.get_state(job.id) == "waiting"
