@@ -131,11 +131,15 @@ class Sending:
 
     def opened(self, reply: Any) -> Any:
         """The reply of the call itself; notes whether it told of parcels."""
-        if not self._dialect.is_spread or type(reply) is not list or len(reply) != 2:
+        if not self._dialect.is_spread:
             return reply
         if self.command.replicas is not None:
-            return [self.opened(reply[0]), reply[1]]
-        if reply[0] != PARCELS:
+            answer, reached = reply
+            return self._unwrapped(answer), reached
+        return self._unwrapped(reply)
+
+    def _unwrapped(self, reply: Any) -> Any:
+        if type(reply) is not list or len(reply) != 2 or reply[0] != PARCELS:
             return reply
         self.has_parcels = True
         return reply[1]

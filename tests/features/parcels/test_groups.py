@@ -12,7 +12,7 @@ from tests.helpers import wait_until
 from toril import Compensation, FlowProducer, GroupJob, GroupSignal, Queue, Worker
 from toril.doctor.keyspace import audit
 from toril.doctor.reader import ConnectionReader
-from toril.errors import InvalidGroupStateError, UnrecoverableError
+from toril.errors import InvalidGroupStateError, NotReplicatedError, UnrecoverableError
 from toril.protocol import parceling
 
 
@@ -327,6 +327,19 @@ async def test_the_same_group_is_started_once(shop):
         await shop.until(group_id, "COMPLETED")
     await shop.add(group_id="order-1")
     assert [await queue.get_waiting_count() for queue in shop.queues] == [0, 0, 0]
+    await shop.check()
+
+
+async def test_a_group_over_slots_may_wait_for_replicas(shop):
+    """What the server answers beside the call does not hide that there are parcels."""
+    members = [shop.member(name, n) for n, name in enumerate("abc")]
+    async with FlowProducer(replicas=1, replicas_timeout=1, **shop.slots.options) as flow:
+        with pytest.raises(NotReplicatedError):
+            await flow.add_group("order", members, group_id="order-1")
+
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [1, 1, 1]
+    async with shop.open():
+        await shop.until("order-1", "COMPLETED")
     await shop.check()
 
 
