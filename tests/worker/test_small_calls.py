@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from tests.servers import Server
-from toril import Queue
+from toril import NewJob, Queue
 from toril.protocol import leasing, settling
 from toril.protocol.settling import Outcome, Settled, Take
 
@@ -140,6 +140,69 @@ async def test_an_add_of_one_job(server):
         await queue.add("x", {"n": 1})
 
         assert counted(server) == {**dict.fromkeys(PLAIN_ADD, 1), "xadd": 2}
+
+
+async def test_an_add_of_many_jobs(server):
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add("x", {"n": 0})
+
+        start_counting(server)
+        await queue.add_bulk([NewJob("x", {"n": n}) for n in range(10)])
+
+        found = counted(server)
+        assert (found["exists"], found["lpush"]) == (1, 2)
+        assert found == {**dict.fromkeys(PLAIN_ADD, 1), "hset": 10, "xadd": 20, "lpush": 2}
+
+
+async def test_jobs_that_are_added_together_wait_in_their_order(server):
+    async with Queue("q", connection=server.url) as queue:
+        names = ("a", "b", "first", "c", "urgent", "d")
+        jobs = await queue.add_bulk(
+            [
+                NewJob(name, lifo=name == "first", priority=1 if name == "urgent" else None)
+                for name in names
+            ]
+        )
+        name_of = {job.id: job.name for job in jobs}
+
+        hand = Hand(queue)
+        taken = [name_of[(await hand.settle_and_take())[0]] for _ in names]
+
+        assert taken == ["first", "a", "b", "c", "d", "urgent"]
+
+
+async def test_an_id_that_comes_twice_among_many_is_added_once(server):
+    async with Queue("q", connection=server.url) as queue:
+        await queue.add_bulk([NewJob(name, job_id=name) for name in ("a", "b", "a")])
+        await queue.add_bulk([NewJob(name, job_id=name) for name in ("c", "b", "d")])
+
+        assert await queue.get_job_ids("waiting") == {"waiting": ["a", "b", "c", "d"]}
+
+
+async def test_jobs_before_one_that_the_server_refuses_are_in_the_queue(server):
+    async with Queue("q", connection=server.url) as queue:
+        with server.client() as raw:
+            raw.set(queue.keys.prioritized, "damaged")
+            raw.delete(queue.keys.marker)
+
+            with pytest.raises(Exception, match=r"WRONGTYPE|wrong kind"):
+                await queue.add_bulk(
+                    [*(NewJob(name, job_id=name) for name in "abc"), NewJob("d", priority=1)]
+                )
+
+            assert raw.lrange(queue.keys.wait, 0, -1) == ["c", "b", "a"]
+            assert raw.exists(queue.keys.marker)
+
+
+async def test_no_job_is_written_if_the_list_of_waiting_jobs_is_damaged(server):
+    async with Queue("q", connection=server.url) as queue:
+        with server.client() as raw:
+            raw.set(queue.keys.wait, "damaged")
+
+            with pytest.raises(Exception, match=r"WRONGTYPE|wrong kind"):
+                await queue.add_bulk([NewJob(name, job_id=name) for name in "ab"])
+
+            assert raw.exists(queue.keys.job("a"), queue.keys.job("b")) == 0
 
 
 async def test_a_job_that_is_marked_as_stalled_loses_the_mark_with_its_end(server):

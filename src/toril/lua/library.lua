@@ -23,7 +23,8 @@ local function serve(call)
         tostring, pcall, error, rawget, setmetatable = given()
     end
     local a = cmsgpack.unpack(ARGV[1])
-    memory = { lanes = {}, skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1] }
+    memory = { skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1], now = false, stamped_ms = false,
+      stamp = false, lanes = false }
     local reply = call(KEYS, a, ARGV)
     if memory.has_parcels then return { "toril:parcels", reply } end
     return reply

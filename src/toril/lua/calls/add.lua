@@ -4,8 +4,7 @@
   A call that is sent again because its reply was lost gets the same reply and adds nothing: it is
   recognized by its flight and its number.
 
-  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
-            marker, meta, id, events
+  Keys      base, wait, marker, meta, id, events
   Args      jobs list of {id, name, delay, run_at, priority, lifo, timestamp, parent_key,
             parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
             keeps_order bool? (what follows a refused job in its lane is refused with it),
@@ -47,7 +46,9 @@ local function addJob(to, job, data, opts, now)
   if job.parent_key and redis.call("EXISTS", job.parent_key) == 0 then return refusals.NO_PARENT end
   if job.once and once.isRemembered(queue, job.id, job.once.key) then return 1 end
   to.count = to.count + 1
-  if redis.call("EXISTS", queue.base .. ":" .. job.id) == 1 then return addExisting(to, job, now) end
+  if not to.are_new and redis.call("EXISTS", queue.base .. ":" .. job.id) == 1 then
+    return addExisting(to, job, now)
+  end
   if job.max_lane_size and deduplication.hasNoRoom(queue, job) then return refusals.LANE_FULL end
   local _, owner = arrivals.insert(to, job, data, opts, now)
   if job.once then once.remember(queue, job.id, job.once.key, job.once.ms) end
@@ -63,24 +64,42 @@ local function heldLanes(queue, behind)
   return held
 end
 
-local function addAll(to, a, ARGV, now)
+--- Does none of these jobs exist, nor come twice? Then they need not be asked for one by one.
+local function areNew(queue, new_jobs)
+  local job_keys, is_seen = {}, {}
+  for i, job in ipairs(new_jobs) do
+    if is_seen[job.id] then return false end
+    is_seen[job.id], job_keys[i] = true, queue.base .. ":" .. job.id
+  end
+  return redis.call("EXISTS", unpack(job_keys)) == 0
+end
+
+local function addEach(to, a, ARGV, now)
   local results, are_all_added, full = { now }, true, heldLanes(to.queue, a.behind)
-  to.queue.keeping = {}
   for i, job in ipairs(a.jobs) do
     local result = full[job.lane] or addJob(to, job, ARGV[2 * i], ARGV[2 * i + 1], now)
     results[i + 1] = result
     if a.keeps_order and result == refusals.LANE_FULL then full[job.lane] = result end
     are_all_added = are_all_added and result == 0
   end
+  return results, are_all_added
+end
+
+local function addAll(to, a, ARGV, now)
+  if #a.jobs > 1 then
+    to.queue.keeping, to.queue.pushing, to.are_new = {}, {}, areNew(to.queue, a.jobs)
+  end
+  local is_done, results, are_all_added = pcall(addEach, to, a, ARGV, now)
+  -- If the server refused one, those before it are still jobs to be run.
   arrivals.close(to)
+  if not is_done then error(results, 0) end
   return results, are_all_added
 end
 
 function calls.add(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, marker, meta, id, events = unpack(KEYS)
-  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
-    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
-    completed = completed, marker = marker, meta = meta, id = id, events = events })
+  local base, wait, marker, meta, id, events = unpack(KEYS)
+  local queue = queues.given({ base = base, wait = wait, marker = marker, meta = meta, id = id,
+    events = events })
   local now = clock.now()
   local to = arrivals.at(queue, gates.read(queue))
   return requests.makeOnce(queue, a, now, function() return addAll(to, a, ARGV, now) end,

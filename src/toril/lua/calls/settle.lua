@@ -5,10 +5,9 @@
   The last call of each flight is remembered in `replies`, so that a client whose reply was lost can
   ask again and get the same answer. A newer call of the flight shows that the reply was received.
 
-  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
-            marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
-            dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
-            goes to the dead letters)
+  Keys      base, wait, active, delayed, completed, marker, stalled, meta, events, replies, dead_base,
+            dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events (the last
+            eight only when a job goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, lifo, counts, limit,
             lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four if it goes to the
             dead letters: the number of its trouble, when it was added, as text, whether it takes the
@@ -46,7 +45,8 @@ local DIGITS = 16
 
 local function remember(replies, a, results, taken, rate_limit_ms, next_due_ms, now)
   redis.call("HSET", replies, a.flight, cmsgpack.pack({ at = now, results = results, taken = taken,
-    rate_limit_ms = rate_limit_ms, next_due_ms = next_due_ms }) .. a.request)
+    rate_limit_ms = rate_limit_ms > 0 and rate_limit_ms or nil,
+    next_due_ms = next_due_ms > 0 and next_due_ms or nil }) .. a.request)
 end
 
 --- The answer to a call that is sent again: the results of the first one, and those of the jobs it took
@@ -62,7 +62,7 @@ local function answerAgain(base, record, a, now)
       taken_jobs[#taken_jobs + 1] = takes.readTaken(job, id)
     end
   end
-  return { last.results, taken_jobs, last.rate_limit_ms, last.next_due_ms, now }
+  return { last.results, taken_jobs, last.rate_limit_ms or 0, last.next_due_ms or 0, now }
 end
 
 --- Note replies that are known to have arrived: the jobs they handed out need no second look.
@@ -132,7 +132,6 @@ local function finish(work, i, outcome, known, how)
   if how.stacktrace then
     redis.call("HSET", work.batch.jobs[i], "stacktrace", how.stacktrace)
   end
-  how.id, how.released = outcome.id, work.batch.locks
   return jobs.finish(work.queue, work.gate, how, known, work.a.points, work.now) or 0
 end
 
@@ -149,7 +148,8 @@ function settle.completed(work, outcome, i, job)
     if redis.call("ZCARD", job .. ":unsuccessful") > 0 then return refusals.CHILD_FAILED end
   end
   return finish(work, i, outcome, known,
-    { state = "completed", value = value, keep = outcome.keep, batch = work.batch })
+    { id = outcome.id, released = work.batch.locks, state = "completed", value = value,
+      keep = outcome.keep, batch = work.batch })
 end
 
 function settle.failed(work, outcome, i, job)
@@ -168,16 +168,18 @@ function settle.failed(work, outcome, i, job)
   end
   local known = jobs.readEnding(job)
   if not known then return refusals.MISSING end
-  return finish(work, i, outcome, known, { state = "failed", value = reason, keep = how.keep,
-    attempts = how.attempts, trouble = trouble, is_raw = outcome.is_raw, stacktrace = stacktrace,
-    dead_letters = work.dead_letters, on_exhausted = how.on_exhausted })
+  return finish(work, i, outcome, known, { id = outcome.id, released = work.batch.locks,
+    state = "failed", value = reason, keep = how.keep, attempts = how.attempts, trouble = trouble,
+    is_raw = outcome.is_raw, stacktrace = stacktrace, dead_letters = work.dead_letters,
+    on_exhausted = how.on_exhausted })
 end
 
 --- A member whose group is being undone is not tried again: it has failed for good.
 local function giveUp(work, outcome, i, job, reason, stacktrace)
   local is_silent = reason == ""
   -- It would have been tried again, so its attempts are not exhausted.
-  return finish(work, i, outcome, jobs.readEnding(job), { state = "failed", attempts = math.huge,
+  return finish(work, i, outcome, jobs.readEnding(job), { id = outcome.id,
+    released = work.batch.locks, state = "failed", attempts = math.huge,
     value = is_silent and "its group is being undone" or reason,
     stacktrace = not is_silent and stacktrace or nil })
 end
@@ -398,11 +400,9 @@ local function wakeOthers(work, taken_jobs)
 end
 
 function calls.settle(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
-  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
-    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
-    completed = completed, failed = failed, marker = marker, stalled = stalled, limiter = limiter,
-    meta = meta, id = id, events = events })
+  local base, wait, active, delayed, completed, marker, stalled, meta, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
+  local queue = queues.given({ base = base, wait = wait, active = active, delayed = delayed,
+    completed = completed, marker = marker, stalled = stalled, meta = meta, events = events })
   local now = clock.now()
   local last = redis.call("HGET", replies, a.flight)
   local number = last and string.sub(last, -DIGITS) or ""

@@ -23,6 +23,7 @@ end
 --- All are in: the queue's counter advances by the number counted.
 function arrivals.close(to)
   local queue = to.queue
+  places.pushCollected(queue, to.gate)
   if to.count > 0 then redis.call("INCRBY", queue.id, clock.digits(to.count)) end
   local keeping = rawget(queue, "keeping")
   if keeping and #keeping > 0 then lanes.keepCollected(queue) end

@@ -20,7 +20,7 @@ function batches.read(queue, gate, outcomes)
     leaves_together = false, locks = {}, ids = {}, completed = {}, lanes = {} }
   if size == 0 then return batch end
   -- Few jobs have children, and none is marked as stalled for long: one question for all.
-  local rare = { queue.stalled }
+  local rare = { queue.stalled, nil, nil } -- with room for one job
   for i, outcome in ipairs(outcomes) do
     local job = queue.base .. ":" .. outcome.id
     job_keys[i], lock_keys[i] = job, job .. ":lock"

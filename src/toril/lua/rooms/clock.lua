@@ -3,10 +3,11 @@
 function clock.now()
   if not memory.now then
     local time = redis.call("TIME")
-    memory.now = time[1] * 1000 + math.floor(time[2] / 1000) + memory.skew_ms
+    local stamp = time[1] .. string.sub("00000" .. time[2], -6, -4)
+    memory.now = tonumber(stamp) + memory.skew_ms
     if memory.skew_ms == 0 then
       -- Most calls write it: its digits are at hand, and formatting it costs as much as a command.
-      memory.stamped_ms, memory.stamp = memory.now, time[1] .. string.sub("00000" .. time[2], -6, -4)
+      memory.stamped_ms, memory.stamp = memory.now, stamp
     end
   end
   return memory.now

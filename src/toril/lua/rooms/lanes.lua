@@ -26,6 +26,7 @@ local DORMANT = 1000000000000000
 --- What applies to all lanes of the queue, read once per call. `has_ready` says at the end of a script
 --- whether to wake a worker; a script that finds no `queue.lanes` has not touched any lane.
 function lanes.of(queue)
+  memory.lanes = memory.lanes or {}
   local lane_state = memory.lanes[queue.base]
   if lane_state then
     queue.lanes = lane_state
@@ -562,6 +563,6 @@ end
 
 --- Wake a worker if a lane became ready in this call.
 function lanes.wake(queue, gate)
-  local lane_state = memory.lanes[queue.base]
+  local lane_state = memory.lanes and memory.lanes[queue.base]
   if lane_state and lane_state.has_ready then places.wake(queue, gate) end
 end

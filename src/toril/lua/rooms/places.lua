@@ -14,14 +14,27 @@ function places.wakeWhenDue(queue)
 end
 
 --- Put a job where workers take from: the back of the list, or its place by priority.
---- `push` is LPUSH for the back, RPUSH for the front.
+--- `push` is LPUSH for the back, RPUSH for the front. A script that adds many collects those for the
+--- back in `queue.pushing`, and writes all but the first at once: if that one can be written, all can.
 function places.ready(queue, gate, id, priority, push)
   if priority > 0 then
     local order = redis.call("INCR", queue.pc) % 4294967296
     redis.call("ZADD", queue.prioritized, priority * 4294967296 + order, id)
-  else
-    redis.call(push or "LPUSH", gates.readyList(queue, gate), id)
+    return
   end
+  local pushing = push == "LPUSH" and rawget(queue, "pushing")
+  if pushing then
+    pushing[#pushing + 1] = id
+    if #pushing > 1 then return end
+  end
+  redis.call(push or "LPUSH", gates.readyList(queue, gate), id)
+end
+
+function places.pushCollected(queue, gate)
+  local pushing = rawget(queue, "pushing")
+  if not pushing or #pushing < 2 then return end
+  redis.call("LPUSH", gates.readyList(queue, gate), unpack(pushing, 2))
+  queue.pushing = {}
 end
 
 --- Put a job before all others of its priority.
