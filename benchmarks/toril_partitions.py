@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,10 @@ def work_of(server: Server) -> Work:
     )
 
 
-async def drain(url: str, jobs: list[NewJob], partitions: int, concurrency: int = 100) -> None:
+async def drain(
+    url: str, jobs: list[NewJob], partitions: int, servers: Sequence[Server], concurrency: int = 100
+) -> list[Work]:
+    """Add and run jobs; returns what each server did for it."""
     where: dict[str, Any] = {"connection": url, "partitions": partitions}
 
     async def nothing(job: Any) -> None: ...
@@ -60,7 +63,9 @@ async def drain(url: str, jobs: list[NewJob], partitions: int, concurrency: int 
         await queue.add_bulk(jobs)
         async with Worker(queue.name, nothing, concurrency=concurrency, **where):
             assert await queue.wait_until_empty(600_000)
+        works = [work_of(server) for server in servers]
         await queue.obliterate(force=True)
+    return works
 
 
 def plain_jobs(count: int, partitions: int, rounds: int) -> None:
@@ -70,10 +75,8 @@ def plain_jobs(count: int, partitions: int, rounds: int) -> None:
         for _ in range(rounds + 1):
             for number, works in found.items():
                 reset([server])
-                asyncio.run(
-                    drain(server.url, [NewJob("x", {"n": n}) for n in range(count)], number)
-                )
-                works.append(work_of(server))
+                jobs = [NewJob("x", {"n": n}) for n in range(count)]
+                works.extend(asyncio.run(drain(server.url, jobs, number, [server])))
     best = {number: min(works[1:], key=lambda one: one.us) for number, works in found.items()}
     for number, work in best.items():
         print(
@@ -87,12 +90,10 @@ def spread(lanes: int, partitions: int) -> None:
     """How much more than the mean the busiest of three nodes has to do."""
     jobs = [NewJob("x", {"n": n}, lane=f"user-{n}") for n in range(lanes)]
     with Cluster() as cluster:
-        asyncio.run(
-            drain(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}", jobs[:50], partitions)
-        )
+        url = f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}"
+        asyncio.run(drain(url, jobs[:50], partitions, cluster.nodes))
         reset(cluster.nodes)
-        asyncio.run(drain(f"redis+cluster://127.0.0.1:{cluster.nodes[0].port}", jobs, partitions))
-        works = [work_of(node) for node in cluster.nodes]
+        works = asyncio.run(drain(url, jobs, partitions, cluster.nodes))
     for what in ("us", "calls"):
         each = [getattr(work, what) for work in works]
         ratio = max(each) * len(each) / sum(each)

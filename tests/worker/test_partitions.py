@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections import Counter, defaultdict
 
 import pytest
 
+from tests.counting import counting
 from tests.helpers import let_pass, wait_until
 from toril import NewJob, Queue, RateLimit, UnrecoverableError, Worker
 from toril.errors import (
@@ -18,6 +20,7 @@ from toril.errors import (
     PartitionMismatchError,
 )
 from toril.protocol.partitioning import home_of
+from toril.worker.partitions import TURN_S
 
 
 @pytest.fixture
@@ -337,6 +340,23 @@ async def test_one_queue_takes_the_letters_of_all_partitions_of_a_cluster(cluste
 
 async def _has_letters(graves: Queue, number: int) -> bool:
     return await graves.get_dead_letter_count() == number
+
+
+async def test_markers_are_not_passed_to_and_fro_while_the_worker_is_full(start_server):
+    server = start_server(tcp=True)
+    options = {"connection": server.url, "partitions": 16}
+    ledger = Ledger()
+    async with Queue("mail", **options) as queue:
+        await queue.add_bulk([NewJob("x", {"n": n}) for n in range(8000)])
+        began = time.monotonic()
+        with counting(server) as counted:
+            async with Worker("mail", ledger, concurrency=100, **options):
+                await wait_until(lambda: len(ledger.ran) == 8000)
+        turns = (time.monotonic() - began) / TURN_S + 1
+
+    sent = counted.commands
+    assert sent["BZPOPMIN"] <= 16 * turns
+    assert sent["FCALL"] <= 8000 / 20 + 4 * 16 * turns
 
 
 async def test_a_worker_waits_for_a_server_that_is_not_there_yet(start_server):

@@ -208,6 +208,9 @@ class SharingPump(Pump):
             if marker is not None:
                 await flight.put_back(marker)
             self.look_again()
+            # The marker is still there when this pump has looked and found nothing: without a
+            # pause it would be popped and put back for as long as the worker is full.
+            await asyncio.sleep(TURN_S)
             return
         trip = self._make_trip(flight, wanted)
         self._asked_for += wanted
