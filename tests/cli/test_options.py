@@ -508,7 +508,7 @@ def test_what_a_program_is_told_reaches_it(
     monkeypatch.setattr(worker, "run_and_reload", lambda where, **_: given.append(where) or 0)
     monkeypatch.setattr(worker, "Serving", lambda services, *where: where)
     monkeypatch.setattr(logging, "basicConfig", lambda **options_: levels.append(options_["level"]))
-    monkeypatch.setenv("TORIL_URL", url)  # the worker asks how many partitions its queue has
+    monkeypatch.setenv("TORIL_URL", url)
     line = ["worker", "given:handler", "-q", "q"]
 
     told = ["--url", url, "--timeout", "7s", "--uvloop", "--verbose"]
@@ -532,5 +532,5 @@ def test_what_a_program_is_told_reaches_it(
     ]
     assert levels == [logging.DEBUG, logging.INFO, logging.INFO, logging.DEBUG, logging.INFO]
     assert ran[3] == ("::1", 0)
-    kinds = [type(one._parts.executor).__name__ for one in ran[:3]]
+    kinds = [type(one._plain._parts.executor).__name__ for one in ran[:3]]
     assert kinds == ["LocalExecutor", "LocalExecutor", "ProcessExecutor"]

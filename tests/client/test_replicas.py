@@ -19,6 +19,8 @@ from toril.protocol import scripts
 from toril.tasks import App
 
 SOON_MS = 150
+"""For those who are to wait in vain."""
+PATIENT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,8 @@ async def test_a_silent_replica_is_told_with_the_ids_of_the_jobs(primary, replic
         assert bulk.value.job_ids == tuple(f"bulk-{n}" for n in range(300))
         assert await queue.get_waiting_count() == 321
 
+    options["replicas_timeout"] = PATIENT_MS
+    async with Queue("silent", **options) as queue:
         # It asks again, and adds nothing.
         again = await queue.add("x", job_id="mine")
         assert again.duplicated
@@ -121,34 +125,43 @@ async def test_groups_and_flows_wait_for_replicas(primary, replica):
 
         assert set(tree.value.job_ids) == {"top", "below"}
         assert len(group.value.job_ids) == 1
+    options["replicas_timeout"] = PATIENT_MS
+    async with FlowProducer(**options) as producer:
         node = await producer.add_group("order", [GroupJob("charge", queue_name="flows")])
         assert has(replica, f"bull:flows:groups:{node.group_id}", f"bull:flows:{node.jobs[0].id}")
 
 
 def test_blocking_queues_wait_as_well(primary, replica):
-    options = {"connection": primary.url, "replicas": 1, "replicas_timeout": SOON_MS}
-    with sync.Queue("blocking", **options) as queue:
+    options = {"connection": primary.url, "replicas": 1}
+    with sync.Queue("blocking", **options, replicas_timeout=PATIENT_MS) as queue:
         jobs = queue.add_bulk([NewJob("x") for _ in range(500)])
         jobs.append(queue.add("x"))
         assert has(replica, *keys_of(queue, jobs))
-        with frozen(replica):
-            with pytest.raises(NotReplicatedError) as one:
-                queue.add("x", job_id="mine")
-            with pytest.raises(NotReplicatedError) as bulk:
-                queue.add_bulk([NewJob("x", job_id=f"bulk-{n}") for n in range(300)])
+    with sync.Queue("blocking", **options, replicas_timeout=SOON_MS) as queue, frozen(replica):
+        with pytest.raises(NotReplicatedError) as one:
+            queue.add("x", job_id="mine")
+        with pytest.raises(NotReplicatedError) as bulk:
+            queue.add_bulk([NewJob("x", job_id=f"bulk-{n}") for n in range(300)])
 
     assert one.value.job_ids == ("mine",)
     assert len(bulk.value.job_ids) == 300
 
 
 async def test_an_app_waits_as_well(primary, replica):
-    app = App(connection=primary.url, replicas=1, replicas_timeout=SOON_MS)
+    def make(replicas_timeout):
+        app = App(connection=primary.url, replicas=1, replicas_timeout=replicas_timeout)
 
-    @app.task
-    async def send(n: int) -> None: ...
+        @app.task
+        async def send(n: int) -> None: ...
 
+        return app, send
+
+    app, send = make(PATIENT_MS)
     async with app:
-        await app.enqueue(send.call(1))
+        handle = await app.enqueue(send.call(1))
+        assert has(replica, app.queue("default").keys.job(handle.id))
+    app, send = make(SOON_MS)
+    async with app:
         with frozen(replica), pytest.raises(NotReplicatedError):
             await app.enqueue(send.call(2))
         with frozen(replica), pytest.raises(NotReplicatedError):
@@ -156,8 +169,8 @@ async def test_an_app_waits_as_well(primary, replica):
 
 
 async def test_a_server_that_has_to_be_shown_the_library_waits_behind_it(primary, replica):
-    options = {"connection": primary.url, "replicas": 1, "replicas_timeout": SOON_MS}
-    async with Queue("unknown", **options) as queue:
+    options = {"connection": primary.url, "replicas": 1}
+    async with Queue("unknown", **options, replicas_timeout=PATIENT_MS) as queue:
         with primary.client() as client:
             client.function_flush()
         job = await queue.add("x")
@@ -166,6 +179,7 @@ async def test_a_server_that_has_to_be_shown_the_library_waits_behind_it(primary
         bulk = await queue.add_bulk([NewJob("x") for _ in range(500)])
 
         assert has(replica, *keys_of(queue, [job, *bulk]))
+    async with Queue("unknown", **options, replicas_timeout=SOON_MS) as queue:
         with primary.client() as client:
             client.function_flush()
         with frozen(replica), pytest.raises(NotReplicatedError):
@@ -226,18 +240,19 @@ def test_the_error_can_be_sent_to_another_process():
 async def test_on_a_cluster_the_replica_of_the_right_node_is_waited_for():
     with Cluster(replicas=True) as cluster:
         url = cluster.url.replace("redis://", "redis+cluster://")
-        options = {"connection": url, "replicas": 1, "replicas_timeout": SOON_MS}
+        options = {"connection": url, "replicas": 1}
         for number, (node, replica) in enumerate(zip(cluster.nodes, cluster.replicas, strict=True)):
             name = next(
                 name
                 for n in range(1000)
                 if cluster.owner(cluster.slot_of(name := f"{{q{n}}}")) is node
             )
-            async with Queue(name, **options) as queue:
-                jobs = await queue.add_bulk([NewJob("x") for _ in range(300)])
-                assert has(replica, *keys_of(queue, jobs))
+            async with Queue(name, **options, replicas_timeout=SOON_MS) as queue:
                 with frozen(replica), pytest.raises(NotReplicatedError):
                     await queue.add("x")
+            async with Queue(name, **options, replicas_timeout=PATIENT_MS) as queue:
+                jobs = await queue.add_bulk([NewJob("x") for _ in range(300)])
+                assert has(replica, *keys_of(queue, jobs))
                 if number == 0:
                     slot = cluster.slot_of(name)
                     cluster.migrate_slot(slot)

@@ -113,7 +113,7 @@ def test_groups_need_a_person_when_they_cannot_go_on_by_themselves():
         )
 
     assert [group.id for group in end.value.value] == ["g1", "g2"]
-    assert groups.count_needing_a_person(KEYS).words == ("ZCARD", "bull:q:toril:groups-asking")
+    assert groups.count_asking(KEYS).words == ("ZCARD", "bull:q:toril:groups-asking")
     plan = groups.needing_a_person(KEYS, most=2)
     first = next(plan)
     with pytest.raises(StopIteration) as end:
