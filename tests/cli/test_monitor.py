@@ -725,3 +725,25 @@ async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
                 assert watcher.details.groups == []
                 assert {event.name for event in watcher.queues["mail"].events} >= {"added"}
             await worker.close(timeout=0)
+
+
+@pytest.mark.no_audit("damaged by hand")
+async def test_damaged_numbers_of_partitions_stop_nobody(
+    url: str, prefix: str, client: Any, toril: Toril
+):
+    for stem in ("a", "b", "c"):
+        async with Queue(f"{{{stem}-0}}", connection=url, prefix=prefix) as part:
+            await part.add("x")
+    await client.set(f"{prefix}:a:toril:partitions", "99999999")
+    await client.hset(f"{prefix}:b:toril:partitions", "x", "y")
+    await client.set(f"{prefix}:c:toril:partitions", "\xff,-1>")
+
+    rows = (await asyncio.to_thread(toril, "queues", "--json")).json
+    async with monitor(url, prefix) as (app, _):
+        await wait_until(lambda: len(cells(app, "queues")) == 3)
+
+    assert [(row["queue"], row["waiting"]) for row in rows] == [
+        ("{a-0}", 1),
+        ("{b-0}", 1),
+        ("{c-0}", 1),
+    ]

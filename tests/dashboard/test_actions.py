@@ -360,7 +360,7 @@ async def test_a_group_that_asks_is_told_how_a_member_ended(
     await make_it_ask(client, queue, shop.group, member.job_id)
 
     page = html.unescape((await visitor.get(f"/group?queue={name}&id={shop.group}")).text)
-    assert "Nobody knows how a member ended" in page
+    assert "It is not known how a member ended" in page
     listed = (await visitor.get("/groups")).text
     assert listed.count(">needs a person<") == 3
     fields = {"queue": name, "id": shop.group, "member": member.job_id, "note": "it was not"}

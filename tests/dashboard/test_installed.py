@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.dashboard.test_browser import Watch
+from tests.dashboard.test_browser import Watch, wait_for
 from tests.dashboard.world import World
 from tests.helpers import wait_until
 from tests.servers import free_port
@@ -103,7 +103,7 @@ async def test_the_extra_alone_serves_every_page_and_nobody_else_is_asked(
         page.on("response", lambda answer: asked.add(f"{answer.status} {answer.url}"))
         for path in pages.values():
             page.goto(base + path)
-        page.wait_for_function("Boolean(window.htmx && window.uPlot)")
+        wait_for(page, "Boolean(window.htmx && window.uPlot)")
         context.close()
         return watch.seen, asked
 

@@ -18,13 +18,18 @@ from tests.dashboard.world import World
 from tests.helpers import let_pass, wait_until
 from toril import Connection, NewJob, Queue
 from toril.client.finder import Finder
-from toril.dashboard import dashboard
+from toril.dashboard import dashboard, live
 from toril.dashboard.audit import KEPT_S, MOST_ENTRIES, AuditLog
 from toril.dashboard.beside import SHARE, Beside
 from toril.dashboard.live import Pulse
 from toril.dashboard.reading import Desk
 from toril.dashboard.sharing import FRESH_S, Shared
+from toril.protocol.glancing import Glance
 
+COUNTS = (
+    *("waiting", "active", "prioritized", "delayed", "waiting_children", "completed", "failed"),
+    *("lanes", "groups", "events_added"),
+)
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -52,6 +57,60 @@ async def test_a_hundred_visitors_of_a_page_cost_as_much_as_one(
         assert all(answer.status_code == 200 for answer in answers)
         # A slow machine takes more than a moment for them, and then some are read again.
         assert of_all <= 5 * of_one + 5, path
+
+
+async def test_of_very_many_queues_each_is_looked_at_in_its_turn(
+    url: str, prefix: str, client: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(live, "LOOKED_AT_ONCE", 10)
+    connection = Connection(url)
+    names = [f"q{number:02}" for number in range(25)]
+    for name in names:
+        await client.hset(f"{prefix}:{name}:meta", "version", "toril")
+    finder = Finder(connection, prefix)
+    pulse = Pulse(connection, prefix, finder, every_s=0.05)
+    told = [""]
+
+    async def listen() -> None:
+        async for one in pulse.listen():
+            told[:] = [one]
+
+    listener = asyncio.create_task(listen())
+    try:
+        await wait_until(lambda: set(pulse.queues) == {*names}, 60)
+        async with Queue(names[-1], connection=url, prefix=prefix) as last:
+            await last.add("x")
+            await wait_until(lambda: f'"{names[-1]}": 1' in told[-1], 60)
+            assert names[0] not in told[-1], "what has not changed is not told"
+        await wait_until(lambda: '"": 25' in told[-1], 60)
+        seen: list[int] = []
+        monkeypatch.setattr(connection, "run_all", counted(connection.run_all, seen))
+        await wait_until(lambda: len(seen) >= 9, 60)
+        assert sorted({*seen}) == [5, 10], "as many as one turn has"
+    finally:
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+        await pulse.close()
+        await finder.close()
+        await connection.close()
+
+
+def counted(run_all: Any, seen: list[int]) -> Any:
+    async def run(commands: Any) -> Any:
+        seen.append(len(commands))
+        return await run_all(commands)
+
+    return run
+
+
+def test_a_queue_at_rest_keeps_two_samples_and_none_of_an_hour_ago():
+    watched = live.Watched()
+    quiet = Glance(**dict.fromkeys(COUNTS, 0), is_paused=False, events=[])
+    for second in range(0, 3 * 3600, 5):
+        watched.note(quiet, 1_000_000.0 + second)
+
+    assert len(watched.samples) == 2
+    assert watched.samples[-1].at_s - watched.samples[0].at_s <= 3600
 
 
 async def test_all_listeners_share_one_look_and_hear_at_most_once_a_second(url: str, prefix: str):

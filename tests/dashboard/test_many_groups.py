@@ -98,7 +98,7 @@ async def search(visitor: Visitor, path: str) -> tuple[list[str], int]:
         page = (await visitor.get(path)).text
         found += shown(page)
         pages += 1
-        following = re.findall(r'href="([^"]*)" rel="next">search on', page)
+        following = re.findall(r'href="([^"]*)" rel="next">keep searching', page)
         path = html.unescape(following[0]) if following else ""
     return found, pages
 

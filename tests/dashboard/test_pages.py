@@ -19,6 +19,7 @@ from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard
 from toril.dashboard.exporting import file_name
+from toril.dashboard.showing import link
 from toril.protocol.rights import acl_rules
 
 
@@ -145,7 +146,7 @@ async def test_a_page_says_when_the_server_is_gone(start_server: Any):
     server.stop()
     answer = await visitor.get("/queue?queue=pay&state=failed")
     assert answer.status_code == 503
-    assert "does not serve" in answer.text
+    assert "cannot be used" in answer.text
     assert "Traceback" not in answer.text
     server.start()
     assert (await visitor.get("/")).status_code == 200
@@ -336,7 +337,7 @@ async def test_groups_are_found_without_reading_all_of_them(
     ):
         page = (await visitor.get(path)).text
         assert page.count('<tr><th scope="row">') == shown, path
-        assert "were looked at" in page
+        assert "at most 100 in all" in page
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("toril.dashboard.reading.SEARCHED_AT_ONCE", 10)
@@ -401,7 +402,7 @@ async def test_of_very_many_lanes_a_page_shows_a_hundred(
     page = (await visitor.get("/lanes?queue=pay")).text
 
     assert page.count("s-paused") == 200, "a hundred of both tables"
-    assert "200 more are stopped" in page
+    assert "200 more lanes are stopped" in page
     assert "150 lanes" in page
 
 
@@ -447,6 +448,28 @@ async def test_partitions_are_one_row_of_the_overview(
     (row,) = [row for row in rows if "4 partitions" in row]
     assert '<td class="n">41</td>' in row
     assert row.count("/queue?queue=mail") == 1
+
+
+async def test_the_jobs_of_a_long_lane_are_turned_over_page_by_page(
+    visit: Callable[..., Visitor], queue: Queue, client: Any
+):
+    lane = 'long <&"'
+    await queue.add_bulk([NewJob("x", lane=lane, job_id=f"j{n:03}") for n in range(120)])
+    await queue.add("x", lane=lane, job_id="later", delay=3_600_000)
+    visitor = visit()
+    path, seen, pages = link("", "/lane", queue="pay", lane=lane), [], 0
+    while path:
+        page = (await visitor.get(path)).text
+        seen += re.findall(r"&amp;id=(j\d+|later)\"", page)
+        pages += 1
+        following = re.findall(r'href="([^"]*)" rel="next"', page)
+        path = html.unescape(following[0]) if following else ""
+
+    assert seen == [*(f"j{n:03}" for n in range(120)), "later"]
+    assert pages == 3
+    for odd in ("99999", "-1", "x", "999999999"):
+        answer = await visitor.get(link("", "/lane", queue="pay", lane=lane, start=odd))
+        assert "id=j0" in answer.text or "id=later" in answer.text, odd
 
 
 async def test_lanes_are_listed_by_how_many_wait_and_by_how_long(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import re
 from collections.abc import Callable
 from typing import Any
@@ -117,6 +118,26 @@ async def test_over_https_the_cookie_is_for_https_only(visit: Visit):
     answer = await visitor.get(f"https://{HOST}/login")
 
     assert "secure" in answer.headers["set-cookie"].lower()
+
+
+async def test_passwords_are_compared_in_constant_time(
+    visit: Callable[..., Visitor], monkeypatch: pytest.MonkeyPatch
+):
+    """By their hashes, which are equally long: how long a guess takes tells nothing."""
+    compared: list[tuple[int, int]] = []
+    real = hmac.compare_digest
+
+    def noting(one: Any, other: Any) -> bool:
+        compared.append((len(one), len(other)))
+        return bool(real(one, other))
+
+    visitor = visit(password="long enough")
+    await visitor.get("/login")
+    monkeypatch.setattr(hmac, "compare_digest", noting)
+    for guess in ("", "l", "long enoug", "x" * 1000):
+        await visitor.post("/login", password=guess)
+
+    assert compared.count((32, 32)) == 4
 
 
 async def test_a_session_ends(visit: Visit):

@@ -140,6 +140,7 @@ async def check_orders(start, target, url, prefix, database_url):  # noqa: F811
     start("-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as api:
         await wait_until(lambda: _answers(api), every=0.05)
+        dashboard = await api.get("/toril/")
         too_much = await api.post("/orders", json={"amount": 2_000_000})
         orders = [await order(api, n) for n in range(4)]
         programs = [start(*worker), start(*relay)]
@@ -159,6 +160,7 @@ async def check_orders(start, target, url, prefix, database_url):  # noqa: F811
             told = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
 
         assert too_much.status_code == 422
+        assert "<h1>Queues</h1>" in dashboard.text
         assert (await api.get("/orders/999")).status_code == 404
         receipt = (await api.get(f"/orders/{orders[-1]}")).json()["receipt"]
         assert receipt.startswith("receipt for 3 by ")

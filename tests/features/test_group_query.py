@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from tests.features.group_support import World, open_world
-from toril import sync
+from toril import FlowProducer, GroupJob, Queue, sync
 from toril.errors import InvalidOptionError
+from toril.protocol import groups
+
+CALLS = ("fcall", "fcall_ro", "evalsha", "evalsha_ro", "eval", "eval_ro")
 
 
 @pytest.fixture
@@ -125,3 +128,25 @@ async def test_the_blocking_client_does_all_of_it(world: World):
 async def test_a_state_that_no_group_can_have_is_refused_by_name(world: World):
     with pytest.raises(InvalidOptionError, match=r"'failed'.*the states are ACTIVE, "):
         await world.queue("a").get_groups("failed")
+
+
+async def test_a_group_of_a_thousand_is_read_in_slices(
+    url: str, prefix: str, client: Any, queue: Queue
+):
+    """One call for all of them held the server for ten milliseconds."""
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        jobs = [GroupJob("fly", queue_name="q", key=f"k{n}") for n in range(999)]
+        last = GroupJob("land", queue_name="q", key="land", after=["k998", "k3"])
+        node = await flows.add_group("g", [*jobs, last])
+    await queue.get_group_jobs(node.group_id)
+    await client.config_resetstat()
+
+    members = await queue.get_group_jobs(node.group_id)
+
+    stats = await client.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): int(one["calls"]) for name, one in stats.items()}
+    assert [member.key for member in members] == [*(f"k{n}" for n in range(999)), "land"]
+    assert [member.status for member in members] == ["pending"] * 999 + ["planned"]
+    assert members[-1].after == ("k3", "k998"), "members of another slice have their names"
+    slices = 1000 // groups.MEMBERS_PER_READ
+    assert sum(calls.get(name, 0) for name in CALLS) == slices == 5

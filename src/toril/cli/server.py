@@ -85,14 +85,11 @@ class Server:
     def rows(self) -> list[Row]:
         """All queues under the prefix, the partitions of one together under its name."""
         from toril.protocol import partitioning
-        from toril.protocol.keys import Keys
+        from toril.sync.agreeing import sizes_of
 
         names = self.queue_names()
-        stems = sorted({found[0] for name in names if (found := partitioning.whole_of(name))})
-        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in stems]
-        known = self.connection.run_all(reads) if reads else []
-        counts = {stem: numbers.now for stem, numbers in zip(stems, known, strict=True)}
-        return partitioning.fold(names, counts)
+        wholes = partitioning.wholes_of(names)
+        return partitioning.fold(names, sizes_of(self.connection, self.prefix, wholes))
 
     def queue_names(self) -> list[str]:
         """All queues under the prefix; walks through the whole key space."""

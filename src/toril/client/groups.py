@@ -69,10 +69,15 @@ class GroupReading:
 
         Members whose turn has not come are included: they are "planned", and have no job yet.
         """
-        found: list[GroupMember] | None = await self._ask(
-            group_id, lambda keys: groups.members(keys, group_id)
-        )
-        return found or []
+        check_text(group_id, "group_id")
+        if not may_be_group_id(group_id):
+            return []
+        if found := await self._connection.follow(groups.members(self._near(), group_id)):
+            return found
+        owner = await self._owner_of(group_id)
+        if owner is None:
+            return []
+        return await self._connection.follow(groups.members(owner, group_id))
 
     async def get_group_results(self, group_id: str) -> dict[str, Any]:
         """What the completed members returned, by their keys, as long as the group is kept.

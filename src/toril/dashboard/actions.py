@@ -28,6 +28,7 @@ SHORT_S = 1.0
 """For so long a page waits for an operation, and shows its end."""
 MOST_SELECTED = 500
 CANCELLED_AT_ONCE = 50
+GONE = "it no longer exists"
 LONGEST_MS = 100 * 365 * 86_400_000
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
@@ -192,7 +193,7 @@ async def _rate_limit(on: Context) -> Change:
     if number is None:
         return Change("lift the rate limit", _said(on.queue.remove_global_rate_limit, "no limit"))
     if duration is None:
-        raise InvalidOptionError("Give the time of the limit: a duration such as 1s or 1m.")
+        raise InvalidOptionError("A rate limit needs a duration, such as 1s or 1m.")
     return Change(
         f"set the rate limit to {number} in {duration} ms",
         _said(lambda: on.queue.set_global_rate_limit(RateLimit(number, duration)), "set"),
@@ -259,7 +260,7 @@ def _on_jobs(
 
         async def one() -> str:
             answer = await do(*ids[0])
-            return "it was gone" if answer is False else str(answer or "done")
+            return GONE if answer is False else str(answer or "done")
 
         return Change(what, one, question=question)
 
@@ -287,7 +288,7 @@ def _selected(on: Context) -> list[tuple[Queue, str]]:
     parts = {part.name: part for part in on.queue.partitions}
     found = [(parts.get(name), job_id) for name, _, job_id in (one.partition(":") for one in ids)]
     if any(part is None for part, _ in found):
-        raise InvalidOptionError("A row is of another queue; open the page again.")
+        raise InvalidOptionError("A selected row belongs to another queue; reload the page.")
     return [(part, job_id) for part, job_id in found if part is not None]
 
 
@@ -396,9 +397,7 @@ async def _edit_retry(on: Context) -> Change:
 async def _refuse_masked(on: Context, queue: Queue, job_id: str) -> None:
     job = await queue.get_job(job_id)
     if job is not None and on.desk.redacted.hides(data_of(job, on.desk.redacted)):
-        raise InvalidOptionError(
-            "Parts of this payload are masked here, so it cannot be edited here."
-        )
+        raise InvalidOptionError("Parts of this payload are masked, so it cannot be edited here.")
 
 
 @action("stop")
@@ -406,7 +405,11 @@ async def _stop(on: Context) -> Change:
     operation_id = on.form.needed("operation")
 
     async def stop() -> str:
-        return "stopping" if on.operations.stop(operation_id, on.queue.name) else "it was over"
+        return (
+            "stopping"
+            if on.operations.stop(operation_id, on.queue.name)
+            else "it had already ended"
+        )
 
     return Change("stop an operation", stop)
 
@@ -459,7 +462,7 @@ async def _replay_all(on: Context) -> Change:
         f"replay dead letters {where}{_in_words(wanted)}", work=work, total=total,
         question=Question(
             f"Send {counted(total, 'dead letter')} of the queue {on.queue.name!r} back {where}"
-            f"{_in_words(wanted)}? This number was counted by a dry run.",
+            f"{_in_words(wanted)}? A dry run counted them.",
             f"Replay {total:,}",
             is_destructive=False,
         ),
@@ -479,7 +482,7 @@ async def _purge(on: Context) -> Change:
         f"purge dead letters{_in_words(wanted)}", work=work, total=total,
         question=Question(
             f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
-            f"{_in_words(wanted)} for good? Nothing brings them back.",
+            f"{_in_words(wanted)} for good? This cannot be undone.",
             f"Remove {total:,} for good",
         ),
     )  # fmt: skip
@@ -533,8 +536,8 @@ async def _resolve_group(on: Context) -> Change:
         f"resolve group {group_id}: {note}",
         _said(lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"), "resolved"),
         question=Question(
-            f"Say that what the group {group_id!r} of the queue {on.queue.name!r} did was fixed"
-            f" by hand? 1 group is closed with the note {note!r}.",
+            f"Resolve the group {group_id!r} of the queue {on.queue.name!r} as fixed by hand?"
+            f" 1 group is closed with the note {note!r}.",
             "Resolve the group",
         ),
     )
@@ -549,7 +552,7 @@ async def _complete_member(on: Context) -> Change:
     )
     return Change(
         f"say that member {member} of group {group_id} completed",
-        _said(lambda: on.queue.complete_member(group_id, member, result), "the group goes on"),
+        _said(lambda: on.queue.complete_member(group_id, member, result), "the group continues"),
         question=_ask_of_member(on, group_id, member, "completed"),
     )
 
@@ -565,7 +568,7 @@ async def _fail_member(on: Context) -> Change:
         f"say that member {member} of group {group_id} failed: {reason}",
         _said(
             lambda: on.queue.fail_member(group_id, member, f"{reason} ({on.user.name})"),
-            "the group is undone",
+            "the group is being undone",
         ),
         question=_ask_of_member(on, group_id, member, "failed, and left nothing to undo"),
     )
@@ -573,9 +576,9 @@ async def _fail_member(on: Context) -> Change:
 
 def _ask_of_member(on: Context, group_id: str, member: str, what: str) -> Question:
     return Question(
-        f"Say that the member {member!r} of the group {group_id!r} of the queue"
-        f" {on.queue.name!r} {what}? 1 group goes on by it.",
-        "Say so",
+        f"Record that the member {member!r} of the group {group_id!r} of the queue"
+        f" {on.queue.name!r} {what}? 1 group is affected.",
+        "Record it",
     )
 
 
@@ -592,10 +595,8 @@ async def _pause_lane(on: Context) -> Change:
 async def _resume_lane(on: Context) -> Change:
     lane = on.form.needed("lane")
 
-    async def resume() -> str:
-        return "goes on" if await on.queue.resume_lane(lane) else "nothing held it"
-
-    return Change(f"resume lane {lane}", resume)
+    done = _said(lambda: on.queue.resume_lane(lane), "running", or_else="it was not stopped")
+    return Change(f"resume lane {lane}", done)
 
 
 @action("drain-lane")
@@ -610,8 +611,8 @@ async def _drain_lane(on: Context) -> Change:
     return Change(
         f"drain lane {lane}", drain,
         question=Question(
-            f"Remove the {counted(depth, 'job')} that wait in the lane {lane!r} of the queue"
-            f" {on.queue.name!r}? The one that runs stays.",
+            f"Remove the {counted(depth, 'job')} waiting in the lane {lane!r} of the queue"
+            f" {on.queue.name!r}? A running job is not affected.",
             f"Remove {depth:,}",
         ),
     )  # fmt: skip
@@ -623,7 +624,7 @@ async def _lane_settings(on: Context) -> Change:
     weight, concurrency = on.form.whole("weight"), on.form.whole("concurrency")
     most, duration = on.form.whole("max"), on.form.duration_ms("duration")
     if most is not None and duration is None:
-        raise InvalidOptionError("Give the time of the limit: a duration such as 1s or 1m.")
+        raise InvalidOptionError("A rate limit needs a duration, such as 1s or 1m.")
 
     async def change() -> str:
         said: list[str] = []
@@ -636,7 +637,7 @@ async def _lane_settings(on: Context) -> Change:
         if most is not None and duration is not None:
             await on.queue.set_lane_rate_limit(lane, RateLimit(most, duration))
             said.append(f"{most} in {duration} ms")
-        return ", ".join(said) or "nothing was given"
+        return ", ".join(said) or "nothing to change"
 
     return Change(f"change the settings of lane {lane}", change)
 
@@ -658,21 +659,15 @@ async def _run_schedule(on: Context) -> Change:
 @action("pause-schedule")
 async def _pause_schedule(on: Context) -> Change:
     scheduler_id = on.form.needed("id")
-
-    async def pause() -> str:
-        return "paused" if await on.queue.pause_job_scheduler(scheduler_id) else "it was gone"
-
-    return Change(f"pause schedule {scheduler_id}", pause)
+    done = _said(lambda: on.queue.pause_job_scheduler(scheduler_id), "paused", or_else=GONE)
+    return Change(f"pause schedule {scheduler_id}", done)
 
 
 @action("resume-schedule")
 async def _resume_schedule(on: Context) -> Change:
     scheduler_id = on.form.needed("id")
-
-    async def resume() -> str:
-        return "resumed" if await on.queue.resume_job_scheduler(scheduler_id) else "it was gone"
-
-    return Change(f"resume schedule {scheduler_id}", resume)
+    done = _said(lambda: on.queue.resume_job_scheduler(scheduler_id), "resumed", or_else=GONE)
+    return Change(f"resume schedule {scheduler_id}", done)
 
 
 @action("change-schedule")
@@ -694,15 +689,12 @@ async def _change_schedule(on: Context) -> Change:
 @action("remove-schedule")
 async def _remove_schedule(on: Context) -> Change:
     scheduler_id = on.form.needed("id")
-
-    async def remove() -> str:
-        return "removed" if await on.queue.remove_job_scheduler(scheduler_id) else "it was gone"
-
     return Change(
-        f"remove schedule {scheduler_id}", remove,
+        f"remove schedule {scheduler_id}",
+        _said(lambda: on.queue.remove_job_scheduler(scheduler_id), "removed", or_else=GONE),
         question=Question(
             f"Remove 1 schedule, {scheduler_id!r}, of the queue {on.queue.name!r}?"
-            " Its jobs come no more.",
+            " It adds no more jobs.",
             "Remove the schedule",
         ),
     )  # fmt: skip
@@ -711,10 +703,14 @@ async def _remove_schedule(on: Context) -> Change:
 # ---------------------------------------------------------------------------- words
 
 
-def _said(do: Callable[[], Awaitable[Any]], outcome: str) -> Callable[[], Awaitable[str]]:
+def _said(
+    do: Callable[[], Awaitable[Any]], outcome: str, *, or_else: str = ""
+) -> Callable[[], Awaitable[str]]:
+    """Does it and says so; ``or_else`` is said when there was nothing to do."""
+
     async def call() -> str:
-        await do()
-        return outcome
+        is_done = await do() is not False
+        return outcome if is_done or not or_else else or_else
 
     return call
 

@@ -210,7 +210,7 @@ class Pages:
         except NotFound as error:
             response = self._failure(request, 404, str(error))
         except ServerError as error:
-            response = self._failure(request, 503, f"The server does not serve: {error}")
+            response = self._failure(request, 503, f"The server cannot be used: {error}")
         except TorilError as error:
             response = self._failure(request, actions.refusal_status(error), str(error))
         if COOKIE not in request.cookies and "set-cookie" not in response.headers:
@@ -229,7 +229,7 @@ class Pages:
             if not self._guard.has_login:
                 raise Refusal(401, "You have no access here.")
             if request.method == "POST" or path == "live":
-                raise Refusal(401, "Log in first: the session has ended.")
+                raise Refusal(401, "Your session has ended; log in again.")
             return RedirectResponse(showing.link(_root(request), "/login"), 303)
         request.state.user = user
         if request.method == "POST":
@@ -333,7 +333,7 @@ class Pages:
         query = request.query_params
         name, state, form = query.get("queue", ""), query.get("state", ""), query.get("as", "")
         if form not in FORMATS:
-            raise NotFound("A list is exported as json or as csv.")
+            raise NotFound("Lists can be exported as json or csv.")
         letters = None
         if state == "dead-letters":
             letters = actions.letter_filter(Form({key: [one] for key, one in query.items()}))
@@ -386,7 +386,7 @@ class Pages:
     async def _groups(self, request: Request) -> Response:
         name, state = request.query_params.get("queue", ""), request.query_params.get("state", "")
         if state and state not in list(GroupState):
-            raise NotFound(f"There is no state {state!r} of groups.")
+            raise NotFound(f"Groups have no state {state!r}.")
         return self._show(
             request,
             "groups.html",
@@ -413,15 +413,10 @@ class Pages:
         return self._show(request, "lanes.html", queue=name, page=page, by=by)
 
     async def _lane(self, request: Request) -> Response:
-        name, lane = request.query_params.get("queue", ""), request.query_params.get("lane", "")
-        found, jobs = await self._desk.lane(name, lane)
-        return self._show(
-            request,
-            "lane.html",
-            queue=name,
-            lane=found,
-            jobs=jobs,
-        )
+        query = request.query_params
+        name = query.get("queue", "")
+        page = await self._desk.lane(name, query.get("lane", ""), _number(query.get("start")))
+        return self._show(request, "lane.html", queue=name, page=page, lane=page.lane)
 
     async def _schedules(self, request: Request) -> Response:
         name = request.query_params.get("queue", "")
@@ -454,7 +449,7 @@ class Pages:
             raise Refusal(503, "Too many pages are open.")
 
         if request.method == "HEAD":
-            raise Refusal(405, "There is nothing to tell of a stream but the stream.")
+            raise Refusal(405, "The event stream is read with GET.")
 
         async def stream() -> AsyncIterator[str]:
             checked_at = time.monotonic()
@@ -546,7 +541,7 @@ async def _form(request: Request) -> Form:
     if request.headers.get("content-type", "").partition(";")[0] != (
         "application/x-www-form-urlencoded"
     ):
-        raise Refusal(415, "Only forms of the dashboard are accepted.")
+        raise Refusal(415, "Only the dashboard's own forms are accepted.")
     body = bytearray()
     async for part in request.stream():
         body += part

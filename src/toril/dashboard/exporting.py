@@ -18,7 +18,8 @@ MOST_JOBS = 10_000
 MOST_SEARCHED = 100_000
 """So many jobs are looked at for those that pass a filter."""
 MOST_BYTES = 64 * 1024 * 1024
-PER_READ = 500
+PER_READ = 25
+"""Jobs at a time: their payloads may be large."""
 FORMATS = {"json": "application/json", "csv": "text/csv"}
 
 COLUMNS = (

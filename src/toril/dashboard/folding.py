@@ -5,16 +5,16 @@ How many partitions a queue has is read each time, so one that grows is shown wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from toril.client.agreeing import sizes_of
 from toril.client.connection import Connection
 from toril.client.finder import Finder
 from toril.client.queue import Queue
-from toril.errors import InvalidNameError, ServerRefusalError
+from toril.errors import InvalidNameError
 from toril.protocol import partitioning, reading
-from toril.protocol.keys import Keys
-from toril.protocol.partitioning import MOST_PARTITIONS, Numbers, Row
+from toril.protocol.partitioning import MOST_PARTITIONS, Row
 
 MOST_QUEUES = 200
 MOST_PARTS = MOST_PARTITIONS + MOST_QUEUES
@@ -50,7 +50,8 @@ class Folding:
     async def all(self, having: str = "") -> Folded:
         """The queues whose names contain ``having``, as many as a page may ask."""
         known = [one for one in await self._finder.names() if having.lower() in one.lower()]
-        rows = partitioning.fold(known[:MOST_NAMES], await self._sizes(known[:MOST_NAMES]))
+        names = known[:MOST_NAMES]
+        rows = partitioning.fold(names, await self._sizes(partitioning.wholes_of(names)))
         taken: list[Row] = []
         room = MOST_PARTS
         for row in rows:
@@ -70,7 +71,7 @@ class Folding:
     async def maybe(self, name: str) -> Queue:
         """The same, whether there is something of it or not."""
         queue = self.plain(name)
-        size = (await self._sizes([], stems=[name])).get(name, 1)
+        size = (await self._sizes([name])).get(name, 1)
         if size == 1:
             return queue
         return Queue(name, connection=self._connection, prefix=self._prefix, partitions=size)
@@ -88,19 +89,7 @@ class Folding:
         if found is None:
             return ""
         stem, number = found
-        return stem if number < (await self._sizes([name])).get(stem, 0) else ""
+        return stem if number < (await self._sizes([stem])).get(stem, 0) else ""
 
-    async def _sizes(self, names: Iterable[str], stems: Sequence[str] = ()) -> dict[str, int]:
-        """How many partitions those have that ``names`` may be partitions of, and ``stems``."""
-        wanted = {found[0] for name in names if (found := partitioning.whole_of(name))} | {*stems}
-        asked = sorted(wanted)
-        reads = [partitioning.read(Keys(self._prefix, stem)) for stem in asked]
-        answers = await self._connection.run_each(reads) if reads else []
-        sizes: dict[str, int] = {}
-        for stem, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, Numbers):
-                # What another program wrote there may be no number of partitions.
-                sizes |= {stem: answer.now} if 1 < answer.now <= MOST_PARTITIONS else {}
-            elif not isinstance(answer, ServerRefusalError):
-                raise answer
-        return sizes
+    async def _sizes(self, names: Iterable[str]) -> dict[str, int]:
+        return await sizes_of(self._connection, self._prefix, names)

@@ -25,7 +25,9 @@ EVERY_S = 1.0
 EVENTS_PER_LOOK = 200
 SAMPLE_S = 5.0
 MOST_SAMPLES = 720
-MOST_WATCHED = 500
+LOOKED_AT_ONCE = 500
+"""Of more queues than these, some are looked at each second, the others in the seconds after."""
+MOST_WATCHED = 5000
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,13 @@ class Watched:
             sample = Sample(now_s, *(count / seconds for count in counts))
             if any(counts) or (self.samples and self.samples[-1].is_busy):
                 self.version += 1
+            if len(self.samples) > 1 and not any(
+                one.is_busy for one in (self.samples[-2], self.samples[-1], sample)
+            ):
+                self.samples.pop()  # of a rest only its beginning and its end are kept
             self.samples.append(sample)
+            while self.samples[0].at_s < now_s - MOST_SAMPLES * SAMPLE_S:
+                self.samples.popleft()
             self._since = [0.0, 0.0, 0.0, 0.0]
         if _figures(before) != _figures(glance):
             self.version += 1
@@ -110,6 +118,7 @@ class Pulse:
         self._task: asyncio.Task[None] | None = None
         self._listeners: set[asyncio.Event] = set()
         self._told = ""
+        self._next = 0
         self.looks = 0
         """How often the server was asked."""
         self.queues: dict[str, Watched] = {}
@@ -159,9 +168,10 @@ class Pulse:
 
     async def _look(self) -> None:
         self.looks += 1
-        names: Sequence[str] = (await self._finder.names())[:MOST_WATCHED]
-        for name in set(self.queues) - set(names):
+        known: Sequence[str] = (await self._finder.names())[:MOST_WATCHED]
+        for name in set(self.queues) - set(known):
             del self.queues[name]
+        names = self._next_of(known)
         watched = [self.queues.setdefault(name, Watched()) for name in names]
         commands = [
             glancing.look(Keys(self._prefix, name), after=one.last_event, most=EVENTS_PER_LOOK)
@@ -172,13 +182,24 @@ class Pulse:
         for one, glance in zip(watched, answers, strict=True):
             one.note(glance, now_s)
 
+    def _next_of(self, known: Sequence[str]) -> Sequence[str]:
+        """The queues whose turn it is."""
+        if self._next >= len(known):
+            self._next = 0
+        first, self._next = self._next, self._next + LOOKED_AT_ONCE
+        return known[first : self._next]
+
     def _versions(self) -> dict[str, int]:
-        """A number for each queue that changes with it; a whole changes with each partition."""
-        versions = Counter({name: one.version for name, one in self.queues.items()})
-        for name, one in self.queues.items():
+        """A number for each queue that changed; a whole changes with each partition.
+
+        Under no name stands how many queues there are: pages of all show a new one at once.
+        """
+        changed = {name: one.version for name, one in self.queues.items() if one.version}
+        versions = Counter(changed)
+        for name, version in changed.items():
             if (found := partitioning.whole_of(name)) is not None:
-                versions[found[0]] += one.version
-        return versions
+                versions[found[0]] += version
+        return versions | {"": len(self.queues)}
 
     def _tell(self, event: str, data: str) -> None:
         self._told = f"event: {event}\ndata: {data}\n\n"

@@ -90,7 +90,7 @@ class Operations:
             operation.outcome = f"ended after {operation.done:,}: {error}"
         except Exception:
             log.exception("an operation of the dashboard ended by a mistake of its own")
-            operation.outcome = f"ended after {operation.done:,} by an error; the log tells more"
+            operation.outcome = f"ended after {operation.done:,} by an error; see the log"
         try:
             await ended(operation)
         except TorilError as error:

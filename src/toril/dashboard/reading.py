@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filte
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
 from toril.protocol.job import Job
-from toril.protocol.keys import split_job_key
+from toril.protocol.keys import check_known_id, split_job_key
 from toril.protocol.lanes import Lane
 from toril.protocol.measuring import Metrics
 from toril.protocol.partitioning import Row
@@ -50,6 +51,11 @@ T = TypeVar("T")
 
 PER_PAGE = 50
 SEARCHED_AT_ONCE = 1000
+GROUPS_COUNTED = 10_000
+PER_READ = 25
+MOST_BYTES_READ = 16 * 1024 * 1024
+"""So much is read of payloads for one page, and what one more read brings."""
+MOST_EDITED = 1024 * 1024
 MOST_ROWS = 100
 MOST_LOG_ROWS = 200
 MOST_FINGERPRINTS = 100
@@ -213,6 +219,8 @@ class JobPage:
     data: Any
     data_is_masked: bool
     data_bytes: int
+    is_editable: bool
+    """Is the payload shown whole, and small enough for a form?"""
     options: dict[str, Any]
     result: Any
     progress: Any
@@ -268,6 +276,15 @@ class LanesPage:
 
 
 @dataclass(frozen=True)
+class LanePage:
+    lane: Lane
+    jobs: list[Job]
+    start: int
+    """The first job that is shown."""
+    count: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """Members that may run together; of many, those that are not done come first."""
 
@@ -290,6 +307,11 @@ class GroupList:
     """The queues as they are shown, by the plain ones."""
     owners: list[tuple[str, int]]
     """Who owns groups, and how many."""
+    states: dict[str, int]
+    """How many groups are in each state, of as many as are counted."""
+    is_counted: bool
+    counted: int
+    """The newest so many groups are counted, if there are more."""
     start: int
     next_start: int | None
     previous_start: int | None
@@ -435,7 +457,8 @@ class Desk:
         metrics = await self._metrics(names)
 
         async def oldest(queue: Queue) -> int | None:
-            jobs = await queue.get_jobs(("waiting", "prioritized"), 0, 0)
+            plan = reading.heads(queue.keys, ("waiting", "prioritized"), 0, 0)
+            jobs = await self.connection.follow(plan)
             return min((job.timestamp for job in jobs), default=None)
 
         crowded = [
@@ -491,7 +514,7 @@ class Desk:
                 [minute - 60 * (MINUTES - 1 - index) for index in range(MINUTES)],
                 [float(sum(values)) for values in zip(*done, strict=True)],
                 [float(sum(values)) for values in zip(*failed, strict=True)],
-                "counted by the workers, per minute",
+                "per minute, counted by the workers",
             )
         series: dict[int, list[float]] = {}
         for name in names:
@@ -505,7 +528,7 @@ class Desk:
             times,
             [series[at][0] for at in times],
             [series[at][1] for at in times],
-            "seen since a page is open, per minute",
+            "per minute, as seen since a page was opened",
         )
 
     async def health(self) -> Health:
@@ -570,12 +593,28 @@ class Desk:
             raise NotFound(f"There is no state {state!r}; the states are {', '.join(STATES)}.")
         queue = await self.known(name)
         size = PER_PAGE if wanted.is_any else SEARCHED_AT_ONCE
-        jobs = await queue.get_jobs(
-            state, start, start + size - 1, newest_first=state in NEWEST_FIRST
-        )
+        jobs, total = await self._heads(queue, state, start, start + size - 1)
         now_ms = int(time.time() * 1000)
         found = jobs if wanted.is_any else [job for job in jobs if wanted.admits(job, now_ms)]
-        return _page(jobs, found, start, size, (await queue.get_job_counts(state))[state])
+        return _page(jobs, found, start, size, total)
+
+    async def _heads(self, queue: Queue, state: str, start: int, end: int) -> tuple[list[Job], int]:
+        """Some jobs of a state without their payloads, and how many there are in all."""
+        parts = queue.partitions
+        asked = [reading.counts(part.keys, (state,)) for part in parts]
+        counts = [one[state] for one in await self.connection.run_all(asked)]
+        places = partitioning.page(counts, start, min(end, sum(counts) - 1))
+
+        async def read(part: Queue, of_it: range) -> list[Job]:
+            if not of_it:
+                return []
+            newest_first = state in NEWEST_FIRST
+            return await self.connection.follow(
+                reading.heads(part.keys, (state,), of_it[0], of_it[-1], newest_first=newest_first)
+            )
+
+        found = await _few(read(*one) for one in zip(parts, places, strict=True))
+        return partitioning.deal(places, found), sum(counts)
 
     async def export(
         self, name: str, state: str, wanted: Wanted, letters: DeadLetterFilter | None
@@ -607,7 +646,8 @@ class Desk:
 
         async def has(queue: Queue) -> Job | None:
             try:
-                return await queue.get_job(job_id)
+                check_known_id(job_id)
+                return await self.connection.run(reading.head(queue.keys, job_id))
             except TorilError:
                 return None
 
@@ -640,6 +680,7 @@ class Desk:
             data=self.redacted(data),
             data_is_masked=self.redacted.hides(data),
             data_bytes=len(job.data_text),
+            is_editable=len(job.data_text) <= MOST_EDITED and not self.redacted.hides(data),
             options=self.redacted(job.opts.raw),
             result=self.redacted(_quietly(lambda: job.return_value)),
             progress=self.redacted(_quietly(lambda: job.progress)),
@@ -660,7 +701,7 @@ class Desk:
         if job is None:
             raise NotFound(
                 f"There is no job {job_id!r} in the queue {queue.name!r}."
-                " It may have been removed after it was done."
+                " It may have been removed after it finished."
             )
         return job
 
@@ -734,9 +775,10 @@ class Desk:
         now_ms = int(time.time() * 1000)
         conditions = Filter.of(**wanted).at(now_ms) if wanted else None
         size = PER_PAGE if conditions is None else SEARCHED_AT_ONCE
-        letters = await queue.get_dead_letter_jobs(start, start + size - 1)
+        letters, is_cut = await _read_some(queue.get_dead_letter_jobs, start, size)
         found = [one for one in letters if conditions is None or _passes(one, conditions)]
-        return _page(letters, found, start, size, await queue.get_dead_letter_count())
+        looked_at = len(letters) if is_cut else size
+        return _page(letters, found, start, looked_at, await queue.get_dead_letter_count())
 
     # ------------------------------------------------------------------------ groups
 
@@ -763,15 +805,35 @@ class Desk:
         found.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
         total = sum(counts.values())
         sums = [(row.name, sum(counts.get(one, 0) for one in row.queues)) for row in rows]
+        share = max(GROUPS_COUNTED // max(len(counts), 1), MOST_ROWS)
+        states = await self._group_states(name, {one: min(counts[one], share) for one in counts})
         return GroupList(
             found if name else found[:MOST_ROWS],
             {part: row.name for row in rows for part in row.queues},
             [(owner, count) for owner, count in sums if count],
+            states.value,
+            states.is_whole,
+            sum(min(count, share) for count in counts.values()),
             start,
             start + size if name and start + size < total else None,
             max(start - size, 0) if start else None,
             size,
         )
+
+    async def _group_states(self, name: str, looked_at: dict[str, int]) -> Known[dict[str, int]]:
+        """How many are in each state, of so many of the newest groups of each owner."""
+
+        async def find(note: Callable[[int], None]) -> dict[str, int]:
+            found: Counter[str] = Counter()
+            for owner, count in looked_at.items():
+                for start in range(0, count, SEARCHED_AT_ONCE):
+                    end = min(start + SEARCHED_AT_ONCE, count) - 1
+                    plan = groups.newest_states(self.queue(owner).keys, start, end)
+                    found.update(await self.connection.follow(plan))
+                    note(found.total())
+            return found
+
+        return await self.beside.known(("groups by state", name), {}, find)
 
     async def _needing_a_person(self, owners: Sequence[str]) -> list[tuple[str, GroupInfo]]:
         most = _share(len(owners))
@@ -807,7 +869,7 @@ class Desk:
                 raise GroupNotFoundError(group_id)
             story = await self.connection.follow(groups.story(owner.keys, group_id))
         except (GroupNotFoundError, InvalidInputError) as error:
-            reason = f"There is no group {group_id!r} that the queue {name!r} owns."
+            reason = f"The queue {name!r} owns no group {group_id!r}."
             raise NotFound(reason) from error
         return GroupPage(
             story.info,
@@ -873,12 +935,19 @@ class Desk:
 
         return await self.beside.known(("stopped lanes", queue.name), [], find)
 
-    async def lane(self, name: str, lane: str) -> tuple[Lane, list[Job]]:
+    async def lane(self, name: str, lane: str, start: int = 0) -> LanePage:
+        """A lane, and a page of its jobs: those that run, those that wait, those with a delay."""
         queue = await self.known(name)
         found = await queue.get_lane(lane) if lane else None
         if found is None:
             raise NotFound(f"The lane {lane!r} of the queue {name!r} has no jobs and no settings.")
-        return found, await queue.get_lane_jobs(lane, 0, PER_PAGE - 1)
+        count = len(found.holders) + found.depth + found.delayed
+        start = min(start, max(count - 1, 0)) // PER_PAGE * PER_PAGE
+        home = queue.partitions[partitioning.home_of(lane, len(queue.partitions))].keys
+        plan = lanes.job_ids(home, lane, start, start + PER_PAGE - 1)
+        ids = await self.connection.follow(plan)
+        jobs = await self.connection.follow(reading.jobs_of(home, ids, reading.head))
+        return LanePage(found, jobs, start, count)
 
     # ------------------------------------------------------------------------ the rest
 
@@ -895,7 +964,7 @@ class Desk:
         found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
         reads = [
-            reading.job(queue.keys, scheduling.iteration_id(one.id, at or 0))
+            reading.head(queue.keys, scheduling.iteration_id(one.id, at or 0))
             for queue, one, at in due
         ]
         jobs = await self.connection.run_all(reads) if reads else []
@@ -998,6 +1067,24 @@ async def _few(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             return await question
 
     return list(await asyncio.gather(*(one(question) for question in asking)))
+
+
+async def _read_some(
+    read: Callable[[int, int], Awaitable[list[Job]]], start: int, most: int
+) -> tuple[list[Job], bool]:
+    """Jobs with their payloads, fewer if these are very large; was something left out for that?"""
+    found: list[Job] = []
+    size = 0
+    while len(found) < most:
+        first = start + len(found)
+        some = await read(first, min(first + PER_READ, start + most) - 1)
+        found += some
+        size += sum(len(one.data_text) for one in some)
+        if len(some) < PER_READ:
+            return found, False
+        if size > MOST_BYTES_READ:
+            return found, True
+    return found, False
 
 
 def groups_searched(queue: str, state: str) -> int:

@@ -214,10 +214,10 @@ class Guard:
         session = request.cookies.get(COOKIE, "")
         if not session or not hmac.compare_digest(token.encode(), csrf_token(session).encode()):
             raise Refusal(
-                403, "The form is from another session. Open the page again and repeat it."
+                403, "The form belongs to another session. Reload the page and try again."
             )
         if user is not None and not user.may_operate:
-            raise Refusal(403, "You may look here, but not change anything.")
+            raise Refusal(403, "You can look, but you cannot change anything here.")
 
 
 class Guesses:
@@ -260,7 +260,7 @@ def check_same_origin(request: Request) -> None:
         raise Refusal(
             403,
             "The request does not come from a page of this dashboard."
-            " If it is behind a proxy, let the proxy pass on the Host header.",
+            " If it is behind a proxy, let the proxy forward the Host header.",
         )
 
 

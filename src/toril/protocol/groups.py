@@ -20,7 +20,7 @@ from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.events import Event
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
-from toril.protocol.new_group import MOST_MEMBERS, may_be_group_id
+from toril.protocol.new_group import may_be_group_id
 from toril.protocol.reading import readable
 from toril.protocol.refusals import Refusal
 
@@ -282,20 +282,42 @@ def _optional(value: bytes | None) -> str | None:
     return None if value is None else codec.text(value)
 
 
-def members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
-    """The members of a group in the order in which they were given."""
-    return _lines(keys, group_id, 0, MOST_MEMBERS, lambda lines: _members(keys, lines))
+def members(keys: Keys, group_id: str) -> Plan[list[GroupMember]]:
+    """The members of a group in the order in which they were given.
+
+    They are read some at a time, so that other calls need not wait for very many of them.
+    """
+    count: int
+    lines: list[list[Any]]
+    count, lines = yield [
+        plain("HLEN", f"{record_key(keys, group_id)}:jobs", parse=int),
+        _lines(keys, group_id, 0, list),
+    ]
+    return _members(keys, lines + (yield from _further_lines(keys, group_id, count)))
+
+
+def first_members(keys: Keys, group_id: str) -> Command[list[GroupMember]]:
+    """The first members of a group, as many as one call reads."""
+    return _lines(keys, group_id, 0, lambda lines: _members(keys, lines))
+
+
+def _further_lines(keys: Keys, group_id: str, count: int) -> Plan[list[list[Any]]]:
+    found: list[list[Any]] = []
+    for first in range(MEMBERS_PER_READ, count, MEMBERS_PER_READ):
+        lines: list[list[Any]] = yield _lines(keys, group_id, first, list)
+        found += lines
+    return found
 
 
 def _lines(
-    keys: Keys, group_id: str, first: int, most: int, parse: Callable[[list[list[Any]]], T]
+    keys: Keys, group_id: str, first: int, parse: Callable[[list[list[Any]]], T]
 ) -> Command[T]:
     """What is stored of the members from one place on."""
     record = record_key(keys, group_id)
     return script(
         "listGroup",
         keys,
-        {"first": first, "most": most},
+        {"first": first, "most": MEMBERS_PER_READ},
         parse,
         extra={
             "members": f"{record}:jobs",
@@ -372,29 +394,23 @@ class Story(msgspec.Struct, frozen=True):
 
 
 def story(keys: Keys, group_id: str) -> Plan[Story]:
-    """A group, its members, and what happened to them in order.
-
-    Members are read some at a time, so that other calls need not wait for very many of them.
-    """
-    record = record_key(keys, group_id)
-    info, count, log = yield [
+    """A group, its members, and what happened to them in order."""
+    info, log = yield [
         read(keys, group_id),
-        plain("HLEN", f"{record}:jobs", parse=int),
-        plain("LRANGE", f"{record}:log", 0, -1, parse=list),
+        plain("LRANGE", f"{record_key(keys, group_id)}:log", 0, -1, parse=list),
     ]
     if info is None:
         raise not_found(group_id)
-    slices: list[list[list[Any]]] = []
-    for first in range(0, int(count), MEMBERS_PER_READ):
-        lines: list[list[Any]] = yield _lines(keys, group_id, first, MEMBERS_PER_READ, list)
-        slices.append(lines)
-    found = _members(keys, [words for lines in slices for words in lines])
-    return Story(info, found, told(info, found, [_logged(entry) for entry in log]))
+    found = yield from members(keys, group_id)
+    return Story(info, found, told(info, found, [step for step in map(_logged, log) if step]))
 
 
-def _logged(entry: bytes) -> GroupStep:
-    at, what, member, reason = codec.text(entry).split("\n", 3)
-    return GroupStep(int(at), what, member or None, reason or None)
+def _logged(entry: bytes) -> GroupStep | None:
+    """A step as it was noted; None for what another program wrote there."""
+    words = codec.text(entry).split("\n", 3)
+    if len(words) < 4 or not (words[0].isascii() and words[0].isdecimal()):
+        return None
+    return GroupStep(int(words[0]), words[1], words[2] or None, words[3] or None)
 
 
 _ORDER = {"created": 0, "started": 1, "completed": 2, "failed": 3, "cancelled": 3, "undone": 5}
@@ -501,6 +517,20 @@ def newest(keys: Keys, start: int, end: int) -> Plan[list[GroupInfo]]:
         some = ids[first : first + GROUPS_PER_READ]
         page: list[GroupInfo | None] = yield from _read_each(keys, some)
         found += [info for info in page if info]
+    return found
+
+
+def newest_states(keys: Keys, start: int, end: int) -> Plan[list[str]]:
+    """The states of the groups from one place to another, the newest first; what is gone is not."""
+    ids: list[bytes] = yield plain("ZREVRANGE", f"{keys.base}:groups", start, end, parse=list)
+    found: list[str] = []
+    for first in range(0, len(ids), GROUPS_PER_READ):
+        some = [codec.name(item) for item in ids[first : first + GROUPS_PER_READ]]
+        reads = [
+            plain("HGET", f"{keys.base}:groups:{one}", "state", parse=_optional) for one in some
+        ]
+        states: list[str | None] = yield from readable(reads)
+        found += [state for state in states if state]
     return found
 
 

@@ -300,6 +300,11 @@ class Row(msgspec.Struct, frozen=True):
     queues: tuple[str, ...]
 
 
+def wholes_of(names: Iterable[str]) -> list[str]:
+    """The queues that some of ``names`` may be partitions of."""
+    return sorted({found[0] for name in names if (found := whole_of(name))})
+
+
 def fold(names: Iterable[str], partitioned: Mapping[str, int]) -> list[Row]:
     """One row for each plain queue, and one for all partitions of each that is ``partitioned``."""
     rows: dict[str, Row] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -116,6 +116,31 @@ def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | 
     return plain("HGETALL", keys.job(job_id), parse=parse)
 
 
+LISTED = (
+    *("name", "opts", "timestamp", "delay", "priority", "processedOn", "finishedOn", "pb"),
+    *("failedReason", "atm", "ats", "stc", "parentKey", "rjk"),
+)
+"""What a list shows of a job: neither its payload nor its result, which may be large."""
+
+
+def head(keys: Keys, job_id: str) -> Command[Job | None]:
+    """What a list shows of one job, or None."""
+
+    def parse(reply: list[Any]) -> Job | None:
+        known = zip(LISTED, reply, strict=True)
+        fields = {name.encode(): value for name, value in known if value is not None}
+        return Job(keys.prefix, keys.name, job_id, fields) if b"name" in fields else None
+
+    return plain("HMGET", keys.job(job_id), *LISTED, parse=parse)
+
+
+def heads(
+    keys: Keys, states: Sequence[str], start: int, end: int, *, newest_first: bool = False
+) -> Plan[list[Job]]:
+    """Like ``jobs``, but only what a list shows: their payloads are not read."""
+    return jobs(keys, states, start, end, newest_first=newest_first, read=head)
+
+
 def exists(keys: Keys) -> Command[bool]:
     """Whether the queue exists."""
     anything = (keys.meta, keys.id, keys.events, keys.wait, keys.completed, keys.failed)
@@ -184,7 +209,13 @@ def ids(
 
 
 def jobs(
-    keys: Keys, states: Sequence[str], start: int, end: int, *, newest_first: bool
+    keys: Keys,
+    states: Sequence[str],
+    start: int,
+    end: int,
+    *,
+    newest_first: bool,
+    read: Callable[[Keys, str], Command[Job | None]] = _job,
 ) -> Plan[list[Job]]:
     """The jobs whose ids ``ids`` gives.
 
@@ -192,7 +223,7 @@ def jobs(
     page is short only at the end.
     """
     wanted = yield from ids(keys, states, start, end, newest_first=newest_first)
-    found = yield from jobs_of(keys, wanted)
+    found = yield from jobs_of(keys, wanted, read)
     seen = set(wanted)
     while (missing := len(wanted) - len(found)) > 0 <= end:
         end, first = end + max(missing, JOBS_PER_READ), end + 1
@@ -201,17 +232,21 @@ def jobs(
             break
         new = [job_id for job_id in following if job_id not in seen]
         seen.update(new)
-        found += (yield from jobs_of(keys, new))[:missing]
+        found += (yield from jobs_of(keys, new, read))[:missing]
     return found
 
 
-def jobs_of(keys: Keys, wanted: Sequence[str]) -> Plan[list[Job]]:
+def jobs_of(
+    keys: Keys,
+    wanted: Sequence[str],
+    read: Callable[[Keys, str], Command[Job | None]] = _job,
+) -> Plan[list[Job]]:
     """The jobs with these ids; what is gone is left out."""
     found: list[Job] = []
     for index in range(0, len(wanted), JOBS_PER_READ):
-        part = [_job(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]]
-        read: list[Job | None] = yield from readable(part)
-        found += [job for job in read if job is not None]
+        part = [read(keys, job_id) for job_id in wanted[index : index + JOBS_PER_READ]]
+        page: list[Job | None] = yield from readable(part)
+        found += [job for job in page if job is not None]
     return found
 
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from toril.errors import InvalidInputError, InvalidOptionError, PartitionMismatchError
+from toril.errors import (
+    InvalidInputError,
+    InvalidOptionError,
+    PartitionMismatchError,
+    ServerRefusalError,
+)
 from toril.protocol import partitioning
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
-from toril.protocol.partitioning import Numbers
+from toril.protocol.partitioning import MOST_PARTITIONS, Numbers
 from toril.protocol.placing import told_of
 from toril.sync.connection import Connection
 
@@ -102,6 +107,23 @@ class Agreeing:
             is_new = isinstance(reply, Numbers) and not reply.now and told[name] > 1
             known = Numbers((), told[name]) if is_new else reply
             self._known[name] = (now + AGREE_AGAIN_S, known)
+
+
+def sizes_of(connection: Connection, prefix: str, names: Iterable[str]) -> dict[str, int]:
+    """How many partitions those of the queues have that have several.
+
+    Where another program wrote something that is no number of partitions, the queue is a plain one.
+    """
+    asked = list(names)
+    reads = [partitioning.read(Keys(prefix, name)) for name in asked]
+    answers = connection.run_each(reads) if reads else []
+    sizes: dict[str, int] = {}
+    for name, answer in zip(asked, answers, strict=True):
+        if isinstance(answer, Numbers):
+            sizes |= {name: answer.now} if 1 < answer.now <= MOST_PARTITIONS else {}
+        elif not isinstance(answer, ServerRefusalError):
+            raise answer
+    return sizes
 
 
 def _refusal(numbers: Numbers, keys: Keys, count: int) -> PartitionMismatchError | None:

@@ -15,6 +15,7 @@ import msgspec
 
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import Pace
+from toril.client.agreeing import sizes_of
 from toril.client.connection import Connection
 from toril.client.finder import PATIENCE_S, Finder
 from toril.protocol import glancing, groups, partitioning
@@ -174,7 +175,7 @@ class Watcher:
                 newest: list[Command[Any]] = [
                     glancing.newest_groups(one, most=MOST_ROWS) for one in queues
                 ]
-                members = [groups.members(one, group_id) for one in queues if group_id]
+                members = [groups.first_members(one, group_id) for one in queues if group_id]
                 return newest + members
             case View.LETTERS:
                 if self.letters is None or self.letters.keys.base != keys.base:
@@ -199,12 +200,9 @@ class Watcher:
 
     async def _find(self, names: Sequence[str]) -> None:
         """Look at these queues, at those of them together that are partitions of one."""
-        stems = {found[0] for name in names if (found := partitioning.whole_of(name))}
-        unknown = sorted(stems - self._stems.keys())
-        reads = [partitioning.read(Keys(self.prefix, stem)) for stem in unknown]
-        known = await self._connection.run_all(reads) if reads else []
-        for stem, numbers in zip(unknown, known, strict=True):
-            self._stems[stem] = numbers.now
+        unknown = [one for one in partitioning.wholes_of(names) if one not in self._stems]
+        sizes = await sizes_of(self._connection, self.prefix, unknown)
+        self._stems |= {stem: sizes.get(stem, 0) for stem in unknown}
         self._adopt(partitioning.fold(names, self._stems))
 
     def _adopt(self, rows: Sequence[Row]) -> None:

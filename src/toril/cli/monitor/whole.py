@@ -110,7 +110,7 @@ async def whole_group(connection: Connection, queue: Queue, group_id: str) -> Sh
             "\n"
         )
     text.append_lines("\n").append("Members", "bold")
-    for member in await connection.run(groups.members(queue.keys, group_id)):
+    for member in await connection.follow(groups.members(queue.keys, group_id)):
         text.append_lines("\n").append(f"{member.job_id} in {member.queue_name}: ")
         text.append_text(member_line([member]))
     return text
