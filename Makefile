@@ -28,7 +28,7 @@ AS_SCRIPTS := tests/features/test_flows.py tests/features/test_lane_order.py tes
 	tests/features/test_schedulers.py tests/features/test_deduplication.py tests/features/test_ways_in.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-scripts test-django prove wheel chaos check bench docs docs-serve pictures format clean
+.PHONY: help setup demo test test-scripts test-django prove wheel chaos check bench docs docs-serve peers pictures format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ docs: $(PYTHON_STAMP) ## Check the documentation and build its site into site/, 
 
 docs-serve: $(PYTHON_STAMP) ## Serve the documentation at http://127.0.0.1:8000 and follow changes
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --livereload
+
+peers: setup ## Run the programs of other queues in docs/coming-from as they are printed (needs port 6379)
+	@$(BIN)/python tools/peers.py $(P)
 
 pictures: setup ## Draw the pictures of the documentation anew, from the real programs
 	@$(BIN)/python tools/pictures.py

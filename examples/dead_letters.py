@@ -3,7 +3,7 @@
     python examples/dead_letters.py            on the embedded server, with 40,000 charges
     python examples/dead_letters.py 2000       with fewer
 
-Set TORIL_URL to play it on a server of your own.
+Set TORIL_URL to run it on your own server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Bank:
         if self.is_down:
             raise ConnectionError("ETIMEDOUT bank.example:443")
         if not isinstance(order["amount"], (int, float)):
-            raise TypeError(f"amount {order['amount']!r} is no number")
+            raise TypeError(f"amount {order['amount']!r} is not a number")
         self.charged += 1
 
 
@@ -93,7 +93,7 @@ async def play(url: str, jobs: int) -> None:
             amount = float(order["amount"].replace(",", "."))
             await dlq.replay_dead_letter(letter.id, data={**order, "amount": amount}, by="ana")
         await until(lambda: settled(payments))
-        purged = await dlq.purge_dead_letters(failed_reason="is no number")
+        purged = await dlq.purge_dead_letters(failed_reason="is not a number")
         print(f"Some repaired by hand, {purged} purged: {bank.charged} of {jobs} charged,")
         print(f"{await dlq.get_dead_letter_count()} dead letters.")
 
@@ -105,7 +105,7 @@ async def show_groups(dlq: Queue) -> None:
 
 
 async def all_told(alerts: list[str], jobs: int) -> bool:
-    """A letter is at the server a moment before its worker hears so."""
+    """A letter reaches the server a moment before its worker learns about it."""
     return len(alerts) == jobs
 
 

@@ -1,7 +1,7 @@
-"""A shop on FastAPI: requests enqueue, a worker beside it charges.
+"""A shop on FastAPI: requests enqueue jobs, and a worker charges.
 
     uvicorn fastapi_shop:api                  the web server
-    toril worker fastapi_shop:app             the tasks, in a process of their own
+    toril worker fastapi_shop:app             the tasks, in a separate process
 
 Needs ``pip install 'toril[cli,embedded]' fastapi uvicorn``.
 """

@@ -1,7 +1,7 @@
 """A shop on Flask: views block, so they use the blocking side of a task.
 
     flask --app flask_shop:web run            the web server
-    toril worker flask_shop:app               the tasks, in a process of their own
+    toril worker flask_shop:app               the tasks, in a separate process
 
 Needs ``pip install 'toril[cli,embedded]' flask``.
 """

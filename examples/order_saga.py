@@ -2,10 +2,10 @@
 
     python examples/order_saga.py
 
-The first order goes through. The second one is declined when the card is charged already, so that
-is undone, the last step first. For the third, the bank refuses even the refund; somebody repairs
-that and lets it be tried again. The fourth cannot be mailed when the parcel is away: there is no
-way back, so somebody repairs the address and the group goes on.
+The first order succeeds. The second is declined after the card was charged, so its steps are undone
+in reverse order. For the third, even the refund fails; an operator fixes that and retries it. The
+fourth fails at the mail, after the parcel was sent: it can no longer be undone, so an operator
+fixes the address and the group continues.
 
 Runs on the server that TORIL_URL names, or on one of its own.
 """
@@ -48,7 +48,7 @@ SERVER: dict[str, Any] = {
 
 
 class Shop:
-    """The outside world: what is charged, reserved and sent, and what of that can fail."""
+    """The outside world: what is charged, reserved and sent, and what can fail."""
 
     def __init__(self) -> None:
         self.charged: dict[int, str] = {}
@@ -60,7 +60,7 @@ class Shop:
 
 
 def do(shop: Shop) -> Router:
-    """The handlers that do."""
+    """The handlers that do the work."""
     router = Router()
 
     @router.on("reserve")
@@ -191,7 +191,7 @@ async def main() -> Shop:
         await stock.retry_compensation("order-3")
         conclude(await stock.wait_for_group("order-3", timeout=30_000))
 
-        show("[bold]The parcel is away, and the mail fails[/bold]")
+        show("[bold]The parcel was sent, and the mail fails[/bold]")
         blocked = asyncio.Event()
         events.on("group:blocked", lambda event: blocked.set())
         await place_order(flow, 4)

@@ -2,7 +2,7 @@
 
     python examples/rate_limited.py
 
-Set TORIL_URL to run it on a server of your own.
+Set TORIL_URL to run it on your own server.
 """
 
 from __future__ import annotations

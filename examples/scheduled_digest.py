@@ -1,8 +1,8 @@
-"""Work that comes again, once a second, and is not done twice.
+"""A job that repeats every second, and one that is not added twice.
 
     python examples/scheduled_digest.py
 
-Set TORIL_URL to run it on a server of your own.
+Set TORIL_URL to run it on your own server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def main() -> list[str]:
         await queue.upsert_job_scheduler(
             "every-second", every=1000, limit=TIMES, template=NewJob("digest", "for all")
         )
-        # However often somebody asks for a digest of their own, one is made.
+        # However often a user asks for a digest, only one is made.
         for _ in range(5):
             await queue.add(
                 "digest", "for 42", deduplication=Deduplication("digest-42", ttl=60_000)

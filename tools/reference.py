@@ -83,7 +83,7 @@ def _options() -> str:
         "",
         WRITTEN,
         "",
-        "A duration is an `int` of milliseconds, or a `timedelta`.",
+        "Each option is shown with its type and its unit. A duration is an `int` of milliseconds, or a `timedelta`.",
         "An option that you do not give is decided by the queue's or app's defaults, then by the worker, then by the default here.",
         "",
         "## Options of a job",
@@ -138,11 +138,11 @@ def _options() -> str:
         has_node = any(row.node for row in rows.values())
         lines += (
             [
-                "| option | type | default | unit | what it does | Node |",
-                "|---|---|---|---|---|---|",
+                "| option | default | what it does | Node |",
+                "|---|---|---|---|",
             ]
             if has_node
-            else ["| option | type | default | unit | what it does |", "|---|---|---|---|---|"]
+            else ["| option | default | what it does |", "|---|---|---|"]
         )
         lines += _parameters(title, target, rows, has_node)
     return "\n".join(lines) + "\n"

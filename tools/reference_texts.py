@@ -54,7 +54,7 @@ JOB_OPTIONS: dict[str, Option] = {
     "backoff": Option(
         "How long a failed job waits before its next attempt: a `Backoff`, or a fixed wait.",
         "ms, `timedelta` or `Backoff`",
-        "retried at once; in a lane exponential from 500 ms",
+        "retried at once; in a lane exponential from 500 ms, with 25 % jitter",
         "`backoff`; a strategy by name must be known to the worker that runs it",
     ),
     "remove_on_complete": Option(
@@ -69,7 +69,7 @@ JOB_OPTIONS: dict[str, Option] = {
         "the worker's; else all stay",
         "`removeOnFail`",
     ),
-    "keep_logs": Option("How many rows of the job's log stay.", "rows", "all", "`keepLogs`"),
+    "keep_logs": Option("How many lines of the job's log stay.", "rows", "all", "`keepLogs`"),
     "stack_trace_limit": Option(
         "How many stack traces stay with the job, one per failed attempt.",
         "traces",
@@ -149,39 +149,39 @@ JOB_OPTIONS: dict[str, Option] = {
         "Jobs with the same lane run one at a time, in order, over all workers.",
         "text, up to 1,024 characters",
         "none",
-        "does not see the job while it waits in its lane",
+        "`lane`: does not see the job while it waits in its lane",
     ),
     "order_ms": Option(
         "The job's place in its lane: the smallest number first, equal ones as they arrived.",
         "ms since the epoch, or any number",
         "the time of arrival",
-        STORED,
+        f"`orderMs`: {STORED}",
     ),
     "ordering_delay": Option(
         "Holds a job of a lane back this long, so that an earlier one that arrives late is sorted "
         "in.",
         "ms or `timedelta`",
         "0",
-        STORED,
+        f"`orderingDelay`: {STORED}",
     ),
     "on_retry": Option(
         '`"block"`: the lane waits for the retry. `"skip"`: the lane continues in the meantime.',
         "",
         '`"block"`',
-        STORED,
+        f"`onRetry`: {STORED}",
     ),
     "on_exhausted": Option(
         'After the last attempt the lane continues (`"skip"`), stops (`"halt"`), or sends what waits '
         'behind the job to the dead letters (`"divert"`).',
         "",
         '`"skip"`',
-        STORED,
+        f"`onExhausted`: {STORED}",
     ),
     "max_lane_size": Option(
         "Refuses the add with `LaneFullError` if this many jobs of the lane wait.",
         "jobs",
         "no limit",
-        STORED,
+        f"`maxLaneSize`: {STORED}",
     ),
 }
 

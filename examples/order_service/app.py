@@ -37,7 +37,7 @@ def create_order(new: NewOrder) -> dict[str, object]:
         session.add(order)
         session.flush()
         saga = f"order-{order.id}"
-        # Side by side; if one fails for good, what the other did is undone.
+        # Concurrently; if one fails for good, what the other did is undone.
         steps = [charge.call(order.id), reserve.call(order.id)]
         outbox.add_group(session, "order", steps, group_id=saga)
         outbox.add(session, mail.call(order.customer, f"thank you for order {order.id}"))

@@ -31,7 +31,7 @@ class Order(Base):
 
 
 class Charge(Base):
-    """What the bank was asked to do: one row per charge or refund, to see that there is one."""
+    """What the bank was asked to do: one row per charge or refund, so that you can count them."""
 
     __tablename__ = "charges"
 

@@ -21,7 +21,7 @@ def ask_the_bank(amount: int, idempotency_key: str) -> str:
 
 
 def move_money(ctx: Context, order_id: int, sign: int, status: str) -> str:
-    """Once, whatever dies: the record of it commits with the work."""
+    """Happens once, whatever crashes: its record is committed together with the work."""
     with open_session.begin() as session, once(session, ctx, table=records) as run:
         if not run.is_repeat:
             order = session.get_one(Order, order_id)
@@ -51,7 +51,7 @@ def reserve(order_id: int) -> None:
 
 @app.task(queue="mail", lane=lambda customer, **_: f"customer:{customer}")
 def mail(customer: str, text: str) -> str:
-    """One at a time and in order for each customer, side by side for all of them."""
+    """In order for each customer, concurrently for different customers."""
     return f"{customer}: {text}"
 
 

@@ -75,6 +75,23 @@ def test_jobs_are_added_listed_and_shown(toril: Toril, queue):
     assert "No worker is connected" in toril("queues", "payments").out
 
 
+async def test_a_completed_job_that_failed_before_does_not_say_that_it_failed(
+    toril: Toril, url: str, prefix: str
+):
+    async def handler(job):
+        if job.attempts_started == 1:
+            raise ValueError("no such card")
+
+    async with Queue("payments", connection=url, prefix=prefix) as queue:
+        job = await queue.add("charge", attempts=2)
+        async with Worker("payments", handler, connection=url, prefix=prefix):
+            await queue.wait_for(job.id, timeout=60_000)
+
+        shown = toril("job", job.id).out
+        assert re.search(r"^last failure +ValueError: no such card$", shown, re.MULTILINE), shown
+        assert not re.search(r"^failed +", shown, re.MULTILINE)
+
+
 async def test_a_failed_job_shows_its_log_and_traces_and_is_retried(
     toril: Toril, url: str, prefix: str
 ):
@@ -100,6 +117,7 @@ async def test_a_failed_job_shows_its_log_and_traces_and_is_retried(
         assert "attempt 1\nattempt 2" in shown
         assert "Failed attempt 2" in shown
         assert "w1" in shown
+        assert re.search(r"^failed +ValueError: no such card$", shown, re.MULTILINE)
         assert '{"receipt": 7}' in toril("job", good.id).out
 
         assert toril("retry", bad.id, good.id, "-q", "payments").code == 0

@@ -112,7 +112,7 @@ def test_options_of_a_worker_that_has_its_own_are_refused(
     process = start("shop:single", "--concurrency", "5")
 
     assert process.wait(60) == 2
-    assert "options of its own" in (tmp_path / "log").read_text()
+    assert "already has its own options" in (tmp_path / "log").read_text()
 
 
 def test_with_reload_a_changed_file_starts_the_worker_anew(

@@ -202,21 +202,38 @@ def test_systemd_accepts_the_units(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_there_is_time_to_stop():
-    """Whoever kills waits longer than the worker's own limit."""
-    limit = 25
+def seconds(words: list[str]) -> int:
+    """What a command line says after ``--timeout``."""
+    return int(words[words.index("--timeout") + 1].removesuffix("s"))
+
+
+def grace(name: str) -> list[tuple[str, int, int]]:
+    """Who kills a process, the process's own limit, and how long is waited before the kill."""
     (pod,) = [
         each["spec"]["template"]["spec"]
-        for each in documents(DEPLOY / "kubernetes" / "worker.yaml")
+        for each in documents(DEPLOY / "kubernetes" / f"{name}.yaml")
         if each["kind"] == "Deployment"
     ]
-    unit = (DEPLOY / "systemd" / "toril-worker@.service").read_text()
+    (unit,) = (DEPLOY / "systemd").glob(f"toril-{name}*.service")
+    (start,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit.read_text(), re.MULTILINE)
+    service = COMPOSE["services"][name]
+    return [
+        (
+            "kubernetes",
+            seconds(pod["containers"][0]["command"]),
+            pod["terminationGracePeriodSeconds"],
+        ),
+        ("systemd", seconds(start.split()), int(stop)),
+        ("compose", seconds(service["command"]), int(service["stop_grace_period"].rstrip("s"))),
+    ]
 
-    for text in (str(COMPOSE["services"]["worker"]["command"]), str(pod), unit):
-        assert f"{limit}s" in text
-    assert pod["terminationGracePeriodSeconds"] > limit
-    assert int(re.findall(r"TimeoutStopSec=(\d+)", unit)[0]) > limit
-    assert int(COMPOSE["services"]["worker"]["stop_grace_period"].rstrip("s")) > limit
+
+@pytest.mark.parametrize("name", ["worker", "relay"])
+def test_there_is_time_to_stop(name: str):
+    """Whoever kills waits longer than the process's own limit."""
+    for who, limit, waits in grace(name):
+        assert waits > limit, who
 
 
 # ---------------------------------------------------------------------- what is watched

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.test_examples import parse
 from toril import errors, options
+from toril.cli.doctor import _print
 from toril.cli.main import toril as cli
-from toril.doctor import codes
+from toril.doctor import Finding, Severity, codes
 from toril.errors import InvalidOptionError
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +81,27 @@ def test_every_code_of_the_doctor_has_a_page_that_is_linked():
     for code in reference.codes_in_use():
         assert f"# {code}: " in PAGES[f"doctor/{code}.md"]
         assert f"]({code}.md)" in PAGES["doctor/README.md"]
+
+
+@pytest.mark.parametrize("code", sorted(codes.CODES))
+def test_what_the_doctor_prints_leads_to_the_page_of_the_code(code: str):
+    finding = Finding(
+        code=code,
+        severity=Severity.WARNING,
+        subject="q",
+        problem="a problem",
+        harm="a harm",
+        remedy="a remedy",
+    )
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        _print([finding])
+    (command,) = re.findall(r"more: (toril doctor --explain \w+)$", told.getvalue(), re.MULTILINE)
+    shown = CliRunner().invoke(cli, command.split()[1:]).output
+    (page,) = re.findall(r"^In the documentation: (.+)$", shown, re.MULTILINE)
+
+    assert (ROOT / page).read_text() == PAGES[f"doctor/{code}.md"]
+    assert codes.CODES[code].title in (ROOT / page).read_text()
 
 
 def commands_in_codes() -> list[str]:

@@ -515,7 +515,7 @@ async def test_consumers_and_registrars_are_looked_at_too(url, prefix):
 
     assert "D303" in codes(report, subject="worker of imports")
     assert "D301" not in codes(report), "what a consumer's handle does cannot be seen"
-    with pytest.raises(InvalidOptionError, match="nothing the doctor knows"):
+    with pytest.raises(InvalidOptionError, match="not something the doctor can examine"):
         await examine(url, prefix=prefix, objects=[object()])
     await consumer.close()
 

@@ -98,7 +98,7 @@ def test_pages_follow_each_other_without_a_gap(seed):
 
 def test_limits_are_shared_out():
     assert partitioning.share(18, 4, "concurrency") == [5, 5, 4, 4]
-    with pytest.raises(InvalidOptionError, match="concurrency=3 cannot be shared out among 4"):
+    with pytest.raises(InvalidOptionError, match="concurrency=3 cannot be divided among 4"):
         partitioning.share(3, 4, "concurrency")
 
     few = partitioning.share_rate(RateLimit(5, 1000), 16)

@@ -126,7 +126,7 @@ async def test_an_exception_in_the_block_creates_nothing(app: App):
 
     assert saga.node is None
     assert await app.queue("default").get_group_state("g") is None
-    with pytest.raises(InvalidInputError, match="not created yet"):
+    with pytest.raises(InvalidInputError, match="not been created yet"):
         await saga.wait()
 
 

@@ -130,7 +130,7 @@ def test_the_context_is_found_wherever_it_stands_and_is_no_data(place: int):
 
     assert signature.context == "ctx"
     assert signature.bind((1, "x"), {}) == {"order": 1, "note": "x"}
-    with pytest.raises(ArgumentsError, match="'ctx' by the worker"):
+    with pytest.raises(ArgumentsError, match="'ctx' from the worker"):
         signature.bind((1, "x"), {"ctx": None})
 
 

@@ -53,7 +53,7 @@ def add(
 ) -> None:
     """Add a job, or many from a file.
 
-    NAME selects the handler; DATA is JSON, or @FILE, or - for what comes in.
+    NAME selects the handler; DATA is JSON, or @FILE, or - to read stdin.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def _add_lines(
     has_data: bool,
 ) -> None:
     if has_data or "job_id" in options:
-        raise click.UsageError("--from goes neither with DATA nor with --id")
+        raise click.UsageError("--from cannot be combined with DATA or --id")
     total = 0
     with (
         server.queue(queue_name, may_be_missing=True) as queue,

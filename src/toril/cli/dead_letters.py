@@ -472,7 +472,7 @@ def _metadata(job: Job) -> DeadLetterMetadata | None:
 
 def _refuse_everything(wanted: dict[str, Any], *, all_of_them: bool, verb: str) -> None:
     if not wanted and not all_of_them:
-        raise click.UsageError(f"say which letters to {verb}: by a filter, or --all")
+        raise click.UsageError(f"choose the letters to {verb} with a filter, or give --all")
     if wanted and all_of_them:
         raise click.UsageError("give either filters or --all")
 

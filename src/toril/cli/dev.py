@@ -51,7 +51,7 @@ def dev(
       toril dev --port 6379
       export TORIL_URL=embedded:.toril       # in the other terminals
     """
-    refuse_given("url", "prefix", because="this is a server of your own")
+    refuse_given("url", "prefix", because="it starts its own server")
     if temporary:
         refuse_given("directory", because="--temporary makes one")
     if opens:

@@ -84,7 +84,7 @@ def clean(
 def obliterate(server: Server, queue_name: str, force: bool, yes: bool) -> None:
     """Remove a queue and everything in it.
 
-    The queue has to be paused, and no job may run, or --force takes them from their workers.
+    The queue must be paused, and no job may be running; --force removes it anyway.
 
     \b
     Examples:

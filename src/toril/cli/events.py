@@ -42,7 +42,8 @@ def events(
 ) -> None:
     """Print events as they happen, until Ctrl-C.
 
-    Without QUEUE, of all queues that exist now.  With --json each event is one line.
+    Without QUEUE, it prints events of all queues that exist now.
+    With --json each event is one line.
 
     \b
     Examples:

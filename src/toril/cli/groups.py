@@ -143,7 +143,7 @@ def _print_advice(group: GroupInfo, members: list[GroupMember], where: str) -> N
         echo(f"  toril groups resolve {where} --note 'what was done'")
     if group.state is GroupState.BLOCKED:
         echo()
-        echo("There is no way back. Repair the cause and go on, or do it by hand and say so:")
+        echo("It can no longer be undone. Fix the cause and continue, or do it by hand and say so:")
         echo(f"  toril groups retry {where}")
         echo(f"  toril groups resolve {where} --note 'what was done'")
     for member in members:
@@ -155,7 +155,7 @@ def _print_advice(group: GroupInfo, members: list[GroupMember], where: str) -> N
 
 
 def facts_of(group: GroupInfo) -> list[tuple[str, Any]]:
-    """What can be said of a group in a line each; None where there is nothing to say."""
+    """The facts about a group that fit on one line each; None where there is nothing to say."""
     return [
         ("id", group.id),
         ("name", group.name),
@@ -220,7 +220,7 @@ def cancel(server: Server, queue_name: str, group_id: str, reason: str | None, y
 def complete_member(
     server: Server, queue_name: str, group_id: str, member: str, result: str | None
 ) -> None:
-    """Say that a member of a group completed: a signal, or one that blocks its group."""
+    """Report that a member of a group completed: a signal, or one that blocks its group."""
     value = None if result is None else read_json(result, "--result")
     with server.queue(queue_name) as queue:
         queue.complete_member(group_id, member, value)
@@ -242,7 +242,7 @@ def complete_member(
 def fail_member(
     server: Server, queue_name: str, group_id: str, member: str, reason: str, yes: bool
 ) -> None:
-    """Say that a member of a group failed: what is done is undone."""
+    """Report that a member of a group failed; what was done is undone."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
         confirm(f"Let member {member!r} of group {group.name!r} fail?", yes=yes)
@@ -260,7 +260,7 @@ def fail_member(
 @click.argument("group_id", metavar="ID")
 @with_server
 def retry(server: Server, queue_name: str, group_id: str) -> None:
-    """Run the members again that block a group: one in BLOCKED."""
+    """Retry the members that block a group in BLOCKED."""
     with server.queue(queue_name) as queue:
         retried = queue.retry_group(group_id)
     say(
@@ -308,7 +308,7 @@ def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool
 def _known(queue: Queue, group_id: str) -> GroupInfo:
     group = queue.get_group_state(group_id)
     if group is None:
-        raise GroupNotFoundError(f"queue {queue.name!r} owns no group {group_id!r}")
+        raise GroupNotFoundError(f"queue {queue.name!r} has no group {group_id!r}")
     return group
 
 

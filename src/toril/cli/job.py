@@ -21,7 +21,7 @@ from toril.protocol.job import Job
 @click.argument("job_id", metavar="ID")
 @queue_option
 @click.option(
-    "--logs", "log_rows", type=int, default=20, show_default=True, help="Rows of its log to show."
+    "--logs", "log_rows", type=int, default=20, show_default=True, help="Lines of its log to show."
 )
 @with_server
 def job(server: Server, job_id: str, queue_name: str | None, log_rows: int) -> None:
@@ -80,7 +80,7 @@ def _print(found: Job, state: str, explained: str, logs: list[str]) -> None:
 
 
 def facts_of(found: Job, state: str, explained: str) -> list[tuple[str, Any]]:
-    """What can be said of a job in a line each; None where there is nothing to say."""
+    """The facts about a job that fit on one line each; None where there is nothing to say."""
     attempts = f"{found.attempts_made} of {max(found.opts.attempts, 1)} made"
     return [
         ("id", found.id),
@@ -104,7 +104,7 @@ def facts_of(found: Job, state: str, explained: str) -> list[tuple[str, Any]]:
         ("scheduler", found.scheduler_id),
         ("deduplication", found.deduplication_id),
         ("idempotency key", found.idempotency_key),
-        ("failed", found.failed_reason),
+        ("failed" if state == "failed" else "last failure", found.failed_reason),
         ("returned", found.return_value),
     ]
 

@@ -20,7 +20,7 @@ from toril.protocol.lanes import Lane
 def lanes() -> None:
     """List, pause, resume and drain lanes.
 
-    The jobs of a lane run one at a time, in order; different lanes run side by side.
+    The jobs of a lane run one at a time, in order; different lanes run concurrently.
 
     \b
     Examples:

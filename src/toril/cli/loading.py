@@ -16,6 +16,7 @@ import msgspec
 
 from toril import App, Router, Worker
 from toril.cli.server import Server
+from toril.cli.values import counted
 from toril.client.connection import Connection
 from toril.errors import ServerError, ServerUnusableError
 from toril.logs import get_logger
@@ -64,7 +65,7 @@ class RunningApp:
 
     def __repr__(self) -> str:
         queues = ", ".join(self._queues or self._app.queue_names)
-        return f"<App of {len(self._app.tasks)} tasks on queues {queues}>"
+        return f"<App of {counted(len(self._app.tasks), 'task')} on queues {queues}>"
 
     @property
     def workers(self) -> list[Worker]:
@@ -132,7 +133,7 @@ class RunningQueue:
         await (self._found or self._plain).close(timeout)
 
     async def _partitions(self) -> int:
-        """How many partitions the queue has; waits for a server that is away, as a worker does."""
+        """How many partitions the queue has; waits for an unreachable server, as a worker does."""
         connection = Connection(self._plain.target, patience_s=_ASK_AGAIN_S)
         try:
             while not self._closing.is_set():
@@ -160,7 +161,7 @@ def load(target: str) -> Any:
     """The object that ``module:object`` names."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise click.UsageError(f"{target!r} names no object; write module:object")
+        raise click.UsageError(f"{target!r} does not name an object; write module:object")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -202,7 +203,9 @@ def services_of(server: Server, target: str, wishes: Wishes) -> list[Any]:
             f" {found!r}"
         )
     if not wishes.queues:
-        raise click.UsageError(f"{target!r} is no Worker, so say whose jobs it runs: --queue QUEUE")
+        raise click.UsageError(
+            f"{target!r} is not a Worker, so choose the queue it serves: --queue QUEUE"
+        )
     return [
         RunningQueue(
             name,
@@ -234,11 +237,10 @@ def _is_factory(found: Any) -> bool:
 def _refuse_wishes(server: Server, target: str, wishes: Wishes) -> None:
     for option in wishes.given():
         raise click.UsageError(
-            f"{target!r} was made with options of its own; {option} is for apps, routers and"
-            f" functions"
+            f"{target!r} already has its own options; {option} is for apps, routers and functions"
         )
     if server.is_explicit:
         raise click.UsageError(
-            f"{target!r} was made with a server of its own; --url and --prefix are for apps,"
+            f"{target!r} already has its own server; --url and --prefix are for apps,"
             f" routers and functions"
         )

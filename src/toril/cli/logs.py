@@ -11,11 +11,15 @@ from typing import Any, TypeVar
 
 import click
 
-from toril.cli.printing import log_to_terminal
+from toril.cli.printing import echo, log_to_terminal
+from toril.logs import get_logger
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+logger = get_logger("toril.cli")
 
 
 class JsonFormatter(logging.Formatter):
@@ -55,3 +59,11 @@ def set_up_logging(log_format: str, *, verbose: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+
+
+def notice(text: str) -> None:
+    """Tell the operator something on stderr: a plain line, or an entry of a JSON log."""
+    if any(isinstance(each.formatter, JsonFormatter) for each in logging.root.handlers):
+        logger.info(text)
+    else:
+        echo(text, err=True)

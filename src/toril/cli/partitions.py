@@ -48,8 +48,14 @@ def list_partitions(server: Server, queue_name: str) -> None:
 @partitions.command("grow")
 @queue_argument
 @click.argument("number", type=click.IntRange(2, partitioning.MOST_PARTITIONS), required=False)
-@click.option("--wait", type=DURATION, default="60s", show_default=True, help="For empty lanes.")
-@click.option("--stop", is_flag=True, help="Leave a queue that is growing as it was.")
+@click.option(
+    "--wait",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="How long to wait for empty lanes.",
+)
+@click.option("--stop", is_flag=True, help="Stop growing, and keep the current number.")
 @yes_option
 @with_server
 def grow(
@@ -69,7 +75,7 @@ def grow(
     if stop:
         numbers = growing.stop_growing(server.connection, keys)
     elif number is None:
-        raise click.UsageError("say how many partitions it is to have, or --stop")
+        raise click.UsageError("give the new number of partitions, or --stop")
     else:
         question = f"Queue {queue_name!r} takes no jobs while it grows to {number} partitions."
         confirm(f"{question} Go on?", yes=yes)

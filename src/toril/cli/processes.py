@@ -15,7 +15,7 @@ import time
 from types import FrameType
 
 from toril.cli.lifeline import Lifeline
-from toril.cli.printing import echo
+from toril.cli.logs import notice
 from toril.logs import get_logger
 
 logger = get_logger("toril.processes")
@@ -127,10 +127,9 @@ def _watch(children: list[_Child], told: _Signals, timeout_s: float, until_done:
                 return _end(children, told, timeout_s, code)
             child.bury()
             if child.deaths >= MOST_DEATHS:
-                echo(
+                notice(
                     f"toril: process {child.number} died {child.deaths} times in a row soon after"
-                    f" its start; giving up; see the log above",
-                    err=True,
+                    f" its start; giving up; see the log above"
                 )
                 return _end(children, told, timeout_s, GAVE_UP)
         if not left:

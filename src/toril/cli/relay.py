@@ -8,8 +8,7 @@ import click
 
 from toril import run
 from toril.cli.loading import load
-from toril.cli.logs import log_options, set_up_logging
-from toril.cli.printing import echo
+from toril.cli.logs import log_options, notice, set_up_logging
 from toril.cli.server import Server, with_server
 from toril.cli.values import DURATION, refuse_given
 from toril.cli.worker import Serving
@@ -59,7 +58,7 @@ def relay(
     relays = [load(target) for target in targets]
     for target, found in zip(targets, relays, strict=True):
         if not inspect.iscoroutinefunction(getattr(found, "run", None)):
-            raise click.UsageError(f"{target!r} is no Relay: {found!r}")
-        echo(f"running {target}; Ctrl-C stops it", err=True)
+            raise click.UsageError(f"{target!r} is not a Relay: {found!r}")
+        notice(f"running {target}; Ctrl-C stops it")
     beside = [] if metrics_port is None else [Serving(relays, metrics_host, metrics_port)]
     run(*relays, *beside, timeout=timeout)

@@ -92,7 +92,7 @@ def set_scheduler(
 @click.option("--times", "--limit", "limit", type=int, help="Run this many times in all.")
 @with_server
 def change(server: Server, queue_name: str, scheduler_id: str, **schedule: Any) -> None:
-    """Change when a scheduler runs, and keep all else."""
+    """Change when a scheduler runs, and keep everything else."""
     with server.queue(queue_name) as queue:
         found = queue.change_job_scheduler(scheduler_id, **schedule)
     say(
@@ -139,7 +139,7 @@ def resume(server: Server, queue_name: str, scheduler_id: str) -> None:
 @click.argument("scheduler_id", metavar="ID")
 @with_server
 def run(server: Server, queue_name: str, scheduler_id: str) -> None:
-    """Add one of its jobs now, beside its beat."""
+    """Add one of its jobs now; its schedule stays as it is."""
     with server.queue(queue_name) as queue:
         job = queue.run_job_scheduler(scheduler_id)
     say(server, f"Added job {job.id!r}.", id=scheduler_id, job_id=job.id)

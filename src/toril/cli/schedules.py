@@ -72,7 +72,7 @@ def _ask(
 ) -> list[Declared]:
     app = load(target)
     if not isinstance(app, App):
-        raise click.UsageError(f"{target!r} is no App: {app!r}")
+        raise click.UsageError(f"{target!r} is not an App: {app!r}")
     if server.is_explicit:
         app.connection, app.prefix = server.url or app.connection, server.prefix
 

@@ -46,7 +46,7 @@ DURATION = DurationType()
 
 
 def read_json(text: str, what: str) -> Any:
-    """The value of a JSON text, of ``@file``, or of ``-`` for what comes in."""
+    """The value of a JSON text, of ``@file``, or of ``-`` for stdin."""
     if text == "-":
         text = sys.stdin.read()
     elif text.startswith("@"):

@@ -11,8 +11,7 @@ import click
 
 from toril import Queue, Worker, run
 from toril.cli.loading import RunningApp, RunningQueue, Wishes, services_of
-from toril.cli.logs import log_options, set_up_logging
-from toril.cli.printing import echo
+from toril.cli.logs import log_options, notice, set_up_logging
 from toril.cli.processes import number_of_this, run_many
 from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
@@ -105,12 +104,12 @@ def worker(
     """
     refuse_given("as_json", because="a worker prints no result")
     if directories and not reload:
-        raise click.UsageError("--reload-dir goes with --reload")
+        raise click.UsageError("--reload-dir needs --reload")
     if metrics_port is None:
         refuse_given("metrics_host", because="it goes with --metrics-port")
     if reload:
         if processes > 1 or burst:
-            raise click.UsageError("--reload goes with neither --processes nor --burst")
+            raise click.UsageError("--reload cannot be combined with --processes or --burst")
         return run_and_reload(directories or (".",), timeout_s=timeout / 1000 + _AFTER_TIMEOUT_S)
     set_up_logging(log_format, verbose=verbose)
     if processes > 1:
@@ -123,10 +122,9 @@ def worker(
     )
     services = [one for target in targets for one in services_of(server, target, wishes)]
     for service in services:
-        echo(
+        notice(
             f"running {service!r}; Ctrl-C or SIGTERM stops it, and running jobs then have"
-            f" {timeout / 1000:g} s",
-            err=True,
+            f" {timeout / 1000:g} s"
         )
     beside = _companions(services, metrics_host, metrics_port, burst=burst)
     run(*services, *beside, timeout=timeout, uvloop=uvloop)
@@ -152,7 +150,7 @@ def _parse_queue(text: str) -> tuple[str, int | None]:
     if not colon or not size.isdigit():
         return text, None
     if int(size) < 1:
-        raise click.UsageError(f"--queue {text}: {size} jobs at a time are none")
+        raise click.UsageError(f"--queue {text}: {size} is not a number of jobs; give at least 1")
     return name, int(size)
 
 
@@ -181,7 +179,7 @@ class Serving:
     async def run(self) -> None:
         server = HealthServer(lambda: workers_of(self._services), self._text)
         port = await server.start(*self._address)
-        echo(f"health and metrics on http://{self._address[0]}:{port}", err=True)
+        notice(f"health and metrics on http://{self._address[0]}:{port}")
         try:
             await self._closing.wait()
         finally:
@@ -196,10 +194,7 @@ class Serving:
 
             from toril.contrib.prometheus import RelayCollector, WorkerMetrics
         except ImportError:
-            echo(
-                'toril: /metrics needs prometheus_client: pip install "toril[prometheus]"',
-                err=True,
-            )
+            notice('toril: /metrics needs prometheus_client: pip install "toril[prometheus]"')
             return None
         for service in self._services:
             if isinstance(service, RunningApp | RunningQueue):

@@ -301,7 +301,7 @@ class QueueDeadLetters:
         if isinstance(resume, str) and found is None:
             raise InvalidOptionError(
                 f"queue {self.name!r} has no interrupted {verb} {resume!r}: it has finished, or"
-                f" was silent for a week; call it with its filters instead"
+                f" nothing continued it for a week; call it with its filters instead"
             )
         run = Run(verb, new_job_id(), wanted)
         if found is not None:

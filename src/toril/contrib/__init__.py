@@ -1,1 +1,1 @@
-"""Bridges to other libraries; each needs the extra of its name."""
+"""Integrations with other libraries; each needs the extra with its name."""

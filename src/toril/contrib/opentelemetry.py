@@ -1,7 +1,7 @@
 """Traces with OpenTelemetry: a span for every add and every attempt, linked through the job.
 
-The context travels in the job's ``telemetry`` option, as JSON, the way BullMQ's own telemetry
-writes and reads it: a trace crosses from Node to Python and back.
+The context is stored as JSON in the job's ``telemetry`` option, where BullMQ's own telemetry also
+keeps it, so a trace continues from Node to Python and back.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class TracedOutbox:
 
 
 def trace_jobs(*, tracer_provider: TracerProvider | None = None) -> Middleware:
-    """Middleware for a worker: every attempt is a span, below the one that added the job.
+    """Middleware for a worker: every attempt is a span, a child of the one that added the job.
 
     ``Worker(…, middleware=[trace_jobs()])``
     """
@@ -224,7 +224,7 @@ def carrier() -> str:
 
 
 def context_of(telemetry: str | None) -> Context | None:
-    """The context that a job carries, or None when it carries none that can be read."""
+    """The context that a job carries, or None if it carries none that can be read."""
     if not telemetry:
         return None
     try:
@@ -257,7 +257,7 @@ def _describe(span: Span, job: Any) -> None:
 
 
 def _record(span: Span, error: BaseException) -> None:
-    """A handler that puts its job off has not failed."""
+    """Record an error, unless the handler only postponed its job."""
     if isinstance(error, Signal) and not isinstance(error, UnrecoverableError):
         span.set_attribute("toril.job.put_back", type(error).__name__)
         return

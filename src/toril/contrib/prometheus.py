@@ -1,6 +1,6 @@
 """Metrics for Prometheus: what queues hold, and what workers do.
 
-``QueueCollector`` asks the server at every scrape; run one of it for a queue, anywhere.
+``QueueCollector`` asks the server at every scrape; one per queue is enough, in any process.
 ``WorkerMetrics`` listens to a worker in its own process, so every worker has one.
 ``RelayCollector`` does the same for a relay of an outbox.
 
@@ -40,8 +40,8 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 30
 class QueueCollector(Collector):
     """What some queues hold, read from the server at every scrape.
 
-    ``dead_letter_queues`` are those whose waiting jobs are dead letters.  A server that does not
-    answer leaves the scrape without these metrics, but for ``toril_up`` 0.  ``partitions`` names
+    ``dead_letter_queues`` are those whose waiting jobs are dead letters.  If the server does not
+    answer, the scrape has only ``toril_up`` 0.  ``partitions`` names
     the queues that have any, and how many.
     """
 
@@ -163,7 +163,7 @@ class QueueCollector(Collector):
 
 
 class RelayCollector(Collector):
-    """What a relay of an outbox does, and how far it is behind; for the process that runs it.
+    """What an outbox relay does and how far it lags behind; for the process that runs it.
 
     Alert on ``toril_outbox_lag_seconds`` and ``toril_outbox_parked_rows``.
     """
@@ -277,7 +277,7 @@ class WorkerMetrics:
             self._meters.run.labels(self._queue, label).observe(time.monotonic() - started)
 
     def _label(self, name: str) -> str:
-        """The job's name, or ``other`` when there are too many of them."""
+        """The job's name, or ``other`` if there are too many names."""
         if name in self._names:
             return name
         if len(self._names) >= self._most_names:
@@ -344,7 +344,7 @@ class _Meters:
         )
 
     def watch(self, worker: Worker) -> None:
-        """Count the running jobs of ``worker`` with those of others of the same queue."""
+        """Count the running jobs of ``worker`` with those of the queue's other workers."""
         workers = self._workers.setdefault(worker.name, [])
         workers.append(worker)
         worker.on("closed", lambda: workers.remove(worker))

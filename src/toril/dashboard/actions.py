@@ -113,7 +113,7 @@ class Change:
 
     what: str
     make: Callable[[], Awaitable[str]] | None = None
-    """Makes it at once, and says what came of it."""
+    """Makes it at once, and returns the result."""
     work: Work | None = None
     """Or makes it beside the pages; ``total`` is for the bar."""
     total: int = 0

@@ -35,7 +35,7 @@ class Operation:
 
 
 Work = Callable[[Operation], Awaitable[str]]
-"""Does it, sets ``done`` on the way, and returns what came of it."""
+"""Does it, sets ``done`` on the way, and returns the result."""
 
 
 class Operations:

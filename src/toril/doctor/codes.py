@@ -22,18 +22,25 @@ class Code(NamedTuple):
 
 def explain(code: str) -> str:
     """All about one code, as plain text."""
-    known = CODES.get(code.strip().upper())
+    name = code.strip().upper()
+    known = CODES.get(name)
     if known is None:
         raise InvalidOptionError(
             f"there is no doctor code {code!r}; codes look like D201, and each finding shows its own"
         )
     steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(known.steps, 1))
     return (
-        f"{code.strip().upper()}: {known.title}\n\n"
+        f"{name}: {known.title}\n\n"
         f"What the doctor looks at\n  {known.looks_at}\n\n"
         f"Why it matters\n  {known.why}\n\n"
-        f"What to do\n{steps}"
+        f"What to do\n{steps}\n\n"
+        f"In the documentation: {page_of(name)}"
     )
+
+
+def page_of(code: str) -> str:
+    """The code's page, in the repository."""
+    return f"docs/reference/doctor/{code}.md"
 
 
 CODES: dict[str, Code] = {

@@ -51,7 +51,8 @@ def sort_out(objects: Iterable[Any]) -> Parts:
             parts.relays.append(item)
         else:
             raise InvalidOptionError(
-                f"{item!r} is nothing the doctor knows; give it workers, consumers, queues, relays"
+                f"{item!r} is not something the doctor can examine;"
+                " pass workers, consumers, queues or relays"
             )
     return parts
 

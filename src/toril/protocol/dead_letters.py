@@ -298,7 +298,7 @@ def not_dead_letters(queue: str) -> NotDeadLettersError:
     return NotDeadLettersError(
         f"queue {queue!r} is no dead letter queue: its waiting jobs are no dead letters, and no"
         f" worker has ever buried one there; check the name, or pass force=True (--force) to treat"
-        f" its jobs as dead letters all the same"
+        f" its jobs as dead letters anyway"
     )
 
 

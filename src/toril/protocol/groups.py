@@ -166,7 +166,7 @@ def stage_of(members: Sequence[GroupMember]) -> dict[str, int]:
     left = list(after)
     while left:
         ready = [key for key in left if all(one in found or one not in after for one in after[key])]
-        for key in ready or left:  # a graph that somebody damaged is shown all the same
+        for key in ready or left:  # a damaged graph is shown anyway
             found[key] = 1 + max((found.get(one, 0) for one in after[key]), default=0)
         left = [key for key in left if key not in found]
     return found
@@ -274,7 +274,7 @@ def _state(group_id: str, state: str) -> GroupState:
     except ValueError:
         raise InvalidGroupStateError(
             f"group {group_id!r} has the state {state[:100]!r}, which this version does not know:"
-            f" a newer version wrote it, or somebody damaged it; run the doctor"
+            f" a newer version wrote it, or it is damaged; run the doctor"
         ) from None
 
 
@@ -664,8 +664,8 @@ def cancel(keys: Keys, group_id: str, *, request: str, reason: str | None = None
             raise InvalidGroupStateError("Cannot cancel a completed group")
         if state == GroupState.BLOCKED or state == _PAST_PIVOT:
             raise InvalidGroupStateError(
-                f"Cannot cancel group {group_id!r}: its pivot has completed, and there is no way"
-                f" back; retry_group and resolve_group go on"
+                f"Cannot cancel group {group_id!r}: its pivot has completed, so it can no longer"
+                f" be undone; continue with retry_group or resolve_group"
             )
         if state != GroupState.ACTIVE:
             raise InvalidGroupStateError(f"Cannot cancel group in state {state}")

@@ -196,7 +196,7 @@ def check_known_id(job_id: str) -> None:
     first, colon, _ = job_id.partition(":")
     if colon and first in _FAMILIES and not _SCHEDULED_ID.fullmatch(job_id):
         raise InvalidNameError(
-            f"{job_id!r} cannot be the id of a job: what begins with '{first}:' is something else"
+            f"{job_id!r} cannot be the id of a job: ids that begin with '{first}:' are reserved"
         )
 
 

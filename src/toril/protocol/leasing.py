@@ -164,7 +164,7 @@ _mail = msgspec.msgpack.Decoder(tuple[str, ...])
 def _read_mail(message: bytes) -> tuple[str, ...] | None:
     try:
         words = _mail.decode(message)
-    except msgspec.DecodeError:  # not one of ours; locks must be renewed all the same
+    except msgspec.DecodeError:  # not one of ours; locks must be renewed anyway
         return None
     return words if len(words) in (3, 4) else None
 

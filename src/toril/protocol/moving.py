@@ -33,7 +33,7 @@ def retry(
             raise InvalidGroupStateError(
                 f"job {job_id!r} belongs to a group that is over or being undone, or that counts it"
                 f" as completed, so running it again could not be undone; pass force=True to run it"
-                f" all the same"
+                f" anyway"
             )
         refuse(code)
 

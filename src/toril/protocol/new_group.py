@@ -312,8 +312,8 @@ def _members(name: str, jobs: Sequence[Any], compensation: Any) -> tuple[NewMemb
     if len(members) > MOST_MEMBERS:
         raise GroupValidationError(
             f"group {name!r} has {len(members)} jobs, and {MOST_MEMBERS} is the most"
-            f" ({members[MOST_MEMBERS].name!r} is one too many); split it, or let one job stand for"
-            f" several"
+            f" ({members[MOST_MEMBERS].name!r} is one too many); split it, or combine"
+            f" several jobs into one"
         )
     return members
 
@@ -352,8 +352,8 @@ def _check_compensations(members: Sequence[NewMember], mapping: Mapping[str, Com
             continue
         if any(member.name == key for member in members):
             raise GroupValidationError(
-                f"signal {key!r} has a compensation, and nothing runs for a signal; let a job"
-                f" after it do what can be undone"
+                f"signal {key!r} has a compensation, and nothing runs for a signal; put what can"
+                f" be undone into a job after it"
             )
         raise GroupValidationError(f'Compensation key "{key}" does not match any job name')
 
@@ -436,15 +436,15 @@ def _end(job: Any, option: str) -> NewJob | None:
     )
     if has_place or getattr(job, "children", ()) or job.deduplication is not None:
         raise GroupValidationError(
-            f"{option}: job {job.name!r} is added when the group ends and is no member of it;"
+            f"{option}: job {job.name!r} is added when the group ends and is not a member of it;"
             f" it cannot have after, inputs, pivot, key, compensation, children or deduplication"
         )
     check_queue_name(job.queue_name)
     data = {} if job.data is None else codec.decode(codec.encode(job.data, "data"))
     if not isinstance(data, dict) or TOLD in data:
         raise GroupValidationError(
-            f"{option}: the data of job {job.name!r} must be an object without {TOLD!r}: there it"
-            f" is told how the group ended"
+            f"{option}: the data of job {job.name!r} must be an object without {TOLD!r}: how the"
+            f" group ended is stored there"
         )
     return job
 
@@ -555,7 +555,7 @@ def _check_queues(group: NewGroup) -> None:
         for word in re.findall(r"\{[^}]*\}", target):
             if word not in queue_name and word not in group.owner:
                 raise InvalidOptionError(
-                    f"compensation_queue={group.compensation_queue!r} has {word!r} in it, and only"
+                    f"compensation_queue={group.compensation_queue!r} has {word!r} in it, but only"
                     f" '{{queue}}' is replaced; write {COMPENSATION_QUEUE!r} or a name of its own"
                 )
         if target == queue_name:

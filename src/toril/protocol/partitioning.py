@@ -197,12 +197,12 @@ def _numbers(reply: bytes | None) -> Numbers:
 
 
 def share(total: int, partitions: int, what: str) -> list[int]:
-    """``total`` shared out among the partitions, as evenly as whole numbers can be."""
+    """``total`` divided among the partitions, as evenly as whole numbers can be."""
     whole(total, what, least=1)
     if total < partitions:
         raise InvalidOptionError(
-            f"{what}={total} cannot be shared out among {partitions} partitions: each needs one at"
-            f" least, so {partitions} is the smallest"
+            f"{what}={total} cannot be divided among {partitions} partitions: each needs at least"
+            f" one, so {partitions} is the smallest"
         )
     least, rest = divmod(total, partitions)
     return [least + (number < rest) for number in range(partitions)]

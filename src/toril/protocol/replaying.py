@@ -137,7 +137,7 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
             return InvalidGroupStateError(
                 f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over,"
                 f" being undone, or in another slot of the cluster, so running it again could not"
-                f" be undone; pass force=True (--force) to replay it all the same"
+                f" be undone; pass force=True (--force) to replay it anyway"
             )
     return not_found(letter_id, queue)
 

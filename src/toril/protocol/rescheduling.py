@@ -222,7 +222,7 @@ def _merged(scheduler_id: str, record: _Record, new: Change, now_ms: int) -> dic
         offset=new.offset,
     )
     if given.end_ms is not None and given.end_ms <= now_ms:
-        raise InvalidOptionError(f"end={new.end!r} of scheduler {scheduler_id!r} is past")
+        raise InvalidOptionError(f"end={new.end!r} of scheduler {scheduler_id!r} is in the past")
     over = {
         "every": given.every_ms if new.every is not None else None,
         "tz": given.tz,

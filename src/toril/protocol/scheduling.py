@@ -86,7 +86,9 @@ def upsert(keys: Keys, scheduler_id: str, schedule: Schedule, template: NewJob) 
         cron.zone_of(schedule.tz or DEFAULT_ZONE)
     now_ms: int = yield script("clock", keys, {}, int, resend=Resend.SAME)
     if schedule.end_ms is not None and schedule.end_ms <= now_ms:
-        raise InvalidOptionError(f"end={schedule.end!r} of scheduler {scheduler_id!r} is past")
+        raise InvalidOptionError(
+            f"end={schedule.end!r} of scheduler {scheduler_id!r} is in the past"
+        )
     job: Job = yield _upsert(keys, scheduler_id, schedule, template, now_ms)
     return job
 

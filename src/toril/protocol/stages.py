@@ -132,7 +132,8 @@ def _place_of(
         )
     known = ", ".join(repr(other) for other in list(places)[:20])
     raise GroupValidationError(
-        f"member {member.name!r} {does} {key!r}, which is no member of the group; there are {known}"
+        f"member {member.name!r} {does} {key!r}, which is not a member of the group;"
+        f" its members are {known}"
     )
 
 
@@ -180,7 +181,7 @@ def _refuse_too_many_edges(gates: Sequence[Gate]) -> None:
     if edges > MOST_EDGES:
         raise GroupValidationError(
             f"the members of the group wait for each other in {edges} ways, and {MOST_EDGES} is the"
-            f" most; let one member stand between the many"
+            f" most; put one member between them"
         )
 
 
@@ -196,7 +197,7 @@ def _inputs(
         source = _place_of(key, member, members, places, "takes the result of")
         if not ancestors[place] >> source & 1:
             raise GroupValidationError(
-                f"member {member.name!r} takes the result of {key!r}, which need not be done"
+                f"member {member.name!r} takes the result of {key!r}, which may not have run"
                 f" before it; add {key!r} to its after"
             )
         found[name] = source
@@ -209,8 +210,8 @@ def _check_pivot(
     if len(pivots) > 1:
         first, second = (members[place].name for place in pivots[:2])
         raise GroupValidationError(
-            f"members {first!r} and {second!r} are both pivots; behind the first there is no way"
-            f" back already"
+            f"members {first!r} and {second!r} are both pivots; after the first nothing"
+            f" can be undone anyway"
         )
     (pivot,) = pivots
     for place, member in enumerate(members):
@@ -218,5 +219,6 @@ def _check_pivot(
             continue
         raise GroupValidationError(
             f"member {member.name!r} is neither before nor after the pivot"
-            f" {members[pivot].name!r}; if it failed beside it nobody could say whether to undo"
+            f" {members[pivot].name!r}; if it failed at the same time,"
+            f" it would be unclear whether to undo"
         )

@@ -59,7 +59,7 @@ _RETRY_S = 1.0
 class App:
     """Tasks and the workers that run them.
 
-    ``connection`` and ``prefix`` are those of its queues; ``queue`` takes the tasks that name none
+    ``connection`` and ``prefix`` apply to its queues; ``queue`` is for tasks that name no queue
     and that no pattern of ``routes`` matches.  ``lifespan(app)`` is an async context manager that
     is entered once per process; what it yields is ``ctx.state``.  ``worker_options`` are those of
     ``Worker``, where ``dead_letter_queue`` may contain ``{queue}``.  Options of jobs are defaults
@@ -88,7 +88,8 @@ class App:
         Replicas.of(replicas, replicas_timeout)
         if "partitions" in (worker_options or {}):
             raise InvalidOptionError(
-                "the partitions of an App are an option of its own, by queue: App(partitions={…})"
+                "pass the partitions of an App by queue, not as an option of its workers:"
+                " App(partitions={…})"
             )
         for name in (queue, *(routes or {}).values()):
             check_queue_name(name)
@@ -199,7 +200,7 @@ class App:
         return sorted({task.queue_name for task in self._tasks.values()})
 
     def register_undo(self, task: AnyTask, function: Callable[..., Any]) -> AnyTask:
-        """What ``@task.undo`` does; use that."""
+        """Used by ``@task.undo``; use that instead."""
         name = function.__name__
         undo: AnyTask = Task(
             self,
@@ -215,7 +216,7 @@ class App:
         check_queue_name(task.queue_name)
         if task.name in self._tasks:
             raise InvalidOptionError(
-                f"the app has a task {task.name!r} already; give this one another name=…"
+                f"the app already has a task {task.name!r}; give this one another name=…"
             )
         if task.schedule is not None:
             task.call()  # a schedule has no arguments to give
@@ -251,10 +252,10 @@ class App:
         return await step(call)
 
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
-        """Add the jobs of many calls in a few round trips; the handles are in their order.
+        """Add the jobs of many calls in a few round trips; returns their handles in the same order.
 
-        If one of them cannot be a job, none is added; with middleware that has ``on_enqueue`` each
-        is added on its own.
+        If one of the calls is refused, none is added.  With ``on_enqueue`` middleware each
+        call is added for itself, so a refused one does not stop the others.
         """
         calls = list(calls)
         for call in calls:
@@ -277,7 +278,7 @@ class App:
                 )
             by_queue.setdefault(call.queue_name, []).append(number)
         if len(by_queue) > 1:
-            # Each queue would notice for itself, when others have theirs already.
+            # Each queue would check only its own jobs, after others were already added.
             for call in calls:
                 self._queue(call.queue_name).adder.prepare(call)
         handles: dict[int, Handle[Any]] = {}
@@ -292,14 +293,14 @@ class App:
         return [handles[number] for number in range(len(calls))]
 
     def group(self, name: str, *, group_id: str | None = None, **options: Any) -> Saga:
-        """Put a group of calls together; leaving the block creates it in one step.
+        """Build a group of calls; leaving the block creates it in one step.
 
             async with app.group("order", group_id=f"order-{order}") as saga:
                 receipt = saga.add(charge.call(order, amount))
                 saga.add(ship.call(order, receipt=receipt.result))
 
         Each call runs after those whose results it uses, and the ``undo`` of its task undoes it.
-        ``options`` are those of ``FlowProducer.add_group``.
+        ``options`` are the options of ``FlowProducer.add_group``.
         """
         return Saga(self, name, group_id, options)
 
@@ -312,13 +313,13 @@ class App:
     @overload
     async def chain(self, *calls: Call[Any]) -> GroupHandle[Any]: ...
     async def chain(self, *calls: Call[Any]) -> GroupHandle[Any]:
-        """Run calls one after the other; the result of the handle is that of the last."""
+        """Run calls one after the other; the handle's result is the result of the last call."""
         return await start_chain(self, calls)
 
     async def gather(self, calls: Iterable[Call[R]]) -> GroupHandle[list[R]]:
-        """Run calls side by side; the result of the handle is a list in the order given.
+        """Run calls concurrently; the handle's result is a list in the order given.
 
-        If one of them fails for good the others are undone, as in any group.
+        If one of them fails for good, the others are undone, as in any group.
         """
         return await start_gather(self, calls)
 
@@ -351,10 +352,10 @@ class App:
 
     @contextmanager
     def eager(self, *, raise_failures: bool = True) -> Iterator[None]:
-        """Inside the block, ``enqueue`` runs the task at once, in this process, without a server.
+        """Inside the block, ``enqueue`` runs the task right here, without a server.
 
-        A task that fails raises from ``enqueue``; with ``raise_failures=False`` from
-        ``handle.result()``, as it would with a server.
+        If a task fails, ``enqueue`` raises its error; with ``raise_failures=False``,
+        ``handle.result()`` raises it, as it would with a server.
         """
         before, self._eager = self._eager, raise_failures
         try:
@@ -371,7 +372,7 @@ class App:
     async def moved_to(
         self, connection: Target, prefix: str, note: Callable[[Call[Any], Job], None]
     ) -> AsyncIterator[None]:
-        """Inside the block the app is at home elsewhere, and ``note`` hears what it enqueues.
+        """Inside the block the app uses another server, and ``note`` gets what it enqueues.
 
         For tests: ``toril.testing.running`` is what you want.
         """
@@ -387,7 +388,7 @@ class App:
             self.connection, self.prefix = home
 
     def queue(self, name: str) -> Queue:
-        """The queue of this name, on the app's connection."""
+        """The queue with this name, on the app's connection."""
         return self._queue(name)
 
     @property
@@ -422,7 +423,7 @@ class App:
         return self._producer
 
     def _stem(self, queue_name: str) -> str:
-        """What the names of queues begin with that have the partitions of this one."""
+        """The prefix that the names of this queue's partitions share."""
         if told_of(queue_name, self.partitions) == 1 or hash_tag(queue_name) is not None:
             return queue_name
         return f"{{{queue_name}}}"
@@ -447,8 +448,8 @@ class App:
     ) -> None:
         """Run the tasks of ``queues`` (by default all) until ``close`` is called.
 
-        ``{"payments": 50}`` says how many jobs of a queue run at a time; ``options`` are those of
-        ``Worker``.
+        ``{"payments": 50}`` sets how many jobs of a queue run at a time; ``options`` are the
+        options of ``Worker``.
         """
         if self._closing is not None:
             raise InvalidOptionError("this app is already running")
@@ -476,7 +477,8 @@ class App:
             await self._close_queues()
 
     async def close(self, timeout: Duration | None = None) -> None:
-        """Take no more jobs, let running ones finish within ``timeout``, hand back the rest."""
+        """Stop taking jobs, let running ones finish within ``timeout``, and return the rest to the
+        queue."""
         await self._close_workers(timeout)
         if self._closing is not None:
             self._closing.set()
@@ -484,7 +486,7 @@ class App:
             await self._close_queues()
 
     async def __aenter__(self) -> Self:
-        """Open for enqueueing; ``run`` needs no such block."""
+        """Open the connection for enqueueing; ``run`` does not need this block."""
         return self
 
     async def __aexit__(
@@ -502,7 +504,7 @@ class App:
         concurrency: int | None = None,
         **options: Any,
     ) -> list[Worker]:
-        """A worker for each queue, not yet started; ``options`` are those of ``Worker``."""
+        """A worker for each queue, not yet started; ``options`` are the options of ``Worker``."""
         default = concurrency or self.worker_options.get("concurrency") or CONCURRENCY
         chosen = (
             dict(queues)
@@ -573,7 +575,7 @@ class App:
     # ------------------------------------------------------------------ schedules
 
     async def declare_schedules(self) -> list[Declared]:
-        """Store the schedules of the code on the server; returns those that were changed."""
+        """Store the schedules that the code declares on the server; returns those that changed."""
         changed = []
         for one in await self.schedules():
             if one.schedule is None or one.is_current:
@@ -625,7 +627,7 @@ class App:
         )
 
     async def _declare_patiently(self) -> None:
-        """Workers wait for a server that is away; so do the schedules."""
+        """Keep trying while the server is unreachable, as workers do."""
         if all(task.schedule is None for task in self._tasks.values()):
             return
         while True:
@@ -642,7 +644,7 @@ class App:
 
 
 class TaskDecorator(Protocol):
-    """What ``@app.task(…)`` gives: it makes a task of the function below it."""
+    """What ``@app.task(…)`` returns: it turns the function below it into a task."""
 
     @overload
     def __call__(
@@ -681,7 +683,7 @@ def _errors(errors: Errors, option: str) -> tuple[type[BaseException], ...]:
 
 
 def _names_in_sight() -> dict[str, Any]:
-    """The names where ``@app.task`` stands, for annotations that are text."""
+    """The names visible where ``@app.task`` is used, for annotations that are strings."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("toril.tasks"):
         frame = frame.f_back

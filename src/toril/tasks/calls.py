@@ -33,7 +33,7 @@ _UNDO_FIELDS = (
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Stands for the result of another member of a group, in the arguments of a call."""
+    """A placeholder, in the arguments of a call, for the result of another member of its group."""
 
     key: str
 
@@ -53,7 +53,7 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
 
     @property
     def membership(self) -> Mapping[str, Any]:
-        """What it brings along as a member of a group: its undo, and whose results it uses."""
+        """What a group needs to know about it: its undo, and whose results it uses."""
         inputs = {name: reference.key for name, reference in self.references.items()}
         after = tuple(dict.fromkeys(inputs.values()))
         return {"compensation": self._undo(inputs), "inputs": inputs, "after": after}
@@ -105,7 +105,7 @@ class Handle(Generic[R]):
         return await self._queue.get_job(self.id)
 
     async def cancel(self, reason: str = "cancelled") -> Cancelled:
-        """Stop the job, whether it waits or runs."""
+        """Cancel the job, whether it is waiting or running."""
         return await self._queue.cancel(self.id, reason)
 
 
@@ -143,5 +143,5 @@ class BlockingHandle(Generic[R]):
         return self._queue.get_job(self.id)
 
     def cancel(self, reason: str = "cancelled") -> Cancelled:
-        """Stop the job, whether it waits or runs."""
+        """Cancel the job, whether it is waiting or running."""
         return self._queue.cancel(self.id, reason)

@@ -1,4 +1,4 @@
-"""Tasks that run at once, where they are enqueued: no server, no worker, for tests."""
+"""Tasks that run immediately, where they are enqueued: no server and no worker, for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _numbers = itertools.count(1)
 
 
 class _Outcome:
-    """How a call ended that ran at once."""
+    """The outcome of a call that ran immediately."""
 
     def __init__(self, context: TestContext, value: Any, error: BaseException | None) -> None:
         self.context = context
@@ -39,11 +39,11 @@ class _Outcome:
         raise JobFailedError(self.context.id, reason) from self._error
 
     def cancel(self) -> Cancelled:
-        raise JobNotInStateError(f"job {self.context.id!r} has finished; it ran at once")
+        raise JobNotInStateError(f"job {self.context.id!r} has finished; it ran immediately")
 
 
 class EagerHandle(Handle[R]):
-    """A ``Handle`` of a call that has run already; ``context`` is what its function was given."""
+    """The ``Handle`` of a call that has already run; ``context`` is what its function received."""
 
     __slots__ = ("_outcome", "context")
 
@@ -101,7 +101,7 @@ class BlockingEagerHandle(BlockingHandle[R]):
 
 
 async def run_now(call: Call[R], task: Any, state: Any, *, raises: bool) -> Handle[R]:
-    """Run a call here; a plain function runs in a thread, as a worker would have it."""
+    """Run a call here; a plain function runs in a thread, as it would in a worker."""
     context, arguments = _prepare(call, task, state)
     value: Any = None
     failure: BaseException | None = None
@@ -136,7 +136,7 @@ def run_blocking(call: Call[R], task: Any, state: Any, *, raises: bool) -> Block
 
 
 def _prepare(call: Call[Any], task: Any, state: Any) -> tuple[TestContext, dict[str, Any]]:
-    """The arguments take the way over JSON that they would take with a server."""
+    """Convert the arguments to JSON and back, as a server would."""
     context = make_context(
         call.name,
         call.data,

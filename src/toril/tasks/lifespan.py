@@ -12,7 +12,7 @@ Enter = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
 class Lifespan:
-    """Enters once however many ask, and leaves when the last of them has gone."""
+    """Entered once, however many users it has; left when the last of them is done."""
 
     def __init__(self, enter: Enter | None, app: Any) -> None:
         self._enter = enter

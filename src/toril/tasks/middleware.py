@@ -34,5 +34,5 @@ class TaskMiddleware:
 
 
 def has_side(middleware: TaskMiddleware, side: str) -> bool:
-    """Does it do anything there?"""
+    """Whether it overrides this side."""
     return getattr(type(middleware), side, None) is not getattr(TaskMiddleware, side)

@@ -1,4 +1,4 @@
-"""A handler's context without a server: it answers like a job, and records what it is told."""
+"""A handler's context without a server: it behaves like a job, and records what it receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Now(Generic[T]):
-    """A result that is there: it may be awaited, and need not be."""
+    """A result that is already there; awaiting it is optional."""
 
     def __init__(self, value: T) -> None:
         self.value = value
@@ -27,7 +27,7 @@ class Now(Generic[T]):
 
 
 class TestContext(StoredJob):
-    """What ``make_context`` makes: a ``Context`` for async and for plain handlers.
+    """What ``make_context`` returns: a ``Context`` for async and for plain handlers.
 
     ``reports``, ``logs`` and ``updates`` hold what the handler reported, logged and wrote.
     """
@@ -50,13 +50,14 @@ class TestContext(StoredJob):
 
     @property
     def signal(self) -> asyncio.Event | threading.Event:
-        """Not set unless you do; an ``asyncio.Event`` where a loop runs, for plain code another."""
+        """Set only if the test sets it; an ``asyncio.Event`` if a loop is running, otherwise a
+        ``threading.Event``."""
         if self._signal is None:
             self._signal = asyncio.Event() if _has_loop() else threading.Event()
         return self._signal
 
     def report(self, value: Any) -> Now[None]:
-        """Record how far the job is."""
+        """Record the job's progress."""
         codec.encode(value, "the progress")
         self.reports.append(value)
         return Now(None)
@@ -67,12 +68,12 @@ class TestContext(StoredJob):
         return self.report(value)
 
     def log(self, row: str) -> Now[int]:
-        """Record a row of the job's log."""
+        """Record a line of the job's log."""
         self.logs.append(row)
         return Now(len(self.logs))
 
     def update_data(self, data: Any) -> Now[None]:
-        """Record other data; ``data`` is that from now on."""
+        """Record new data; from now on ``data`` returns it."""
         text = codec.encode(data, "the data")
         self.updates.append(data)
         self._fields = {**self._fields, b"data": text}
@@ -80,7 +81,7 @@ class TestContext(StoredJob):
         return Now(None)
 
     def extend_lock(self, duration: int) -> Now[None]:
-        """Do nothing: nobody else wants this job."""
+        """Do nothing: no other worker can take this job."""
         return Now(None)
 
     def children_values(self) -> Now[dict[str, Any]]:
@@ -126,7 +127,7 @@ def make_context(
     children_values: dict[str, Any] | None = None,
     **options: Any,
 ) -> TestContext:
-    """A context for a handler under test; ``options`` are those of ``Queue.add``.
+    """A context for a handler under test; ``options`` are the options of ``Queue.add``.
 
     ::
 

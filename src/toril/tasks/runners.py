@@ -1,4 +1,4 @@
-"""The handlers of tasks: the job's data to arguments, the function, the result checked."""
+"""The handlers of tasks: read the arguments, call the function, check the result."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def undo_runner_of(
         payload = job.compensation
         if payload is None:
             raise ArgumentsError(
-                f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, and"
-                f" does not say what to undo"
+                f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, but"
+                f" its data does not say what to undo"
             )
         data = _with_inputs(undo.name, payload)
         found = undo.signature.read(codec.encode(data, "the arguments"))
@@ -49,7 +49,7 @@ def undo_runner_of(
 
 
 def _with_inputs(name: str, payload: CompensationPayload) -> Any:
-    """The arguments of an undo, with those filled in that were results of other members."""
+    """The arguments of an undo; those that were results of other members are filled in."""
     data = payload.compensation_data
     if not isinstance(data, Mapping) or INPUTS not in data:
         return data
@@ -57,7 +57,7 @@ def _with_inputs(name: str, payload: CompensationPayload) -> Any:
     if payload.results is None:
         raise ArgumentsError(
             f"{name!r} cannot be given {', '.join(map(repr, inputs))}: the results of group"
-            f" {payload.group_id!r} are too long to be told; ask get_group_results"
+            f" {payload.group_id!r} are too long to pass on; call get_group_results"
         )
     known = {one: value for one, value in data.items() if one != INPUTS}
     return known | {one: payload.results.get(key) for one, key in inputs.items()}

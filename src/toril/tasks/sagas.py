@@ -1,4 +1,4 @@
-"""Groups of calls: who uses whose result comes after it, and each task's undo undoes it."""
+"""Groups of calls: a call runs after those whose results it uses, and its task's undo undoes it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Step(Generic[R]):
 
     @property
     def result(self) -> R:
-        """Stands for what the call will return: give it to another call as an argument.
+        """A placeholder for what the call will return: pass it to another call as an argument.
 
-        That call runs after this one, with its result in this place.
+        That call runs after this one and receives the result in its place.
         """
         return cast(R, Reference(self.key))
 
 
 class Saga:
-    """A group that is being put together; leaving the block creates it in one step.
+    """A group that is being built; leaving the block creates it in one step.
 
-    An exception in the block creates nothing.  ``options`` are those of
+    If the block raises, nothing is created.  ``options`` are the options of
     ``FlowProducer.add_group``.
     """
 
@@ -99,7 +99,7 @@ class Saga:
         timeout: Duration | None = None,
         default: Any = msgspec.UNSET,
     ) -> Step[Any]:
-        """Wait for somebody to call ``complete_member``; what that is told is the result."""
+        """A member that waits until somebody calls ``complete_member``, which passes its result."""
         step: Step[Any] = Step(self._new_key(None, name))
         before = tuple(one.key for one in after)
         self._members.append(
@@ -108,7 +108,7 @@ class Saga:
         return step
 
     async def start(self) -> GroupNode:
-        """Create the group now; leaving the block does it."""
+        """Create the group now; leaving the block does this for you."""
         if self.node is None:
             self.node = await self._app._flow_producer().add_group(
                 self._name, self._members, group_id=self._group_id, **self._options
@@ -116,7 +116,7 @@ class Saga:
         return self.node
 
     async def wait(self, timeout: Duration | None = None) -> GroupInfo:
-        """Wait until the group is over."""
+        """Wait until the group has ended."""
         return await self._app.queue(self._owner).wait_for_group(self._id, timeout)
 
     async def results(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Saga:
     @property
     def _id(self) -> str:
         if self.node is None:
-            raise InvalidOptionError(f"{self!r} is not created yet; leave its block first")
+            raise InvalidOptionError(f"{self!r} has not been created yet; leave its block first")
         return self.node.group_id
 
     @property
@@ -148,7 +148,7 @@ class Saga:
 
 
 class GroupHandle(Generic[R]):
-    """A group of calls that was started; its result is that of its calls."""
+    """A group of calls that was started; its result comes from its calls."""
 
     __slots__ = ("_read", "_saga", "id")
 
@@ -161,19 +161,19 @@ class GroupHandle(Generic[R]):
         return f"<GroupHandle of group {self.id!r}>"
 
     async def result(self, timeout: Duration | None = None) -> R:
-        """What the calls return, as soon as all have; raises ``JobFailedError`` if one failed."""
+        """Wait for the results of the calls; raises ``JobFailedError`` if one failed."""
         info = await self._saga.wait(timeout)
         if info.state is not GroupState.COMPLETED:
             raise JobFailedError(self.id, info.reason or f"the group is {info.state}")
         return self._read(await self._saga.results())
 
     async def wait(self, timeout: Duration | None = None) -> GroupInfo:
-        """Wait until the group is over, however it ends."""
+        """Wait until the group has ended, whatever the outcome."""
         return await self._saga.wait(timeout)
 
 
 async def start_chain(app: App, calls: Sequence[Call[Any]]) -> GroupHandle[Any]:
-    """One call after the other; the result is that of the last."""
+    """Run one call after the other; the result is the result of the last one."""
     if not calls:
         raise GroupValidationError("a chain needs a call")
     saga = Saga(app, "chain", None, {})
@@ -191,7 +191,7 @@ async def start_chain(app: App, calls: Sequence[Call[Any]]) -> GroupHandle[Any]:
 
 
 async def start_gather(app: App, calls: Iterable[Call[R]]) -> GroupHandle[list[R]]:
-    """All calls side by side; the result is a list, in the order given."""
+    """Run all calls concurrently; the result is a list, in the order given."""
     made = list(calls)
     saga = Saga(app, "gather", None, {})
     keys = [saga.add(call).key for call in made]

@@ -1,4 +1,4 @@
-"""When a task runs by itself: said where the task is, kept by the server."""
+"""When a task runs by itself: declared next to the task, stored on the server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 def is_same(schedule: Schedule, template: Any, stored: JobScheduler) -> bool:
-    """Does the server have this schedule, with this job?"""
+    """Whether the server has this schedule, with this job."""
     wanted = (schedule.every_ms, schedule.cron, schedule.limit, schedule.start_ms, schedule.end_ms)
     found = (stored.every, stored.cron, stored.limit, stored.start, stored.end)
     if wanted != found or (schedule.cron and (schedule.tz or "UTC") != (stored.tz or "UTC")):

@@ -1,7 +1,7 @@
-"""What a function takes and gives, as JSON: read once from its annotations.
+"""The parameters and the result of a function as JSON, read once from its annotations.
 
-The arguments travel as one JSON object by name.  Those that the caller leaves at their defaults do
-not travel, so a default may change while jobs are on their way.
+The arguments are sent as one JSON object by name.  Those that the caller leaves at their defaults
+are not sent, so a default may change while jobs are waiting.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Signature:
         without: frozenset[str] = frozenset(),
         ignores_unknown: bool = False,
     ) -> None:
-        """``names`` are those in sight where the function was written, for annotations that are
-        text; the parameters in ``without`` are filled by the caller and are no data."""
+        """``names`` are the names visible where the function is defined, for annotations that are
+        strings; the parameters in ``without`` are filled in by the caller and are not data."""
         self.name = name
         self._what = f"the arguments of task {name!r}"
         parameters = inspect.signature(function).parameters
@@ -101,8 +101,8 @@ class Signature:
                 arguments.update(kwargs)
         if self.context in arguments:
             raise ArgumentsError(
-                f"task {self.name!r} is given its {self.context!r} by the worker that runs it;"
-                f" leave it out"
+                f"task {self.name!r} gets its {self.context!r} from the worker that runs it; leave"
+                f" it out"
             )
         return arguments
 
@@ -134,12 +134,13 @@ class Signature:
         unknown = later - self.fields
         if unknown and not self.rest:
             raise ArgumentsError(
-                f"the arguments of task {self.name!r} do not fit: it has no {min(unknown)!r}"
+                f"the arguments of task {self.name!r} do not fit:"
+                f" it has no parameter {min(unknown)!r}"
             )
         return msgspec.Raw(text)
 
     def _some(self, later: frozenset[str]) -> msgspec.json.Decoder[Any]:
-        """What reads the arguments without those that come later."""
+        """The type that reads the arguments without those that come later."""
         return _decoder(
             msgspec.defstruct(
                 "Arguments",
@@ -154,7 +155,7 @@ class Signature:
         return {**self._defaults, **arguments}
 
     def read_result(self, value: Any) -> Any:
-        """What the task returned, from its JSON to the type of the annotation."""
+        """Convert what the task returned from JSON to the annotated type."""
         if self._result is None:
             return value
         try:
@@ -165,7 +166,7 @@ class Signature:
     # ------------------------------------------------------------------ the worker's side
 
     def read(self, text: bytes) -> dict[str, Any]:
-        """The arguments in a job's data; those that fit nowhere are refused."""
+        """The arguments in a job's data; unknown ones are refused."""
         if text == b"{}" and self._needs_nothing:
             return {}
         try:
@@ -188,7 +189,7 @@ class Signature:
         return found
 
     def check_result(self, value: Any) -> None:
-        """Refuse a result that the caller could not read as the type of the annotation."""
+        """Refuse a result that the caller could not read as the annotated type."""
         if self._result is None or (type(value) is self._simple and _is_plain(value)):
             return
         try:
@@ -240,7 +241,7 @@ def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _decode_custom(kind: type, value: Any) -> Any:
-    """What msgspec does not know: paths, and pydantic's models."""
+    """Types that msgspec does not know: paths and pydantic's models."""
     if issubclass(kind, PurePath):
         if not isinstance(value, str):
             raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
@@ -249,7 +250,7 @@ def _decode_custom(kind: type, value: Any) -> Any:
 
 
 def _checked(name: str, what: str, hint: Any) -> Any:
-    """``hint`` if its values can travel as JSON and be read again."""
+    """``hint``, if its values can be written as JSON and read back."""
     try:
         info = msgspec.inspect.type_info(hint)
         _decoder(hint)
@@ -285,7 +286,7 @@ def _custom_types(info: Any, seen: set[Any]) -> Iterator[type]:
 
 
 def _is_plain(value: object) -> bool:
-    """Is this JSON that reads as the same again, with no need to try it?"""
+    """Whether the value is JSON that certainly reads back as the same value."""
     if isinstance(value, int):
         return -_LARGEST <= value <= _LARGEST
     if isinstance(value, str):

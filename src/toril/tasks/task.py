@@ -42,7 +42,7 @@ class TaskOptions(JobOptions, total=False):
 
 
 class _Own(TypedDict, total=False):
-    """What a task knows of itself."""
+    """What a task knows about itself."""
 
     name: str
     queue: str
@@ -54,7 +54,7 @@ class _Own(TypedDict, total=False):
 class Task(Generic[Q, T, P, R]):
     """A function of an app; made by ``@app.task``.
 
-    Called, it is the function.  ``enqueue`` sends the arguments to a worker instead.
+    Calling it calls the function.  ``enqueue`` sends the arguments to a worker instead.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Task(Generic[Q, T, P, R]):
     # ------------------------------------------------------------------ enqueueing
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Add a job that calls the function with these arguments; returns when the server has it.
+        """Add a job that calls the function with these arguments; returns once the server has it.
 
         Raises ``ArgumentsError``, and adds nothing, if they do not fit the annotations.
         """
@@ -102,7 +102,7 @@ class Task(Generic[Q, T, P, R]):
         arguments = self.signature.bind(args, kwargs)
         data = self.signature.write(arguments)
         queue = self.app._queue(self.queue_name)
-        # What queue.add does, without the job that it returns: a tenth of the whole call.
+        # The same as queue.add without building the returned job, which is a tenth of the call.
         job = new_job(self.name, data, self._options_for(arguments), {})
         added = await queue.adder.send(queue.adder.prepare(job))
         return Handle(queue, added.id, self.signature, duplicated=added.is_duplicate)
@@ -187,9 +187,9 @@ class BlockingTask(Generic[P, R]):
         self._task = task
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> BlockingHandle[R]:
-        """Add a job that calls the function with these arguments; returns when the server has it.
+        """Add a job that calls the function with these arguments; returns once the server has it.
 
-        Middleware of the app is not asked: its ``on_enqueue`` is ``async``.
+        The app's middleware is not called: its ``on_enqueue`` is ``async``.
         """
         call = self._task.call(*args, **kwargs)
         return self._task.app.enqueue_blocking(call)

@@ -1,4 +1,4 @@
-"""Fixtures for pytest, loaded by its entry point; nothing happens until a test asks for one.
+"""Fixtures for pytest, loaded by its entry point; nothing happens until a test uses one.
 
 They are plain fixtures, so that they work with pytest-asyncio, with anyio and in blocking tests.
 """
@@ -18,7 +18,7 @@ _APP = "toril_app"
 
 @pytest.fixture(scope="session")
 def toril_url() -> str:
-    """The URL of this test process's real server; ``TORIL_TEST_URL`` names another one."""
+    """The URL of this test process's real server; ``TORIL_TEST_URL`` replaces it."""
     from toril.testing.server import server_url
 
     return server_url()
@@ -28,7 +28,7 @@ def toril_url() -> str:
 def toril_rig(request: pytest.FixtureRequest, toril_url: str) -> Iterator[Rig]:
     """A rig for the app that your fixture ``toril_app`` returns (``toril.testing.running``).
 
-    Its jobs go to the test's own prefix: ``await toril_rig.drain()``, or
+    Its jobs use the test's own prefix: ``await toril_rig.drain()``, or
     ``toril_rig.sync.drain()`` in a blocking test.
     """
     try:

@@ -1,4 +1,4 @@
-"""A rig for an app: a real server, the test's own prefix, and jobs that run when told to."""
+"""A rig for an app: a real server, the test's own prefix, and jobs that run on request."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Rig:
         )
 
     def note(self, call: Call[Any], job: Job) -> None:
-        """The app reports everything that it enqueues."""
+        """Called by the app for everything that it enqueues."""
         arguments = call.signature.with_defaults(call.signature.read(_text(call)))
         self._enqueued.append(Enqueued(job.id, call.name, call.queue_name, arguments, call))
 
@@ -106,7 +106,8 @@ class Rig:
         """Run all jobs in this process until none is left; returns those that ended, in order.
 
         ``with_delayed`` also runs jobs that are due later, in order of time.  If a job fails for
-        good, its error is raised, several as a group, unless ``raise_failures`` is False.
+        good, its error is raised (several as an exception group), unless ``raise_failures`` is
+        False.
         """
         self._ran = []
         workers = self.app.make_workers(drain_delay=50)
@@ -163,7 +164,7 @@ class Rig:
             await asyncio.sleep(_LOOK_S)
 
     async def _is_idle(self) -> bool:
-        """Is nothing left that could run now? Delayed jobs do not count."""
+        """Whether no job is left that could run now; delayed jobs do not count."""
         now_ms = await self._now_ms()
         for name in self.app.queue_names:
             queue = self._queue(name)
@@ -175,12 +176,12 @@ class Rig:
         return True
 
     async def _is_due(self, name: str, now_ms: int) -> bool:
-        """Is a delayed job due, including those of schedulers?"""
+        """Whether a delayed job is due, including those of schedulers."""
         rows = await self._delayed(name, 0, 0)
         return bool(rows) and rows[0][0] <= now_ms
 
     async def _promote_next(self) -> bool:
-        """Let the delayed job that is due next run now; False if there is none."""
+        """Promote the delayed job that is due next; False if there is none."""
         times = [
             (at, name, job_id)
             for name in self.app.queue_names
@@ -194,9 +195,9 @@ class Rig:
         return True
 
     async def _earliest(self, name: str) -> tuple[int, str] | None:
-        """When the next delayed job of a queue is due, and which it is.
+        """The next delayed job of a queue, and when it is due.
 
-        The iterations of schedulers never end, so they do not count.
+        The jobs of schedulers do not count, because there is always a next one.
         """
         start = 0
         while rows := await self._delayed(name, start, start + _ROWS - 1):
@@ -207,7 +208,7 @@ class Rig:
         return None
 
     async def _delayed(self, name: str, start: int, end: int) -> list[tuple[int, str]]:
-        """When delayed jobs are due, and their ids, the earliest first."""
+        """The due times and ids of delayed jobs, earliest first."""
         key = self._queue(name).keys.delayed
         rows = await self._connection.run(
             plain("ZRANGE", key, start, end, "WITHSCORES", parse=list)
@@ -220,7 +221,7 @@ class Rig:
     # ------------------------------------------------------------------ time
 
     async def advance(self, by: timedelta | int) -> None:
-        """Behave as if that much time had passed: for delays, schedules, deadlines, locks, limits.
+        """Behave as if that much time had passed: delays, schedules, deadlines, locks and limits.
 
         Jobs that have become due run at the next ``drain``.
         """
@@ -240,7 +241,7 @@ class Rig:
     # ------------------------------------------------------------------ the end
 
     async def close(self) -> None:
-        """Remove everything that the test left on the server."""
+        """Remove everything that the test has left on the server."""
         skew.ms = 0
         async for key in self._keys():
             await self._connection.run(plain("UNLINK", key, parse=int))

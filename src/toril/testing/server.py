@@ -1,4 +1,4 @@
-"""The server of a test process: started when a test first needs it, gone when the process ends."""
+"""The server of a test process: started on first use, stopped when the process ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _servers: dict[int, str] = {}
 
 
 def server_url() -> str:
-    """The URL of this process's own server; ``TORIL_TEST_URL`` names another one to use instead.
+    """The URL of this process's own server; ``TORIL_TEST_URL`` names another one to use.
 
     It is the embedded server, in a directory of its own: in a parallel test run every process has
     one.

@@ -26,7 +26,7 @@ LOOK_AT_GROUPS_S = 1.5
 MET_S = 0.5
 """How long it waits after it took a job of a group: there may be more."""
 JITTER = 1.05
-"""By how much longer it may wait, by chance, so that workers do not all ask at once."""
+"""How much longer it may wait, at random, so that workers do not all ask at once."""
 
 
 class GroupKeeper:

@@ -67,7 +67,7 @@ def _summary(facts: dict[str, str]) -> Table:
 def _say_what_is_next(console: Console) -> None:
     tool = _tool()
     console.print(
-        f"\n[bold]Try next[/], with a server of your own:\n"
+        f"\n[bold]Try next[/], with your own server:\n"
         f"  export TORIL_URL=embedded:.toril\n"
         f"  {tool} add payments charge '{{\"order\": 1}}'\n"
         f"  {tool} queues\n"

@@ -50,7 +50,9 @@ def monitor(server: Server, queue_names: tuple[str, ...], interval: int) -> None
         asyncio.run(_print_one_look(server, queue_names))
         return
     if not sys.stdout.isatty():
-        raise click.UsageError("the monitor needs a terminal; --json prints one look without")
+        raise click.UsageError(
+            "the monitor needs a terminal; --json prints one snapshot without it"
+        )
     asyncio.run(_open(server, queue_names, max(interval / 1000, 0.05)))
 
 

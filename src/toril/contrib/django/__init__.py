@@ -19,7 +19,7 @@ __all__ = ["TorilBackend"]
 
 
 def __getattr__(name: str) -> Any:
-    # When later than the settings: Django imports this package for INSTALLED_APPS first.
+    # Imported late: Django imports this package for INSTALLED_APPS before its settings are ready.
     if name == "TorilBackend":
         from toril.contrib.django.backend import TorilBackend
 

@@ -1,4 +1,4 @@
-"""The app, so that Django finds ``manage.py toril_worker``."""
+"""The Django app, so that Django finds ``manage.py toril_worker``."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class TorilBackend(BaseTaskBackend):
     ``URL`` and ``PREFIX`` say where the queues are.  ``ENQUEUE`` is ``"commit"``, after the
     transaction of ``DATABASE``; ``"outbox"``, in that transaction, for ``manage.py toril_relay`` to
     send; or ``"now"``.  ``PARTITIONS`` names the queues that have any, and how many.
-    ``JOB_OPTIONS`` are those of every job (``attempts``, ``backoff``,
+    ``JOB_OPTIONS`` are the options of every job (``attempts``, ``backoff``,
     ``timeout``, …), ``WORKER_OPTIONS`` and ``RELAY_OPTIONS`` those of workers and relays.  Results
     are kept for a week unless ``JOB_OPTIONS`` say otherwise.
     """
@@ -104,7 +104,7 @@ class TorilBackend(BaseTaskBackend):
         }
 
     def _fitting(self, given: dict[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings that have the right type; the others are told by `check` and on use."""
+        """The settings that have the right type; `check` and the first use report the others."""
         fitting = dict(given)
         for name, wanted in types.items():
             if name in given and not isinstance(given[name], wanted):
@@ -121,13 +121,13 @@ class TorilBackend(BaseTaskBackend):
 
     @property
     def known_queues(self) -> list[str]:
-        """Where tasks may be: what workers run and where results are looked for."""
+        """The queues that may hold tasks: workers run them, and results are looked up in them."""
         return sorted(self.queues)
 
     # ------------------------------------------------------------------ enqueueing
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Add the job, or have it added when the transaction is committed."""
+        """Add the job now, or when the transaction is committed."""
         result = self._prepare(task, args, kwargs)
         job = job_of(result, self.job_options)
 
@@ -169,9 +169,9 @@ class TorilBackend(BaseTaskBackend):
     # ------------------------------------------------------------------ results
 
     def get_result(self, result_id: str) -> Any:
-        """The task's result; raises ``TaskResultDoesNotExist`` once it is removed.
+        """The task's result; raises ``TaskResultDoesNotExist`` if it has been removed.
 
-        The same for whatever cannot be the id of a task, and for jobs that are none.
+        Also raised if the id cannot be the id of a task, or if the job is not a task.
         """
         with _no_result(result_id):
             return self._get_result(result_id)
@@ -182,7 +182,7 @@ class TorilBackend(BaseTaskBackend):
         if self._enqueue_at == "outbox":
             if (unsent := self._find_unsent(result_id)) is not None:
                 return unsent
-            # A relay may have sent it in between.
+            # A relay may have sent it in the meantime.
             if (found := self._find(result_id)) is not None:
                 return found
         raise TaskResultDoesNotExist(result_id[:_SHOWN])
@@ -375,7 +375,7 @@ def _no_result(result_id: object) -> Iterator[None]:
 
 
 def _note_time(result: Any, added: Job) -> None:
-    """The server's time is what everybody reads later."""
+    """Record the server's time, because that is what everybody reads later."""
     object.__setattr__(result, "enqueued_at", moment_of(added.timestamp))
 
 

@@ -1,4 +1,4 @@
-"""Django's names for tasks: its own since 6.0, before that those of ``django-tasks``."""
+"""Django's names for tasks: its own since 6.0, otherwise those of ``django-tasks``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox in a database of Django: rows that no relay has sent yet, and the relay's engine."""
+"""The outbox in a Django database: rows that no relay has sent yet, and the relay's engine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_unsent(database: str, job_id: str, prefix: str) -> Job | None:
 
 
 def open_engine(database: str) -> Any:
-    """An engine of SQLAlchemy whose connections are made by Django, with all of its settings."""
+    """A SQLAlchemy engine whose connections are opened by Django, with all of Django's settings."""
     from sqlalchemy import create_engine
     from sqlalchemy.pool import QueuePool
 
@@ -60,7 +60,7 @@ def _dialect(database: str) -> str:
 
 
 def _connect(database: str) -> Any:
-    """A connection of its own, which no thread of Django's and no pool of its shares."""
+    """A separate connection that is not shared with Django's threads or pools."""
     wrapper = connections.create_connection(database)
     options = dict(wrapper.settings_dict["OPTIONS"])
     options.pop("pool", None)

@@ -1,6 +1,7 @@
-"""What each attempt that raised leaves in the job's progress, for ``result.errors`` to tell.
+"""What each failed attempt writes into the job's progress, so that ``result.errors`` can show it.
 
-The first attempt and the last ones are kept: a task that is tried for years must not grow.
+The first attempt and the latest ones are kept, so that a job that is retried for years does not
+grow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FIELD = "django_attempts"
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One attempt that raised."""
+    """One failed attempt."""
 
     name: str = msgspec.field(name="class")
     trace: str
@@ -30,19 +31,19 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Records(msgspec.Struct, frozen=True):
-    """Those of one job, the oldest first."""
+    """The records of one job, oldest first."""
 
     of: tuple[Record, ...] = ()
 
     def with_one(self, record: Record) -> dict[str, Any]:
-        """The progress of a job that has one more."""
+        """The job's progress with one more record."""
         cut = msgspec.structs.replace(record, trace=_cut(record.trace))
         kept = (*self.of[:1], *self.of[1:][2 - KEPT :], cut)
         return {FIELD: msgspec.to_builtins(kept)}
 
 
 def records_of(job: StoredJob) -> Records:
-    """What earlier attempts left behind; what somebody else wrote there is nothing of ours."""
+    """The records of earlier attempts; progress that somebody else wrote is ignored."""
     left = codec.decode(job.raw(b"progress"), None)
     found = left.get(FIELD) if isinstance(left, dict) else None
     try:

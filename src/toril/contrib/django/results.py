@@ -1,7 +1,7 @@
 """A job as Django's ``TaskResult``, and a task with its arguments as a job.
 
-The job's name is the path of the task's function, its data are the arguments.  Each attempt that
-raised leaves a record in the job's progress: which error, where, when and on which worker.
+The job's name is the path of the task's function, and its data are the arguments.  Each failed
+attempt leaves a record in the job's progress: which error, where, when and on which worker.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def find_task(path: str) -> Any:
 
 
 def arguments_of(job: StoredJob) -> Arguments:
-    """The arguments of a task; raises ``PayloadMismatchError`` if the job is none."""
+    """The arguments of a task; raises ``PayloadMismatchError`` if the job is not a task."""
     try:
         return msgspec.convert(job.data, Arguments)
     except msgspec.ValidationError as error:
@@ -114,7 +114,7 @@ def task_of(job: StoredJob, run_after: datetime | None, backend: str) -> Any:
     """The task of a job, with the priority, queue and time that it was enqueued with."""
     if run_after is not None and not settings.USE_TZ:
         run_after = timezone.make_naive(run_after)
-    # Whoever changed the job's priority in the queue may have gone beyond what Django knows.
+    # The priority may have been changed in the queue to a value that Django does not allow.
     priority = max(TASK_MIN_PRIORITY, 101 - job.priority) if job.priority else None
     return find_task(job.name).using(
         priority=priority,
@@ -125,7 +125,7 @@ def task_of(job: StoredJob, run_after: datetime | None, backend: str) -> Any:
 
 
 def _queue_of(job: StoredJob, backend: str) -> str:
-    """The queue as Django knows it, also of a job that is in one of its partitions."""
+    """The queue's name in Django, also for a job in one of its partitions."""
     queues = task_backends[backend].queues
     found = whole_of(job.queue_name)
     if job.queue_name in queues or found is None or found[0] not in queues:
@@ -136,7 +136,7 @@ def _queue_of(job: StoredJob, backend: str) -> str:
 def result_of(
     job: StoredJob, status: Any, backend: str, *, attempts: int, worker_id: str | None
 ) -> Any:
-    """A job as Django describes it, after ``attempts`` of which the last was made by a worker."""
+    """A job as Django's result; ``attempts`` are the attempts so far, the last made by a worker."""
     arguments = arguments_of(job)
     records = records_of(job).of
     found = [TaskError(exception_class_path=one.name, traceback=one.trace) for one in records]
@@ -170,7 +170,7 @@ def result_of(
 
 
 def _outside_error(job: Any) -> Any:
-    """Why a job failed that no handler's error tells: a timeout, a worker that died over it."""
+    """Why a job failed without an error from its handler: a timeout, or a worker that died."""
     trace = job.stacktrace[-1] if job.stacktrace else job.failed_reason or "the job failed"
     named = _OWN_ERROR.findall(trace)
     known = named and hasattr(errors, named[-1])
@@ -179,7 +179,7 @@ def _outside_error(job: Any) -> Any:
 
 
 def moment_of(ms: int | None) -> datetime | None:
-    """A time of the server as Django's settings want it."""
+    """A time of the server, naive or aware as Django's settings require."""
     if not ms:
         return None
     moment = datetime.fromtimestamp(ms / 1000, UTC)

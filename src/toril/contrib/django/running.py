@@ -33,7 +33,7 @@ _HOST_LENGTH = 30
 
 
 def new_worker_name() -> str:
-    """Tells the workers of all hosts apart, in fewer than 64 characters."""
+    """A name that is unique among the workers of all hosts, shorter than 64 characters."""
     return f"{socket.gethostname()[:_HOST_LENGTH]}-{os.getpid()}-{new_job_id()[-6:]}"
 
 
@@ -58,7 +58,7 @@ class TaskRouter(Router):
             try:
                 value = normalize_json(attempt.task.func(*attempt.args, **attempt.kwargs))
             except BaseException as error:
-                # Also SystemExit and KeyboardInterrupt: in a thread they end nothing but the task.
+                # SystemExit and KeyboardInterrupt too: in a thread they end only the task.
                 if _is_failure(error):
                     job.report(attempt.fail(error))
                     self._tell_end(attempt)
@@ -96,7 +96,7 @@ class TaskRouter(Router):
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Whether it ends the attempt badly; signals say what is to be done with the job."""
+    """Whether the error is a failure; control errors only say what to do with the job."""
     return not isinstance(error, Signal) or isinstance(error, UnrecoverableError)
 
 

@@ -77,7 +77,7 @@ def _retention(value: Mapping[str, Any]) -> Retention | None:
 
 
 def _given(value: Any) -> float | None:
-    """A number that BullMQ's scripts can read, where nothing is no number."""
+    """A number that BullMQ's scripts can read, where an empty value is not a number."""
     is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool) and value != ""
     return number(value) if is_number else None
 

@@ -11,16 +11,16 @@ from toril.outbox.schema import DEFAULT_NAME, quoted, table_sql
 
 
 class CreateOutbox(migrations.operations.base.Operation):
-    """The same table as everywhere; on databases that have no outbox, nothing."""
+    """Creates the usual outbox table; does nothing on databases that cannot have one."""
 
     reduces_to_sql = True
     reversible = True
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """There is no model of it."""
+        """The table has no model."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *_: Any) -> None:
-        """Create it, unless other migrations of this database did."""
+        """Create it, unless another migration of this database already did."""
         connection = schema_editor.connection
         if not self._is_for(app_label, connection):
             return

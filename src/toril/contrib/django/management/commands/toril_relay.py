@@ -24,7 +24,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run until told to end."""
+        """Run until stopped."""
         backend = task_backends[options["backend"]]
         if not isinstance(backend, TorilBackend):
             raise CommandError(f"TASKS[{options['backend']!r}] is not a TorilBackend")
