@@ -111,7 +111,7 @@ class Agreeing:
 async def sizes_of(connection: Connection, prefix: str, names: Iterable[str]) -> dict[str, int]:
     """How many partitions those of the queues have that have several.
 
-    Where another program wrote something that is no number of partitions, the queue is a plain one.
+    If another program wrote something else there, the queue is a plain one.
     """
     asked = list(names)
     reads = [partitioning.read(Keys(prefix, name)) for name in asked]
