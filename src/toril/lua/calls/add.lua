@@ -4,7 +4,8 @@
   A call that is sent again because its reply was lost gets the same reply and adds nothing: it is
   recognized by its flight and its number.
 
-  Keys      base, wait, marker, meta, id, events
+  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed,
+            marker, meta, id, events
   Args      jobs list of {id, name, delay, run_at, priority, lifo, timestamp, parent_key,
             parent, de, once, lane, order_ms, ordering_delay, max_lane_size},
             keeps_order bool? (what follows a refused job in its lane is refused with it),
@@ -97,9 +98,10 @@ local function addAll(to, a, ARGV, now)
 end
 
 function calls.add(KEYS, a, ARGV)
-  local base, wait, marker, meta, id, events = unpack(KEYS)
-  local queue = queues.given({ base = base, wait = wait, marker = marker, meta = meta, id = id,
-    events = events })
+  local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, marker, meta, id, events = unpack(KEYS)
+  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
+    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
+    completed = completed, marker = marker, meta = meta, id = id, events = events })
   local now = clock.now()
   local to = arrivals.at(queue, gates.read(queue))
   return requests.makeOnce(queue, a, now, function() return addAll(to, a, ARGV, now) end,

@@ -5,9 +5,10 @@
   The last call of each flight is remembered in `replies`, so that a client whose reply was lost can
   ask again and get the same answer. A newer call of the flight shows that the reply was received.
 
-  Keys      base, wait, active, delayed, completed, marker, stalled, meta, events, replies, dead_base,
-            dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events (the last
-            eight only when a job goes to the dead letters)
+  Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
+            marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused,
+            dead_active, dead_marker, dead_meta, dead_id, dead_events (the last eight only when a job
+            goes to the dead letters)
   Args      outcomes list of {id, token, kind, keep, attempts, delay, lifo, counts, limit,
             lane_limit, skip, on_exhausted, begun, trouble, at, is_special, is_raw (the last four if it goes to the
             dead letters: the number of its trouble, when it was added, as text, whether it takes the
@@ -400,9 +401,11 @@ local function wakeOthers(work, taken_jobs)
 end
 
 function calls.settle(KEYS, a, ARGV)
-  local base, wait, active, delayed, completed, marker, stalled, meta, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
-  local queue = queues.given({ base = base, wait = wait, active = active, delayed = delayed,
-    completed = completed, marker = marker, stalled = stalled, meta = meta, events = events })
+  local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, limiter, meta, id, events, replies, dead_base, dead_wait, dead_paused, dead_active, dead_marker, dead_meta, dead_id, dead_events = unpack(KEYS)
+  local queue = queues.given({ base = base, wait = wait, paused = paused, active = active,
+    prioritized = prioritized, pc = pc, delayed = delayed, waiting_children = waiting_children,
+    completed = completed, failed = failed, marker = marker, stalled = stalled, limiter = limiter,
+    meta = meta, id = id, events = events })
   local now = clock.now()
   local last = redis.call("HGET", replies, a.flight)
   local number = last and string.sub(last, -DIGITS) or ""
