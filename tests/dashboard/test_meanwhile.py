@@ -106,6 +106,43 @@ async def test_what_is_forgotten_between_page_and_button_is_said_to_be_gone(
     }  # fmt: skip
 
 
+BYTES = b"\xff\xfe<script>alert(1)</script>\x00\x1b[31m\xe2\x80\xae"
+
+
+@pytest.mark.no_audit("much is broken by hand")
+async def test_bytes_that_are_no_text_are_shown_wherever_they_stand(
+    visit: Visit, shop: World, raw: Any, prefix: str
+):
+    """In lane names, group names, reasons and steps, schedules, logs, and the log of changes."""
+    group = f"{prefix}:pay:groups:{shop.blocked_group}"
+    await raw.hset(group, mapping={"name": BYTES, "reason": BYTES, "asks": BYTES, "note": BYTES})
+    await raw.rpush(f"{group}:log", b"5\n" + BYTES + b"\n" + BYTES + b"\n" + BYTES, BYTES, b"")
+    await raw.hset(f"{group}:results", mapping={"0.why": BYTES, "0.at": BYTES, "1.why": BYTES})
+    await raw.hset(f"{prefix}:pay:fails", mapping={"failedReason": BYTES, "stacktrace": BYTES,
+                   "name": BYTES, "pb": BYTES, "progress": BYTES, "rjk": BYTES})  # fmt: skip
+    await raw.rpush(f"{prefix}:pay:fails:logs", BYTES)
+    await raw.hset(f"{prefix}:pay:repeat:nightly", mapping={"name": BYTES, "tz": BYTES})
+    await raw.hset(f"{prefix}:pay:lanes:settings", BYTES, b'{"paused":true}')
+    await raw.zadd(f"{prefix}:pay:lanes", {BYTES: 1})
+    await raw.xadd(f"{prefix}:pay:toril:dashboard-log", {"who": BYTES, "what": BYTES, BYTES: "x"})
+    visitor = visit()
+
+    for path in shop.paths:
+        answer = await visitor.get(path)
+        assert answer.status_code in (200, 409), (path, answer.text[-500:])
+        assert "<script>alert" not in answer.text, path
+        assert "\x1b" not in answer.text, path
+        assert "\u202e" not in html.unescape(answer.text), path
+
+
+@pytest.fixture
+async def raw(url: str) -> AsyncIterator[Any]:
+    import redis.asyncio
+
+    async with redis.asyncio.Redis.from_url(url) as client:
+        yield client
+
+
 async def test_very_large_dead_letters_make_a_page_shorter(
     visit: Visit, client: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ):

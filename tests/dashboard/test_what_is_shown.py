@@ -323,6 +323,34 @@ async def test_a_flow_is_a_tree_with_states(visit: Visit, shop: World):
     assert "waiting</span>" in below
 
 
+async def test_all_open_pages_share_one_connection_to_the_server(
+    visit: Visit, shop: World, client: Any
+):
+    visitor = visit()
+
+    async def connections() -> int:
+        names = [one["name"] for one in await client.client_list()]
+        return sum(name.startswith("toril-dashboard") for name in names)
+
+    assert await connections() == 0
+    await visitor.get("/")
+    pulse = visitor.app._pages._desk.pulse
+    for path in shop.paths:
+        await visitor.get(path)
+    of_one = await connections()
+    listeners = [asyncio.create_task(_hear(pulse)) for _ in range(50)]
+    for path in shop.paths:
+        await visitor.get(path)
+    await wait_until(lambda: pulse.looks > 1)
+
+    of_many = await connections()
+
+    for one in listeners:
+        one.cancel()
+    await asyncio.gather(*listeners, return_exceptions=True)
+    assert of_many <= of_one + 1 <= 9, "however many pages are open"
+
+
 async def test_times_are_told_in_the_zone_of_the_reader(
     chromium: Any, url: str, prefix: str, shop: World
 ):

@@ -150,3 +150,5 @@ async def test_a_group_of_a_thousand_is_read_in_slices(
     assert members[-1].after == ("k3", "k998"), "members of another slice have their names"
     slices = 1000 // groups.MEMBERS_PER_READ
     assert sum(calls.get(name, 0) for name in CALLS) == slices == 5
+    assert (calls["hmget"], calls["hget"], calls["exists"]) == (2 * slices + 1000, 1001, 999)
+    assert calls["hgetall"] == slices, "of what is undone"
