@@ -480,7 +480,7 @@ async def test_mistakes_in_declarations_are_told_at_once(app: App):
     @app.task
     async def charge() -> None: ...
 
-    with pytest.raises(InvalidInputError, match="'charge' already"):
+    with pytest.raises(InvalidInputError, match="already has a task 'charge'"):
 
         @app.task(name="charge")
         async def other() -> None: ...
