@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from toril import (
     Compensation,
     GroupJob,
     GroupNotFoundError,
+    GroupSignal,
     InvalidGroupStateError,
     JobNotFoundError,
     NewJob,
@@ -28,6 +30,7 @@ from toril.protocol import discovering, events, groups, leasing, starting
 from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 from toril.worker import group_keeper
+from toril.worker.crew import Crew
 
 
 @pytest.fixture
@@ -548,8 +551,7 @@ async def test_an_owner_without_jobs_is_a_queue_like_others(world: World):
 @pytest.mark.parametrize("name", ["b", "a:compensation"])
 async def test_a_worker_of_any_member_keeps_the_time_limit(world: World, name: str):
     """The queue that owns the group has no worker."""
-    longest = max(group_keeper.LOOK_AT_GROUPS_S, group_keeper.LOOK_FOR_DUE_S)
-    assert longest * group_keeper.JITTER < 2, "within two seconds"
+    assert group_keeper.LOOK_AT_GROUPS_S * group_keeper.JITTER < 2, "within two seconds"
     own = {"delay": 60_000}
     node = await world.order("ab", timeout=200, queue_name="orders", a=dict(own), b=dict(own))
 
@@ -578,8 +580,10 @@ async def test_the_look_for_due_groups_is_one_command(world: World):
 
 
 async def test_a_worker_that_takes_a_member_looks_at_once(world: World, monkeypatch: Any):
-    """A limit shorter than the time between two looks."""
-    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 600.0)
+    """A limit shorter than the time between two looks, and no bell."""
+    for name in ("LOOK_FOR_DUE_S", "LOOK_AT_GROUPS_S"):
+        monkeypatch.setattr(group_keeper, name, 600.0)
+    monkeypatch.setattr(Crew, "look_for_groups", lambda self: None)
     monkeypatch.setattr(group_keeper, "MET_S", 0.05)
     own = {"delay": 60_000}
 
@@ -589,6 +593,43 @@ async def test_a_worker_that_takes_a_member_looks_at_once(world: World, monkeypa
     async with Worker("b", _return_at_once, connection=world.url, prefix=world.prefix):
         node = await world.order("ab", timeout=300, queue_name="orders", a=dict(own), mapped="")
         await wait_until(is_over)
+
+
+@pytest.mark.parametrize("name", ["orders", "b", "a:compensation"])
+@pytest.mark.parametrize("kind", ["group", "signal"])
+async def test_an_idle_worker_is_told_of_a_limit_that_is_due_soon(
+    world: World, monkeypatch: Any, name: str, kind: str
+):
+    """It does not look by itself, and there is no job that it could take."""
+    for one in ("LOOK_FOR_DUE_S", "LOOK_AT_GROUPS_S"):
+        monkeypatch.setattr(group_keeper, one, 600.0)
+    monkeypatch.setattr(group_keeper, "MET_S", 0.05)
+    later = GroupJob("a", queue_name="a", delay=60_000), GroupJob("b", queue_name="b", delay=60_000)
+    signals = [GroupSignal("s", timeout=300)] if kind == "signal" else []
+    limit: Any = {} if signals else {"timeout": 300}
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    async with Worker(name, _return_at_once, connection=world.url, prefix=world.prefix):
+        node = await world.flow.add_group(
+            "order", [*later, *signals], {"a": Compensation("undo")}, queue_name="orders", **limit
+        )
+        await wait_until(is_over)
+
+
+async def test_a_bell_that_nobody_hears_does_not_stay(world: World):
+    """It rings once, however many groups are due; and not for limits that workers find anyway."""
+    own: Any = {"a": {"delay": 60_000}, "b": {"delay": 60_000}, "queue_name": "orders"}
+    bells = [leasing.group_bell(world.queue(name).keys) for name in ("orders", "a", "b")]
+    await world.order("ab", timeout=60_000, **copy.deepcopy(own))
+    assert await world.client.exists(*bells) == 0
+
+    for _ in range(2):
+        await world.order("ab", timeout=1_000, **copy.deepcopy(own))
+
+    assert [await world.client.llen(bell) for bell in bells] == [1, 1, 1]
+    assert all([0 < await world.client.pttl(bell) <= 60_000 for bell in bells])
 
 
 # ------------------------------------------------------------------------ what else was wrong

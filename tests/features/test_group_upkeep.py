@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.features.group_support import World, open_world
 from toril import Compensation, GroupJob, GroupSignal
+from toril.errors import GroupExistsError, InvalidOptionError
 from toril.protocol import groups
 from toril.protocol.command import skew
 from toril.protocol.keys import Keys
 
+DAY_S = 86_400
 STAGES: dict[str, Any] = {"b": {"after": ["a"]}, "c": {"after": ["b"]}}
 
 
@@ -113,6 +116,26 @@ async def test_a_group_that_was_looked_at_is_not_due_again_at_once(world: World)
     assert look.wait_ms > 20_000
 
 
+@pytest.mark.parametrize("outcome", ["COMPLETED", "FAILED", "FAILED_COMPENSATION"])
+async def test_a_group_that_an_older_worker_has_ended_is_looked_at_once(world: World, outcome: str):
+    """Such a worker leaves it in the index of groups with stages."""
+    node = await world.order("ab", b={"after": ["a"]})
+    await world.complete("a")
+    if outcome == "COMPLETED":
+        await world.complete("b")
+    else:
+        await world.fail("b")
+        await world.undo_all("a", failing="a" if outcome == "FAILED_COMPENSATION" else "")
+    assert await world.state(node) == outcome
+    await world.client.zadd(f"{world.prefix}:a:toril:groups-staged", {node.group_id: 1})
+
+    look = await look_at_due(world)
+
+    assert await indexed(world, "staged") == []
+    assert look.wait_ms is None
+    assert await world.state(node) == outcome
+
+
 @pytest.mark.no_audit("a key is damaged on purpose")
 async def test_a_damaged_group_is_not_due_again_at_once(world: World):
     """Every worker would look at it all the time."""
@@ -187,6 +210,43 @@ async def test_what_stays_known_of_a_forgotten_group_is_small(world: World):
     assert "state" in fields
     assert not {"compensation", "x.keep"} & set(fields)
     assert 0 < await world.client.ttl(gone) <= 86_400
+
+
+async def test_a_group_says_for_how_long_its_id_stays_known(world: World):
+    """By its retention or by hand; in what it cannot read nobody believes."""
+    own: Any = {"remember": timedelta(days=3), "group_retention": False}
+    ended = await world.order("a", remember=3 * DAY_S * 1000, group_retention=True)
+    await world.complete("a")
+    kept, odd = await world.order("a", **own), await world.order("a", **own)
+    await world.complete("aa")
+    await world.client.hset(f"{world.prefix}:a:groups:{odd.group_id}", "x.remember", "9e99")
+    await world.queue("a").clean_groups()
+
+    heads = [f"{world.prefix}:a:toril:groups-gone:{node.group_id}" for node in (ended, kept, odd)]
+    left_s = [await world.client.ttl(key) for key in heads]
+
+    assert 2 * DAY_S < min(left_s[:2]) <= max(left_s[:2]) <= 3 * DAY_S
+    assert 0 < left_s[2] <= DAY_S
+
+
+async def test_an_id_stays_known_for_a_minute_at_least(world: World):
+    """A call whose reply was lost is sent again."""
+    with pytest.raises(InvalidOptionError, match="remember"):
+        await world.order("a", remember=59_999)
+
+    assert await world.queue("a").get_groups() == []
+
+
+async def test_a_group_that_is_remembered_for_longer_is_another_one(world: World):
+    jobs = [GroupJob("a", queue_name="a")]
+    await world.flow.add_group("order", jobs, group_id="g", remember=DAY_S * 1000)
+
+    again = await world.flow.add_group("order", jobs, group_id="g", remember=timedelta(days=1))
+    with pytest.raises(GroupExistsError) as refused:
+        await world.flow.add_group("order", jobs, group_id="g", remember=2 * DAY_S * 1000)
+
+    assert not again.is_new
+    assert refused.value.differences == ["remember"]
 
 
 # ---------------------------------------------------------------------------- a person is asked

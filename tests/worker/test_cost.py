@@ -14,21 +14,23 @@ from toril import NewJob, Queue, Worker
 from toril.worker import group_keeper
 
 
-@pytest.fixture
-def without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks for groups that are due; what that costs has a test of its own."""
-    monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 600.0)
+def looks(client: Any) -> int:
+    """How often somebody looked for groups that are due."""
+    return int(client.info("commandstats").get("cmdstat_fcall_ro", {"calls": 0})["calls"])
 
 
-@pytest.mark.usefixtures("without_groups")
 async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
-    """No polling: one blocking call on each of two connections, for as long as nothing happens."""
+    """No polling: one blocking call on each of two connections, for as long as nothing happens.
+
+    Groups that are due are looked for when it starts, and then every five seconds.
+    """
     server = start_server()
     times = {"drain_delay": 60_000, "lock_duration": 300_000}
     worker = Worker("q", print, connection=server.unix_url, concurrency=10, **times)
     with server.client() as client:
         await worker.start()
         await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+        await wait_until(lambda: looks(client) >= 1)
 
         with counting(server) as counted:
             await let_pass(1, "who polls would be counted")
@@ -38,7 +40,7 @@ async def test_an_idle_worker_waits_and_does_nothing_else(start_server):
 
 
 async def test_an_idle_worker_looks_for_due_groups_with_one_call(start_server, monkeypatch):
-    """In two seconds; here more often."""
+    """Every five seconds; here more often."""
     monkeypatch.setattr(group_keeper, "LOOK_FOR_DUE_S", 0.2)
     server = start_server()
     times = {"drain_delay": 60_000, "lock_duration": 300_000}
@@ -57,7 +59,6 @@ async def test_an_idle_worker_looks_for_due_groups_with_one_call(start_server, m
     await worker.close()
 
 
-@pytest.mark.usefixtures("without_groups")
 async def test_an_idle_worker_looks_once_per_drain_delay(start_server):
     """In a minute: twelve looks at the default of five seconds; here a tenth of both."""
     server = start_server()
@@ -65,6 +66,7 @@ async def test_an_idle_worker_looks_once_per_drain_delay(start_server):
     with server.client() as client:
         await worker.start()
         await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+        await wait_until(lambda: looks(client) >= 1)
 
         began = time.monotonic()
         with counting(server) as counted:

@@ -137,6 +137,7 @@ class GroupProducer(GroupReading):
         compensation_order: str | None = None,
         compensate_late: bool = True,
         group_retention: bool | int | Keep | None = None,
+        remember: Duration | None = None,
         timeout: Duration | None = None,
         undo_timeout: Duration | None = None,
         on_completed: Any = None,
@@ -157,7 +158,8 @@ class GroupProducer(GroupReading):
         group if it has not completed by then; ``undo_timeout`` says when undoing has taken too
         long.  ``on_completed`` and ``on_failed`` are jobs that are added when the group ends.
         ``group_retention`` says which finished groups are kept: by default the last 10,000, for 7
-        days.
+        days.  ``remember`` says for how long the id of a group that is no longer kept stays known,
+        so that repeating the call starts nothing: by default for a day, at least for a minute.
         """
         group = new_group(
             name,
@@ -168,6 +170,7 @@ class GroupProducer(GroupReading):
             order=compensation_order,
             late=compensate_late,
             keep=group_retention,
+            remember=remember,
             timeout=timeout,
             undo_timeout=undo_timeout,
             on_completed=on_completed,
@@ -347,7 +350,7 @@ class QueueGroups(GroupReading, QueueWaiting):
     ) -> GroupInfo:
         """Wait until a group is over, and return it.
 
-        A group that has been forgotten is returned as it ended, for a day.  Raises
+        A group that has been forgotten is returned as it ended while it is remembered.  Raises
         ``GroupNotFoundError``, and ``WaitTimeoutError`` after ``timeout`` ms.  With ``may_come`` it
         also waits for a group that does not exist yet, such as an outbox row not yet sent.
         """

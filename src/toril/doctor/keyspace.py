@@ -71,6 +71,7 @@ GRAMMAR: Sequence[tuple[str, str, str]] = (
     (r"toril:turning", "string", "expiring"),
     (r"toril:groups-gone:[^:]+", "hash", "expiring"),
     (r"toril:group-deadlines", "zset", "expiring"),
+    (r"toril:group-bell", "list", "expiring"),
     (r"toril:dashboard-log", "stream", "expiring"),
     (r"toril:adds:[^:]+|toril:replies-walk", "string", "expiring"),
     (r"toril:partitions", "string", "own"),

@@ -75,6 +75,7 @@ class GroupOptions(TypedDict, total=False):
     compensation_order: str | None
     compensate_late: bool
     group_retention: bool | int | Keep | None
+    remember: Duration | None
     timeout: Duration | None
     undo_timeout: Duration | None
     on_completed: Any

@@ -169,6 +169,11 @@ def _read_mail(message: bytes) -> tuple[str, ...] | None:
     return words if len(words) in (3, 4) else None
 
 
+def group_bell(keys: Keys) -> str:
+    """A mailbox that all workers of a queue read: whoever finds something looks for due groups."""
+    return keys.own("group-bell")
+
+
 def mailbox(keys: Keys, worker_id: str) -> str:
     """Where others leave messages for the worker whose locks begin with ``worker_id``."""
     return keys.own(f"mail-{worker_id}")

@@ -41,6 +41,8 @@ TOLD = "group"
 DAY_MS = 86_400_000
 RETENTION = Keep(count=10_000, age=7 * DAY_MS)
 """Which finished groups are kept unless somebody says otherwise."""
+LEAST_REMEMBER_MS = 60_000
+"""A call whose reply was lost is sent again within this time."""
 _GROUP_ID = re.compile(r"[^\s:{}\x00-\x1f]{1,255}")
 
 
@@ -183,6 +185,7 @@ class NewGroup(msgspec.Struct, frozen=True, kw_only=True):
     order: str = "parallel"
     late: bool = True
     keep: Keep | None = None
+    remember_ms: int | None = None
     timeout_ms: int | None = None
     undo_timeout_ms: int | None = None
     on_completed: NewJob | None = None
@@ -222,6 +225,7 @@ def new_group(
     order: str | None = None,
     late: bool = True,
     keep: bool | int | Keep | None = None,
+    remember: Duration | None = None,
     timeout: Duration | None = None,
     undo_timeout: Duration | None = None,
     on_completed: Any = None,
@@ -249,6 +253,11 @@ def new_group(
         order=_order(order, graph),
         late=late,
         keep=RETENTION if keep is None else Keep.of(keep),
+        remember_ms=(
+            None
+            if remember is None
+            else milliseconds(remember, "remember", least=LEAST_REMEMBER_MS)
+        ),
         timeout_ms=None if timeout is None else milliseconds(timeout, "timeout", least=1),
         undo_timeout_ms=(
             None if undo_timeout is None else milliseconds(undo_timeout, "undo_timeout", least=1)

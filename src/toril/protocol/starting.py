@@ -86,6 +86,8 @@ def _args(prefix: str, group: NewGroup, group_id: str, encoded: _Encoded) -> dic
         args["pivot"] = group.graph.pivot
     if group.keep is not None:
         args["keep"] = codec.keep_args(group.keep) or {}
+    if group.remember_ms is not None:
+        args["remember_ms"] = group.remember_ms
     if group.timeout_ms is not None:
         args["timeout_ms"] = group.timeout_ms
     if group.undo_timeout_ms is not None:
@@ -299,6 +301,8 @@ def fingerprint(group: NewGroup, encoded: _Encoded) -> str:
         "undo_timeout": str(group.undo_timeout_ms),
         "group_retention": repr(group.keep),
     }
+    if group.remember_ms is not None:  # earlier versions did not know it
+        parts["remember"] = str(group.remember_ms)
     hashed = {name: _digest(value.encode()) for name, value in parts.items()}
     hashed["compensation"] = _digest(
         group.compensation_queue.encode(), codec.encode_compensations(encoded.undoing.stored)

@@ -123,6 +123,10 @@ class Crew:
         else:
             self._refused(item, code)
 
+    def look_for_groups(self) -> None:
+        """A group of this queue is due soon, and perhaps nobody takes its jobs."""
+        self._keeper.meet()
+
     def drained(self) -> None:
         """The queue has just run out of jobs."""
         self._emitter.emit("drained")

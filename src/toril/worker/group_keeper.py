@@ -18,9 +18,9 @@ logger = get_logger("toril.worker")
 
 LOOK_FOR_GROUPS_S = 15.0
 """How often it looks for the open groups of its queues, whether any are due or not."""
-LOOK_FOR_DUE_S = 1.8
-"""How often a worker that knows of no open groups asks whether some are due: a time limit is
-enforced within two seconds, even if the group was created just now and nobody takes its jobs."""
+LOOK_FOR_DUE_S = 5.0
+"""How often a worker that knows of no open groups asks whether some are due.  If a new group has a
+time limit that is due sooner, a worker is told (``stages.ring``)."""
 LOOK_AT_GROUPS_S = 1.5
 """How long it waits at most while groups are open: one with a short time limit may come."""
 MET_S = 0.5
@@ -50,11 +50,12 @@ class GroupKeeper:
         self._has_met_one = asyncio.Event()
 
     def meet(self) -> None:
-        """A job of a group was taken: its group may be new, and have a short time limit."""
+        """A job of a group was taken, or one is due soon: its group may be new to us."""
         self._has_met_one.set()
 
     async def run(self) -> None:
-        pause_s = LOOK_FOR_DUE_S
+        # What became due while nobody ran is found soon.
+        pause_s = min(LOOK_FOR_DUE_S, LOOK_AT_GROUPS_S)
         looked_at = time.monotonic()
         while True:
             await self._rest(pause_s * random.uniform(1.0, JITTER))

@@ -39,6 +39,10 @@ class Berth(msgspec.Struct, frozen=True):
     def mailbox(self) -> str:
         return leasing.mailbox(self.keys, self.worker_id)
 
+    @property
+    def bell(self) -> str:
+        return leasing.group_bell(self.keys)
+
 
 class Lease:
     """Renews the locks of a worker's jobs, and tells its crew which jobs are lost or cancelled.
@@ -59,6 +63,7 @@ class Lease:
     ) -> None:
         self._make_connection = make_connection
         self._berths = {berth.mailbox: berth for berth in berths}
+        self._bells = {berth.bell: berth for berth in berths}
         self._lock_ms = lock_ms
         self._interval_s = lock_ms / 3000
         self._is_in_trouble = False
@@ -116,8 +121,11 @@ class Lease:
         assert self._connection is not None
         block_ms = max(1, int(min(wait_s, 10.0) * 1000))
         found = self._connection.run(
-            leasing.wait_for_mail_in(list(self._berths), block_ms=block_ms)
+            leasing.wait_for_mail_in([*self._berths, *self._bells], block_ms=block_ms)
         )
+        if found is not None and found[0] in self._bells:
+            self._tell(self._bells[found[0]].crew.look_for_groups)
+            return
         if found is None or found[1] is None:
             return
         crew = self._berths[found[0]].crew

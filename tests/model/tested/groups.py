@@ -6,7 +6,7 @@ FOUND: dict[str, str] = {
     'rooms/groups: without redis.call("ZREM", groups.asking(owner), id)': "tests/features/test_group_upkeep.py::test_a_group_is_forgotten_by_every_index",
     'rooms/groups: without redis.call("HDEL", key, "compensation", "x.keep")': "tests/features/test_group_upkeep.py::test_what_stays_known_of_a_forgotten_group_is_small",
     'rooms/groups: without redis.call("RENAME", key, gone)': "tests/features/test_group_mends.py::test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten",
-    'rooms/groups: without redis.call("PEXPIRE", gone, KNOWN_MS)': "tests/features/test_group_mends.py::test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten",
+    'rooms/groups: without redis.call("PEXPIRE", gone, knownFor(gone))': "tests/features/test_group_mends.py::test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten",
     "rooms/groups: without groups.forget(owner, id)": "tests/features/test_group_mends.py::test_waiting_for_a_group_tells_how_it_ended_although_it_is_forgotten",
     'rooms/groups: without stages.announce(group, state == "COMPLETED" and "on_completed" or "on_failed", now)': "tests/features/test_group_stages.py::test_a_job_is_added_when_the_group_completes",
     'rooms/groups: without redis.call("ZREM", groups.asking(group.owner), group.id)': "tests/features/test_group_upkeep.py::test_a_compensation_that_bullmq_starts_as_new_makes_up_for_its_failure[ab]",

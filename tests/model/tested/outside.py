@@ -388,7 +388,7 @@ OPEN: frozenset[str] = frozenset(
         "rooms/deliveries: without remotes.seekHere(round.queue, body)",
         "rooms/deliveries: without remotes.sought(body, round.now)",
         "rooms/deliveries: without stages.removeLetterAt(body.letter, body.key, body.membership, { left = body.most })",
-        "rooms/deliveries: without stages.share(body.owner, round.queue.base, body.until_ms)",
+        "rooms/deliveries: without stages.share(body.owner, round.queue.base, body.until_ms, body.first_ms)",
         'rooms/deliveries: without redis.call("ZREM", received, unpack(old))',
         'rooms/deliveries: without redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids))',
         'rooms/deliveries: "ZPOPMAX" for "ZPOPMIN"',

@@ -27,6 +27,9 @@ FOUND: dict[str, str] = {
     'rooms/stages: without redis.call("HSET", group.key, "x.asks", group.asks)': "tests/features/test_group_damage.py::test_a_compensation_waits_until_its_queue_is_repaired[graph-wait]",
     'rooms/stages: without redis.call("LTRIM", group.key .. ":log", -1000, -1)': "tests/features/test_group_leftovers.py::test_a_timeline_has_a_bound",
     'rooms/stages: without redis.call("PEXPIRE", mailbox, MAIL_MS)': "tests/features/test_group_leftovers.py::test_mail_for_a_worker_that_is_gone_does_not_stay",
+    'rooms/stages: without redis.call("PEXPIRE", bell, MAIL_MS)': "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
+    'rooms/stages: without redis.call("RPUSH", bell, "1")': "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
+    "rooms/stages: without stages.ring(base)": "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
     'rooms/stages: without redis.call("PEXPIREAT", deadlines, clock.stamp(tonumber(last) + LATE_MS))': "tests/features/test_group_stages.py::test_a_producer_may_mind_the_time_limits",
     'rooms/stages: without redis.call("UNLINK", group.key .. ":signals")': "tests/features/test_group_leftovers.py::test_limits_of_signals_end_when_the_group_turns",
     'rooms/stages: without redis.call("UNLINK", group.key .. ":undo")': "tests/features/test_group_leftovers.py::test_nothing_waits_to_be_undone_behind_the_pivot",
@@ -40,7 +43,7 @@ FOUND: dict[str, str] = {
     'rooms/stages: without stages.log(group, now, "cannot add " .. when, job.name, why)': "tests/features/test_group_leftovers.py::test_that_nobody_could_be_told_of_the_end_is_in_the_timeline",
     "rooms/stages: without stages.revive(group, job, status, now)": "tests/features/test_group_leftovers.py::test_a_member_that_is_replayed_has_not_failed",
     "rooms/stages: without stages.revive(group, one.job, status, now)": "tests/features/test_group_stages.py::test_one_member_of_a_blocked_group_is_completed_by_hand",
-    "rooms/stages: without stages.share(group.owner, base, at)": "tests/features/test_group_leftovers.py::test_a_signal_with_a_long_limit_is_minded_by_workers_of_other_queues_for_as_long",
+    "rooms/stages: without stages.share(group.owner, base, at, entry.timeout_ms)": "tests/features/test_group_leftovers.py::test_a_signal_with_a_long_limit_is_minded_by_workers_of_other_queues_for_as_long",
     'rooms/stages: without stages.signal(group.key, number, entry.key, entry.default and "c" .. entry.default or "ftimeout", now)': "tests/features/test_group_stages.py::test_a_signal_that_does_not_come_fails_or_has_a_default",
     "rooms/stages: without stages.signal(group.key, one.number, one.job, told, now)": "tests/features/test_group_stages.py::test_the_same_signal_sent_again_is_known",
     "rooms/stages: without stages.signal(group.key, one[1], one[2].key, one[3], now)": "tests/features/test_group_stages.py::test_a_signal_that_comes_early_counts_when_its_turn_has_come",
@@ -50,6 +53,7 @@ FOUND: dict[str, str] = {
 }
 
 EQUIVALENT: dict[str, str] = {
+    'rooms/stages: "LPUSH" for "RPUSH" (3)': "a bell holds one entry",
     'rooms/stages: "LPUSH" for "RPUSH" (2)': "a worker reads all of its mail at once, and each letter is about another job",
     "rooms/stages: without retreats.recall(group)": "the way back is then found anew from the plan, which comes to the same and costs more",
 }

@@ -5,7 +5,7 @@
   slots of a cluster leave as parcels in the same step (rooms/remotes.lua); what prevents them from being
   added there is found out later, and they fail.
   A call that is sent again because its reply was lost gets the same reply and adds nothing. This holds
-  for a day after the group has ended and been forgotten. With a `definition` the id is the caller's: if
+  for a day, or `remember_ms`, after the group has ended and been forgotten. With a `definition` the id is the caller's: if
   a group with that id was made from the same definition, the reply has its `seed`.
   Members that wait for others are written down and become jobs later (rooms/stages.lua).
 
@@ -14,7 +14,7 @@
   Args      id str, name str, queues list of str (bases), jobs list of {id, name, queue, kind, undo,
             delay, run_at, priority, lifo, timestamp, lane, order_ms, ordering_delay, max_lane_size,
             label, behind, waits, timeout_ms}, definitions list of {name, opts, data}, targets map, order str,
-            late bool, keep map?, timeout_ms int?, look_again_ms int,
+            late bool, keep map?, remember_ms int?, timeout_ms int?, look_again_ms int,
             gates list? (each: the numbers it waits for and the numbers that wait), pivot int?, undo_ms int?, ends map?, seed str?,
             definition str?, flight str?, request str?, is_late bool? (rooms/requests.lua)
             After the map, raw: the compensations as JSON, then for each job its data and options.
@@ -132,6 +132,7 @@ local function writeRecord(group, a, compensation, now)
   also("x.undo", a.order == "graph" and a.order)
   also("x.late", not a.late and "0")
   also("x.keep", a.keep and cmsgpack.pack(a.keep))
+  also("x.remember", a.remember_ms)
   also("x.deadline", a.timeout_ms and now + a.timeout_ms)
   also("x.undoMs", a.undo_ms)
   also("x.staged", a.gates and "1")
@@ -250,7 +251,7 @@ local function index(record, base, bases, a, now)
   if a.gates then redis.call("ZADD", stages.index(base), now + a.look_again_ms, a.id) end
   if not a.timeout_ms and not a.gates then return end
   for _, one in ipairs(bases) do
-    stages.share(base, one, now + math.max(a.timeout_ms or 0, a.gates and SHARED_MS or 0))
+    stages.share(base, one, now + math.max(a.timeout_ms or 0, a.gates and SHARED_MS or 0), a.timeout_ms)
   end
 end
 

@@ -122,10 +122,12 @@ local function keepFromOrphans(base, open)
   end
 end
 
---- Set when a group is looked at next, if it is still open.
+local OVER = { COMPLETED = true, FAILED = true, FAILED_COMPENSATION = true }
+--- Set when a group is looked at next, if it is still open. If a worker that does not know about stages
+--- has ended it, it is still in their index.
 local function lookAgain(work, open, id, state, due)
   for _, index in ipairs({ open, stages.index(work.base) }) do
-    if not state then
+    if not state or OVER[state] then
       redis.call("ZREM", index, id)
     elseif not work.is_whole then
       redis.call("ZADD", index, "XX", due, id)

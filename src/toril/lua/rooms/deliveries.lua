@@ -88,7 +88,7 @@ end
 
 --- Workers here watch the time limits of groups in another slot.
 function verbs.shareGroups(round, body)
-  stages.share(body.owner, round.queue.base, body.until_ms)
+  stages.share(body.owner, round.queue.base, body.until_ms, body.first_ms)
 end
 
 local function isKnown(queue, ids)

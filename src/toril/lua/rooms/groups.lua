@@ -77,14 +77,20 @@ end
 
 local KNOWN_MS = "86400000"
 
---- Forget a group that has ended. How it ended stays known for a day, for those who wait for it and for
---- a late call that would create it again.
+--- How long it stays known how a group ended that is forgotten: a day, or what it asks for.
+local function knownFor(key)
+  local asked = redis.call("HGET", key, "x.remember")
+  return asked and #asked < 16 and string.match(asked, "^%d+$") or KNOWN_MS
+end
+
+--- Forget a group that has ended. How it ended stays known for a while, for those who wait for it and
+--- for a late call that would create it again.
 function groups.forget(owner, id)
   local key, gone = owner .. ":groups:" .. id, goneGroup(owner, id)
   if redis.call("EXISTS", key) == 1 then
     redis.call("HDEL", key, "compensation", "x.keep")
     redis.call("RENAME", key, gone)
-    redis.call("PEXPIRE", gone, KNOWN_MS)
+    redis.call("PEXPIRE", gone, knownFor(gone))
   end
   groups.delete(owner, id)
 end

@@ -14,6 +14,8 @@ local MOST_BYTES = 500000
 local MOST_TOLD = 100
 local MAIL_MS = "60000"
 local LATE_MS = 86400000
+--- Workers that know of no groups look for them every five seconds.
+local SOON_MS = 15000
 
 function stages.member(key, number)
   local packed = redis.call("HGET", key .. ":plan", number)
@@ -73,13 +75,14 @@ local function hurry(group, at, now)
 end
 
 --- Let the workers of another queue watch the time limits of a group too; the queue that owns it may
---- have no workers.
-function stages.share(owner, base, until_ms)
-  if base == owner then return end
+--- have no workers. If its next limit is due in `first_ms`, perhaps before they look again, one is told.
+function stages.share(owner, base, until_ms, first_ms)
   if parcels.isAway(base) then
-    parcels.send(base, owner, { verb = "shareGroups", owner = owner, until_ms = until_ms })
+    parcels.send(base, owner, { verb = "shareGroups", owner = owner, until_ms = until_ms, first_ms = first_ms })
     return
   end
+  if first_ms and first_ms < SOON_MS then stages.ring(base) end
+  if base == owner then return end
   local deadlines = base .. ":toril:group-deadlines"
   redis.call("ZADD", deadlines, "GT", clock.stamp(until_ms), owner)
   local last = redis.call("ZREVRANGE", deadlines, 0, 0, "WITHSCORES")[2]
@@ -177,7 +180,7 @@ local function await(group, number, entry, now)
   redis.call("HSET", group.key .. ":signals", number, clock.stamp(at))
   hurry(group, at, now)
   for _, base in ipairs(entry.queues) do
-    stages.share(group.owner, base, at)
+    stages.share(group.owner, base, at, entry.timeout_ms)
   end
 end
 
@@ -362,6 +365,14 @@ function stages.tell(job_keys, reason)
       redis.call("PEXPIRE", mailbox, MAIL_MS)
     end
   end
+end
+
+--- Tell one idle worker of a queue to look for groups that are due; it hears it as it hears its mail.
+function stages.ring(base)
+  local bell = base .. ":toril:group-bell"
+  if redis.call("EXISTS", bell) == 1 then return end
+  redis.call("RPUSH", bell, "1")
+  redis.call("PEXPIRE", bell, MAIL_MS)
 end
 
 -- The pivot ---------------------------------------------------------------------------------------
