@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -26,6 +27,7 @@ from toril.protocol.scripts import Library
 ROOT = Path(__file__).parents[2]
 TESTS = (
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/features/test_group_*.py")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/features/parcels/test_*.py")),
     "tests/features/test_limits.py",
 )
 MOST_TESTS, MOST_S = 25, 20.0
@@ -118,10 +120,10 @@ def _telling() -> Library:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     path = os.environ.get("TORIL_COVERED")
-    url = getattr(item, "funcargs", {}).get("url")
-    if not path or url is None:
+    urls = _servers(getattr(item, "funcargs", {}))
+    if not path or not urls:
         return (yield)
-    with redis.Redis.from_url(url) as client, client.pubsub() as listener:
+    with redis.Redis.from_url(urls[0]) as client, client.pubsub() as listener:
         listener.subscribe(CHANNEL)
         listener.get_message(timeout=5)
         began = time.monotonic()
@@ -129,11 +131,28 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             return (yield)
         finally:
             seconds = time.monotonic() - began
+            _note(Path(path), item.nodeid, seconds, _heard(listener, urls))
+
+
+def _servers(fixtures: dict[str, Any]) -> list[str]:
+    """The server of a test, or all nodes of its cluster: they pass on what is published."""
+    if "cluster" in fixtures:
+        return [node.url for node in fixtures["cluster"].nodes]
+    return [fixtures["url"]] if fixtures.get("url") else []
+
+
+def _heard(listener: redis.client.PubSub, urls: list[str]) -> list[int]:
+    """What was published until now; each server says when that was all."""
+    for url in urls:
+        with redis.Redis.from_url(url) as client:
             client.publish(CHANNEL, "end")
-            numbers = set()
-            while (word := listener.get_message(timeout=5)) and word["data"] != b"end":
-                numbers.add(int(word["data"]))
-            _note(Path(path), item.nodeid, seconds, sorted(numbers))
+    numbers, ends = set(), 0
+    while ends < len(urls) and (word := listener.get_message(timeout=5)):
+        if word["data"] == b"end":
+            ends += 1
+        else:
+            numbers.add(int(word["data"]))
+    return sorted(numbers)
 
 
 def _note(path: Path, name: str, seconds: float, numbers: list[int]) -> None:

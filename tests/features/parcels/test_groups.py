@@ -14,6 +14,7 @@ from toril.doctor.keyspace import audit
 from toril.doctor.reader import ConnectionReader
 from toril.errors import InvalidGroupStateError, NotReplicatedError, UnrecoverableError
 from toril.protocol import parceling
+from toril.worker.group_keeper import GroupKeeper
 
 
 class Shop:
@@ -98,10 +99,22 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(slots):
+async def watched(slots):
+    """A shop whose workers look after groups."""
     one = Shop(slots)
     yield one
     await one.close()
+
+
+@pytest.fixture
+def shop(watched, monkeypatch):
+    """A shop in which nobody looks for ends that were lost: they arrive by parcel, or not at all."""
+
+    async def keep(keeper, keys):
+        pass
+
+    monkeypatch.setattr(GroupKeeper, "keep", keep)
+    return watched
 
 
 async def test_a_group_over_three_slots_completes(shop):
@@ -253,7 +266,8 @@ async def test_the_way_back_follows_the_graph_through_the_slots(shop):
     await shop.check()
 
 
-async def test_a_time_limit_is_kept_by_a_worker_of_another_slot(shop):
+async def test_a_time_limit_is_kept_by_a_worker_of_another_slot(watched):
+    shop = watched
     group_id = await shop.add(timeout=1500)
 
     async with shop.open(1, 2):
