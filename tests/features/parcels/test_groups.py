@@ -108,7 +108,7 @@ async def watched(slots):
 
 @pytest.fixture
 def shop(watched, monkeypatch):
-    """A shop in which nobody looks for ends that were lost: they arrive by parcel, or not at all."""
+    """A shop in which nobody looks for lost ends: they arrive by parcel, or not at all."""
 
     async def keep(keeper, keys):
         pass
@@ -410,4 +410,51 @@ async def test_a_member_that_is_gone_elsewhere_is_found_in_the_events(shop, slot
     if is_known:
         results = await shop.queues[0].get_group_results(group_id)
         assert results["b"] == "by another"
+    await shop.check()
+
+
+async def _types_asked(slots) -> int:
+    stats = await slots.client.info("commandstats", target_nodes="primaries")
+    return sum(node.get("cmdstat_type", {}).get("calls", 0) for node in stats.values())
+
+
+async def test_a_delivery_checks_only_the_keys_that_it_needs(shop, slots, monkeypatch):
+    """Ten for a job that comes; none for a completed member, which only its group needs."""
+    monkeypatch.setattr(shop.flow._connection, "on_parcels", lambda _: None)
+    group_id = await shop.add(shop.member("b", 1), shop.member("c", 2), queue_name=shop.names[0])
+    before = await _types_asked(slots)
+    await shop.carry()
+    assert await _types_asked(slots) - before == 20
+    await slots.client.set(slots.key(shop.names[0], "wait"), "not a list")
+
+    async with shop.open(1, 2):
+        await shop.until(group_id, "COMPLETED")
+        await wait_until(shop.is_quiet)
+
+    assert await _types_asked(slots) - before == 20
+    await slots.client.delete(slots.key(shop.names[0], "wait"))
+    await shop.check()
+
+
+KEYS_OF_A_NEW_JOB = (
+    *("wait", "paused", "active", "prioritized", "delayed", "marker", "meta", "id", "pc", "events"),
+)
+
+
+@pytest.mark.parametrize("name", KEYS_OF_A_NEW_JOB)
+async def test_a_member_is_refused_as_a_whole_if_its_queue_is_damaged(shop, slots, name):
+    damaged = slots.key(shop.names[1], name)
+    await slots.client.delete(damaged)
+    await slots.client.sadd(damaged, "not this")
+    group_id = await shop.add(shop.member("b", 1, job_id="b-1"), queue_name=shop.names[0])
+
+    words = set((await slots.refused(shop.names[0])).values())
+    assert words == {"a key of its target holds a value of another kind"}
+    assert not await slots.client.exists(slots.key(shop.names[1], "b-1"))
+
+    await slots.client.delete(damaged)
+    assert await shop.queues[0]._connection.follow(parceling.offer_again(shop.queues[0].keys)) == 1
+    await shop.carry()
+    async with shop.open(1):
+        await shop.until(group_id, "COMPLETED")
     await shop.check()

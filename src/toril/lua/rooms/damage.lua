@@ -9,11 +9,11 @@ local QUEUE_KEYS = { wait = "list", paused = "list", active = "list", prioritize
   ["lanes:held"] = "hash", ["lanes:ready"] = "zset", ["lanes:later"] = "zset",
   ["lanes:index"] = "zset", ["lanes:settings"] = "hash", ["lanes:diverting"] = "hash" }
 
---- Does each of the queue's own keys have the right type?
-function damage.isSound(queue)
-  for name, kind in pairs(QUEUE_KEYS) do
+--- Does each of the queue's own keys have the right type? `names` are those that matter, unless all do.
+function damage.isSound(queue, names)
+  for name in pairs(names or QUEUE_KEYS) do
     local found = redis.call("TYPE", queue.base .. ":" .. name).ok
-    if found ~= "none" and found ~= kind then return false end
+    if found ~= "none" and found ~= QUEUE_KEYS[name] then return false end
   end
   return true
 end

@@ -123,10 +123,34 @@ local function hasTaken(round, after)
   return true
 end
 
---- 0 if the parcel is delivered, 1 if it has to come again, or why it is refused.
-local function deliver(round, id, text)
+--- What a parcel says; nothing if it cannot be read.
+local function open(text)
   local is_read, body = pcall(cmsgpack.unpack, text)
-  if not is_read or type(body) ~= "table" then return "it cannot be read" end
+  return is_read and type(body) == "table" and body or nil
+end
+
+local ARRIVING = { "wait", "paused", "active", "prioritized", "delayed", "marker", "meta", "id", "pc", "events" }
+
+--- The keys of their queue that these parcels need, as damage.isSound takes them: nothing for all of
+--- them. Most parcels are members that come and members that have completed: a member outside lanes
+--- needs the keys of a new job, and a completion only those of its group.
+local function neededBy(opened)
+  local needed = {}
+  for _, body in pairs(opened) do
+    local job = body.verb == "addMember" and type(body.job) == "table" and body.job
+    local is_plain = job and not job.lane and not job.de
+    if is_plain then
+      for _, name in ipairs(ARRIVING) do needed[name] = true end
+    elseif body.verb ~= "memberEnded" or body.state ~= "completed" then
+      return nil
+    end
+  end
+  return needed
+end
+
+--- 0 if the parcel is delivered, 1 if it has to come again, or why it is refused.
+local function deliver(round, id, body)
+  if not body then return "it cannot be read" end
   local verb = verbs[body.verb]
   if not verb then return "the verb " .. tostring(body.verb) .. " is not known; update this program" end
   if body.after and not hasTaken(round, body.after) then return 1 end
@@ -137,15 +161,16 @@ end
 
 --- Deliver parcels with these ids and bodies; returns an answer for each.
 function deliveries.receive(queue, ids, bodies, now)
-  local answers = {}
-  if not damage.isSound(queue) then
+  local answers, opened = {}, {}
+  for i, text in ipairs(bodies) do opened[i] = open(text) end
+  if not damage.isSound(queue, neededBy(opened)) then
     for i in ipairs(ids) do answers[i] = "a key of its target holds a value of another kind" end
     return answers
   end
   local delivered, known = {}, isKnown(queue, ids)
   local round = { queue = queue, now = now, known = known }
   for i, id in ipairs(ids) do
-    answers[i] = known[id] and 0 or deliver(round, id, bodies[i])
+    answers[i] = known[id] and 0 or deliver(round, id, opened[i])
     if answers[i] == 0 and not known[id] then
       delivered[#delivered + 1] = id
       known[id] = true
