@@ -1,6 +1,6 @@
 """What does a group cost whose members are in three slots, compared with one in a single slot?
 
-    python benchmarks/toril_slots.py                 500 groups of 3, three rounds
+    python benchmarks/toril_slots.py                 500 groups of 3, one and 20 at a time
     python benchmarks/toril_slots.py --groups 50 --rounds 1
 
 Both run on the same cluster of three nodes, with the same workers: three queues that share a hash
@@ -27,6 +27,7 @@ from toril import Compensation, FlowProducer, GroupJob, Queue, Worker
 
 MOST = 2.5
 WAITS = ("bzpopmin", "blpop")
+AT_ONCE = 20
 CALLS = ("fcall", "fcall_ro", "evalsha")
 
 
@@ -70,8 +71,8 @@ def names_of(cluster: Cluster, prefix: str, nodes: list[int]) -> list[str]:
     return [f"{tags[node]}{number}" for number, node in enumerate(nodes)]
 
 
-async def run(cluster: Cluster, nodes: list[int], groups: int) -> Work:
-    """Add groups of three, let them complete, and count."""
+async def run(cluster: Cluster, nodes: list[int], groups: int, at_once: int) -> Work:
+    """Add groups of three, so many at a time, let them complete, and count."""
     prefix = f"b{secrets.token_hex(4)}"
     url = cluster.url.replace("redis://", "redis+cluster://", 1)
     where: dict[str, Any] = {"connection": url, "prefix": prefix}
@@ -89,8 +90,9 @@ async def run(cluster: Cluster, nodes: list[int], groups: int) -> Work:
             await flow.add_group("warm", members)
             await _until(queue, 1)
             reset(cluster)
-            for _ in range(groups):
-                await flow.add_group("order", members)
+            for _ in range(groups // at_once):
+                adds = [flow.add_group("order", members) for _ in range(at_once)]
+                await asyncio.gather(*adds)
             await _until(queue, groups + 1)
             await asyncio.sleep(1.0)
             return work_of(cluster)
@@ -106,14 +108,20 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    found: dict[str, list[Work]] = {"one slot": [], "three slots": []}
     with Cluster() as cluster:
-        for _ in range(options.rounds):
-            for what, nodes in (("one slot", [0, 0, 0]), ("three slots", [0, 1, 2])):
-                found[what].append(asyncio.run(run(cluster, nodes, options.groups)))
+        for at_once in (1, AT_ONCE):
+            print(f"{at_once} at a time")
+            compare(cluster, options.groups, options.rounds, at_once)
+
+
+def compare(cluster: Cluster, groups: int, rounds: int, at_once: int) -> None:
+    found: dict[str, list[Work]] = {"one slot": [], "three slots": []}
+    for _ in range(rounds):
+        for what, nodes in (("one slot", [0, 0, 0]), ("three slots", [0, 1, 2])):
+            found[what].append(asyncio.run(run(cluster, nodes, groups, at_once)))
     best = {what: min(works, key=lambda one: one.us) for what, works in found.items()}
     for what, work in best.items():
-        calls, commands, us = (number / options.groups for number in work)
+        calls, commands, us = (number / groups for number in work)
         print(f"  {what:>12}: {us:7.1f} us, {calls:.2f} calls, {commands:.1f} commands a group")
     one, three = best["one slot"], best["three slots"]
     print(
