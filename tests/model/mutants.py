@@ -29,7 +29,8 @@ OF_GROUPS = frozenset(
 READERS = frozenset(
     {
         *("clock", "count", "eraseKeys", "explain", "glance", "glanceActive", "glanceGroups"),
-        *("glanceLanes", "groupResults", "listGroup", "locate", "readLane", "surveyDeadLetters"),
+        *("glanceLanes", "groupResults", "judgeReplay", "listGroup", "locate", "readLane"),
+        "surveyDeadLetters",
         *("rooms/clock", "rooms/letters", "rooms/texts"),
     }
 )

@@ -10,6 +10,7 @@ import pytest
 from toril.errors import (
     DeadLetterNotFoundError,
     FailedChildrenError,
+    InvalidGroupStateError,
     InvalidOptionError,
     JobCancelledError,
     JobLockedError,
@@ -32,6 +33,7 @@ from toril.protocol.dead_letter import metadata_in, without_metadata
 from toril.protocol.dead_letters import Filter, Slice, Walk, after, again
 from toril.protocol.job import Job
 from toril.protocol.keys import FOREIGN, Keys, hash_tag
+from toril.protocol.refusals import Refusal
 from toril.protocol.settling import Policy, Raised, Returned, Settled, Take, decide, settle
 
 KEYS = Keys("bull", "orders-dlq")
@@ -587,3 +589,32 @@ def test_the_options_name_a_queue():
     assert DeadLetterOptions.of(given) is given
     with pytest.raises(InvalidOptionError, match="on_dead_letter"):
         DeadLetterOptions("dlq", on_dead_letter="hook")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("member", "owner"),
+    [
+        (None, None),
+        (b"bull:{a}orders:groups:g1:m0", None),
+        (b"bull:{b}orders:groups:g1:m0", "{b}orders"),
+        (b"bull:{b}orders:compensation:groups:g1:c0", "{b}orders:compensation"),
+        (b"other:{b}orders:groups:g1:m0", None),
+        (b"nonsense", None),
+    ],
+)
+def test_a_letter_says_which_group_elsewhere_it_belongs_to(member, owner):
+    found = dead_letters.group_elsewhere(Keys("bull", "{a}letters"), "7").parse(member)
+
+    assert (found and found[0].name) == owner
+    assert found is None or found[1] == member.decode()
+
+
+def test_a_group_elsewhere_says_which_id_its_job_gets_or_refuses_it():
+    target = Keys("bull", "{b}orders")
+    command = replaying.judge(KEYS, "m", "7", "letters", "new", target, force=True)
+
+    assert command.args["target"] == "bull:{b}orders"
+    assert command.args["force"] is True
+    assert command.parse(b"old") == "old"
+    with pytest.raises(InvalidGroupStateError):
+        command.parse(Refusal.WRONG_GROUP_STATE)

@@ -28,7 +28,7 @@ from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.dead_letter import DeadLetterMetadata
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.keys import Keys, check_known_id, hash_tag
 from toril.protocol.replay_options import ReplayOptions
 
 LETTERS_PER_LOOK = 400
@@ -313,6 +313,24 @@ def note_of(keys: Keys, letter_id: str) -> Command[Note | None]:
             return None
 
     return plain("HGET", keys.job(letter_id), "x.letter", parse=parse)
+
+
+def group_elsewhere(keys: Keys, letter_id: str) -> Command[tuple[Keys, str] | None]:
+    """The owner of the group that a letter's job belongs to, and its membership.
+
+    None if it belongs to none, or to one that shares the hash tag of the letter's queue.
+    """
+    check_known_id(letter_id)
+
+    def parse(text: bytes | None) -> tuple[Keys, str] | None:
+        member = "" if text is None else codec.text(text)
+        base, _, rest = member.rpartition(":groups:")
+        name = base.removeprefix(f"{keys.prefix}:")
+        if not rest or name == base or hash_tag(base) == hash_tag(keys.base):
+            return None
+        return keys.sibling(name), member
+
+    return plain("HGET", keys.job(letter_id), "x.member", parse=parse)
 
 
 def not_found(letter_id: str, queue: str) -> DeadLetterNotFoundError:

@@ -115,6 +115,22 @@ def replay(
     )
 
 
+def judge(
+    owner: Keys, member: str, letter_id: str, queue: str, new_id: str, target: Keys, *, force: bool
+) -> Command[str]:
+    """The id that a letter's job gets in its group, which ``owner`` has in another slot."""
+
+    def parse(reply: bytes | int) -> str:
+        if isinstance(reply, bytes):
+            return codec.name(reply)
+        raise refusal(reply, letter_id, queue)
+
+    args: dict[str, Any] = {"member": member, "new_id": new_id, "target": target.base}
+    if force:
+        args["force"] = True
+    return script("judgeReplay", owner, args, parse, resend=Resend.SAME)
+
+
 def refusal(code: int, letter_id: str, queue: str) -> Exception:
     """The error for a code that ``replayDeadLetter.lua`` gave."""
     match code:
@@ -135,9 +151,9 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
             )
         case Refusal.WRONG_GROUP_STATE:
             return InvalidGroupStateError(
-                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over,"
-                f" being undone, or in another slot of the cluster, so running it again could not"
-                f" be undone; pass force=True (--force) to replay it anyway"
+                f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
+                f" being undone, so running it again could not be undone; pass force=True"
+                f" (--force) to replay it anyway"
             )
     return not_found(letter_id, queue)
 

@@ -11,6 +11,7 @@ from toril.client.ids import new_job_id
 from toril.deprecating import renamed
 from toril.errors import (
     CrossSlotError,
+    InvalidGroupStateError,
     InvalidNameError,
     InvalidOptionError,
     NotDeadLettersError,
@@ -334,7 +335,7 @@ class QueueDeadLetters:
                 found[fingerprint] = group.merged(found.get(fingerprint))
             for letter_id in result.asked:
                 job = self._admitted(letter_id, wanted)
-                if job is not None:
+                if job is not None and (replay is None or self._would_go(job, replay)):
                     letter = Group(1, job.timestamp, job.timestamp, job.id)
                     meta = job.dead_letter
                     fingerprint = meta.fingerprint if meta is not None else ""
@@ -344,6 +345,18 @@ class QueueDeadLetters:
             if result.is_last:
                 return found
             walk = after(walk, result)
+
+    def _would_go(self, job: Job, how: ReplayOptions) -> bool:
+        """Would a replay take a letter of which only its data, or a group elsewhere, can tell?"""
+        meta = job.dead_letter
+        if meta is None or not (how.target or meta.source_queue):
+            return True
+        target = how.target or self.keys.sibling(meta.source_queue)
+        try:
+            self._judge(job.id, new_job_id(), target, how)
+        except InvalidGroupStateError:
+            return False
+        return True
 
     def _admitted(self, letter_id: str, wanted: Filter) -> Job | None:
         """A letter that Toril did not write, if it is one and matches the filter."""
@@ -418,10 +431,28 @@ class QueueDeadLetters:
         self, target: Keys, letter_id: str, how: ReplayOptions, contents: Contents | None
     ) -> str | None:
         self._connection.check_slots(target)
-        new_id, name = new_job_id(), target.name
-        return self._connection.run(
-            replaying.replay(self.keys, letter_id, new_id, name, how, contents)
+        new_id = new_job_id()
+        id_in_group = self._judge(letter_id, new_id, target, how)
+        replayed = self._connection.run(
+            replaying.replay(self.keys, letter_id, new_id, target.name, how, contents)
         )
+        return replayed and (id_in_group or replayed)
+
+    def _judge(self, letter_id: str, new_id: str, target: Keys, how: ReplayOptions) -> str | None:
+        """Ask a letter's group in another slot; the id of its job there, None without such a group.
+
+        Raises ``InvalidGroupStateError`` if the group does not take the job.
+        """
+        if not self._connection.is_cluster:
+            return None
+        group = self._connection.run(dead_letters.group_elsewhere(self.keys, letter_id))
+        if group is None:
+            return None
+        owner, member = group
+        command = replaying.judge(
+            owner, member, letter_id, self.name, new_id, target, force=how.force
+        )
+        return self._connection.run(command)
 
     def _taken_apart(
         self, letter_id: str, repaired: bytes | None, target: Keys | None

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio.cluster
 
+from tests.features.parcels.shop import Shop
 from tests.servers import Cluster
+from toril.worker.group_keeper import GroupKeeper
 
 
 class Slots:
@@ -51,3 +53,22 @@ async def slots(cluster: Cluster) -> AsyncIterator[Slots]:
     client = redis.asyncio.cluster.RedisCluster.from_url(cluster.url, decode_responses=True)
     async with client:
         yield Slots(cluster, client)
+
+
+@pytest.fixture
+async def watched(slots):
+    """A shop whose workers look after groups."""
+    one = Shop(slots)
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+def shop(watched, monkeypatch):
+    """A shop in which nobody looks for lost ends: they arrive by parcel, or not at all."""
+
+    async def keep(keeper, keys):
+        pass
+
+    monkeypatch.setattr(GroupKeeper, "keep", keep)
+    return watched

@@ -2,119 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
-from typing import Any
-
 import pytest
 
 from tests.helpers import wait_until
-from toril import Compensation, FlowProducer, GroupJob, GroupSignal, Queue, Worker
-from toril.doctor.keyspace import audit
-from toril.doctor.reader import ConnectionReader
-from toril.errors import InvalidGroupStateError, NotReplicatedError, UnrecoverableError
+from toril import FlowProducer, GroupJob, GroupSignal, Worker
+from toril.errors import InvalidGroupStateError, NotReplicatedError
 from toril.protocol import parceling
-from toril.worker.group_keeper import GroupKeeper
-
-
-class Shop:
-    """Three queues, each on a node of its own, and what ran in them."""
-
-    def __init__(self, slots: Any) -> None:
-        self.slots = slots
-        self.names = [slots.name(node) for node in range(3)]
-        self.queues = [Queue(name, **slots.options) for name in self.names]
-        self.flow = FlowProducer(**slots.options)
-        self.ran: Counter[str] = Counter()
-        self.order: list[str] = []
-        self.told: dict[str, Any] = {}
-        self.refused: set[str] = set()
-
-    async def handle(self, job: Any) -> Any:
-        self.ran[job.name] += 1
-        self.order.append(job.name)
-        self.told[job.name] = job.data
-        if job.name in self.refused:
-            raise UnrecoverableError(f"{job.name} refused")
-        return f"did {job.name}"
-
-    @contextlib.asynccontextmanager
-    async def open(self, *numbers: int, undoing: bool = True, **options: Any):
-        """Workers of these queues, or of all, and of the queues that undo."""
-        async with contextlib.AsyncExitStack() as stack:
-            for number in numbers or range(3):
-                for name in [self.names[number]] + [f"{self.names[number]}:compensation"] * undoing:
-                    worker = Worker(name, self.handle, **options, **self.slots.options)
-                    await stack.enter_async_context(worker)
-            yield
-
-    def member(self, name: str, number: int, **options: Any) -> GroupJob:
-        undo = options.pop("undo", Compensation(f"undo-{name}", attempts=1))
-        return GroupJob(
-            name, {"n": name}, queue_name=self.names[number], compensation=undo, **options
-        )
-
-    async def add(self, *members: Any, **options: Any) -> str:
-        if not members:
-            members = tuple(self.member(name, n) for n, name in enumerate("abc"))
-        return (await self.flow.add_group("order", members, **options)).group_id
-
-    async def state(self, group_id: str) -> str:
-        info = await self.queues[0].get_group_state(group_id)
-        assert info is not None
-        return str(info.state)
-
-    async def until(self, group_id: str, state: str) -> None:
-        async def is_there() -> bool:
-            return await self.state(group_id) == state
-
-        await wait_until(is_there)
-
-    async def statuses(self, group_id: str) -> dict[str, str]:
-        return {one.name: one.status for one in await self.queues[0].get_group_jobs(group_id)}
-
-    async def carry(self) -> None:
-        for _ in range(3):
-            for queue in self.queues:
-                for name in (queue.name, f"{queue.name}:compensation"):
-                    await queue._connection.follow(parceling.carry(queue.keys.sibling(name)))
-
-    async def is_quiet(self) -> bool:
-        """Is no parcel left, and everything in order?"""
-        for name in self.names:
-            for queue in (name, f"{name}:compensation"):
-                if await self.slots.leftovers(queue):
-                    return False
-        return True
-
-    async def check(self) -> None:
-        await wait_until(self.is_quiet)
-        reader = await ConnectionReader.open(self.queues[0]._connection)
-        assert await audit(reader, self.slots.prefix) == []
-
-    async def close(self) -> None:
-        for queue in self.queues:
-            await queue.close()
-        await self.flow.close()
-
-
-@pytest.fixture
-async def watched(slots):
-    """A shop whose workers look after groups."""
-    one = Shop(slots)
-    yield one
-    await one.close()
-
-
-@pytest.fixture
-def shop(watched, monkeypatch):
-    """A shop in which nobody looks for lost ends: they arrive by parcel, or not at all."""
-
-    async def keep(keeper, keys):
-        pass
-
-    monkeypatch.setattr(GroupKeeper, "keep", keep)
-    return watched
 
 
 async def test_a_group_over_three_slots_completes(shop):

@@ -17,7 +17,7 @@
             RUNNING             it is running   JobLockedError
             REPLAYED_TOO_OFTEN  it has been replayed too often   TooManyReplaysError
             ID_TAKEN            the new id is in use   RefusedError
-            WRONG_GROUP_STATE   its group is over, being undone, or in another slot   InvalidGroupStateError
+            WRONG_GROUP_STATE   its group is over or being undone   InvalidGroupStateError
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end
@@ -25,10 +25,12 @@
 --- The id of the job, if this very call already succeeded and its reply got lost; a compensation's id
 --- ends with a number. The letter's queue itself remembers what it sent to another slot.
 local function replayedId(queue, source_base, new_id)
-  if parcels.isAway(source_base) then
+  local answer = requests.answerTo(queue, new_id)
+  if answer then
     parcels.recall()
-    return requests.wasMade(queue, new_id) and new_id or nil
+    return answer
   end
+  if parcels.isAway(source_base) then return nil end
   if redis.call("EXISTS", source_base .. ":" .. new_id) == 1 then return new_id end
   local head = new_id .. "-c"
   for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
@@ -86,7 +88,7 @@ end
 local function wayOf(a, given_data, given_opts)
   local how = { prefix = a.prefix, source = a.source, keep_delay = a.keep_delay, by = a.by,
     job = a.job, is_repaired = a.is_repaired, priority = a.priority, delay = a.delay,
-    changes = a.changes }
+    changes = a.changes, force = a.force }
   if a.has_data then
     how.data = given_data
     if given_opts ~= "" then how.opts = given_opts end
@@ -107,7 +109,7 @@ function calls.replayDeadLetter(KEYS, a, ARGV)
   local new_id = replays.replay(queue, a.id, a.new_id, wayOf(a, given_data, given_opts), sources,
     clock.now())
   replays.wakeSources(sources)
-  if memory.has_parcels then requests.remember(queue, new_id) end
+  if memory.has_parcels then requests.remember(queue, a.new_id, new_id) end
   redis.call("HINCRBY", meta, "x.replayed", 1)
   journal.emitTrimmed(queue, gates.read(queue), "removed", "jobId", a.id, "prev", place,
     "queue", a.source, "replayedAs", new_id)

@@ -51,7 +51,7 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
       held[why] = held[why] + 1
       return "leave"
     end
-    if a.asks or replays.isAgainstLane(note, a.changes) then return "ask" end
+    if a.asks or replays.isAgainstLane(note, a.changes) or letters.isAway(letter) then return "ask" end
     local free = findFreeId(source)
     if not free or not hasRoom(letter) then return "stop" end
     local new_id = replays.replay(queue, letter.id, a.ids[free],

@@ -24,6 +24,7 @@ function calls.surveyDeadLetters(KEYS, a, ARGV)
     if letter.is_damaged then
       answer = "leave"
     end
+    if answer == "take" and a.is_for_replay and letters.isAway(letter) then answer = "ask" end
     if answer == "ask" then
       asked[#asked + 1] = letter.id
     elseif answer == "take" then

@@ -5,7 +5,7 @@ local DAY_MS, MOST_REMEMBERED, FORGOTTEN_AT_ONCE = 86400000, 1000000, 200
 
 local verbs = {}
 
---- A job that failed for good becomes a letter here.
+--- A job that failed for good becomes a letter here, or a letter comes back that a group does not take.
 function verbs.bury(round, body, id)
   local letters_here = round.letters
   if not letters_here then
@@ -13,7 +13,7 @@ function verbs.bury(round, body, id)
     round.letters = letters_here
   end
   letters_here.keep = body.keep
-  burials.receive(letters_here, id, body.letter)
+  burials.receive(letters_here, body.id or id, body.letter)
 end
 
 --- A dead letter comes back as a job of this queue.
@@ -53,6 +53,11 @@ end
 function verbs.addMember(round, body)
   round.jobs = round.jobs or arrivals.at(round.queue)
   remotes.receive(round.jobs, body, round.now)
+end
+
+--- The letter of a job of a group here is replayed in another slot.
+function verbs.rejoin(round, body)
+  replays.receive(body, round.now)
 end
 
 --- A job of a group here ended in another slot.

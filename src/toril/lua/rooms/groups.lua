@@ -541,7 +541,6 @@ function groups.stateOf(membership, job, is_again)
   else
     job, status = groups.findCompensation(key, number)
     if status == "pending" then return "COMPENSATING" end
-    if job and parcels.isAway(job) then return "AWAY" end
   end
   if status == "pending" then return "ACTIVE" end
   local state = readState(key)

@@ -87,9 +87,15 @@ function letters.noteOf(letter)
 end
 
 --- Does a letter's job belong to a group that it cannot come back to: one that is over or being
---- undone, or whose record is in another slot?
+--- undone? A group in another slot decides when the letter arrives there.
 function letters.isBarred(membership)
-  return membership and (parcels.isAway(membership) or groups.stateOf(membership) ~= "ACTIVE")
+  return membership and not parcels.isAway(membership) and groups.stateOf(membership) ~= "ACTIVE"
+end
+
+--- Is the group of a letter's job in another slot? The client asks it first.
+function letters.isAway(letter)
+  local membership = memory.outbox and redis.call("HGET", letter.key, "x.member")
+  return membership and parcels.isAway(membership)
 end
 
 --- Why a replay leaves it alone: "replays" if it came back too often, "group" if its group does not take

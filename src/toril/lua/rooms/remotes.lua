@@ -19,6 +19,11 @@ local function ownerOf(key)
   return string.match(key, "^(.*):groups:[^:]+$")
 end
 
+--- The queue that owns the group of a job; nothing if this is no membership.
+function remotes.ownerOf(membership)
+  return ownerOf(split(membership) or "")
+end
+
 local function toldField(kind, number)
   return "x.told." .. (kind == "c" and "c" or "") .. number
 end
@@ -103,7 +108,7 @@ end
 
 --- Tell the group of a job something about it. Returns whether the job is still there.
 local function tellGroup(membership, job, body)
-  local owner = ownerOf(split(membership) or "")
+  local owner = remotes.ownerOf(membership)
   if not owner then return false end
   local known = hashes.read(job, "x.group", "x.toldGroup")
   body.membership, body.job, body.after = membership, job, stillHere(known["x.toldGroup"])
@@ -126,9 +131,9 @@ function remotes.retried(membership, job)
   if tellGroup(membership, job, { verb = "memberRetried" }) then redis.call("HDEL", job, "x.turned") end
 end
 
---- May a job run whose group is elsewhere? Only the group knows whether its dead letter may come back.
+--- May a job run whose group is elsewhere?
 function remotes.stateOf(job)
-  return job and (redis.call("HGET", job, "x.turned") or "ACTIVE") or "AWAY"
+  return redis.call("HGET", job, "x.turned") or "ACTIVE"
 end
 
 --- Let in a job of a group elsewhere. If it is already here, it has been delivered, or somebody has

@@ -80,6 +80,7 @@ local function joinGroup(membership, base, new_id, now)
   if not key then return new_id, nil end
   if kind ~= "c" then
     local member_id = stages.rejoin(key, number, base, now)
+    if member_id and parcels.isAway(base) then remotes.remove(membership, base .. ":" .. member_id) end
     return member_id or new_id, member_id and membership
   end
   local id = new_id .. "-c" .. number
@@ -96,24 +97,28 @@ function replays.insert(source, job, data, opts, now)
   source.count = source.count + 1
 end
 
---- The caller ends with replays.wakeSources(sources).
-function replays.replay(dead_letters, id, new_id, how, sources, now)
-  local key = dead_letters.base .. ":" .. id
-  local known = hashes.read(key, "name", "data", "timestamp", "x.letter", "x.data",
-    "x.wrapped", "x.replays", "x.history", "x.original", "x.member")
+--- Put a job that comes back where it belongs; `transit` is its letter, if that was in this queue.
+local function send(base, job, data, opts, membership, sources, transit, now)
+  if not parcels.isAway(base) then
+    replays.insert(sourceAt(sources, base), job, data, opts, now)
+  elseif membership then
+    remotes.add(base, job, data, opts, remotes.ownerOf(membership))
+  else
+    parcels.send(base, transit or job.id, { verb = "insert", job = job, data = data, opts = opts }, transit)
+  end
+end
+
+--- Bring back the job of a letter of which the hash says `known`. Returns its id.
+local function bringBack(known, id, new_id, how, sources, transit, now)
   local letter = { id = id, at = tonumber(known.timestamp) or 0, note = letters.readNote(known["x.letter"]) or {} }
   local note, raw = letter.note, known["x.data"]
   local first = replays.firstData(known.data, note, raw, known["x.wrapped"])
-  local data = how.data or first
-  if not data then return nil end
   local quoted_id, at = firstLife(known.data, note)
   letter.quoted_id = quoted_id
 
-  local base = how.prefix .. ":" .. how.source
-  local is_away, membership = parcels.isAway(base), nil
-  if known["x.member"] and not is_away and not parcels.isAway(known["x.member"]) then
-    new_id, membership = joinGroup(known["x.member"], base, new_id, now)
-  end
+  local base, membership = how.prefix .. ":" .. how.source, nil
+  local member = known["x.member"]
+  if member and not parcels.isAway(member) then new_id, membership = joinGroup(member, base, new_id, now) end
   local changes = how.changes or {}
   local job = { id = new_id, group = membership, name = known.name,
     priority = changes.lane and 0 or changes.priority or how.priority or note.priority or 0,
@@ -127,11 +132,57 @@ function replays.replay(dead_letters, id, new_id, how, sources, now)
   if original then
     job.more[5], job.more[6] = "x.original", original
   end
-  if is_away then
-    parcels.send(base, id, { verb = "insert", job = job, data = data, opts = opts }, id)
+  send(base, job, how.data or first, opts, membership, sources, transit, now)
+  return new_id
+end
+
+local MOST_LOGS = 1000
+
+--- The caller ends with replays.wakeSources(sources). If the group of its job is in another slot, the
+--- letter goes there: the group decides.
+function replays.replay(dead_letters, id, new_id, how, sources, now)
+  local key = dead_letters.base .. ":" .. id
+  local known = hashes.read(key, "name", "data", "timestamp", "x.letter", "x.data",
+    "x.wrapped", "x.replays", "x.history", "x.original", "x.member")
+  if not how.data and not replays.firstData(known.data, letters.readNote(known["x.letter"]),
+      known["x.data"], known["x.wrapped"]) then
+    return nil
+  end
+  local member = known["x.member"]
+  local owner = member and parcels.isAway(member) and remotes.ownerOf(member)
+  if owner then
+    parcels.send(owner, id, { verb = "rejoin", queue = dead_letters.base, id = id, letter = known,
+      logs = redis.call("LRANGE", key .. ":logs", -MOST_LOGS, -1), new_id = new_id, how = how }, id) -- bounded: MOST_LOGS
   else
-    replays.insert(sourceAt(sources, base), job, data, opts, now)
+    new_id = bringBack(known, id, new_id, how, sources, id, now)
   end
   jobs.delete(key)
   return new_id
+end
+
+--- The id that the job of a letter gets in its group, which is in this slot, in the queue at `base`;
+--- nothing if its group does not take it.
+function replays.idInGroup(membership, base, new_id)
+  local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
+  if not key or letters.isBarred(membership) then return nil end
+  if kind ~= "c" then return (stages.oldId(key, number, base)) end
+  return groups.findCompensation(key, number) and new_id .. "-c" .. number
+end
+
+--- A letter came from another slot to the group of its job. If the group does not take it, it goes back,
+--- unless it is forced: then it runs outside the group.
+function replays.receive(body, now)
+  local known, how, sources = body.letter, body.how, {}
+  local base = how.prefix .. ":" .. how.source
+  if how.force or replays.idInGroup(known["x.member"], base, body.new_id) then
+    bringBack(known, body.id, body.new_id, how, sources, nil, now)
+    replays.wakeSources(sources)
+    return
+  end
+  local more = {}
+  for _, name in ipairs({ "x.letter", "x.data", "x.wrapped", "x.replays", "x.history", "x.original", "x.member" }) do
+    if known[name] then more[#more + 1], more[#more + 2] = name, known[name] end
+  end
+  parcels.send(body.queue, body.id, { verb = "bury", id = body.id, letter = { name = known.name, more = more,
+    text = known.data, stamp = known.timestamp, logs = body.logs } })
 end

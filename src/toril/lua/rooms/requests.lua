@@ -54,8 +54,13 @@ function requests.wasMade(queue, call)
   return redis.call("EXISTS", queue.base .. ":toril:call:" .. call) == 1
 end
 
-function requests.remember(queue, call)
-  redis.call("SET", queue.base .. ":toril:call:" .. call, "1", "PX", REMEMBER_CALL_MS)
+function requests.remember(queue, call, answer)
+  redis.call("SET", queue.base .. ":toril:call:" .. call, answer or "1", "PX", REMEMBER_CALL_MS)
+end
+
+--- What was answered to a call that was made; false if it was not.
+function requests.answerTo(queue, call)
+  return redis.call("GET", queue.base .. ":toril:call:" .. call)
 end
 
 --- The usual reply to a call that adds: the time, and that each job was added.

@@ -417,8 +417,10 @@ end
 local function blocking(key, number)
   local member = stages.member(key, number)
   local status = member and redis.call("HGET", key .. ":jobs", member[1])
-  if status ~= "failed" and status ~= "cancelled" or parcels.isAway(member[1]) then return nil end
-  return redis.call("EXISTS", member[1]) == 0 and member[1] or nil, status
+  if status ~= "failed" and status ~= "cancelled" then return nil end
+  -- A job elsewhere that has ended is removed before it is added again, as in retryGroup.
+  local is_free = parcels.isAway(member[1]) or redis.call("EXISTS", member[1]) == 0
+  return is_free and member[1] or nil, status
 end
 
 --- May the dead letter of a member be replayed, in a blocked group?
@@ -426,14 +428,23 @@ function stages.mayRejoin(key, number)
   return blocking(key, number) ~= nil
 end
 
---- The dead letter of a member that blocks its group is replayed in the queue at `base`. Returns the id that
---- its job had and has again; nothing if the group does not wait for it.
-function stages.rejoin(key, number, base, now)
+--- The id that the job of a member had that blocks its group, and has again if its dead letter is
+--- replayed in the queue at `base`; nothing if its group would not wait for it. Then its key, how it
+--- ended, and its group.
+function stages.oldId(key, number, base)
   local group = groups.read(key)
   local job, status = blocking(key, number)
   if not group or group.state ~= "BLOCKED" or not job then return nil end
   local home, id = string.match(job, "^(.+):([^:]+)$")
   if home ~= base then return nil end
+  return id, job, status, group
+end
+
+--- The dead letter of a member that blocks its group is replayed in the queue at `base`. Returns its id;
+--- nothing if the group does not wait for it.
+function stages.rejoin(key, number, base, now)
+  local id, job, status, group = stages.oldId(key, number, base)
+  if not id then return nil end
   stages.revive(group, job, status, now)
   redis.call("HDEL", key, "x.letter.m" .. number)
   redis.call("HDEL", key .. ":results", number .. ".at", number .. ".why")
