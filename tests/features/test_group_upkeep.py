@@ -501,3 +501,33 @@ async def test_who_runs_a_job_that_its_group_creates_again_has_lost_it(world: Wo
     assert await world.statuses(node) == {"a": "completed", "b": "pending", "c": "planned"}
     await world.complete("bc")
     assert await world.state(node) == "COMPLETED"
+
+
+# ---------------------------------------------------------------------------- many at once
+
+
+@pytest.mark.parametrize(("order", "most"), [("parallel", 250), (None, 20)])
+async def test_only_so_many_are_undone_at_once(world: World, order: Any, most: int):
+    """The others follow as these end: the script that turns the group has a bound."""
+    names = [f"m{number}" for number in range(most + 5)]
+    jobs = [GroupJob(name, queue_name="a") for name in names]
+    last = GroupJob("b", queue_name="b", after=[] if order else names)
+    undo = {name: Compensation("undo", attempts=1) for name in names}
+    node = await world.flow.add_group("many", [*jobs, last], undo, compensation_order=order)
+    await end_all(world, "a", len(names))
+
+    await world.fail("b")
+
+    waiting = world.queue("a:compensation")
+    assert await waiting.get_waiting_count() == most
+    await end_all(world, "a:compensation", len(names))
+    assert await world.state(node) == "FAILED"
+
+
+async def end_all(world: World, queue: str, count: int) -> None:
+    """Complete that many jobs, as they come."""
+    while count > 0:
+        taken = await world.hand(queue).take(min(count, 100))
+        await world.hand(queue).complete(*taken)
+        assert taken
+        count -= len(taken)

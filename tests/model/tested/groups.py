@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    "rooms/groups: 20000 for 20": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[None-20]",
+    "rooms/groups: 250000 for 250": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[parallel-250]",
+    "rooms/groups: 500000000 for 500000": "tests/features/test_group_stages.py::test_results_that_are_too_long_are_not_told",
     'rooms/groups: without redis.call("UNLINK", key, key .. ":jobs", key .. ":plan", key .. ":undo", key .. ":results", key .. ":compensations", key .. ":tried", key .. ":stage", key .. ":signals", key .. ":log", key .. ":retreat")': "tests/features/test_group_beyond.py::test_finished_groups_stay_until_they_are_cleaned",
     'rooms/groups: without redis.call("ZREM", stages.index(owner), id)': "tests/features/test_group_upkeep.py::test_a_group_is_forgotten_by_every_index",
     'rooms/groups: without redis.call("ZREM", groups.asking(owner), id)': "tests/features/test_group_upkeep.py::test_a_group_is_forgotten_by_every_index",

@@ -43,7 +43,7 @@ FOUND: dict[str, str] = {
     'clean: without jobs.removeAny(queue, id, { is_hard = true, was_active = a.place == "active" })': "tests/features/test_lane_listing.py::test_a_delayed_lane_is_forgotten_with_its_last_job[clean]",
     "clean: without lanes.wake(queue, gates.read(queue))": "tests/features/test_what_changes_leave.py::test_cleaning_a_lost_holder_lets_its_lane_go",
     'clean: without journal.emit(queue, "cleaned", "count", removed)': "tests/client/test_bulk_removal.py::test_cleaning_takes_the_oldest_finished_jobs",
-    "cleanGroups: without groups.forget(base, id)": "tests/features/test_group_mends.py::test_nothing_waits_to_be_undone_once_a_group_is_undone",
+    "cleanGroups: without groups.forget(base, id)": "tests/features/test_group_upkeep.py::test_a_group_is_forgotten_by_every_index",
     'clearLogs: without redis.call("UNLINK", logs)': "tests/client/test_moving.py::test_data_progress_and_log_are_changed_from_outside",
     'clearLogs: without redis.call("LTRIM", logs, -a.keep, -1)': "tests/client/test_moving.py::test_data_progress_and_log_are_changed_from_outside",
     "collectParcels: without parcels.forget(base, a.done)": "tests/features/parcels/test_couriers.py::test_a_worker_carries_what_a_dead_process_left",
