@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 
 from tests.client.support import add_child, events_of, make_parent
+from tests.features.group_support import open_world
 from tests.features.lanes import drain, lose_lock
-from toril import Deduplication, FlowJob, FlowProducer, NewJob, Parent, Queue, RateLimit
+from tests.features.test_group_mends import bury
+from toril import (
+    Deduplication,
+    FlowJob,
+    FlowProducer,
+    GroupJob,
+    NewJob,
+    Parent,
+    Queue,
+    RateLimit,
+)
 from toril.protocol import (
     adding,
     confirming,
@@ -16,6 +28,8 @@ from toril.protocol import (
     flows,
     lanes,
     leasing,
+    pausing,
+    removing,
     scheduling,
     settling,
 )
@@ -270,6 +284,18 @@ async def test_a_queue_that_bullmq_5_opened_once_is_paused_as_it_expects(queue, 
     assert await client.lrange(queue.keys.paused, 0, -1) == [job.id]
 
 
+async def test_resuming_moves_the_shorter_list(queue, connection, client):
+    held = [(await queue.add("held")).id for _ in range(3)]
+    await client.rename(queue.keys.wait, queue.keys.paused)
+    newer = [(await queue.add("newer")).id for _ in range(2)]
+    await client.hset(queue.keys.meta, "paused", 1)
+
+    assert await connection.run(next(pausing.resume(queue.keys))) is False
+
+    assert await client.lrange(queue.keys.wait, 0, -1) == [*held, *newer][::-1]
+    assert await client.exists(queue.keys.paused) == 0
+
+
 async def test_a_hold_that_lasts_too_long_ends_below_a_limit_too(queue, hand, client):
     """The server's clock was ahead when the queue was held."""
     await queue.set_global_rate_limit(RateLimit(5, 1000))
@@ -300,6 +326,36 @@ async def test_a_new_window_ends_a_hold(queue, client):
 
     assert await client.exists(queue.keys.limiter) == 0
     assert await client.hget(queue.keys.meta, "x.held") is None
+
+
+async def test_jobs_are_taken_by_their_priority(queue, hand):
+    for priority in (3, 1, 2):
+        await queue.add("x", priority, priority=priority)
+
+    assert [job.data for job in await hand().take(3)] == [1, 2, 3]
+
+
+async def test_jobs_that_are_added_together_are_taken_in_order(queue, hand):
+    await queue.add_bulk([NewJob("x", n) for n in range(5)])
+
+    assert [job.data for job in await hand().take(5)] == list(range(5))
+
+
+async def test_a_job_that_is_promoted_waits_behind_the_others(queue, hand):
+    late = await queue.add("x", "late", delay=HOUR_MS)
+    await queue.add("x", "old")
+
+    await queue.promote(late.id)
+
+    assert [job.data for job in await hand().take(2)] == ["old", "late"]
+
+
+async def test_jobs_that_are_added_together_in_front_are_all_in_front(queue, hand):
+    await queue.add("x", "old")
+
+    await queue.add_bulk([NewJob("x", word, lifo=True) for word in ("first", "second")])
+
+    assert [job.data for job in await hand().take(3)] == ["second", "first", "old"]
 
 
 # ------------------------------------------------------------------------------- jobs of lanes
@@ -534,6 +590,24 @@ async def test_a_walk_through_the_replies_begins_again_at_the_beginning(
     assert await client.exists(place) == 0
 
 
+async def test_replies_of_the_dead_are_found_behind_those_of_the_living(queue, connection, client):
+    """Each sweep walks on from where the last one stopped."""
+    now_ms = int(time.time() * 1000)
+    record = {"results": [], "taken": [], "at": now_ms}
+    replies = queue.keys.own("replies")
+    alive = msgspec.msgpack.encode(record)
+    await client.hset(replies, mapping={f"alive{n}": alive for n in range(3000)})
+    dead = msgspec.msgpack.encode({**record, "at": now_ms - 2 * leasing.FORGET_REPLIES_MS})
+    await client.hset(replies, mapping={f"dead{n}": dead for n in range(20)})
+
+    for _ in range(20):
+        await client.delete(queue.keys.stalled_check)
+        await connection.follow(leasing.sweep(queue.keys, interval_ms=1000, max_stalled=1))
+
+    assert await client.hlen(replies) == 3000
+    assert not any(name.startswith("dead") for name in await client.hkeys(replies))
+
+
 @pytest.mark.parametrize("is_paused", [False, True])
 async def test_a_lane_that_waits_for_too_long_is_looked_at(is_paused, queue, connection, client):
     await queue.add("x", lane="a")
@@ -571,13 +645,18 @@ async def test_an_iteration_that_exists_is_told(queue, connection, hand, client)
 # ------------------------------------------------------------------------- what is removed
 
 
-async def test_the_lock_of_a_job_goes_with_its_queue(queue, hand, client):
+async def test_the_lock_of_a_job_goes_with_it(queue, hand, connection, client):
+    """Nobody extends it while the rest of a large queue is removed."""
     await queue.add("x")
     job = await hand().take_one()
-
-    await queue.obliterate(force=True)
+    plan = removing.obliterate(queue.keys, force=True)
+    command = next(plan)
+    while command.script is None or command.script.name != "eraseKeys":
+        command = plan.send(await connection.run(command))
 
     assert await client.exists(f"{queue.keys.job(job.id)}:lock") == 0
+
+    await queue.obliterate(force=True)
 
 
 async def test_a_key_that_is_no_job_is_removed_like_one(queue, client):
@@ -605,22 +684,32 @@ class Desk:
     def __init__(self, connection, queue) -> None:
         self._connection, self._queue, self._request = connection, queue, 1000
 
-    async def settle(self, worker, job, attempt, *, letters=None, points=None):
+    async def settle(self, worker, job, attempt, **how):
+        (result,) = await self.settle_all(worker, [(job, attempt)], **how)
+        return result
+
+    async def settle_all(self, worker, ended, *, letters=None, points=None):
+        """Several in one call; returns what became of each."""
         policy = Policy(dead_letters=letters and BurialPolicy())
-        outcome = settling.decide(job, attempt, policy, dice=0.5)
-        settled = [Settled(job.id, worker.held[job.id][1], outcome, job)]
-        take = Take(count=0, token="t", lock_ms=1000, metrics_points=points)
+        settled = [
+            Settled(
+                job.id,
+                worker.held[job.id][1],
+                settling.decide(job, attempt, policy, dice=0.5),
+                job,
+            )
+            for job, attempt in ended
+        ]
         self._request += 1
         command = settling.settle(
             self._queue.keys,
             settled,
-            take,
+            Take(count=0, token="t", lock_ms=1000, metrics_points=points),
             flight="desk",
             request=self._request,
             dead_letters=letters,
         )
-        (result,) = (await self._connection.run(command)).results
-        return result
+        return (await self._connection.run(command)).results
 
 
 @pytest.fixture
@@ -632,19 +721,20 @@ async def desk(connection, queue):
 FAILURE = Raised(ValueError("no"))
 
 
-async def bad_parent(client, queue, job_id: str) -> None:
+async def bad_parent(client, queue, job_id: str, flags: str = ',"fpof":true') -> None:
     """Tie a job to a parent whose children nobody can count."""
-    await add_child(client, queue.keys.job("p"), queue.keys.job(job_id), flags=',"fpof":true')
+    await add_child(client, queue.keys.job("p"), queue.keys.job(job_id), flags=flags)
     await client.delete(f"{queue.keys.job('p')}:dependencies")
     await client.set(f"{queue.keys.job('p')}:dependencies", "no set")
 
 
-async def bad_group(client, queue, job_id: str) -> None:
-    """Make a job a member of a group that cannot be told how it ends."""
+async def bad_group(client, queue, job_id: str, kind: str = "m") -> None:
+    """Make a job a member of a group, or what undoes one, and its end cannot be told."""
     group = f"{queue.keys.base}:odd"
-    await client.hset(queue.keys.job(job_id), "x.group", f"{group}:m1")
+    await client.hset(queue.keys.job(job_id), "x.group", f"{group}:{kind}1")
     await client.hset(group, "state", "ACTIVE")
     await client.set(f"{group}:jobs", "no hash")
+    await client.set(f"{group}:compensations", "no hash")
 
 
 @pytest.mark.no_audit("the queue is damaged on purpose")
@@ -686,15 +776,16 @@ async def test_a_job_that_cannot_complete_stays_the_oldest_and_keeps_its_lane(
     queue, hand, desk, client
 ):
     bad, _ = await queue.add_bulk([NewJob("x", lane="a") for _ in range(2)])
-    other = await queue.add("x", lane="b")
+    good = await queue.add("x", lane="b")
+    other = await queue.add("x", lane="c")
     worker = hand()
-    assert [job.id for job in await worker.take(1)] == [bad.id]
-    assert [job.id for job in await worker.take(1)] == [other.id]
+    assert [job.id for job in await worker.take(3)] == [bad.id, good.id, other.id]
     await bad_parent(client, queue, bad.id)
 
-    result = await desk.settle(worker, worker.held[bad.id][0], Returned(None))
+    ended = [(worker.held[job.id][0], Returned(None)) for job in (bad, good)]
+    result, other_result = await desk.settle_all(worker, ended)
 
-    assert isinstance(result, list)
+    assert (isinstance(result, list), other_result) == (True, 0)
     assert await client.lrange(queue.keys.active, 0, -1) == [other.id, bad.id]
     assert await client.exists(f"{queue.keys.job(bad.id)}:lock") == 1
     assert await worker.take(1) == []
@@ -702,16 +793,17 @@ async def test_a_job_that_cannot_complete_stays_the_oldest_and_keeps_its_lane(
 
 @pytest.mark.no_audit("the job is damaged on purpose")
 async def test_a_job_whose_group_cannot_be_told_has_not_completed(queue, hand, desk, client):
-    job = await queue.add("x")
+    bad, good = await queue.add_bulk([NewJob("x") for _ in range(2)])
     worker = hand()
-    await worker.take(1)
-    await bad_group(client, queue, job.id)
+    await worker.take(2)
+    await bad_group(client, queue, bad.id)
 
-    result = await desk.settle(worker, worker.held[job.id][0], Returned(None))
+    ended = [(worker.held[job.id][0], Returned(None)) for job in (bad, good)]
+    result, other_result = await desk.settle_all(worker, ended)
 
-    assert isinstance(result, list)
-    assert await client.exists(queue.keys.completed) == 0
-    assert await client.lrange(queue.keys.active, 0, -1) == [job.id]
+    assert (isinstance(result, list), other_result) == (True, 0)
+    assert await client.zrange(queue.keys.completed, 0, -1) == [good.id]
+    assert await client.lrange(queue.keys.active, 0, -1) == [bad.id]
 
 
 @pytest.mark.no_audit("the job is damaged on purpose")
@@ -774,15 +866,20 @@ async def test_a_job_that_cannot_leave_its_lane_tells_its_parent(
     assert await queue.get_state(parent.id) == "waiting"
 
 
+@pytest.mark.parametrize("tie", ["m", "c", "parent"])
 @pytest.mark.no_audit("the job is damaged on purpose")
-async def test_a_letter_whose_group_cannot_be_told_is_there_once_and_whole(
-    queue, dlq, hand, desk, client
+async def test_a_letter_whose_ties_cannot_be_told_is_there_once_and_whole(
+    tie, queue, dlq, hand, desk, client
 ):
+    """Regression: of what undoes a member nothing was left, neither a job nor a letter."""
     await queue.add("x", {"n": 1}, attempts=1)
     worker = hand()
     job = await worker.take_one()
     await queue.add_log(job.id, "a row")
-    await bad_group(client, queue, job.id)
+    if tie == "parent":
+        await bad_parent(client, queue, job.id, flags="")
+    else:
+        await bad_group(client, queue, job.id, tie)
 
     await desk.settle(worker, job, FAILURE, letters=dlq.keys)
 
@@ -794,7 +891,38 @@ async def test_a_letter_whose_group_cannot_be_told_is_there_once_and_whole(
     assert await client.exists(queue.keys.job(job.id), queue.keys.active) == 0
 
 
+@pytest.mark.no_audit("the lane is damaged on purpose")
+async def test_a_job_that_cannot_leave_its_lane_tells_its_group(
+    queue, hand, desk, broken_lane, url, prefix
+):
+    async with FlowProducer(connection=url, prefix=prefix) as producer:
+        member = GroupJob("x", queue_name="q", lane="a", attempts=1)
+        node = await producer.add_group("order", [member])
+    await queue.add("x", lane="a")
+    worker = hand()
+    job = await worker.take_one()
+    await broken_lane()
+
+    await desk.settle(worker, job, FAILURE)
+
+    assert await queue.get_state(job.id) == "failed"
+    assert str((await queue.get_group_state(node.group_id)).state) != "ACTIVE"
+
+
 # -------------------------------------------------------------------------------- dead letters
+
+
+async def test_a_group_does_not_name_a_letter_that_has_come_back(url, prefix, client):
+    async with open_world(url, prefix, client) as world:
+        node = await world.order("ab")
+        await world.complete("a")
+        await world.fail("b")
+        await bury(world, "a:compensation")
+        assert any(name.startswith("x.letter") for name in await world.record(node))
+
+        await world.queue("dlq").replay_all_dead_letters()
+
+        assert not any(name.startswith("x.letter") for name in await world.record(node))
 
 
 async def test_letters_that_are_replayed_together_are_counted(

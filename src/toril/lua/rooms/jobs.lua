@@ -174,7 +174,8 @@ end
 local function keepOrDelete(queue, job, ended, known, attempts_made, now)
   local state, keep = ended.state, ended.keep
   local is_moved = ended.letter_id and not ended.trouble.stacktrace
-  if is_moved and not known.parent_key and not known.group then
+  if is_moved and not known.parent_key then
+    -- Deleted when all is written: if its group cannot be told, the letter is taken back.
     local moved = ended.dead_letters.moved
     moved[#moved + 1] = job
     return
