@@ -29,8 +29,8 @@ OF_GROUPS = frozenset(
 READERS = frozenset(
     {
         *("clock", "count", "eraseKeys", "explain", "glance", "glanceActive", "glanceGroups"),
-        *("glanceLanes", "groupResults", "judgeReplay", "listGroup", "locate", "readLane"),
-        "surveyDeadLetters",
+        *("glanceChildren", "glanceLanes", "glanceLetter", "groupResults", "judgeReplay"),
+        *("listGroup", "locate", "readLane", "surveyDeadLetters"),
         *("rooms/clock", "rooms/letters", "rooms/texts"),
     }
 )

@@ -29,7 +29,7 @@ from toril.protocol.burying import (
     letter_of,
 )
 from toril.protocol.command import Command
-from toril.protocol.dead_letter import metadata_in, without_metadata
+from toril.protocol.dead_letter import metadata_at_end, metadata_in, without_metadata
 from toril.protocol.dead_letters import Filter, Slice, Walk, after, again
 from toril.protocol.job import Job
 from toril.protocol.keys import FOREIGN, Keys, hash_tag
@@ -618,3 +618,39 @@ def test_a_group_elsewhere_says_which_id_its_job_gets_or_refuses_it():
     assert command.parse(b"old") == "old"
     with pytest.raises(InvalidGroupStateError):
         command.parse(Refusal.WRONG_GROUP_STATE)
+
+
+META = {"sourceQueue": "orders", "failedReason": "No"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"n": 1, "_dlqMeta": META},
+        {"_dlqMeta": META, "n": 1},
+        {"_dlqData": [1], "_dlqMeta": META},
+        {"n": {"_dlqMeta": {"sourceQueue": "inner"}}, "_dlqMeta": META},
+        {"_dlqMeta": {"sourceQueue": "earlier"}, "text": '"_dlqMeta"', "x_dlqMeta": 5},
+    ],
+)
+def test_metadata_are_found_in_the_end_of_the_data_as_in_all_of_them(data):
+    text = json.dumps(data).encode()
+
+    found = metadata_at_end(text[text.index(b'"_dlqMeta"') :])
+
+    assert found is not None
+    assert metadata_in(json.loads(found)) == metadata_in(data)
+
+
+def test_what_is_nested_or_cut_or_no_metadata_is_not_found_in_the_end():
+    nested = json.dumps({"n": {"_dlqMeta": META}}).encode()
+    repaired = b'x"},"sourceQueue":"orders","failedReason":"No"}}'
+
+    assert metadata_at_end(nested) is None
+    assert metadata_at_end(b'{"_dlqMeta":5}') is None
+    assert metadata_at_end(b'"_dlqMeta":{' * 1000) is None
+    assert metadata_at_end(b"") is None
+    assert metadata_at_end(repaired) is None
+    assert metadata_in(json.loads(metadata_at_end(repaired, b'"replays":2,') or b"")) == (
+        metadata_in({"_dlqMeta": {**META, "replays": 2}})
+    )

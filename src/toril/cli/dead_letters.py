@@ -114,7 +114,11 @@ def list_letters(
     with server.queue(queue_name, may_be_missing=True) as queue:
         total = queue.get_dead_letter_count()
         jobs = queue.get_dead_letter_jobs(
-            skip, skip + limit - 1, newest_first=not oldest_first, force=force
+            skip,
+            skip + limit - 1,
+            newest_first=not oldest_first,
+            force=force,
+            payloads=server.as_json,
         )
     letters = [(job, _metadata(job)) for job in jobs]
     if server.as_json:
@@ -193,7 +197,7 @@ def summary(server: Server, queue_name: str, force: bool, **filters: Any) -> Non
     A fingerprint is the type of the error and the place where it was raised.
     """
     with server.queue(queue_name, may_be_missing=True) as queue:
-        groups = queue.get_dead_letter_summary(force=force, **_filters(filters))
+        groups = queue.get_dead_letter_summary(force=force, payloads=False, **_filters(filters))
     rows = [
         {
             "fingerprint": group.fingerprint,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 from toril.client.connection import Connection
@@ -69,13 +69,20 @@ class QueueDeadLetters:
 
     @renamed("oldest_first", "newest_first", operator.not_)
     async def get_dead_letter_jobs(
-        self, start: int = 0, end: int = 9, *, newest_first: bool = True, force: bool = False
+        self,
+        start: int = 0,
+        end: int = 9,
+        *,
+        newest_first: bool = True,
+        force: bool = False,
+        payloads: bool = True,
     ) -> list[Job]:
         """The dead letters from ``start`` to ``end``, both included, by default the newest first.
 
-        Those with a priority or a delay come last.
+        Those with a priority or a delay come last.  With ``payloads=False`` the ``data`` of each
+        are only its metadata, so large payloads are not sent over the network.
         """
-        jobs = await self._page(start, end, oldest_first=not newest_first)
+        jobs = await self._page(start, end, oldest_first=not newest_first, payloads=payloads)
         if jobs and not any(_metadata(job) is not None for job in jobs):
             await self._are_letters(force=force)
         return jobs
@@ -100,20 +107,22 @@ class QueueDeadLetters:
         self,
         *,
         force: bool = False,
+        payloads: bool = True,
         on_progress: OnProgress | None = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> list[DeadLetterGroup]:
         """The dead letters grouped by fingerprint, the largest group first.
 
         All letters are read, in short slices; ``on_progress`` gets the number read so far.
-        Only the largest 1,000 groups have an ``example``.
+        Only the largest 1,000 groups have an ``example``.  With ``payloads=False`` the ``data`` of
+        an example are only its metadata.
         """
         wanted = Filter.of(**filters)
         await self._are_letters(force=force)
         survey = await self._survey(await self._at_times(wanted), on_progress=on_progress)
         largest = sorted(survey.items(), key=lambda item: -item[1].count)
-        commands = [reading.job(self.keys, group.example) for _, group in largest[:MOST_EXAMPLES]]
-        examples = await self._connection.run_all(commands) if commands else []
+        ids = [group.example for _, group in largest[:MOST_EXAMPLES]]
+        examples = {job.id: job for job in await self._read(ids, payloads=payloads)}
         return [
             DeadLetterGroup(
                 fingerprint=fingerprint,
@@ -121,9 +130,9 @@ class QueueDeadLetters:
                 first_seen=group.first,
                 last_seen=group.last,
                 example_id=group.example,
-                example=examples[place] if place < len(examples) else None,
+                example=examples.get(group.example),
             )
-            for place, (fingerprint, group) in enumerate(largest)
+            for fingerprint, group in largest
         ]
 
     async def replay_dead_letter(
@@ -241,7 +250,7 @@ class QueueDeadLetters:
             looked_at = bool(accepted)
             accepted = []
             for letter_id in () if looked_at else result.asked:
-                if await self._admitted(letter_id, wanted) is not None:
+                if await self._admitted(letter_id, wanted, payload=False) is not None:
                     accepted.append(letter_id)
             if accepted:
                 walk = again(walk, result)
@@ -261,10 +270,13 @@ class QueueDeadLetters:
         self._connection.check_slots(target)
         return target
 
-    async def _page(self, start: int, end: int, *, oldest_first: bool) -> list[Job]:
+    async def _page(self, start: int, end: int, *, oldest_first: bool, payloads: bool) -> list[Job]:
         page = dead_letters.page(self.keys, start, end, oldest_first=oldest_first)
-        ids = await self._connection.follow(page)
-        return await self._connection.follow(reading.jobs_of(self.keys, ids))
+        return await self._read(await self._connection.follow(page), payloads=payloads)
+
+    async def _read(self, ids: Sequence[str], *, payloads: bool) -> list[Job]:
+        read = reading.jobs_of if payloads else dead_letters.heads
+        return await self._connection.follow(read(self.keys, ids))
 
     async def _are_letters(self, *, force: bool) -> bool:
         """Are the jobs that wait here dead letters? Raises if they are something else.
@@ -274,8 +286,8 @@ class QueueDeadLetters:
         """
         if force or await self._connection.run(dead_letters.is_marked(self.keys)):
             return True
-        jobs = await self._page(0, LOOKED_AT, oldest_first=True)
-        jobs += await self._page(0, LOOKED_AT, oldest_first=False)
+        jobs = await self._page(0, LOOKED_AT, oldest_first=True, payloads=False)
+        jobs += await self._page(0, LOOKED_AT, oldest_first=False, payloads=False)
         if not jobs:
             return False
         if any(_metadata(job) is not None for job in jobs):
@@ -336,7 +348,7 @@ class QueueDeadLetters:
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))
             for letter_id in result.asked:
-                job = await self._admitted(letter_id, wanted)
+                job = await self._admitted(letter_id, wanted, payload=False)
                 if job is not None and (replay is None or await self._would_go(job, replay)):
                     letter = Group(1, job.timestamp, job.timestamp, job.id)
                     meta = job.dead_letter
@@ -360,11 +372,13 @@ class QueueDeadLetters:
             return False
         return True
 
-    async def _admitted(self, letter_id: str, wanted: Filter) -> Job | None:
+    async def _admitted(self, letter_id: str, wanted: Filter, *, payload: bool) -> Job | None:
         """A letter that Toril did not write, if it is one and matches the filter."""
-        job = await self._connection.run(reading.job(self.keys, letter_id))
-        meta = None if job is None else _metadata(job)
-        return job if meta is not None and wanted.admits(meta) else None
+        for job in await self._read([letter_id], payloads=payload):
+            meta = _metadata(job)
+            if meta is not None and wanted.admits(meta):
+                return job
+        return None
 
     async def _replay_slices(
         self,
@@ -400,7 +414,7 @@ class QueueDeadLetters:
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
     ) -> int:
         """Replay one letter of a bulk that the script could not decide on; 1 if it was sent."""
-        job = await self._admitted(letter_id, wanted)
+        job = await self._admitted(letter_id, wanted, payload=True)
         if job is None:
             return 0
         data = UNCHANGED

@@ -30,7 +30,7 @@ class QueueReading:
 
         "unknown" is a job that another program dropped from every list: nobody will run it.
         """
-        found = await self._connection.run(reading.locate(self.keys, job_id))
+        found = await self._connection.run(reading.locate(self.keys, job_id, is_brief=True))
         return None if found is None else found.state
 
     async def get_jobs(

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from toril.client.connection import Connection
 from toril.client.finder import Finder
-from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.dashboard import exporting
 from toril.dashboard.beside import Beside, Known
@@ -34,9 +33,9 @@ from toril.errors import (
     TorilError,
 )
 from toril.options import RateLimit
-from toril.protocol import glancing, groups, lanes, partitioning, reading, scheduling
+from toril.protocol import families, glancing, groups, lanes, partitioning, reading, scheduling
 from toril.protocol.dead_letter import DeadLetterMetadata
-from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter
+from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterGroup, Filter, LetterHead
 from toril.protocol.glancing import ActiveJob, Glance, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState, GroupStep
 from toril.protocol.job import Job
@@ -53,8 +52,8 @@ PER_PAGE = 50
 SEARCHED_AT_ONCE = 1000
 GROUPS_COUNTED = 10_000
 PER_READ = 25
-MOST_BYTES_READ = 16 * 1024 * 1024
-"""So much is read of payloads for one page, and what one more read brings."""
+MOST_BYTES_READ = 256 * 1024 * 1024
+"""So many bytes of dead letters the server looks at for one page, and what one more read brings."""
 MOST_EDITED = 1024 * 1024
 MOST_ROWS = 100
 MOST_LOG_ROWS = 200
@@ -452,7 +451,7 @@ class Desk:
     async def _overview(self, part: str) -> Overview:
         folded = await self.folding.all(part)
         names = folded.parts
-        looks = [glancing.look(self.queue(name).keys, most=1) for name in names]
+        looks = [glancing.look(self.queue(name).keys, most=0) for name in names]
         glances = await self.connection.run_all(looks) if looks else []
         metrics = await self._metrics(names)
 
@@ -561,7 +560,7 @@ class Desk:
         queue = await self.known(name)
         parts = [part.name for part in queue.partitions]
         metrics = await self._metrics(parts)
-        looks = [glancing.look(part.keys, most=1) for part in queue.partitions]
+        looks = [glancing.look(part.keys, most=0) for part in queue.partitions]
         workers = await self._workers()
         return QueuePage(
             name,
@@ -624,7 +623,8 @@ class Desk:
         if letters is None and state not in STATES:
             raise NotFound(f"There is no state {state!r}; the states are {', '.join(STATES)}.")
         if letters is not None:
-            await queue.get_dead_letter_jobs(0, 0)  # refused now, not when the file has begun
+            # Refused now, not when the file has begun.
+            await queue.get_dead_letter_jobs(0, 0, payloads=False)
         now_ms = int(time.time() * 1000)
         conditions = Filter.of(**(letters or {})).at(now_ms)
 
@@ -699,11 +699,18 @@ class Desk:
         except InvalidNameError as error:
             raise NotFound(str(error)) from error
         if job is None:
-            raise NotFound(
-                f"There is no job {job_id!r} in the queue {queue.name!r}."
-                " It may have been removed after it finished."
-            )
+            raise _no_job(queue.name, job_id)
         return job
+
+    async def _head(self, queue: Queue, job_id: str) -> Job | None:
+        """What a list shows of a job, in whichever partition it is."""
+        try:
+            check_known_id(job_id)
+        except InvalidNameError as error:
+            raise NotFound(str(error)) from error
+        reads = [reading.head(part.keys, job_id) for part in queue.partitions]
+        found = await self.connection.run_all(reads)
+        return next((one for one in found if one is not None), None)
 
     def _relative(self, key: str | None) -> Relative | None:
         if not key:
@@ -765,8 +772,8 @@ class Desk:
         self, queue: Queue, wanted: DeadLetterFilter, which: str
     ) -> Known[LetterGroups]:
         async def find(note: Callable[[int], None]) -> LetterGroups:
-            found = await queue.get_dead_letter_summary(on_progress=note, **wanted)
-            shown = found[:MOST_FINGERPRINTS]  # with an example each, which may be large
+            found = await queue.get_dead_letter_summary(on_progress=note, payloads=False, **wanted)
+            shown = found[:MOST_FINGERPRINTS]
             return LetterGroups(shown, len(found) - len(shown))
 
         return await self.beside.known(("letters", queue.name, which), LetterGroups([], 0), find)
@@ -775,7 +782,7 @@ class Desk:
         now_ms = int(time.time() * 1000)
         conditions = Filter.of(**wanted).at(now_ms) if wanted else None
         size = PER_PAGE if conditions is None else SEARCHED_AT_ONCE
-        letters, is_cut = await _read_some(queue.get_dead_letter_jobs, start, size)
+        letters, is_cut = await _read_some(queue, start, size)
         found = [one for one in letters if conditions is None or _passes(one, conditions)]
         looked_at = len(letters) if is_cut else size
         return _page(letters, found, start, looked_at, await queue.get_dead_letter_count())
@@ -790,7 +797,7 @@ class Desk:
     async def _groups(self, name: str, state: str, start: int) -> GroupList:
         rows = await self._rows(name)
         names = [part for row in rows for part in row.queues]
-        looks = [glancing.look(self.queue(one).keys, most=1) for one in names]
+        looks = [glancing.look(self.queue(one).keys, most=0) for one in names]
         glances = await self.connection.run_all(looks) if looks else []
         counts = {one: look.groups for one, look in zip(names, glances, strict=True) if look.groups}
         owners = list(counts)
@@ -957,7 +964,8 @@ class Desk:
 
     async def _schedules(self, name: str) -> list[ScheduleRow]:
         async def ask(queue: Queue) -> list[tuple[Queue, JobScheduler]]:
-            return [(queue, one) for one in await queue.get_job_schedulers(0, MOST_ROWS - 1)]
+            plan = scheduling.many(queue.keys, 0, MOST_ROWS - 1, payloads=False)
+            return [(queue, one) for one in await self.connection.follow(plan)]
 
         whole_of = {part: row.name for row in await self._rows(name) for part in row.queues}
         found = [row for part in await self._each(whole_of, ask) for row in part]
@@ -1021,12 +1029,13 @@ class Desk:
         return await self.shared.get(("flow", name, job_id), lambda: self._flow(name, job_id))
 
     async def _flow(self, name: str, job_id: str) -> FlowPage:
-        queue = await self.folding.maybe(name)
-        job = await self._job(queue, job_id)
+        job = await self._head(await self.folding.maybe(name), job_id)
+        if job is None:
+            raise _no_job(name, job_id)
         for _ in range(MOST_LEVELS):
             above = self._relative(job.parent_key)
-            parent = None if above is None else await self.queue(above.queue).get_job(above.id)
-            if above is None or parent is None:
+            parent = None if above is None else await self._head(self.queue(above.queue), above.id)
+            if parent is None:
                 break
             job = parent
         top = Tree(job)
@@ -1048,9 +1057,22 @@ class Desk:
         return FlowPage(top, Relative(name, job_id), is_cut=len(everyone) >= MOST_NODES)
 
     async def _children(self, job: Job) -> list[Job]:
-        flows = FlowProducer(connection=self.connection, prefix=self.prefix)
-        node = await flows.get_flow(job.id, job.queue_name, depth=2, max_children=MOST_CHILDREN)
+        plan = families.tree(
+            self.queue(job.queue_name).keys,
+            job.id,
+            depth=2,
+            max_children=MOST_CHILDREN,
+            payloads=False,
+        )
+        node = await self.connection.follow(plan)
         return [] if node is None else [child.job for child in node.children]
+
+
+def _no_job(queue: str, job_id: str) -> NotFound:
+    return NotFound(
+        f"There is no job {job_id!r} in the queue {queue!r}."
+        " It may have been removed after it finished."
+    )
 
 
 def _share(parts: int) -> int:
@@ -1069,17 +1091,16 @@ async def _few(asking: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*(one(question) for question in asking)))
 
 
-async def _read_some(
-    read: Callable[[int, int], Awaitable[list[Job]]], start: int, most: int
-) -> tuple[list[Job], bool]:
-    """Jobs with their payloads, fewer if these are very large; was something left out for that?"""
+async def _read_some(queue: Queue, start: int, most: int) -> tuple[list[Job], bool]:
+    """Dead letters, fewer if they are very large; was something left out for that?"""
     found: list[Job] = []
     size = 0
     while len(found) < most:
         first = start + len(found)
-        some = await read(first, min(first + PER_READ, start + most) - 1)
+        last = min(first + PER_READ, start + most) - 1
+        some = await queue.get_dead_letter_jobs(first, last, payloads=False)
         found += some
-        size += sum(len(one.data_text) for one in some)
+        size += sum(one.data_bytes for one in some if isinstance(one, LetterHead))
         if len(some) < PER_READ:
             return found, False
         if size > MOST_BYTES_READ:

@@ -14,8 +14,9 @@ from toril.doctor.finding import Finding
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.standstills import Standstills, read_standstills
 from toril.errors import ServerUnavailableError
-from toril.protocol import reading
+from toril.protocol import dead_letters, reading
 from toril.protocol.codec import JobOpts
+from toril.protocol.command import Plan
 from toril.protocol.discovering import ClusterNode
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
@@ -150,8 +151,7 @@ async def _read_queue(
         ]
     )
     repeating = await _repeating_by_add(reader, keys, schedulers)
-    oldest = reading.jobs(keys, ("waiting",), 0, _SAMPLE - 1, newest_first=False)
-    newest_failed = reading.jobs(keys, ("failed",), 0, _SAMPLE - 1, newest_first=True)
+    newest_failed = reading.heads(keys, ("failed",), 0, _SAMPLE - 1, newest_first=True)
     return QueueFacts(
         name=keys.name,
         counts=counts,
@@ -163,11 +163,17 @@ async def _read_queue(
         concurrency=_number(concurrency),
         rate=None if _number(rate) is None else (_number(rate) or 0, _number(rate_ms) or 0),
         workers=None if node.clients is None else _workers_in(node.clients, keys),
-        waiting=await connection.follow(oldest),
+        waiting=await connection.follow(_oldest(keys)),
         failed=await connection.follow(newest_failed),
         stands=await read_standstills(connection, reader, keys, counts),
         now_ms=node.now_ms,
     )
+
+
+def _oldest(keys: Keys) -> Plan[list[Job]]:
+    """Some jobs that wait; of dead letters the metadata, and of no job the payload."""
+    ids = yield from reading.ids(keys, ("waiting",), 0, _SAMPLE - 1, newest_first=False)
+    return (yield from dead_letters.heads(keys, ids))
 
 
 async def _repeating_by_add(

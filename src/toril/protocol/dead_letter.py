@@ -6,9 +6,13 @@ from typing import Any
 
 import msgspec
 
+from toril.protocol import codec
+
 META = "_dlqMeta"
 WRAPPED = "_dlqData"
 """Under this name are data that were no JSON object, and so could take no metadata in."""
+MOST_TRIES = 20
+"""So many places are tried where metadata may begin: hostile data have very many."""
 
 
 class Replay(msgspec.Struct, frozen=True, rename="camel"):
@@ -54,6 +58,37 @@ def metadata_in(data: Any) -> DeadLetterMetadata | None:
         return msgspec.convert(data[META], DeadLetterMetadata)
     except msgspec.ValidationError:
         return None
+
+
+def metadata_at_end(end: bytes, beginning: bytes = b"") -> bytes | None:
+    """The metadata in the end of a job's data, as the text of data that hold nothing else.
+
+    None if they are not there.  ``beginning`` replaces what comes before ``sourceQueue`` if that is
+    cut off, as the original data of a repaired job may be; without it, this is not looked for.
+    """
+    found = _readable_from(end, b'"_dlqMeta"', b"{")
+    if found is None and beginning:
+        found = _readable_from(end, b'"sourceQueue"', b'{"_dlqMeta":{' + beginning)
+    return found
+
+
+def _readable_from(end: bytes, name: bytes, before: bytes) -> bytes | None:
+    """``before`` and the text from ``name`` on; where that is nested, too many braces follow."""
+    place = -1
+    for _ in range(MOST_TRIES):
+        place = end.find(name, place + 1)
+        if place < 0:
+            return None
+        if _is_metadata(text := before + end[place:]):
+            return text
+    return None
+
+
+def _is_metadata(text: bytes) -> bool:
+    try:
+        return metadata_in(codec.decode(text)) is not None
+    except (ValueError, RecursionError):
+        return False
 
 
 def minted_key(queue: str, job_id: str, timestamp: int) -> str:

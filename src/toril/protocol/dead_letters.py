@@ -24,10 +24,10 @@ from toril.options import (
     refuse_unknown,
     whole,
 )
-from toril.protocol import codec
+from toril.protocol import codec, reading
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.dead_letter import DeadLetterMetadata
-from toril.protocol.job import Job
+from toril.protocol.dead_letter import DeadLetterMetadata, metadata_at_end
+from toril.protocol.job import Fields, Job
 from toril.protocol.keys import Keys, check_known_id, hash_tag
 from toril.protocol.replay_options import ReplayOptions
 
@@ -44,6 +44,9 @@ PLACES = ("wait", "paused", "prioritized", "delayed")
 """Where letters wait; `paused` is in use while a BullMQ of version 5 has paused the queue, the last
 two hold letters that somebody gave a priority or a delay."""
 LISTS = frozenset(("wait", "paused"))
+
+LONGEST_METADATA = 64 * 1024
+"""Where a list is read, so much is looked at of the end of each letter's data."""
 
 
 class DeadLetterFilter(TypedDict, total=False):
@@ -278,6 +281,55 @@ def page(keys: Keys, start: int, end: int, *, oldest_first: bool) -> Plan[list[s
     pages: list[list[str]] = (yield commands) if commands else []
     ids = list(dict.fromkeys(job_id for ids in pages for job_id in ids))
     return ids[::-1] if oldest_first else ids
+
+
+class LetterHead(Job):
+    """A dead letter without its payload: of its data only the metadata were read."""
+
+    __slots__ = ("data_bytes", "is_unclear")
+
+    def __init__(self, keys: Keys, letter_id: str, reply: list[Any]) -> None:
+        values, self.data_bytes, end = reply
+        fields = reading.listed(values, _LISTED)
+        data = metadata_at_end(end, _beginning(fields) if b"x.letter" in fields else b"")
+        self.is_unclear = data is None and bool(end)
+        """Are there metadata in the data, somewhere before their end?"""
+        fields[b"data"] = data or b"{}"
+        super().__init__(keys.prefix, keys.name, letter_id, fields)
+
+
+def heads(keys: Keys, ids: Sequence[str]) -> Plan[list[Job]]:
+    """The letters with these ids without their payloads; what is gone is left out.
+
+    A letter of another program is read whole if its metadata are not at the end of its data.
+    """
+    found: list[Job] = yield from reading.jobs_of(keys, ids, head)
+    unclear = [one.id for one in found if isinstance(one, LetterHead) and one.is_unclear]
+    if not unclear:
+        return found
+    whole: list[Job] = yield from reading.jobs_of(keys, unclear)
+    known = {one.id: one for one in whole}
+    return [known.get(one.id, one) for one in found]
+
+
+def head(keys: Keys, letter_id: str) -> Command[Job | None]:
+    """What a list shows of a dead letter, or of a job that may be one."""
+
+    def parse(reply: list[Any]) -> Job | None:
+        return LetterHead(keys, letter_id, reply) if reply else None
+
+    args = {"fields": _LISTED, "most": LONGEST_METADATA}
+    job = {"job": keys.job(letter_id)}
+    return script("glanceLetter", keys, args, parse, extra=job, resend=Resend.SAME)
+
+
+_LISTED = (*reading.LISTED, "x.letter", "x.replays")
+
+
+def _beginning(fields: Fields) -> bytes:
+    """Members of a letter's metadata that are stored beside its data too."""
+    at, replays = (codec.number(fields.get(name)) or 0 for name in (b"timestamp", b"x.replays"))
+    return b'"deadLetteredAt":%d,"replays":%d,' % (at, replays)
 
 
 def _decoded(ids: list[bytes]) -> list[str]:

@@ -8,10 +8,11 @@ import msgspec
 
 from toril.options import whole
 from toril.protocol import codec
-from toril.protocol.command import Command, Plan, plain
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.flows import FlowNode
 from toril.protocol.job import Job, fields_of
 from toril.protocol.keys import Keys, check_known_id, split_job_key
+from toril.protocol.reading import LISTED, listed
 
 PER_READ = 1000
 MOST_JOBS = 10_000
@@ -104,8 +105,13 @@ def dependencies_count(keys: Keys, job_id: str) -> Plan[DependenciesCount]:
     )
 
 
-def tree(keys: Keys, job_id: str, *, depth: int, max_children: int) -> Plan[FlowNode | None]:
-    """A job and what is below it, ``depth`` levels in all, at most ``max_children`` of each job."""
+def tree(
+    keys: Keys, job_id: str, *, depth: int, max_children: int, payloads: bool = True
+) -> Plan[FlowNode | None]:
+    """A job and what is below it, ``depth`` levels in all, at most ``max_children`` of each job.
+
+    Without ``payloads`` only what a list shows of each job is read.
+    """
     whole(depth, "depth", least=1, most=1000)
     whole(max_children, "max_children", least=1, most=PER_READ)
     check_known_id(job_id)
@@ -113,42 +119,37 @@ def tree(keys: Keys, job_id: str, *, depth: int, max_children: int) -> Plan[Flow
     below: dict[str, list[str]] = {}
     level = [keys.job(job_id)]
     while level and len(jobs) < MOST_JOBS and len(below) < MOST_JOBS:
-        found: list[Job | None] = yield [_read(key, keys) for key in level]
+        found: list[Job | None] = yield [_read(key, keys, payloads) for key in level]
         jobs |= {key: job for key, job in zip(level, found, strict=True) if job is not None}
         depth -= 1
         if depth == 0:
             break
-        level = yield from _children_of([key for key in level if key in jobs], max_children, below)
+        parents = [key for key in level if key in jobs]
+        level = yield from _children_of(keys, parents, max_children, below)
         level = [key for key in level if key not in jobs]
     return _grow(keys.job(job_id), jobs, below)
 
 
 def _children_of(
-    level: list[str], max_children: int, below: dict[str, list[str]]
+    home: Keys, level: list[str], max_children: int, below: dict[str, list[str]]
 ) -> Plan[list[str]]:
-    reads = [
-        _scan_once(verb, f"{key}:{kind}", b"0", max_children)
-        for key in level
-        for verb, kind in _KINDS
-    ]
-    pages: list[tuple[bytes, list[bytes]]] = yield reads
-    for index, key in enumerate(level):
-        children: dict[str, None] = {}
-        for (verb, _), (_, found) in zip(
-            _KINDS, pages[index * len(_KINDS) : (index + 1) * len(_KINDS)], strict=True
-        ):
-            names = found if verb == "SSCAN" else found[::2]
-            children |= dict.fromkeys(codec.name(name) for name in names)
+    found: list[set[str]] = (
+        (yield [_names_of_children(home, key, max_children) for key in level]) if level else []
+    )
+    for key, children in zip(level, found, strict=True):
         below[key] = sorted(children)[:max_children]
     return [child for key in level for child in below[key]]
 
 
-_KINDS = (
-    ("SSCAN", "dependencies"),
-    ("HSCAN", "processed"),
-    ("HSCAN", "failed"),
-    ("ZSCAN", "unsuccessful"),
-)
+def _names_of_children(home: Keys, key: str, most: int) -> Command[set[str]]:
+    """Some children of each kind; what they returned is stored beside their names, and not read."""
+
+    def parse(reply: list[list[bytes]]) -> set[str]:
+        return {codec.name(name) for names in reply for name in names}
+
+    kinds = ("dependencies", "processed", "failed", "unsuccessful")
+    extra = {kind: f"{key}:{kind}" for kind in kinds}
+    return script("glanceChildren", home, {"most": most}, parse, extra=extra, resend=Resend.SAME)
 
 
 def _grow(root: str, jobs: dict[str, Job], below: dict[str, list[str]]) -> FlowNode | None:
@@ -161,14 +162,16 @@ def _grow(root: str, jobs: dict[str, Job], below: dict[str, list[str]]) -> FlowN
     return nodes.get(root)
 
 
-def _read(key: str, home: Keys) -> Command[Job | None]:
+def _read(key: str, home: Keys, payloads: bool) -> Command[Job | None]:
     prefix, name, job_id = split_job_key(key, home.prefix)
 
     def parse(reply: list[Any]) -> Job | None:
-        fields = fields_of(reply)
+        fields = fields_of(reply) if payloads else listed(reply)
         return Job(prefix, name, job_id, fields) if b"name" in fields else None
 
-    return plain("HGETALL", key, parse=parse)
+    if payloads:
+        return plain("HGETALL", key, parse=parse)
+    return plain("HMGET", key, *LISTED, parse=parse)
 
 
 def _scan(verb: str, key: str) -> Plan[list[bytes]]:

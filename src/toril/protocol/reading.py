@@ -14,7 +14,7 @@ from toril.errors import InvalidNameError, InvalidOptionError, ServerRefusalErro
 from toril.options import MAX_PRIORITY
 from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, plain, script
-from toril.protocol.job import Job, fields_of
+from toril.protocol.job import Fields, Job, fields_of
 from toril.protocol.keys import Keys, check_known_id, check_prefix, check_queue_name
 
 T = TypeVar("T")
@@ -118,7 +118,7 @@ def _job(keys: Keys, job_id: str, *, duplicated: bool = False) -> Command[Job | 
 
 LISTED = (
     *("name", "opts", "timestamp", "delay", "priority", "processedOn", "finishedOn", "pb"),
-    *("failedReason", "atm", "ats", "stc", "parentKey", "rjk"),
+    *("failedReason", "atm", "ats", "stc", "parentKey", "rjk", "defa"),
 )
 """What a list shows of a job: neither its payload nor its result, which may be large."""
 
@@ -127,11 +127,16 @@ def head(keys: Keys, job_id: str) -> Command[Job | None]:
     """What a list shows of one job, or None."""
 
     def parse(reply: list[Any]) -> Job | None:
-        known = zip(LISTED, reply, strict=True)
-        fields = {name.encode(): value for name, value in known if value is not None}
+        fields = listed(reply)
         return Job(keys.prefix, keys.name, job_id, fields) if b"name" in fields else None
 
     return plain("HMGET", keys.job(job_id), *LISTED, parse=parse)
+
+
+def listed(reply: Sequence[Any], names: Sequence[str] = LISTED) -> Fields:
+    """The fields that an ``HMGET`` found."""
+    known = zip(names, reply, strict=True)
+    return {name.encode(): value for name, value in known if value is not None}
 
 
 def heads(
@@ -165,8 +170,11 @@ def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
     return script("count", keys, args, parse, resend=Resend.SAME)
 
 
-def locate(keys: Keys, job_id: str) -> Command[Whereabouts | None]:
-    """Where a job is and how it ended; None if it does not exist."""
+def locate(keys: Keys, job_id: str, *, is_brief: bool = False) -> Command[Whereabouts | None]:
+    """Where a job is and how it ended; None if it does not exist.
+
+    If it ``is_brief``, only where: a return value may be large.
+    """
     check_known_id(job_id)
 
     def parse(reply: list[bytes]) -> Whereabouts | None:
@@ -177,7 +185,7 @@ def locate(keys: Keys, job_id: str) -> Command[Whereabouts | None]:
     return script(
         "locate",
         keys,
-        {"id": job_id},
+        {"id": job_id, "is_brief": True} if is_brief else {"id": job_id},
         parse,
         extra={"job": keys.job(job_id)},
         resend=Resend.SAME,

@@ -26,7 +26,7 @@ _ADD = (
     "publish",
     "clock",
 )
-_LOOK = ("count", "locate", "explain", "listGroup")
+_LOOK = ("count", "locate", "explain", "listGroup", "glanceChildren")
 _WORK = (
     *("settle", "sweep", "renew", "confirm", "leave", "advanceScheduler", "hold", "update"),
     *("addLog", "clearLogs", "reconcileGroups", "dueGroups", "recoverLanes", "divertLane"),

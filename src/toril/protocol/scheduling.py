@@ -351,8 +351,11 @@ def _is_scheduler(fields: Fields) -> bool:
     return b"ic" in fields
 
 
-def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
-    """The schedulers from ``start`` to ``end``: the paused ones, then the next due first."""
+def many(keys: Keys, start: int, end: int, *, payloads: bool = True) -> Plan[list[JobScheduler]]:
+    """The schedulers from ``start`` to ``end``: the paused ones, then the next due first.
+
+    Without ``payloads`` the data of their jobs are not read.
+    """
     index: list[tuple[str, int]] = yield plain(
         "ZRANGE", keys.repeat, start, end, "WITHSCORES", parse=_read_index
     )
@@ -360,7 +363,10 @@ def many(keys: Keys, start: int, end: int) -> Plan[list[JobScheduler]]:
     for begin in range(0, len(index), _PER_READ):
         part = index[begin : begin + _PER_READ]
         hashes: list[Fields] = yield [
-            plain("HGETALL", hash_of(keys, name), parse=fields_of) for name, _ in part
+            plain("HGETALL", hash_of(keys, name), parse=fields_of)
+            if payloads
+            else plain("HMGET", hash_of(keys, name), *_LISTED, parse=_listed)
+            for name, _ in part
         ]
         for (name, next_at), fields in zip(part, hashes, strict=True):
             if _is_scheduler(fields):
@@ -389,6 +395,12 @@ def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler:
 
 
 _NUMBERS = (b"every", b"startDate", b"endDate", b"limit", b"offset")
+_LISTED = (b"name", b"ic", b"pattern", b"tz", b"opts", b"x.paused", *_NUMBERS)
+
+
+def _listed(reply: list[Any]) -> Fields:
+    known = zip(_LISTED, reply, strict=True)
+    return {name: value for name, value in known if value is not None}
 
 
 def _repeat_from_hash(reply: list[Any]) -> dict[str, Any]:

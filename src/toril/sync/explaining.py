@@ -17,7 +17,7 @@ class QueueExplaining:
     def explain(self, job_id: str) -> str:
         """Say in a sentence why a job is not running."""
         facts = self._connection.run(explaining.facts_about(self.keys, job_id))
-        job = self._connection.run(reading.job(self.keys, job_id))
+        job = self._connection.run(reading.head(self.keys, job_id))
         workers = self._connection.run(reading.workers(self.keys))
         lane = None if job is None else job.lane
         if facts.get("state") == "waiting_children":

@@ -610,12 +610,18 @@ class PartitionedQueue(Queue):
         return any(known)
 
     def get_dead_letter_jobs(
-        self, start: int = 0, end: int = 9, *, newest_first: bool = True, force: bool = False
+        self,
+        start: int = 0,
+        end: int = 9,
+        *,
+        newest_first: bool = True,
+        force: bool = False,
+        payloads: bool = True,
     ) -> list[Job]:
         self._agree()
         counts = [part.get_dead_letter_count() for part in self._parts]
         pages = partitioning.page(counts, start, end)
-        options = {"newest_first": newest_first, "force": force}
+        options = {"newest_first": newest_first, "force": force, "payloads": payloads}
         found = [
             part.get_dead_letter_jobs(places[0], places[-1], **options) if places else []
             for part, places in zip(self._parts, pages, strict=True)
@@ -623,12 +629,12 @@ class PartitionedQueue(Queue):
         return partitioning.deal(pages, found)
 
     def get_dead_letter_summary(
-        self, *, force: bool = False, **filters: Any
+        self, *, force: bool = False, payloads: bool = True, **filters: Any
     ) -> list[DeadLetterGroup]:
         self._agree()
         merged: dict[str, DeadLetterGroup] = {}
         for part in self._parts:
-            for group in part.get_dead_letter_summary(force=force, **filters):
+            for group in part.get_dead_letter_summary(force=force, payloads=payloads, **filters):
                 known = merged.get(group.fingerprint)
                 merged[group.fingerprint] = group if known is None else known.with_more(group)
         return sorted(merged.values(), key=lambda group: -group.count)

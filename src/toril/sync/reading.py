@@ -31,7 +31,7 @@ class QueueReading:
 
         "unknown" is a job that another program dropped from every list: nobody will run it.
         """
-        found = self._connection.run(reading.locate(self.keys, job_id))
+        found = self._connection.run(reading.locate(self.keys, job_id, is_brief=True))
         return None if found is None else found.state
 
     def get_jobs(

@@ -47,6 +47,27 @@ async def test_peeking_gives_the_job_with_its_metadata_or_none(side):
     assert await side.dlq.peek_dead_letter("nonexistent") is None
 
 
+async def test_without_payloads_the_metadata_are_the_same(side):
+    """Also those of letters that another program wrote, wherever it put them."""
+    await side.bury("charge", "refund")
+    meta = {"sourceQueue": "orders", "failedReason": "No", "fingerprint": "x"}
+    for data in ({"n": 1, "_dlqMeta": meta}, {"_dlqMeta": meta, "text": "y" * 200_000}, {"n": 2}):
+        await side.dlq.add("lost", data)
+
+    whole = await side.dlq.get_dead_letter_jobs(0, -1)
+    heads = await side.dlq.get_dead_letter_jobs(0, -1, payloads=False)
+
+    assert [(one.id, one.name, one.timestamp, one.dead_letter) for one in heads] == [
+        (one.id, one.name, one.timestamp, one.dead_letter) for one in whole
+    ]
+    assert all("n" not in one.data for one in heads)
+    examples = await side.dlq.get_dead_letter_summary(payloads=False)
+    assert [(one.fingerprint, one.count, one.example.dead_letter) for one in examples] == [
+        (one.fingerprint, one.count, one.example.dead_letter)
+        for one in await side.dlq.get_dead_letter_summary()
+    ]
+
+
 async def test_the_methods_work_on_any_queue_by_force(side):
     """DLQ-20: a queue that never took a dead letter."""
     job = await side.orders.add("charge", {"n": 1})

@@ -4,10 +4,12 @@
   Keys      base, active
   Args      most int
   Returns   id, name, attempts started, since when, progress, worker, lane for each; "" for what is
-            missing
+            missing, and of what is very long the beginning
   Flags     no-writes
   Cost      O(most)
 ]]
+local LONGEST = 2000
+
 function calls.glanceActive(KEYS, a, ARGV)
   local base, active = unpack(KEYS)
   local found = {}
@@ -17,7 +19,7 @@ function calls.glanceActive(KEYS, a, ARGV)
       "x.lane")
     local row = { ids[i] }
     for field = 1, 6 do
-      row[field + 1] = job[field] or ""
+      row[field + 1] = string.sub(job[field] or "", 1, LONGEST)
     end
     found[#found + 1] = row
   end

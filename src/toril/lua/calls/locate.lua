@@ -7,7 +7,7 @@
 
   Keys      wait, paused, active, prioritized, delayed, waiting_children, completed, failed, job,
             lanes_delayed, in_transit
-  Args      id str
+  Args      id str, is_brief bool? (only the state)
   Returns   the state, and the return value as JSON or the reason for the failure if it is finished;
             nothing if the job does not exist. A job on its way to another slot has no hash here.
   Flags     no-writes
@@ -21,10 +21,10 @@ function calls.locate(KEYS, a, ARGV)
     return redis.call("HEXISTS", in_transit, a.id) == 1 and { "in_transit" } or {}
   end
   if redis.call("ZSCORE", completed, a.id) then
-    return { "completed", redis.call("HGET", job, "returnvalue") }
+    return { "completed", not a.is_brief and redis.call("HGET", job, "returnvalue") or nil }
   end
   if redis.call("ZSCORE", failed, a.id) then
-    return { "failed", redis.call("HGET", job, "failedReason") }
+    return { "failed", not a.is_brief and redis.call("HGET", job, "failedReason") or nil }
   end
   if redis.call("ZSCORE", delayed, a.id) then return { "delayed" } end
   if redis.call("ZSCORE", prioritized, a.id) then return { "prioritized" } end
