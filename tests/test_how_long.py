@@ -46,7 +46,7 @@ IN_SCRIPTS = [
     ("MOST_UNHEARD", [3], "a job that kills whoever reads it is given up"),
     ("MOST_BROUGHT_BACK", [100], "a call of a sweep is short"),
     ("MORE_REMOVED", [50], "a call that buries removes a few old letters more"),
-    ("MOST_LOGS", [1000], "a letter takes the end of a long log"),
+    ("MOST_LOGS", [1000, 1000], "a letter takes the end of a long log"),
     ("MOST_DUE", [200], "a call lets a few due jobs in"),
     ("MOST_DUE_IN_LANES", [100], "a call lets a few due jobs of lanes in"),
     ("NEAR", [300], "a call looks at a few jobs that another program put next to lanes"),

@@ -8,6 +8,7 @@ import redis
 from tests.features.lanes import Hand
 from tests.features.parcels.conftest import Slots
 from tests.features.parcels.test_couriers import _lose_reply, bury, letters_of
+from tests.features.parcels.test_replays import OWNER, block, letters_at
 from toril import FlowJob, FlowProducer, ManualWorker, Parent, Queue
 from toril.protocol import parceling
 from toril.protocol.keys import Keys
@@ -171,3 +172,16 @@ async def test_a_letter_that_was_taken_back_is_sent_once(slots):
         (letter,) = await letters.get_dead_letter_jobs()
         assert letter.data["n"] == 1
         assert await slots.leftovers(orders) == {}
+
+
+async def test_a_member_that_comes_back_to_its_group_is_announced(shop):
+    async with await letters_at(shop, 1) as letters:
+        await block(shop, OWNER, letters)
+        owner = shop.queues[OWNER]
+        await shop.slots.client.delete(owner.keys.marker)
+
+        assert await letters.replay_all_dead_letters() == 1
+        await shop.carry()
+
+        assert await owner.get_waiting_count() == 1
+        assert await shop.slots.client.zrange(owner.keys.marker, 0, -1) == ["0"]

@@ -158,6 +158,7 @@ FOUND: dict[str, str] = {
     "rooms/deliveries: without parents.childEnded(body.parent_key, body.parent, body.child, body.state, body.value, round.now)": "tests/features/parcels/test_flows.py::test_a_parent_waits_for_children_in_other_slots",
     "rooms/deliveries: without parents.relink(body.child, body.parent_key)": "tests/features/parcels/test_flows.py::test_a_child_that_is_retried_is_waited_for_again",
     "rooms/deliveries: without parents.unlink(body.child, body.parent_key, body.parent, body.silently)": "tests/features/parcels/test_flows.py::test_a_job_is_added_under_a_parent_in_another_slot",
+    "rooms/deliveries: without replays.receive(body, round.now)": "tests/features/parcels/test_replays.py::test_a_member_comes_back_to_its_group[2-1-False]",
     'rooms/deliveries: without redis.call("ZADD", received, unpack(words))': "tests/features/parcels/test_couriers.py::test_a_parcel_that_is_delivered_and_not_collected_is_delivered_once",
     'rooms/deliveries: without redis.call("PEXPIRE", received, DAY_MS)': "tests/features/parcels/test_dead_letters.py::test_a_job_that_fails_for_good_reaches_a_queue_in_another_slot",
     "rooms/deliveries: without burials.arrive(round.letters, now)": "tests/features/parcels/test_couriers.py::test_a_worker_carries_what_a_dead_process_left",
@@ -263,8 +264,16 @@ FOUND: dict[str, str] = {
     "rooms/removals: without lanes.wake(queue, gate)": "tests/features/test_rare_moments.py::test_removing_a_lost_holder_lets_its_lane_go",
     'rooms/removals: without parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice })': "tests/features/parcels/test_flows.py::test_a_parent_is_removed_with_its_children_in_other_slots",
     "rooms/replays: 8192000 for 8192": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
+    'rooms/replays: without remotes.remove(membership, base .. ":" .. member_id)': "tests/features/parcels/test_replays.py::test_a_letter_whose_job_was_kept_replaces_it",
     'rooms/replays: without redis.call("HDEL", key, "x.letter." .. number)': "tests/features/test_rare_moments.py::test_a_group_does_not_name_a_letter_that_has_come_back",
+    "rooms/replays: without remotes.add(base, job, data, opts, remotes.ownerOf(membership))": "tests/features/parcels/test_replays.py::test_a_member_comes_back_to_its_group[2-1-False]",
     'rooms/replays: without parcels.send(base, transit or job.id, { verb = "insert", job = job, data = data, opts = opts }, transit)': "tests/features/parcels/test_dead_letters.py::test_a_blocking_client_carries_what_it_replays",
+    "rooms/replays: without send(base, job, how.data or first, opts, membership, sources, transit, now)": "tests/features/parcels/test_replays.py::test_a_member_comes_back_to_its_group[2-1-False]",
+    "rooms/replays: 1000000 for 1000": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
+    'rooms/replays: without parcels.send(owner, id, { verb = "rejoin", queue = dead_letters.base, id = id, letter = known, logs = redis.call("LRANGE", key .. ":logs", -MOST_LOGS, -1), new_id = new_id, how = how }, id)': "tests/features/parcels/test_replays.py::test_a_member_comes_back_to_its_group[2-1-False]",
+    "rooms/replays: without bringBack(known, body.id, body.new_id, how, sources, nil, now)": "tests/features/parcels/test_replays.py::test_a_member_comes_back_to_its_group[2-1-False]",
+    "rooms/replays: without replays.wakeSources(sources)": "tests/features/parcels/test_the_post.py::test_a_member_that_comes_back_to_its_group_is_announced",
+    'rooms/replays: without parcels.send(body.queue, body.id, { verb = "bury", id = body.id, letter = { name = known.name, more = more, text = known.data, stamp = known.timestamp, logs = body.logs } })': "tests/features/parcels/test_replays.py::test_a_letter_that_its_group_no_longer_takes_comes_back[2-1]",
     'rooms/requests: "300000000" for "300000"': "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     "rooms/requests: without parcels.recall()": "tests/features/parcels/test_the_post.py::test_a_flow_whose_reply_was_lost_is_carried",
     'rooms/requests: without redis.call("DEL", key)': "tests/client/test_made_once.py::test_whoever_asks_too_late_hears_what_is_remembered_or_that_nothing_is",
@@ -406,7 +415,6 @@ EQUIVALENT: dict[str, str] = {
 OPEN: frozenset[str] = frozenset(
     {
         "rooms/deliveries: without remotes.receive(round.jobs, body, round.now)",
-        "rooms/deliveries: without replays.receive(body, round.now)",
         "rooms/deliveries: without groups.onSettled(body.membership, body.job, body.state, body.ended, round.now)",
         "rooms/deliveries: without groups.onRetried(body.membership, body.job, round.now)",
         "rooms/deliveries: without remotes.cancelHere(round.queue, body)",
@@ -440,14 +448,6 @@ OPEN: frozenset[str] = frozenset(
         "rooms/remotes: without jobs.delete(job)",
         "rooms/remotes: without remotes.ended(membership, job, ended.state, ended)",
         'rooms/remotes: without parcels.send(owner, membership, { verb = "memberSought", membership = membership, job = job, told = told, found = endings.search(work, job, one[3], body.since) })',
-        'rooms/replays: without remotes.remove(membership, base .. ":" .. member_id)',
-        "rooms/replays: without remotes.add(base, job, data, opts, remotes.ownerOf(membership))",
-        "rooms/replays: without send(base, job, how.data or first, opts, membership, sources, transit, now)",
-        "rooms/replays: 1000000 for 1000",
-        'rooms/replays: without parcels.send(owner, id, { verb = "rejoin", queue = dead_letters.base, id = id, letter = known, logs = redis.call("LRANGE", key .. ":logs", -MOST_LOGS, -1), new_id = new_id, how = how }, id)',
-        "rooms/replays: without bringBack(known, body.id, body.new_id, how, sources, nil, now)",
-        "rooms/replays: without replays.wakeSources(sources)",
-        'rooms/replays: without parcels.send(body.queue, body.id, { verb = "bury", id = body.id, letter = { name = known.name, more = more, text = known.data, stamp = known.timestamp, logs = body.logs } })',
     }
 )
 """Those that neither a world nor an ordinary test was seen to find yet."""
