@@ -31,6 +31,9 @@ class QueueReading:
         "unknown" is a job that another program dropped from every list: nobody will run it.
         """
         found = await self._connection.run(reading.locate(self.keys, job_id, is_brief=True))
+        if found is None and self._connection.is_cluster:
+            coming = await self._connection.follow(reading.coming_from(self.keys, job_id))
+            return None if coming is None else reading.IN_TRANSIT
         return None if found is None else found.state
 
     async def get_jobs(

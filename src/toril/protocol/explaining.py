@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from toril.protocol import codec
 from toril.protocol.command import Command, Resend, script
 from toril.protocol.keys import Keys, check_known_id
+from toril.protocol.reading import Coming
 
 Facts = Mapping[str, str]
 """What the script tells; the first of equal names counts."""
@@ -25,6 +26,14 @@ def facts_about(keys: Keys, job_id: str) -> Command[Facts]:
     return script(
         "explain", keys, {"id": job_id}, parse, extra={"job": keys.job(job_id)}, resend=Resend.SAME
     )
+
+
+def coming(found: Coming | None, keys: Keys) -> Facts:
+    """What is known about a job that is not there yet."""
+    if found is None:
+        return {}
+    facts = {"state": "in_transit", "target": keys.base, "source": found.owner.name}
+    return facts if found.refused is None else {**facts, "refused": found.refused}
 
 
 def sentence(
@@ -46,7 +55,7 @@ def _why(queue: str, lane: str | None, facts: Facts, workers: Collection[str]) -
         case "in_transit":
             return (
                 f"is on its way to {facts.get('target')!r} in another slot of the cluster; a worker"
-                f" of queue {queue!r} delivers it when the node there answers"
+                f" of queue {facts.get('source', queue)!r} delivers it when the node there answers"
             )
         case "completed":
             return "has completed"

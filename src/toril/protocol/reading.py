@@ -22,6 +22,8 @@ T = TypeVar("T")
 IDS_PER_READ = 1000
 JOBS_PER_READ = 500
 LOGS_PER_READ = 1000
+OWNERS_ASKED = 100
+"""How many queues in other slots are asked whether a job is on its way from them."""
 
 # A queue that a BullMQ of version 5 paused keeps in `paused` what would be in `wait`: those are
 # older than what came since.
@@ -55,6 +57,13 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
     state: str
     outcome: bytes | None = None
+
+
+class Coming(msgspec.Struct, frozen=True):
+    """Which queue in another slot has sent a job, and why this queue refuses it, if it does."""
+
+    owner: Keys
+    refused: str | None = None
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
@@ -190,6 +199,29 @@ def locate(keys: Keys, job_id: str, *, is_brief: bool = False) -> Command[Wherea
         extra={"job": keys.job(job_id)},
         resend=Resend.SAME,
     )
+
+
+def coming_from(keys: Keys, job_id: str) -> Plan[Coming | None]:
+    """On a cluster: is a job of a group on its way to this queue?
+
+    The queues that own groups with jobs here are asked, which this queue knows for a day after such
+    a job came.
+    """
+    deadlines = keys.own("group-deadlines")
+    bases = yield plain("ZREVRANGE", deadlines, "0", str(OWNERS_ASKED - 1), parse=_texts)
+    for base in bases:
+        owner = keys.sibling(base.removeprefix(f"{keys.prefix}:"))
+        parcel = yield plain(
+            "HGET", owner.own("in-transit"), keys.job(job_id), parse=_text_or_nothing
+        )
+        if parcel is not None:
+            refused = yield plain("HGET", owner.own("refused"), parcel, parse=_text_or_nothing)
+            return Coming(owner, refused)
+    return None
+
+
+def _text_or_nothing(reply: bytes | None) -> str | None:
+    return None if reply is None else codec.text(reply)
 
 
 def ids(

@@ -17,6 +17,10 @@ class QueueExplaining:
     def explain(self, job_id: str) -> str:
         """Say in a sentence why a job is not running."""
         facts = self._connection.run(explaining.facts_about(self.keys, job_id))
+        if not facts and self._connection.is_cluster:
+            facts = explaining.coming(
+                self._connection.follow(reading.coming_from(self.keys, job_id)), self.keys
+            )
         job = self._connection.run(reading.head(self.keys, job_id))
         workers = self._connection.run(reading.workers(self.keys))
         lane = None if job is None else job.lane

@@ -93,3 +93,37 @@ async def test_the_doctor_tells_of_refused_parcels_and_offers_them_again(slots, 
 
             await wait_until(is_there)
         assert await slots.leftovers(orders) == {}
+
+
+async def test_a_member_that_is_on_its_way_is_in_transit(shop, slots, monkeypatch):
+    await shop.add()
+    monkeypatch.setattr(shop.flow._connection, "on_parcels", lambda _: None)
+    group_id = await shop.add()
+    members = {one.name: one for one in await shop.queues[0].get_group_jobs(group_id)}
+    job_id, queue = members["b"].job_id, shop.queues[1]
+
+    assert await queue.get_state(job_id) == "in_transit"
+    sentence = await queue.explain(job_id)
+    assert f"is on its way to '{slots.prefix}:{shop.names[1]}' in another slot" in sentence
+    assert f"a worker of queue '{shop.names[0]}' delivers it" in sentence
+    assert await shop.queues[0].get_job_counts("in_transit") == {"in_transit": 2}
+    assert await queue.get_state("nobody") is None
+    assert "does not exist" in await queue.explain("nobody")
+    reader = await ConnectionReader.open(queue._connection)
+    assert await audit(reader, slots.prefix) == []
+
+    await shop.carry()
+    assert await queue.get_state(job_id) == "waiting"
+    await shop.check()
+
+
+async def test_a_member_that_its_queue_refuses_says_why(shop, slots, monkeypatch):
+    await shop.add()
+    damaged = slots.key(shop.names[1], "delayed")
+    await slots.client.set(damaged, "not a set")
+    await shop.add(shop.member("b", 1, job_id="b-1"), queue_name=shop.names[0])
+    assert await shop.queues[0].get_job_counts("in_transit") == {"in_transit": 1}
+    await slots.client.delete(damaged)
+
+    assert await shop.queues[1].get_state("b-1") == "in_transit"
+    assert "does not take it: a key of its target" in await shop.queues[1].explain("b-1")

@@ -40,20 +40,20 @@ end
 
 -- Where the record is ------------------------------------------------------------------------------
 
-local function tellJob(base, membership, body)
+local function tellJob(base, membership, body, transit)
   local key, kind, number = split(membership)
   local field = toldField(kind, number)
   body.after = stillHere(redis.call("HGET", key, field))
-  redis.call("HSET", key, field, remembered(parcels.send(base, membership, body)))
+  redis.call("HSET", key, field, remembered(parcels.send(base, membership, body, transit)))
 end
 
---- Add a job of a group to a queue elsewhere.
+--- Add a job of a group to a queue elsewhere. Until it is there it is in transit here, by its whole key.
 function remotes.add(base, job, data, opts, owner)
   local body = { verb = "addMember", job = job, data = data, opts = opts, owner = owner }
   if job.group then
-    tellJob(base, job.group, body)
+    tellJob(base, job.group, body, base .. ":" .. job.id)
   else
-    parcels.send(base, job.id, body)
+    parcels.send(base, job.id, body, base .. ":" .. job.id)
   end
 end
 
