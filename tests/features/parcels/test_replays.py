@@ -135,7 +135,8 @@ async def test_a_letter_that_its_group_no_longer_takes_comes_back(shop, source, 
     async with await letters_at(shop, place) as letters:
         group_id = await block(shop, source, letters)
         letter = await of_job(letters, "c")
-        await letters.add_log(letter.id, "a row")
+        logs = shop.slots.key(letters.name, f"{letter.id}:logs")
+        await shop.slots.client.rpush(logs, *map(str, range(1_005)))
         monkeypatch.setattr(letters._connection, "on_parcels", lambda _: None)
         await letters.replay_dead_letter(letter.id)
         assert await letters.get_state(letter.id) == "in_transit"
@@ -146,7 +147,7 @@ async def test_a_letter_that_its_group_no_longer_takes_comes_back(shop, source, 
         again = await of_job(letters, "c")
         assert (again.id, again.data) == (letter.id, letter.data)
         assert again.dead_letter == letter.dead_letter
-        assert await letters.get_job_logs(letter.id) == ["a row"]
+        assert await letters.get_job_logs(letter.id) == [str(n) for n in range(5, 1_005)]
         assert await shop.queues[source].get_waiting_count() == 1
         async with shop.open():
             await shop.until(group_id, "COMPLETED")

@@ -52,6 +52,9 @@ FOUND: dict[str, str] = {
     'rooms/groups: without redis.call("HSET", key .. ":plan", first, cmsgpack.pack(member))': "tests/features/test_group_mends.py::test_a_completed_member_that_is_forced_is_undone_twice",
     'rooms/groups: without redis.call("HSET", key .. ":results", first, redis.call("HGET", key .. ":results", number) or "null")': "tests/features/test_group_mends.py::test_a_completed_member_that_is_forced_is_undone_twice",
     'rooms/groups: without redis.call("HSET", job, "x.forced", "1")': "tests/features/test_group_mends.py::test_a_member_of_a_forgotten_group_does_not_run",
+    "rooms/groups: without remotes.cancel(group, base, job_keys, reason)": "tests/features/parcels/test_groups.py::test_a_member_whose_group_has_turned_is_not_tried_again",
+    "rooms/groups: without remotes.ended(membership, job, state, ended)": "tests/features/parcels/test_groups.py::test_a_member_is_refused_as_a_whole_if_its_queue_is_damaged[pc]",
+    "rooms/groups: without remotes.retried(membership, job)": "tests/features/parcels/test_groups.py::test_a_finished_member_elsewhere_runs_again_only_if_forced",
 }
 
 EQUIVALENT: dict[str, str] = {

@@ -16,6 +16,10 @@ FOUND: dict[str, str] = {
     'reconcileGroups: without redis.call("ZADD", groups.asking(work.base), clock.stamp(work.now), id)': "tests/features/test_group_damage.py::test_one_damaged_group_does_not_keep_the_others_from_being_looked_at[:compensations]",
     "reconcileGroups: without lookAgain(work, open, id, true, work.now + a.look_again_ms)": "tests/features/test_group_upkeep.py::test_a_damaged_group_is_not_due_again_at_once",
     "reconcileGroups: without keepFromOrphans(base, open)": "tests/features/test_group_upkeep.py::test_groups_that_have_ended_are_listed_again",
+    "reconcileGroups: without noteAway(work, away, statuses[i])": "tests/features/parcels/test_groups.py::test_a_member_that_is_gone_elsewhere_is_found_in_the_events[False]",
+    "reconcileGroups: without remotes.seek(key, base, asked)": "tests/features/parcels/test_groups.py::test_a_member_that_is_gone_elsewhere_is_found_in_the_events[False]",
+    'reconcileGroups: without seek(key, away, function(job) return "c" .. string.match(job, "(%d+)$") end)': "tests/features/parcels/test_traces.py::test_a_compensation_whose_end_was_lost_is_found",
+    "reconcileGroups: without seek(key, away, function(job) return members_away[job].kind .. members_away[job].number end)": "tests/features/parcels/test_groups.py::test_a_member_that_is_gone_elsewhere_is_found_in_the_events[False]",
 }
 
 EQUIVALENT: dict[str, str] = {}

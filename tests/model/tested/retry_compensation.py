@@ -8,6 +8,7 @@ FOUND: dict[str, str] = {
     'retryCompensation: without redis.call("HSET", compensations, job, "pending")': "tests/features/test_group_mends.py::test_a_compensation_that_a_dashboard_retries_belongs_to_its_group",
     'retryCompensation: without redis.call("RPUSH", group .. ":tried", unpack(under_way))': "tests/features/test_group_leftovers.py::test_a_compensation_that_was_under_way_can_be_retried_once_more",
     'retryCompensation: without stages.removeLetter(group, "x.letter." .. order[i], group .. ":c" .. order[i], budget)': "tests/features/test_group_mends.py::test_retrying_a_compensation_takes_its_letter",
+    'retryCompensation: without remotes.remove(group .. ":c" .. number, job)': "tests/features/parcels/test_groups.py::test_compensations_elsewhere_that_failed_are_tried_again",
 }
 
 EQUIVALENT: dict[str, str] = {

@@ -8,6 +8,7 @@ FOUND: dict[str, str] = {
     'retryGroup: without redis.call("HDEL", group .. ":results", number .. ".at", number .. ".why", number .. ".request")': "tests/features/test_group_upkeep.py::test_a_signal_that_failed_is_told_anew_in_a_group_that_is_retried",
     'retryGroup: without groups.emit(known, "group:retrying", "count", clock.digits(count))': "tests/features/test_group_upkeep.py::test_a_group_that_is_retried_says_so_and_forgets_the_failure",
     'retryGroup: without stages.log(known, now, "retrying")': "tests/features/test_group_upkeep.py::test_a_group_that_is_retried_says_so_and_forgets_the_failure",
+    'retryGroup: without remotes.remove(group .. ":" .. member[4] .. number, job)': "tests/features/parcels/test_groups.py::test_a_blocked_group_runs_its_members_elsewhere_again",
 }
 
 EQUIVALENT: dict[str, str] = {}
