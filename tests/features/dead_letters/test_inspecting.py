@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.features.dead_letters.conftest import DLQ
@@ -66,6 +68,19 @@ async def test_without_payloads_the_metadata_are_the_same(side):
         (one.fingerprint, one.count, one.example.dead_letter)
         for one in await side.dlq.get_dead_letter_summary()
     ]
+
+
+@pytest.mark.parametrize("size", [-1000, -11, 0, 10.5, 1e300, "nan", "many"])
+async def test_a_note_that_another_program_damaged_hides_no_metadata(side, client, prefix, size):
+    (letter_id,) = await side.bury("charge")
+    note = json.dumps({"size": size, "source": "orders", "why": "", "fp": "x"})
+    await client.hset(f"{prefix}:{DLQ}:{letter_id}", "x.letter", note)
+
+    (whole,) = await side.dlq.get_dead_letter_jobs(0, 0)
+    (head,) = await side.dlq.get_dead_letter_jobs(0, 0, payloads=False)
+
+    assert head.dead_letter is not None
+    assert head.dead_letter == whole.dead_letter
 
 
 async def test_the_methods_work_on_any_queue_by_force(side):

@@ -16,7 +16,7 @@ local NAME = '"_dlqMeta"'
 --- How many bytes at the end of the data hold the metadata.
 local function sizeOfEnd(note_text, data, most)
   local note = letters.readNote(note_text)
-  if note and tonumber(note.size) then return tonumber(note.size) + #NAME + 2 end
+  if note and tonumber(note.size) then return math.max(tonumber(note.size) + #NAME + 2, 1) end
   local place = string.find(data, NAME, math.max(#data - most + 1, 1), true)
   if place then return #data - place + 1 end
   -- What it is looked for by begins with a character that is rare in JSON: this is fast.
