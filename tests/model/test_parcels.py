@@ -1,4 +1,4 @@
-"""Three small worlds over two slots, in which couriers may do the next thing at any time, or die.
+"""Four small worlds over two slots, in which couriers may do the next thing at any time, or die.
 
 The other worlds live in one slot. Here each queue is a slot of its own, as scripts see it: their
 hash tags differ. Every order of what happens is tried, and from every state honest couriers must
@@ -347,12 +347,14 @@ class Saga(World):
     habits = Habits()
     queues = (Q, OTHER, f"{Q}:compensation", f"{OTHER}:compensation")
     group_id = "g"
+    places = {"m": Q, "n": OTHER}
+    """The slot of each member is an axis."""
 
     def begin(self) -> Moment:
         undo = Compensation("undo", attempts=1, backoff=None)
         members = [
             GroupJob("job", queue_name=name, job_id=job_id, timestamp=START_MS, compensation=undo)
-            for name, job_id in ((Q, "m"), (OTHER, "n"))
+            for job_id, name in self.places.items()
         ]
         group = new_group("order", members, None, queue_name=Q)
         command = starting.create(PREFIX, group, self.group_id, ["m", "n"])
@@ -364,7 +366,7 @@ class Saga(World):
 
         done = set(moment.done)
         if moment.held is not None:
-            queue = Q if moment.held.job_id == "m" else OTHER
+            queue = self.places[moment.held.job_id]
             how = moment.held.job_id
             if not {"m fails", "n fails"} & done:
                 yield (
@@ -376,18 +378,18 @@ class Saga(World):
                 lambda: note(f"{how} ends", self.end(moment, queue, "done", self.habits)),
             )
             return
-        for queue, job_id in ((Q, "m"), (OTHER, "n")):
-            if job_id in content(moment, queue, "wait"):
-                yield (
-                    f"take {job_id}",
-                    lambda queue=queue, job_id=job_id: note(
-                        f"take {job_id}", self.take(moment, queue, self.habits)
-                    ),
-                )
+        for queue in sorted(set(self.places.values())):
+            if content(moment, queue, "wait"):
+                yield f"take from {queue}", lambda queue=queue: self.begin_next(moment, queue)
         if "cancel" not in done and not {"m fails", "n fails"} & done:
             command = groups.cancel(keys_of(Q), self.group_id, request="r", reason="enough")
             if self.field(moment, "state") == "ACTIVE":
                 yield "cancel", lambda: note("cancel", self.run(moment, command)[0])
+
+    def begin_next(self, moment: Moment, queue: str) -> Moment:
+        after = self.take(moment, queue, self.habits)
+        taken = () if after.held is None else (f"take {after.held.job_id}",)
+        return after._replace(done=(*moment.done, *taken))
 
     def field(self, moment: Moment, name: str) -> str:
         cell = cells(moment).get(f"{PREFIX}:{Q}:groups:{self.group_id}")
@@ -418,7 +420,7 @@ class Saga(World):
         """Workers complete what there is, and undo what must be undone."""
         for queue in (Q, OTHER, f"{Q}:compensation", f"{OTHER}:compensation"):
             if moment.held is not None:
-                queue = Q if moment.held.job_id == "m" else OTHER
+                queue = self.places[moment.held.job_id]
             elif content(moment, queue, "wait"):
                 moment = self.take(moment, queue, self.habits)
                 if moment.held is not None and moment.held.job_id in ("m", "n"):
@@ -446,7 +448,18 @@ class Saga(World):
             raise Problem(f"the group is {state} at the end")
 
 
-WORLDS = {"letters": Letters, "a family": Family, "a group": Saga}
+class Apart(Saga):
+    """The same, but both members are elsewhere: the owner has no job of its own."""
+
+    places = {"m": OTHER, "n": OTHER}
+
+
+WORLDS = {
+    "letters": Letters,
+    "a family": Family,
+    "a group": Saga,
+    "a group whose jobs are all elsewhere": Apart,
+}
 
 
 @pytest.fixture(scope="module")
