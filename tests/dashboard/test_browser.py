@@ -388,7 +388,7 @@ async def test_a_page_follows_what_happens_and_outlives_its_server(
         page.wait_for_timeout(300)  # the colours fade
         seen += [page.inner_text("#gone"), page.inner_text("table.jobs"), page.evaluate(GREY)]
         reached("back")
-        page.wait_for_selector("table.jobs >> text=third", timeout=30_000)
+        page.wait_for_selector("table.jobs >> text=third", timeout=60_000)
         page.wait_for_timeout(300)
         seen += [page.evaluate(GREY), str(page.is_visible("#gone"))]
         context.close()
@@ -400,11 +400,11 @@ async def test_a_page_follows_what_happens_and_outlives_its_server(
     ):
         await queue.add("first")
         running = asyncio.ensure_future(chromium(scenario))
-        await asyncio.wait_for(steps["open"].wait(), 30)
+        await asyncio.wait_for(steps["open"].wait(), 60)
         await queue.add("second")
-        await asyncio.wait_for(steps["grey"].wait(), 30)
+        await asyncio.wait_for(steps["grey"].wait(), 60)
         server.stop()
-        await asyncio.wait_for(steps["back"].wait(), 30)
+        await asyncio.wait_for(steps["back"].wait(), 60)
         server.start()
         # The server keeps nothing on disk: what it has now is another queue of the same name.
         await queue.add("third")

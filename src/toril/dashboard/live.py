@@ -109,12 +109,15 @@ class Pulse:
         *,
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.time,
+        before_news: Callable[[], object] = lambda: None,
     ) -> None:
         self._connection = connection
         self._prefix = prefix
         self._finder = finder
         self._every_s = every_s
         self._clock = clock
+        self._before_news = before_news
+        """Called before pages are told that something has changed."""
         self._task: asyncio.Task[None] | None = None
         self._listeners: set[asyncio.Event] = set()
         self._told = ""
@@ -202,6 +205,9 @@ class Pulse:
         return versions | {"": len(self.queues)}
 
     def _tell(self, event: str, data: str) -> None:
-        self._told = f"event: {event}\ndata: {data}\n\n"
+        news = f"event: {event}\ndata: {data}\n\n"
+        if news != self._told:
+            self._before_news()
+        self._told = news
         for awake in self._listeners:
             awake.set()

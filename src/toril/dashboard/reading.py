@@ -412,7 +412,7 @@ class Desk:
         self.beside = Beside()
         self.finder = Finder(connection, prefix)
         self.folding = Folding(connection, prefix, self.finder)
-        self.pulse = Pulse(connection, prefix, self.finder)
+        self.pulse = Pulse(connection, prefix, self.finder, before_news=self.shared.outdate)
         self._health = Health([], is_known=False)
 
     async def close(self) -> None:

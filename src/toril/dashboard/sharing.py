@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-FRESH_S = 0.9
+FRESH_S = 1.1
+"""Longer than the pulse takes from look to look: what changes meanwhile is asked for once."""
 MOST_ANSWERS = 500
 
 
@@ -19,6 +20,8 @@ class Shared:
 
     def __init__(self) -> None:
         self._answers: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = OrderedDict()
+        self._brief: set[Hashable] = set()
+        """Which answers are about what pages follow."""
 
     async def get(
         self, key: Hashable, ask: Callable[[], Awaitable[T]], *, fresh_s: float = FRESH_S
@@ -29,8 +32,10 @@ class Shared:
             task = asyncio.ensure_future(_answer(ask))
             self._answers[key] = (time.monotonic() + fresh_s, task)
             self._answers.move_to_end(key)
+            if fresh_s <= FRESH_S:
+                self._brief.add(key)
             if len(self._answers) > MOST_ANSWERS:
-                self._answers.popitem(last=False)
+                self._brief.discard(self._answers.popitem(last=False)[0])
         try:
             answer: T = await asyncio.shield(task)
         except BaseException:
@@ -42,13 +47,20 @@ class Shared:
     def forget(self) -> None:
         """Something was changed: the next who ask are told what is there now."""
         self._answers.clear()
+        self._brief.clear()
+
+    def outdate(self) -> None:
+        """Pages are about to be told of a change: none is shown what was asked for before it."""
+        for key in self._brief:
+            self._answers.pop(key, None)
+        self._brief.clear()
 
     async def close(self) -> None:
         tasks = [task for _, task in self._answers.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._answers.clear()
+        self.forget()
 
 
 async def _answer(ask: Callable[[], Awaitable[T]]) -> T:
