@@ -41,7 +41,7 @@ from toril.protocol.settling import Settled, Take
 
 Q, OTHER = "{a}q", "{b}other"
 TICK_MS = 2_000
-MOST_STATES = amount(3_000, 60_000)
+MOST_STATES = amount(1_500, 60_000)
 
 
 class Courier(NamedTuple):
