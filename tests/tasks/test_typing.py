@@ -92,7 +92,7 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_mypy_finds_each_wrong_line_and_no_other(program: Path):
     done = subprocess.run(
         [
@@ -113,7 +113,7 @@ def test_mypy_finds_each_wrong_line_and_no_other(program: Path):
     assert sorted(set(found)) == WRONG, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_pyright_finds_each_wrong_line_and_no_other(program: Path):
     done = subprocess.run(
         [
