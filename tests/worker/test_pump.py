@@ -39,6 +39,7 @@ class Flight:
         self.posted: list[Any] = []
         self.called: list[Any] = []
         self.has_left = False
+        self.brings: Reply | None = None
 
     def post(self, trip: Any, landed: Any) -> bool:
         self.posted.append(trip)
@@ -52,7 +53,9 @@ class Flight:
         self.called.append(trip)
         return reply()
 
-    async def wait_and_take(self, block_ms: int, trip: Any) -> Reply:
+    async def wait_and_take(self, block_ms: int, trip: Any, landed: Any) -> None:
+        if self.brings is not None:
+            landed(self.brings)
         raise asyncio.CancelledError
 
     async def leave(self) -> None:
@@ -238,3 +241,17 @@ async def test_a_wait_that_is_cancelled_asks_what_became_of_it_unless_the_loop_e
 
         assert len(world.waiting.called) == (not takes)
         assert world.waiting.has_left is not takes
+
+
+async def test_a_wait_that_is_cancelled_after_its_jobs_came_asks_for_nothing():
+    """They run already: asking again would start them a second time."""
+    async with World() as world:
+        world.flight.land(reply())
+        world.waiting.brings = reply("job")
+
+        with pytest.raises(asyncio.CancelledError):
+            await world.pump.wait_and_take(1000)
+
+        assert world.crew.begun == ["job"]
+        assert world.waiting.called == []
+        assert world.pump._asked_for == 0

@@ -177,6 +177,43 @@ class Connection:
 
         return self._transport.post(sending, self._reply_timeout_s, opened)
 
+    async def run_behind(
+        self, wait: Command[Any], command: Command[T], landed: Callable[[T], None]
+    ) -> None:
+        """Send ``wait``, which blocks, and ``command`` in one message: the server starts the second
+        as soon as the first one ends.
+
+        ``landed`` gets the answer of ``command``, on a single server in the turn of the loop that
+        reads it. If the wait cannot be finished, ``command``, which may be sent again, is run
+        without it.
+        """
+        node = self._transport
+        if not isinstance(node, ServerTransport):
+            _, answer = await self.run_all([wait, command])
+            landed(answer)
+            return
+        first, second = Sending(wait), Sending(command, dialect=self._dialect)
+        told, has_answered = None, False
+
+        def answered(reply: Any) -> None:
+            nonlocal has_answered
+            has_answered = True
+            landed(command.parse(reply))
+
+        try:
+            told, _ = await node.exchange_pair(
+                first, second, self._timeout_s(wait.block_ms), answered
+            )
+        except TROUBLES:
+            if has_answered:  # it is an error of the caller's own
+                raise
+        if not has_answered:
+            landed(await self.run(command))
+        elif isinstance(told, Exception):
+            end = self._end(first, told, is_last=True)
+            assert end is not None, "it is the last try"
+            raise end from told
+
     # unasync: on
     async def run_all(
         self, commands: Sequence[Command[T]], *, at_once: int = MOST_AT_ONCE

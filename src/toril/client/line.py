@@ -88,6 +88,38 @@ class Line(asyncio.Protocol):
             self._tell = partial(self._end, arrival)
         return arrival
 
+    def arrival_of_two(self, answered: Callable[[Any], None]) -> asyncio.Future[tuple[Any, Any]]:
+        """The next two replies; raises why they will not come.
+
+        ``answered`` gets the second, unless it is an error, in the turn that reads it: the future
+        wakes its waiter only in the next one.
+        """
+        arrival: asyncio.Future[tuple[Any, Any]] = self._loop.create_future()
+        self._tell = partial(self._end_with_two, arrival, answered)
+        if self.trouble is not None:
+            self._lose(self.trouble)
+        return arrival
+
+    def _end_with_two(
+        self, arrival: asyncio.Future[tuple[Any, Any]], answered: Callable[[Any], None]
+    ) -> None:
+        if arrival.done():
+            return  # nobody waits any more
+        if self.trouble is not None:
+            arrival.set_exception(self.trouble)
+            return
+        if len(self.replies) < 2:
+            self._tell = partial(self._end_with_two, arrival, answered)
+            return
+        first, second = self.replies.popleft(), self.replies.popleft()
+        try:
+            if not isinstance(second, Exception):
+                answered(second)
+        except Exception as error:  # noqa: BLE001 (whoever waits must know)
+            arrival.set_exception(error)
+        else:
+            arrival.set_result((first, second))
+
     def _end(self, arrival: asyncio.Future[None]) -> None:
         if arrival.done():
             return

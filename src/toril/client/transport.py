@@ -255,6 +255,39 @@ class ServerTransport:
         line.tell(partial(_hand_over, sockets, line, answered))
         return True
 
+    async def exchange_pair(
+        self, first: Sending, second: Sending, timeout_s: float, answered: Callable[[Any], None]
+    ) -> tuple[Any, Any]:
+        """Send both in one message; returns their replies, which may be errors of the server.
+
+        ``answered`` gets the reply to the second, unless it is an error, in the turn of the loop
+        that reads it.
+        """
+        sockets = self.sockets.here()
+        if self._news:
+            await self._follow_primary(sockets)
+        if not sockets.free:
+            await sockets.room()
+        line = self._borrow(sockets)
+        try:
+            if not line.is_open:
+                await line.open(REPLY_TIMEOUT_S)
+            now = time.monotonic()
+            packed = first.packed(now) + second.packed(now)
+            sockets.expect_reply(line, timeout_s)
+            first.was_sent = second.was_sent = True
+            line.send(packed, 2)
+            replies = await line.arrival_of_two(answered)
+        except BaseException:
+            sockets.drop(line)
+            raise
+        for reply in replies:
+            if isinstance(reply, Exception):
+                sockets.end(line, reply)
+                return replies
+        sockets.give_back(line)
+        return replies
+
     async def exchange_all(
         self, sendings: Sequence[Sending], timeout_s: float, at_once: int
     ) -> list[Any]:

@@ -140,15 +140,14 @@ class Flight:
         """Tell another worker: this one has no room for the job that the marker announces."""
         await self._connection.run(leasing.put_marker(self._keys, marker))
 
-    async def wait_and_take(self, block_ms: int, trip: Trip) -> Reply:
+    async def wait_and_take(
+        self, block_ms: int, trip: Trip, landed: Callable[[Reply], None]
+    ) -> None:
         """Wait for the marker and take, in one message: the server starts the second command as
-        soon as the first one ends. Raises if the connection is lost; ``call`` then returns the
-        result of the request."""
+        soon as the first one ends. ``landed`` gets the reply, if possible in the turn that reads
+        it. If it is not called, ``call`` returns the result of the request."""
         marker = leasing.wait_for_marker(self._keys, block_ms=block_ms)
-        both: list[Command[Any]] = [marker, self._command((), trip)]
-        _, reply = await self._connection.run_all(both)
-        assert isinstance(reply, Reply)
-        return reply
+        await self._connection.run_behind(marker, self._command((), trip), landed)
 
     def _command(self, settled: Sequence[Settled], trip: Trip) -> Command[Reply]:
         return settling.settle(

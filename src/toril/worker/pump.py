@@ -203,10 +203,18 @@ class Pump:
         wanted = min(self._free(), MOST_PER_CALL)
         trip = self._make_trip(flight, wanted)
         self._asked_for += wanted
+        has_landed = False
+
+        def landed(reply: Reply) -> None:
+            nonlocal has_landed
+            has_landed = True
+            self._asked_for -= wanted
+            self._context.run(self._take_in, trip, reply)
+
         try:
-            reply = await flight.wait_and_take(block_ms, trip)
+            await flight.wait_and_take(block_ms, trip, landed)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and self._takes:
+            if has_landed or (isinstance(error, asyncio.CancelledError) and self._takes):
                 raise
             same = Trip(flight, trip.request, self._make_take(0, trip.take.token))
             reply = await flight.call(same)
@@ -218,8 +226,6 @@ class Pump:
             else:
                 await flight.leave()
             raise
-        self._asked_for -= wanted
-        self._take_in(trip, reply)
 
     async def _fly(self, trip: Trip) -> None:
         """Make a call that could not be posted, or whose reply did not come."""
