@@ -36,11 +36,14 @@ class Ledger:
         self.running = 0
         self.most = 0
         self.pause_s = pause_s
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def __call__(self, job) -> int:
         self.running += 1
         self.most = max(self.most, self.running)
         await asyncio.sleep(self.pause_s)
+        await self.may_end.wait()
         self.ran.append((job.queue_name, job.lane, job.data.get("n")))
         self.running -= 1
         return job.data.get("n")
@@ -111,7 +114,9 @@ async def test_two_busy_partitions_share_the_room(options):
         await first.add_bulk([NewJob("x", {"n": n}) for n in range(2000)])
         async with Worker("mail", ledger, concurrency=10, **options):
             await wait_until(lambda: len(ledger.ran) > 100)
+            ledger.may_end.clear()  # the first must not run out while the second is filled
             await second.add_bulk([NewJob("x", {"n": n}) for n in range(2000)])
+            ledger.may_end.set()
             await wait_until(lambda: len({name for name, _, _ in ledger.ran}) == 2)
             begin = len(ledger.ran) + 100
             await wait_until(lambda: len(ledger.ran) > begin + 400, 60)

@@ -252,7 +252,7 @@ def handler(job):
 
 if {guard}:
     worker = toril.Worker("q", handler, connection={url!r}, prefix={prefix!r}, executor="process",
-                          lock_duration=1000)
+                          lock_duration=5000)
     toril.run(worker)
 """
 
