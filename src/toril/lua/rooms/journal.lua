@@ -1,5 +1,10 @@
---- Append an event, and trim the stream to its maximum length.
+--- Append an event, and trim the stream to its maximum length: once per call, which adds only so many.
 function journal.emitTrimmed(queue, gate, event, ...)
+  if gate.has_trimmed then
+    redis.call("XADD", queue.events, "*", "event", event, ...)
+    return
+  end
+  gate.has_trimmed = true
   redis.call("XADD", queue.events, "MAXLEN", "~", gate.max_events, "*", "event", event, ...)
 end
 
