@@ -90,9 +90,8 @@ def start(cli_env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def queue(url: str, prefix: str) -> Iterator[Queue]:
-    with Queue("default", connection=url, prefix=prefix) as queue:
-        yield queue
+def queue_name() -> str:
+    return "default"
 
 
 @pytest.fixture
