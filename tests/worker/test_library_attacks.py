@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.servers import Server
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.protocol import scripts
@@ -116,6 +117,33 @@ async def test_an_older_dump_that_is_restored(start_server):
             for count in (20, 50, 80):
                 client.execute_command("FUNCTION", "RESTORE", dump, "FLUSH")
                 await drain.until(count)
+
+
+async def test_a_library_that_is_lost_while_the_server_is_busy(start_server):
+    """Neither a call nor the loading is taken then; both are sent again."""
+    server = start_server({"busy-reply-threshold": "20"}, tcp=True)
+
+    async with draining(server) as drain:
+        with server.client() as client, server.client() as other:
+            client.function_flush()
+            looping = asyncio.create_task(
+                asyncio.to_thread(other.execute_command, "EVAL", "while true do end", "0")
+            )
+            await wait_until(lambda: _is_busy(client))
+            before = sum(drain.ran.values())
+            await let_pass(0.3, "calls are refused meanwhile")
+            client.script_kill()
+            with pytest.raises(redis.ResponseError):
+                await looping
+            await drain.until(before + 10)
+
+
+def _is_busy(client: Any) -> bool:
+    try:
+        client.ping()
+    except redis.ResponseError as error:
+        return "BUSY" in str(error) or "busy" in str(error).lower()
+    return False
 
 
 async def flush_until(server: Server, is_over: Callable[[], bool]) -> None:
