@@ -1,4 +1,4 @@
-"""Counts what clients send to a server of the test's own: exact on any machine."""
+"""Counts what clients and scripts do at a server of the test's own: exact on any machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,37 @@ class Counted:
 def counting(server: Server) -> Iterator[Counted]:
     """Count what clients send; what scripts do inside the server is not counted."""
     counted = Counted()
+    with seeing(server) as seen:
+        yield counted
+    for sender, command in seen:
+        if sender != "lua":
+            verb = verb_of(command)
+            counted.commands[verb] = counted.commands.get(verb, 0) + 1
+
+
+@contextmanager
+def inside(server: Server) -> Iterator[list[str]]:
+    """The commands that scripts run meanwhile."""
+    commands: list[str] = []
+    with seeing(server) as seen:
+        yield commands
+    commands += [command for sender, command in seen if sender == "lua"]
+
+
+@contextmanager
+def seeing(server: Server) -> Iterator[list[tuple[str, str]]]:
+    """Everything that the server runs, and who sent it; complete when the block has ended."""
+    seen: list[tuple[str, str]] = []
     with server.client() as raw, server.client() as watching:
         raw.ping()
         with watching.monitor() as monitor:
-            yield counted
+            yield seen
             raw.echo("the end")
-            for seen in monitor.listen():
-                verb = seen["command"].split(" ")[0].upper()
-                if verb == "ECHO":
+            for one in monitor.listen():
+                if verb_of(one["command"]) == "ECHO":
                     break
-                if seen["client_type"] != "lua":
-                    counted.commands[verb] = counted.commands.get(verb, 0) + 1
+                seen.append((one["client_type"], one["command"]))
+
+
+def verb_of(command: str) -> str:
+    return command.split(" ", maxsplit=1)[0].upper()

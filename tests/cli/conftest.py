@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.forks import Forks
+from toril.sync import Queue
 
 SRC = Path(__file__).parent.parent.parent / "src"
 
@@ -65,3 +66,10 @@ def toril(forks: Forks, cli_env: dict[str, str], tmp_path: Path) -> Toril:
         return Done(forks.run(list(arguments), typed=typed, env=whole, directory=tmp_path))
 
     return run
+
+
+@pytest.fixture
+def queue(url: str, prefix: str, queue_name: str) -> Iterator[Queue]:
+    """A queue as blocking code sees it."""
+    with Queue(queue_name, connection=url, prefix=prefix) as queue:
+        yield queue

@@ -156,6 +156,16 @@ async def test_an_operator_needs_no_more(users, words, capsys):
     assert code in ((0, 1, 2) if words == ["doctor"] else (0, 1)), capsys.readouterr().err
 
 
+def test_an_operator_may_remove_the_libraries_that_nobody_calls(users, capsys):
+    other = "#!lua name=toril_0ld\nredis.register_function('old', function() end)"
+    with redis.Redis.from_url(users["operator"]) as client:
+        client.function_load(other)
+
+    run(["doctor", "--fix", "--no-audit", "--url", users["operator"]])
+
+    assert "removed the library toril_0ld" in capsys.readouterr().out
+
+
 async def test_a_producer_cannot_take_what_others_added(start_server):
     server = start_server(tcp=True)
     with server.client() as client:

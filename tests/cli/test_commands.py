@@ -27,11 +27,8 @@ NOBODY = "redis://127.0.0.1:1"
 
 
 @pytest.fixture
-def queue(url, prefix):
-    """The queue "payments", blocking, as the tests look at it."""
-    queue = BlockingQueue("payments", connection=url, prefix=prefix)
-    yield queue
-    queue.close()
+def queue_name() -> str:
+    return "payments"
 
 
 def test_jobs_are_added_listed_and_shown(toril: Toril, queue):

@@ -72,10 +72,14 @@ def test_every_command_with_a_queue_is_known_here():
 
 
 @pytest.fixture
-def queue(url: str, prefix: str):
-    with BlockingQueue("payments", connection=url, prefix=prefix) as queue:
-        queue.add("charge")
-        yield queue
+def queue_name() -> str:
+    return "payments"
+
+
+@pytest.fixture
+def queue(queue: BlockingQueue) -> BlockingQueue:
+    queue.add("charge")
+    return queue
 
 
 async def test_what_acts_refuses_and_writes_nothing(toril: Toril, queue, client, prefix: str):

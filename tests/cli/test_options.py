@@ -258,12 +258,6 @@ def test_an_option_that_would_do_nothing_is_refused(
 
 
 @pytest.fixture
-def queue(url: str, prefix: str) -> Iterator[Queue]:
-    with Queue("q", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
-@pytest.fixture
 async def letters(client: Any, prefix: str) -> None:
     """Four letters; the names are "charge" and "refund" in turn."""
     await forge(client, prefix, "dlq", 4, source="q", names=("charge", "refund"))

@@ -17,7 +17,11 @@ from tests.cli.conftest import Toril
 from tests.forked import Forked
 from tests.helpers import wait_until_sync
 from tests.servers import Server
+from toril import App
+from toril.cli.loading import RunningApp, Wishes
+from toril.cli.worker import workers_of
 from toril.sync import Queue
+from toril.worker.health import trouble_of
 
 MODULE = """
 import os, time
@@ -86,9 +90,8 @@ def start(cli_env: dict[str, str], tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def queue(url: str, prefix: str) -> Iterator[Queue]:
-    with Queue("default", connection=url, prefix=prefix) as queue:
-        yield queue
+def queue_name() -> str:
+    return "default"
 
 
 @pytest.fixture
@@ -309,6 +312,18 @@ def test_probes_tell_whether_a_worker_can_work(
     )
     assert "cannot reach its server" in why
     assert fetch(port, "/healthz")[0] == 200
+
+
+async def test_an_app_that_has_no_workers_is_not_ready(prefix: str):
+    """Whatever runs beside it is."""
+    app = App(prefix=prefix)
+    app.task(lambda: None, name="nothing")
+    service = RunningApp(app, Wishes())
+
+    (found,) = workers_of([service])
+
+    assert found is service
+    assert trouble_of(service) == "<App of 1 task on queues default> is not running"
 
 
 def test_probes_answer_before_the_server_does(

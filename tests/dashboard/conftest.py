@@ -60,6 +60,11 @@ class Visitor:
 
 
 @pytest.fixture
+def queue_name() -> str:
+    return "pay"
+
+
+@pytest.fixture
 async def visit(url: str, prefix: str) -> AsyncIterator[Callable[..., Visitor]]:
     """Makes visitors of a dashboard with the given arguments."""
     visitors: list[Visitor] = []

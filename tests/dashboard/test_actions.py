@@ -29,10 +29,9 @@ Visit = Callable[..., Visitor]
 
 
 @pytest.fixture
-async def queue(url: str, prefix: str):
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        await queue.add("charge", {"order": 1}, job_id="one")
-        yield queue
+async def queue(queue: Queue) -> Queue:
+    await queue.add("charge", {"order": 1}, job_id="one")
+    return queue
 
 
 async def fail(queue: Queue, url: str, prefix: str, *ids: str) -> None:

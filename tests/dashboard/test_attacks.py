@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,10 +29,9 @@ SECRET = "41111111"
 
 
 @pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        await queue.add("charge", {"card": SECRET}, job_id="one")
-        yield queue
+async def queue(queue: Queue) -> Queue:
+    await queue.add("charge", {"card": SECRET}, job_id="one")
+    return queue
 
 
 async def state_of(client: Any, prefix: str) -> dict[str, bytes | None]:

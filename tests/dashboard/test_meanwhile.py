@@ -22,12 +22,6 @@ from toril.dashboard.security import SESSION_S
 Visit = Callable[..., Visitor]
 
 
-@pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        yield queue
-
-
 TOO_LATE = ("retry-group", "fail-member")
 """Their groups have gone on by the button before."""
 

@@ -281,10 +281,9 @@ async def test_an_export_is_bounded(
 
 
 @pytest.fixture
-async def queue(url: str, prefix: str):
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        await queue.add("charge", {"n": 1}, job_id="one")
-        yield queue
+async def queue(queue: Queue) -> Queue:
+    await queue.add("charge", {"n": 1}, job_id="one")
+    return queue
 
 
 # ---------------------------------------------------------------------------- the rest

@@ -27,10 +27,9 @@ PASSWORD = "correct horse"
 
 
 @pytest.fixture
-async def queue(url: str, prefix: str):
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        await queue.add("charge", {"card": "41111111", "deep": [{"Token": "s3cret"}]}, job_id="one")
-        yield queue
+async def queue(queue: Queue) -> Queue:
+    await queue.add("charge", {"card": "41111111", "deep": [{"Token": "s3cret"}]}, job_id="one")
+    return queue
 
 
 async def log_in(visitor: Visitor, password: str = PASSWORD) -> httpx.Response:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ from toril.dashboard.reading import GROUPS_COUNTED
 
 Visit = Callable[..., Visitor]
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-async def queue(url: str, prefix: str) -> AsyncIterator[Queue]:
-    async with Queue("pay", connection=url, prefix=prefix) as queue:
-        yield queue
 
 
 async def text_of(visitor: Visitor, path: str) -> str:

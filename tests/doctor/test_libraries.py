@@ -6,7 +6,9 @@ import asyncio
 
 from toril import Queue
 from toril.cli.main import run
+from toril.client.connection import Connection
 from toril.doctor import examine
+from toril.doctor.libraries import remove_unused_libraries
 from toril.protocol import scripts
 from toril.protocol.scripts import Library
 
@@ -52,6 +54,24 @@ def test_fix_removes_what_nobody_calls(start_server, capsys):
 
     assert f"removed the library {left.name}" in capsys.readouterr().out
     assert names_on(server) == {"theirs"}
+
+
+async def test_two_people_may_remove_them_at_once(start_server):
+    server = start_server(tcp=True)
+    left = [another(str(n)) for n in range(4)]
+    with server.client() as client:
+        for library in left:
+            client.function_load(library.source)
+    connections = [Connection(server.url) for _ in range(3)]
+
+    removed = await asyncio.gather(*map(remove_unused_libraries, connections))
+
+    assert sorted(name for names in removed for name in names) == sorted(
+        library.name for library in left
+    )
+    assert names_on(server) == set()
+    for connection in connections:
+        await connection.close()
 
 
 async def test_a_program_whose_library_was_removed_loads_it_again(start_server):

@@ -1,4 +1,4 @@
-"""Fixtures for the tests of features: a connection, and workers of "q" by call or in a loop."""
+"""Fixtures for the tests of features: a connection, workers of "q", and queues with groups."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.features.group_support import World, open_world
 from tests.features.lanes import Hand
 from toril import Queue, Worker
 from toril.client.connection import Connection
+from toril.protocol.command import skew
 
 
 @pytest.fixture
@@ -35,3 +37,11 @@ def work(url: str, prefix: str) -> Callable[..., Worker]:
         )
 
     return make
+
+
+@pytest.fixture
+async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
+    """Queues and groups; time goes its own way again after the test."""
+    async with open_world(url, prefix, client) as world:
+        yield world
+    skew.ms = 0

@@ -199,3 +199,26 @@ async def open_world(url: str, prefix: str, client: Any) -> AsyncIterator[World]
         yield world
     finally:
         await world.connection.close()
+
+
+def job(name: str, *after: str, **options: Any) -> GroupJob:
+    """A member in a queue of its name."""
+    options.setdefault("queue_name", name)
+    return GroupJob(name, options.pop("data", {"n": name}), after=after, **options)
+
+
+def undone(*names: str) -> dict[str, Compensation]:
+    return {name: Compensation(f"undo-{name}", {"of": name}, attempts=1) for name in names}
+
+
+async def start(world: World, *members: Any, undo: str = "", **options: Any) -> Any:
+    """A group of these members, which is "g" in queue "a"."""
+    options.setdefault("group_id", "g")
+    return await world.flow.add_group("order", members, undone(*undo), queue_name="a", **options)
+
+
+async def state(world: World) -> str:
+    """The state of the group "g"."""
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    return str(info.state)

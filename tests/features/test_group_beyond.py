@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from tests.keyspace import keys_under
 from toril import (
@@ -24,12 +23,6 @@ from toril import (
 from toril.errors import InvalidOptionError
 from toril.protocol import groups
 from toril.worker import group_keeper
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def waiting_undos(world: World, names: str = "abc") -> list[str]:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from tests.proving import amount
 from toril import GroupNotFoundError, InvalidGroupStateError, Worker
 from toril.protocol import groups
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def test_cancelling_undoes_what_is_done_and_removes_what_waits(world: World):

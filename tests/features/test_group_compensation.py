@@ -5,21 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from tests.features.group_support import Meeting, World, open_world
+from tests.features.group_support import Meeting, World
 from tests.helpers import wait_until
 from toril import Compensation, GroupJob, QueueEvents, UnrecoverableError, Worker
 from toril.protocol.settling import Raised, Returned
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def undo_jobs(world: World, name: str) -> list[Any]:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from tests.features.group_support import Meeting, World, open_world
+from tests.features.group_support import Meeting, World
 from tests.helpers import wait_until
 from toril import GroupEvent, GroupJob, QueueEvents, Worker
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def test_a_group_is_completed_when_its_last_job_is(world: World):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from tests.interop.toril_side import TorilSide
 from tests.proving import amount
@@ -17,12 +14,6 @@ from toril import Compensation, GroupJob
 
 KILLS = amount(3, 6)
 GROUPS = 50 * KILLS
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def test_killed_workers_leave_no_group_unsettled(world: World):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.keyspace import lasting_keys
 from toril import (
     Backoff,
@@ -22,12 +21,6 @@ from toril import (
 )
 from toril.errors import CrossSlotError, InvalidNameError, InvalidOptionError, UnknownOptionError
 from toril.protocol import codec, starting
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def test_a_group_is_returned_with_its_id_name_and_jobs(world: World):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from toril import Compensation, GroupJob, Worker
 from toril.protocol import groups
@@ -15,12 +14,6 @@ from toril.protocol.keys import Keys
 from toril.worker.group_keeper import GroupKeeper
 
 pytestmark = pytest.mark.no_audit("keys are damaged on purpose")
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def look(world: World, owner: str = "a") -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from tests.keyspace import keys_under
 from toril import (
@@ -25,12 +24,6 @@ from toril.protocol import leasing
 from toril.protocol.settling import Raised, Returned
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def sweep(world: World, name: str, *, max_stalled: int = 1) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World, job, start, state
 from tests.helpers import wait_until
 from toril import (
     Backoff,
-    Compensation,
     Deduplication,
-    GroupJob,
     GroupSignal,
     NewJob,
     UnrecoverableError,
@@ -27,33 +22,8 @@ from toril.protocol.settling import Raised
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
-    skew.ms = 0
-
-
-def job(name: str, *after: str, **options: Any) -> GroupJob:
-    options.setdefault("queue_name", name)
-    return GroupJob(name, options.pop("data", {"n": name}), after=after, **options)
-
-
-async def start(world: World, *members: Any, undo: str = "", **options: Any) -> Any:
-    undone = {name: Compensation(f"undo-{name}", attempts=1) for name in undo}
-    return await world.flow.add_group(
-        "order", members, undone, queue_name="a", group_id="g", **options
-    )
-
-
 def key(world: World, part: str = "") -> str:
     return f"{world.prefix}:a:groups:g{part}"
-
-
-async def state(world: World) -> str:
-    info = await world.queue("a").get_group_state("g")
-    assert info is not None
-    return str(info.state)
 
 
 async def told(world: World) -> list[tuple[str, str | None]]:

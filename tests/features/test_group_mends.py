@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.helpers import wait_until
 from toril import (
     Compensation,
@@ -31,12 +30,6 @@ from toril.protocol.new_group import new_group
 from toril.protocol.settling import Raised, Returned
 from toril.worker import group_keeper
 from toril.worker.crew import Crew
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def _raise_at_once(job: Any) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from toril import FlowProducer, GroupJob, Queue, sync
 from toril.errors import InvalidOptionError
 from toril.protocol import groups
 
 CALLS = ("fcall", "fcall_ro", "evalsha", "evalsha_ro", "eval", "eval_ro")
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def test_the_state_of_a_group(world: World):

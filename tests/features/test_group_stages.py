@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World, job, open_world, start, state, undone
 from tests.helpers import wait_until
 from tests.worker import jobs
 from toril import (
@@ -36,36 +35,8 @@ from toril.protocol.command import skew
 from toril.protocol.new_group import RETENTION
 
 
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
-    skew.ms = 0
-
-
-def job(name: str, *after: str, **options: Any) -> GroupJob:
-    """A member in a queue of its name."""
-    options.setdefault("queue_name", name)
-    return GroupJob(name, options.pop("data", {"n": name}), after=after, **options)
-
-
-def undone(*names: str) -> dict[str, Compensation]:
-    return {name: Compensation(f"undo-{name}", {"of": name}, attempts=1) for name in names}
-
-
-async def start(world: World, *members: Any, undo: str = "", **options: Any) -> Any:
-    options.setdefault("group_id", "g")
-    return await world.flow.add_group("order", members, undone(*undo), queue_name="a", **options)
-
-
 async def statuses(world: World) -> dict[str, str]:
     return {member.key: member.status for member in await world.queue("a").get_group_jobs("g")}
-
-
-async def state(world: World) -> str:
-    info = await world.queue("a").get_group_state("g")
-    assert info is not None
-    return str(info.state)
 
 
 async def waiting(world: World, *names: str) -> str:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from tests.keyspace import keys_under
 from toril import GroupJob
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def marker(world: World, queue: str) -> dict[str, float]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from toril import Compensation, GroupJob, GroupSignal
 from toril.errors import GroupExistsError, InvalidOptionError
 from toril.protocol import groups
@@ -17,13 +16,6 @@ from toril.protocol.keys import Keys
 
 DAY_S = 86_400
 STAGES: dict[str, Any] = {"b": {"after": ["a"]}, "c": {"after": ["b"]}}
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
-    skew.ms = 0
 
 
 def _copy(own: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,11 @@ Somebody ran `DEL`, or the server evicted it.  No event tells of it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.features.group_support import World, open_world
+from tests.features.group_support import World
 from toril.protocol import leasing
 from toril.protocol.refusals import Refusal
 
@@ -20,12 +19,6 @@ LISTS = ("wait", "active", "paused")
 SETS = ("prioritized", "delayed", "completed", "failed")
 
 pytestmark = pytest.mark.no_audit("a job is damaged on purpose")
-
-
-@pytest.fixture
-async def world(url: str, prefix: str, client: Any) -> AsyncIterator[World]:
-    async with open_world(url, prefix, client) as world:
-        yield world
 
 
 async def delete_hash(world: World, queue: str, job_id: str) -> None:

@@ -6,16 +6,14 @@ not depend on how much there is to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+from tests.counting import inside, verb_of
 from tests.features.group_support import open_world
 from tests.features.lanes import Hand
-from tests.servers import Server
 from toril import NewJob
 from toril.protocol import lanes, leasing, pausing, settling
 from toril.protocol.burying import BurialPolicy
@@ -42,7 +40,7 @@ class Call(NamedTuple):
         return sum(map(len, self.commands))
 
     def said(self, verb: str) -> int:
-        return sum(command.split(" ")[0].upper() == verb for command in self.commands)
+        return sum(verb_of(command) == verb for command in self.commands)
 
 
 @pytest.fixture
@@ -54,22 +52,6 @@ async def server(start_server):
 async def world(server):
     async with open_world(server.unix_url, "p", None) as world:
         yield world
-
-
-@contextmanager
-def inside(server: Server) -> Iterator[list[str]]:
-    """The commands that scripts run meanwhile."""
-    commands: list[str] = []
-    with server.client() as raw, server.client() as watching:
-        raw.ping()
-        with watching.monitor() as monitor:
-            yield commands
-            raw.echo("the end")
-            for seen in monitor.listen():
-                if seen["command"].upper().startswith("ECHO"):
-                    break
-                if seen["client_type"] == "lua":
-                    commands.append(seen["command"])
 
 
 async def walk(world, server, plan, **args) -> list[Call]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import MetaData, create_engine
 
 from tests.helpers import wait_until
 from toril import (
@@ -24,6 +26,7 @@ from toril import (
 from toril.client.connection import Connection
 from toril.errors import GroupValidationError, InvalidOptionError
 from toril.options import OPTION_NAMES
+from toril.outbox import Outbox, Relay
 
 FAR = 600_000
 SOON_MS = 4_000_000_000_000
@@ -79,9 +82,10 @@ class Place:
     """A queue for one way in."""
 
     def __init__(
-        self, url: str, connection: Connection, prefix: str, name: str, client: Any
+        self, url: str, connection: Connection, prefix: str, name: str, client: Any, folder: Path
     ) -> None:
         self.url, self.name, self.prefix, self.client = url, name, prefix, client
+        self.folder = folder
         self.queue = Queue(name, connection=connection, prefix=prefix)
         self.flow = FlowProducer(connection=connection, prefix=prefix)
 
@@ -92,6 +96,8 @@ class Place:
         opts = json.loads(fields.pop("opts"))
         for own in ("de", "group", "jobId", "repeat", "repeatJobKey"):
             opts.pop(own, None)
+        if opts.get("idempotencyKey") == job_id:  # a row has one in any case
+            del opts["idempotencyKey"]
         now_ms = time.time() * 1000
         # A tick always says when it was made, and says nothing of a single attempt.
         if abs(opts.get("timestamp", 0) - now_ms) < 100_000:
@@ -165,20 +171,61 @@ async def kept_for_later(place: Place, options: dict[str, Any]) -> str:
     return "kept"
 
 
-WAYS_IN = (in_bulk, as_a_flow, in_a_group, as_a_schedule, kept_for_later)
-MAY_REFUSE = {in_a_group, as_a_schedule, kept_for_later}
+async def in_a_later_stage(place: Place, options: dict[str, Any]) -> str:
+    """A member that becomes a job when another one has completed."""
+    before = f"{place.name}-before"
+    first = GroupJob("first", queue_name=before)
+    member = GroupJob("x", {"n": 1}, queue_name=place.name, after=["first"], **options)
+    node = await place.flow.add_group("g", [first, member], queue_name=before)
+    job_id = node.jobs[1].id
+    async with Worker(before, _nothing, connection=place.url, prefix=place.prefix):
+        await wait_until(lambda: place.client.exists(place.queue.keys.job(job_id)))
+    return job_id
+
+
+async def beside_a_schedule(place: Place, options: dict[str, Any]) -> str:
+    """A job of a schedule's template that somebody wants now."""
+    template = NewJob("x", {"n": 1}, **options)
+    await place.queue.upsert_job_scheduler("s", every=FAR, start=SOON_MS, template=template)
+    return (await place.queue.run_job_scheduler("s")).id
+
+
+async def from_a_row(place: Place, options: dict[str, Any]) -> str:
+    """A job whose row an outbox had committed."""
+    engine = create_engine(f"sqlite:///{place.folder}/x.db")
+    outbox = Outbox(MetaData())
+    outbox.table.metadata.create_all(engine)
+    with engine.begin() as connection:
+        job_id = outbox.add(connection, place.name, "x", {"n": 1}, **options)
+    async with Relay(engine, outbox, connection=place.url, prefix=place.prefix) as relay:
+        assert await relay.run_once() == 1
+    engine.dispose()
+    return job_id
+
+
+async def _nothing(job: Any) -> None:
+    pass
+
+
+WAYS_IN = (
+    *(in_bulk, as_a_flow, in_a_group, in_a_later_stage, as_a_schedule, beside_a_schedule),
+    *(kept_for_later, from_a_row),
+)
+MAY_REFUSE = {*WAYS_IN} - {in_bulk, as_a_flow}
 REFUSED = {"parent", "delay", "run_at", "timestamp", "order_ms"}
 """A schedule decides on times; neither its jobs nor members of a group nor those that may never be
 added have parents."""
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-async def test_every_way_in_honours_every_option_or_refuses_it(options, url, prefix, client):
+async def test_every_way_in_honours_every_option_or_refuses_it(
+    options, url, prefix, client, tmp_path
+):
     """Regression: a job that was kept for later forgot run_at and ordering_delay."""
     connection = Connection(url)
     records, refused = {}, set()
     for way in (plainly, *WAYS_IN):
-        place = Place(url, connection, prefix, way.__name__, client)
+        place = Place(url, connection, prefix, way.__name__, client, tmp_path)
         its_options = dict(options)
         if "parent" in options:
             its_options["parent"] = Parent("p", place.name)

@@ -28,6 +28,7 @@ from toril.protocol.burying import BurialPolicy
 from toril.protocol.dead_letters import Filter, latest_key
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
+from toril.protocol.new_group import GroupSignal
 from toril.protocol.replay_options import Changes
 from toril.protocol.settling import Policy, Raised, Settled, Take
 from toril.tasks.schedules import is_same
@@ -219,3 +220,10 @@ def test_options_of_workers_are_read_in_milliseconds():
     assert retry_window({"attempts": 3}, options) == retry_window(
         {"attempts": 3}, WorkerOptions(lock_duration=1000, stalled_interval=1000)
     )
+
+
+def test_a_signal_keeps_its_timeout_as_it_was_given():
+    form, plain = (GroupSignal("paid", timeout=timeout) for timeout in (SECOND, 1000))
+
+    assert (form.timeout, form.timeout_ms) == (SECOND, 1000)
+    assert (plain.timeout, plain.timeout_ms) == (1000, 1000)

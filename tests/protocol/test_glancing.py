@@ -119,3 +119,20 @@ def test_groups_need_a_person_when_they_cannot_go_on_by_themselves():
     with pytest.raises(StopIteration) as end:
         plan.send(first.parse([]))
     assert end.value.value == []
+
+
+def test_stuck_groups_of_all_queues_are_counted_in_one_message():
+    """Those that a worker of the previous version could not undo are in no index."""
+    plan = groups.count_stuck([Keys("bull", "a"), Keys("bull", "b")])
+
+    commands = next(plan)
+    with pytest.raises(StopIteration) as end:
+        plan.send([9, 4, 3, 5, 7, 1, 5, 0])
+
+    assert [command.words[1] for command in commands[4:]] == [
+        "bull:b:groups",
+        "bull:b:toril:groups-open",
+        "bull:b:toril:groups-ended",
+        "bull:b:toril:groups-asking",
+    ]
+    assert end.value.value == [groups.Stuck(2, 5), groups.Stuck(1, 1)]

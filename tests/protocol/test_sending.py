@@ -27,6 +27,10 @@ NOT_LOADED = redis.ResponseError("Function not found")
 NO_FUNCTIONS = redis.ResponseError("unknown command `FCALL`, with args beginning with: `add`")
 
 
+NO_SCRIPTS = redis.exceptions.NoPermissionError(
+    "User u has no permissions to run the 'evalsha' command"
+)
+EXISTS = redis.ResponseError("Library 'toril_1' already exists")
 GHOST = redis.ResponseError("GHOST a newer call of this flight was made already")
 FORGOTTEN = redis.ResponseError("FORGOTTEN whether this call was made")
 
@@ -162,6 +166,35 @@ def test_a_library_that_is_flushed_again_and_again_ends_in_a_script():
     assert call.goes_again_at_once(NOT_LOADED)
     assert call.request(0.0)[0] == "EVALSHA"
     assert MOST_LOADS < 100
+
+
+def test_where_scripts_are_forbidden_this_call_and_all_others_go_to_functions():
+    dialect = Dialect()
+    dialect.has_functions = False
+    call = sending(Resend.NEVER, dialect=dialect)
+
+    assert call.goes_again_at_once(NO_SCRIPTS)
+
+    assert call.request(0.0)[0] == "FCALL"
+    assert sending(Resend.NEVER, dialect=dialect).request(0.0)[0] == "FCALL"
+
+
+def test_where_both_are_forbidden_the_user_is_told():
+    call = sending(Resend.NEVER)
+
+    assert [call.goes_again_at_once(one) for one in (NO_FUNCTIONS, NO_SCRIPTS, NO_FUNCTIONS)] == [
+        True
+    ] * 3
+    assert not call.goes_again_at_once(NO_SCRIPTS)
+    assert isinstance(call.end_after(NO_SCRIPTS, "s"), ServerUnusableError)
+
+
+def test_another_library_of_our_name_ends_in_a_script():
+    """Whoever loads at the same time as others meets one that is there, once."""
+    call = sending(Resend.NEVER)
+
+    assert (call.end_of_loading(EXISTS), call.request(0.0)[0]) == (None, "FCALL")
+    assert (call.end_of_loading(EXISTS), call.request(0.0)[0]) == (None, "EVALSHA")
 
 
 def test_an_unknown_script_goes_by_its_source_once():

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from tests.sql.conftest import url_of
-from toril import NewJob, Queue
+from toril import NewJob
 from toril.errors import DuplicateRowError, InvalidOptionError, PayloadError
 from toril.outbox import Outbox, Relay, table_sql
 
@@ -60,9 +60,8 @@ def _maria(url, database):
 
 
 @pytest.fixture
-async def queue(url, prefix):
-    async with Queue("payments", connection=url, prefix=prefix) as queue:
-        yield queue
+def queue_name() -> str:
+    return "payments"
 
 
 class Service:

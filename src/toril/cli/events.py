@@ -8,21 +8,12 @@ from datetime import UTC, datetime
 import click
 
 from toril import Event, QueueEvents
-from toril.cli.printing import Styled, echo, print_json, shortened
+from toril.cli.printing import EVENT_COLOURS, Styled, echo, print_json, shortened
 from toril.cli.server import Server, complete_queue, with_server
 from toril.client.connection import Connection
 from toril.protocol import partitioning
 from toril.protocol.command import plain
 from toril.protocol.keys import Keys
-
-_COLOURS = {
-    "completed": "green",
-    "failed": "red",
-    "deadLettered": "red",
-    "stalled": "red",
-    "active": "cyan",
-    "delayed": "yellow",
-}
 
 
 @click.command("events")
@@ -126,7 +117,7 @@ class _Printer:
 
     def _line(self, queue_name: str, event: Event) -> tuple[str | Styled, ...]:
         moment = datetime.fromtimestamp(int(event.id.partition("-")[0]) / 1000, UTC).astimezone()
-        name = Styled(f"{event.name:<14}", _COLOURS.get(event.name))
+        name = Styled(f"{event.name:<14}", EVENT_COLOURS.get(event.name))
         data = shortened(event.data, 100) if event.data else ""
         stamp = f"{moment:%H:%M:%S.%f}"[:-3]
         head = f"{stamp}  {queue_name:<{self._width}}  "

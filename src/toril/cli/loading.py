@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import inspect
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -50,7 +51,27 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in options.items() if value is not None}
 
 
-class RunningApp:
+class MakesWorkers(ABC):
+    """A service that makes its workers when it runs, and tells its own health until then."""
+
+    is_running = False
+
+    @property
+    @abstractmethod
+    def workers(self) -> list[Worker]:
+        """Those that it has made."""
+
+    @property
+    def last_reply_age(self) -> float | None:
+        """Unknown: its workers hear from the server."""
+        return None
+
+    @abstractmethod
+    def on_worker(self, callback: Callable[[Worker], object]) -> None:
+        """Call ``callback`` with each worker that it makes."""
+
+
+class RunningApp(MakesWorkers):
     """An app with what the command line says about it: a service like a worker."""
 
     def __init__(self, app: App, wishes: Wishes) -> None:
@@ -79,15 +100,19 @@ class RunningApp:
         self._app.on_worker(callback)
 
     async def run(self) -> None:
-        await self._app.run(
-            self._queues, concurrency=self._wishes.concurrency, **self._wishes.worker_options()
-        )
+        self.is_running = True
+        try:
+            await self._app.run(
+                self._queues, concurrency=self._wishes.concurrency, **self._wishes.worker_options()
+            )
+        finally:
+            self.is_running = False
 
     async def close(self, timeout: Any = None) -> None:
         await self._app.close(timeout)
 
 
-class RunningQueue:
+class RunningQueue(MakesWorkers):
     """The worker of a queue: made when the server has told how many partitions the queue has."""
 
     def __init__(self, name: str, handler: Any, **options: Any) -> None:
@@ -97,7 +122,6 @@ class RunningQueue:
         self._found: Worker | None = None
         self._on_worker: list[Callable[[Worker], object]] = []
         self._closing = asyncio.Event()
-        self.is_running = False
         self.server_error: Exception | None = None
         """Why the server has not told yet."""
 
@@ -107,10 +131,6 @@ class RunningQueue:
     @property
     def workers(self) -> list[Worker]:
         return [] if self._found is None else [self._found]
-
-    @property
-    def last_reply_age(self) -> float | None:
-        return None if self._found is None else self._found.last_reply_age
 
     def on_worker(self, callback: Callable[[Worker], object]) -> None:
         self._on_worker.append(callback)

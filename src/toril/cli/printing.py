@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 
     from toril.cli.server import Server
 
+EVENT_COLOURS = {
+    "completed": "green",
+    "failed": "red",
+    "deadLettered": "red",
+    "stalled": "red",
+    "active": "cyan",
+    "delayed": "yellow",
+}
 _WIDE = 240
 _GAP = 2
 _LONG, _LEAST_TEXT, _LEAST_NAME, _LEAST_COLUMNS = 12, 6, 36, 3

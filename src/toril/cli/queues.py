@@ -49,15 +49,14 @@ def queues(server: Server, queue_name: str | None) -> None:
     keys = [Keys(server.prefix, name) for row in folded for name in row.queues]
     counts = server.connection.run_all([reading.counts(key, reading.STATES) for key in keys])
     paused = server.connection.run_all([pausing.is_paused(key) for key in keys])
-    broken = [server.connection.follow(groups.count_not_undone(key)) for key in keys]
-    stuck = [server.connection.follow(groups.count_needing_a_person(key)) for key in keys]
+    stuck: list[groups.Stuck] = server.connection.follow(groups.count_stuck(keys))
     rows: list[dict[str, Any]] = []
     for row in folded:
         size, begin = len(row.queues), sum(len(before.queues) for before in folded[: len(rows)])
         part = slice(begin, begin + size)
         facts: dict[str, Any] = {"queue": row.name, **add_up(counts[part])}
-        facts["groups_not_undone"] = sum(broken[part])
-        facts["groups_needing_a_person"] = sum(stuck[part])
+        facts["groups_not_undone"] = sum(one.not_undone for one in stuck[part])
+        facts["groups_needing_a_person"] = sum(one.needing_a_person for one in stuck[part])
         facts["is_paused"] = all(paused[part])
         if row.queues != (row.name,):
             facts["partitions"] = size

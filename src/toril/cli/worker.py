@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from toril import Queue, Worker, run
-from toril.cli.loading import RunningApp, RunningQueue, Wishes, services_of
+from toril.cli.loading import MakesWorkers, Wishes, services_of
 from toril.cli.logs import log_options, notice, set_up_logging
 from toril.cli.processes import number_of_this, run_many
 from toril.cli.reloading import run_and_reload
@@ -155,15 +155,10 @@ def _parse_queue(text: str) -> tuple[str, int | None]:
 
 
 def workers_of(services: Sequence[Any]) -> list[Any]:
-    """The workers that run now, those of apps included, and what will be one."""
+    """The workers that run now, and what has none yet or is none."""
     found: list[Any] = []
     for service in services:
-        if isinstance(service, RunningApp):
-            found += service.workers
-        elif isinstance(service, RunningQueue):
-            found += service.workers or [service]
-        else:
-            found.append(service)
+        found += (isinstance(service, MakesWorkers) and service.workers) or [service]
     return found
 
 
@@ -197,7 +192,7 @@ class Serving:
             notice('toril: /metrics needs prometheus_client: pip install "toril[prometheus]"')
             return None
         for service in self._services:
-            if isinstance(service, RunningApp | RunningQueue):
+            if isinstance(service, MakesWorkers):
                 service.on_worker(WorkerMetrics)
             elif isinstance(service, Worker):
                 WorkerMetrics(service)

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from toril.errors import Signal, TorilError
 from toril.options import whole
 from toril.protocol.command import Command, plain
-from toril.protocol.groups import GroupState, count_needing_a_person
+from toril.protocol.groups import GroupState, Stuck, count_stuck
 from toril.protocol.job import StoredJob
 from toril.protocol.measuring import KINDS
 from toril.protocol.placing import told_of
@@ -129,12 +129,13 @@ class QueueCollector(Collector):
             counts = dict.fromkeys(GroupState, 0)
             for group in queue.get_groups((), 0, MOST_GROUPS - 1, newest_first=True):
                 counts[group.state] += 1
-            counts[GroupState.FAILED_COMPENSATION] = queue.get_failed_compensation_count()
+            plan = count_stuck([part.keys for part in queue.partitions])
+            found: list[Stuck] = self._connection.follow(plan)
+            counts[GroupState.FAILED_COMPENSATION] = sum(one.not_undone for one in found)
             counts[GroupState.BLOCKED] = len(queue.get_groups(GroupState.BLOCKED))
             for state, count in counts.items():
                 family.add_metric([queue.name, state.value], count)
-            plans = [count_needing_a_person(part.keys) for part in queue.partitions]
-            stuck.add_metric([queue.name], sum(map(self._connection.follow, plans)))
+            stuck.add_metric([queue.name], sum(one.needing_a_person for one in found))
         yield family
         yield stuck
 

@@ -10,6 +10,7 @@ from toril.client.connection import Connection
 from toril.doctor import ailments
 from toril.doctor.finding import Finding
 from toril.doctor.reader import ConnectionReader
+from toril.errors import ServerRefusalError
 from toril.protocol import scripts
 from toril.protocol.discovering import ClusterNode
 
@@ -35,12 +36,19 @@ async def remove_unused_libraries(connection: Connection) -> list[str]:
     A program that comes back and calls one loads it again.
     """
     reader = await ConnectionReader.open(connection)
-    removed = []
-    for node in reader.nodes:
-        for name in await _unused(reader, node):
-            await reader.ask_node(node, "FUNCTION", "DELETE", name)
-            removed.append(name)
-    return removed
+    unused = [(node, name) for node in reader.nodes for name in await _unused(reader, node)]
+    return [name for node, name in unused if await _remove(reader, node, name)]
+
+
+async def _remove(reader: ConnectionReader, node: ClusterNode, name: str) -> bool:
+    """False when somebody else has removed it meanwhile."""
+    try:
+        await reader.ask_node(node, "FUNCTION", "DELETE", name)
+    except ServerRefusalError as error:
+        if "not found" not in str(error):
+            raise
+        return False
+    return True
 
 
 async def _unused(reader: ConnectionReader, node: ClusterNode) -> list[str]:

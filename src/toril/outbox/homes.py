@@ -103,22 +103,28 @@ def _names_in(row: OutboxRow) -> set[str]:
 
 
 def _home(row: OutboxRow, count: int) -> int:
-    if row.lane is not None:
-        return partitioning.home_of(row.lane, count)
-    kind = kind_of(row)
+    """Where it goes by what its job has, or else by the row's id, so that it goes there again."""
+    kind = kind_of(row) if row.lane is None else None
     if kind == GROUP:
-        return partitioning.home_of(row.id, count)
-    stem = hash_tag(row.queue) or row.queue
-    if kind == FLOW:
-        try:
-            home = partitioning.home_of_job(root_of(row), count, stem)
-        except InvalidInputError:  # told when it is opened
-            home = None
-        return partitioning.home_of(row.id, count) if home is None else home
-    if '"deduplication"' in row.options:
-        try:
-            given = msgspec.json.decode(row.options)["deduplication"]
-            return partitioning.home_of(Deduplication(**given).id, count)
-        except (msgspec.DecodeError, TypeError, KeyError, InvalidInputError):
-            pass  # told when the row is read
-    return partitioning.home_of_id(row.id, count)
+        home = None
+    elif kind == FLOW:
+        home = _home_of_root(row, count)
+    else:
+        home = partitioning.home_by(row.lane, _deduplication_id(row), row.id, count)
+    return partitioning.home_of(row.id, count) if home is None else home
+
+
+def _home_of_root(row: OutboxRow, count: int) -> int | None:
+    try:
+        return partitioning.home_of_job(root_of(row), count, hash_tag(row.queue) or row.queue)
+    except InvalidInputError:  # told when it is opened
+        return None
+
+
+def _deduplication_id(row: OutboxRow) -> str | None:
+    if '"deduplication"' not in row.options:
+        return None
+    try:
+        return Deduplication(**msgspec.json.decode(row.options)["deduplication"]).id
+    except (msgspec.DecodeError, TypeError, KeyError, InvalidInputError):
+        return None  # told when the row is read

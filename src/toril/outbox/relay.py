@@ -188,30 +188,19 @@ class Relay:
         self._remember_ms = milliseconds(remember, "remember", least=1)
         self._keep_ms = milliseconds(keep, "keep")
         self._replicas = Replicas.of(replicas, replicas_timeout)
-        if confirm and self._remember_ms < 10 * self._confirm_ms:
-            raise InvalidOptionError(
-                f"remember={self._remember_ms} ms is too short for confirm_interval="
-                f"{self._confirm_ms} ms: a job that ran and was removed in between would be"
-                f" considered lost and run again; make it at least ten times as long"
-            )
-        if on_parked not in ("halt", "skip"):
-            raise InvalidOptionError(f"on_parked={on_parked!r} must be 'halt' or 'skip'")
+        if confirm:
+            _check_memory(self._remember_ms, self._confirm_ms)
         Keys(prefix, "any")
-        self._database = open_database(engine)
         self._claim = Claim(
             relay=new_job_id(),
             limit=self._batch_size,
             lease_ms=milliseconds(lease, "lease", least=1000),
-            halts=on_parked == "halt",
+            halts=_halts(on_parked),
         )
+        self._database = open_database(engine)
         self._listens = listens
         self._owns_connection = not isinstance(connection, Connection)
-        # Rows stay claimed while it waits for the server, so this is a short wait.
-        self._connection = (
-            connection
-            if isinstance(connection, Connection)
-            else Connection(connection, patience_s=2.0)
-        )
+        self._connection = _connected(connection)
         self._agreeing = Agreeing(self._connection, prefix, partitions, asks=True)
         self._news = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -693,6 +682,26 @@ class Relay:
         count: int = await self._database.run(storing.discard, self.table, list(job_ids))
         self._news.set()
         return count
+
+
+def _check_memory(remember_ms: int, confirm_ms: int) -> None:
+    if remember_ms < 10 * confirm_ms:
+        raise InvalidOptionError(
+            f"remember={remember_ms} ms is too short for confirm_interval={confirm_ms} ms: a job"
+            f" that ran and was removed in between would be considered lost and run again; make it"
+            f" at least ten times as long"
+        )
+
+
+def _halts(on_parked: str) -> bool:
+    if on_parked not in ("halt", "skip"):
+        raise InvalidOptionError(f"on_parked={on_parked!r} must be 'halt' or 'skip'")
+    return on_parked == "halt"
+
+
+def _connected(target: Target) -> Connection:
+    """Rows stay claimed while it waits for the server, so this is a short wait."""
+    return target if isinstance(target, Connection) else Connection(target, patience_s=2.0)
 
 
 def _answered(parcel: Parcel, answers: Sequence[Added | Exception]) -> list[Sent]:

@@ -253,10 +253,10 @@ def _info(group_id: str, values: list[Any]) -> GroupInfo | None:
         completed_count=counts[3],
         failed_count=counts[4],
         cancelled_count=counts[5],
-        failed_job_id=_optional(failed_job_id),
-        reason=_optional(reason),
-        note=_optional(note),
-        asks=_optional(asks),
+        failed_job_id=codec.text_or_none(failed_job_id),
+        reason=codec.text_or_none(reason),
+        note=codec.text_or_none(note),
+        asks=codec.text_or_none(asks),
     )
 
 
@@ -276,10 +276,6 @@ def _state(group_id: str, state: str) -> GroupState:
             f"group {group_id!r} has the state {state[:100]!r}, which this version does not know:"
             f" a newer version wrote it, or it is damaged; run the doctor"
         ) from None
-
-
-def _optional(value: bytes | None) -> str | None:
-    return None if value is None else codec.text(value)
 
 
 def members(keys: Keys, group_id: str) -> Plan[list[GroupMember]]:
@@ -350,8 +346,8 @@ def _member(prefix: str, words: list[Any], labels: dict[int, str]) -> GroupMembe
         reason=codec.text(why) or None,
         started_at=codec.number(started_at) or None,
         finished_at=codec.number(at) or None,
-        compensation_key=_optional(undo_key),
-        compensation_status=_optional(undo_status),
+        compensation_key=codec.text_or_none(undo_key),
+        compensation_status=codec.text_or_none(undo_status),
         compensation_finished_at=codec.number(undo_at) or None,
     )
 
@@ -527,7 +523,8 @@ def newest_states(keys: Keys, start: int, end: int) -> Plan[list[str]]:
     for first in range(0, len(ids), GROUPS_PER_READ):
         some = [codec.name(item) for item in ids[first : first + GROUPS_PER_READ]]
         reads = [
-            plain("HGET", f"{keys.base}:groups:{one}", "state", parse=_optional) for one in some
+            plain("HGET", f"{keys.base}:groups:{one}", "state", parse=codec.text_or_none)
+            for one in some
         ]
         states: list[str | None] = yield from readable(reads)
         found += [state for state in states if state]
@@ -568,12 +565,17 @@ def _asking_in(
 
 def count_not_undone(keys: Keys) -> Plan[int]:
     """How many groups are FAILED_COMPENSATION: those that are neither open nor ended in order."""
-    total, opened, ended = yield [
-        plain("ZCARD", f"{keys.base}:groups", parse=int),
-        plain("ZCARD", open_key(keys), parse=int),
-        plain("ZCARD", keys.own("groups-ended"), parse=int),
-    ]
-    return max(0, int(total) - int(opened) - int(ended))
+    counts: list[int] = yield _counts_of_ended(keys)
+    return _not_undone(*counts)
+
+
+def _counts_of_ended(keys: Keys) -> list[Command[int]]:
+    sets = (f"{keys.base}:groups", open_key(keys), keys.own("groups-ended"))
+    return [plain("ZCARD", each, parse=int) for each in sets]
+
+
+def _not_undone(total: int, opened: int, ended: int) -> int:
+    return max(0, total - opened - ended)
 
 
 def asking(keys: Keys) -> Plan[list[GroupInfo]]:
@@ -602,11 +604,24 @@ def count_asking(keys: Keys) -> Command[int]:
     return plain("ZCARD", _asking_key(keys), parse=int)
 
 
-def count_needing_a_person(keys: Keys) -> Plan[int]:
-    """The same, with those that a worker of the previous version could not undo."""
-    asking: int = yield count_asking(keys)
-    not_undone: int = yield from count_not_undone(keys)
-    return max(asking, not_undone)
+class Stuck(msgspec.Struct, frozen=True):
+    """How many groups of a queue go no further by themselves."""
+
+    not_undone: int
+    needing_a_person: int
+    """All of them, with those that a worker of the previous version could not undo."""
+
+
+def count_stuck(queues: Sequence[Keys]) -> Plan[list[Stuck]]:
+    """The groups of each queue that go no further by themselves, counted in one message."""
+    commands = [[*_counts_of_ended(keys), count_asking(keys)] for keys in queues]
+    counts: list[int] = yield [each for some in commands for each in some]
+    found: list[Stuck] = []
+    for first in range(0, len(counts), 4):
+        *ended, asking = counts[first : first + 4]
+        not_undone = _not_undone(*ended)
+        found.append(Stuck(not_undone, max(asking, not_undone)))
+    return found
 
 
 def listening_key(group_id: str) -> str:

@@ -126,24 +126,20 @@ class StoredJob:
 
     @property
     def parent_key(self) -> str | None:
-        value = self._fields.get(b"parentKey")
-        return None if value is None else codec.text(value)
+        return codec.text_or_none(self._fields.get(b"parentKey"))
 
     @property
     def scheduler_id(self) -> str | None:
-        value = self._fields.get(b"rjk")
-        return None if value is None else codec.text(value)
+        return codec.text_or_none(self._fields.get(b"rjk"))
 
     @property
     def deduplication_id(self) -> str | None:
-        value = self._fields.get(b"deid")
-        return None if value is None else codec.text(value)
+        return codec.text_or_none(self._fields.get(b"deid"))
 
     @property
     def deferred_failure(self) -> str | None:
         """Why the next worker must fail it without running it."""
-        value = self._fields.get(b"defa")
-        return None if value is None else codec.text(value)
+        return codec.text_or_none(self._fields.get(b"defa"))
 
     @property
     def failed_reason(self) -> str | None:

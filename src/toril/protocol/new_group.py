@@ -149,13 +149,14 @@ class GroupSignal(_Signal, frozen=True, kw_only=True):
             )
         check_text(self.name, "signal name")
         _check_place(self)
-        if self.timeout is not None:
-            timeout_ms = milliseconds(self.timeout, "timeout", least=1)
-            msgspec.structs.force_setattr(self, "timeout", timeout_ms)
-        elif self.default is not msgspec.UNSET:
+        if self.timeout_ms is None and self.default is not msgspec.UNSET:
             raise GroupValidationError(
                 f"signal {self.name!r} has a default and no timeout, after which it would be used"
             )
+
+    @property
+    def timeout_ms(self) -> int | None:
+        return None if self.timeout is None else milliseconds(self.timeout, "timeout", least=1)
 
     @property
     def is_signal(self) -> bool:
@@ -412,6 +413,7 @@ def _check_place(member: NewMember) -> None:
                 f" a string; name members by their keys"
             )
         check_text(one, "after")
+    # A copy: the list may be changed later, or can be read only once.
     msgspec.structs.force_setattr(member, "after", keys)
 
 

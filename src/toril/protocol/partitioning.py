@@ -76,17 +76,25 @@ def home_of_id(job_id: str, partitions: int) -> int:
     return home_of(job_id, partitions) if number is None else number
 
 
+def home_by(
+    lane: str | None, deduplication_id: str | None, job_id: str | None, partitions: int
+) -> int | None:
+    """The partition that a lane decides, or else a deduplication id, or else the job's own id."""
+    text = deduplication_id if lane is None else lane
+    if text is not None:
+        return home_of(text, partitions)
+    return None if job_id is None else home_of_id(job_id, partitions)
+
+
 def home_of_job(job: NewJob, partitions: int, stem: str) -> int | None:
     """The partition that a new job must go to; None for one that may go anywhere.
 
     A child goes where its parent is, if that is in a partition of the same stem.
     """
-    if job.lane is not None:
-        return home_of(job.lane, partitions)
-    if job.deduplication is not None:
-        return home_of(Deduplication.of(job.deduplication).id, partitions)
-    if job.job_id is not None:
-        return home_of_id(job.job_id, partitions)
+    given = job.deduplication
+    deduplication_id = None if given is None else Deduplication.of(given).id
+    if (home := home_by(job.lane, deduplication_id, job.job_id, partitions)) is not None:
+        return home
     if job.parent is not None:
         found = _NUMBERED_TAG.fullmatch(hash_tag(_parent_queue(job.parent)) or "")
         if found is not None and found["stem"] == stem and int(found["number"]) < partitions:

@@ -212,16 +212,12 @@ def coming_from(keys: Keys, job_id: str) -> Plan[Coming | None]:
     for base in bases:
         owner = keys.sibling(base.removeprefix(f"{keys.prefix}:"))
         parcel = yield plain(
-            "HGET", owner.own("in-transit"), keys.job(job_id), parse=_text_or_nothing
+            "HGET", owner.own("in-transit"), keys.job(job_id), parse=codec.text_or_none
         )
         if parcel is not None:
-            refused = yield plain("HGET", owner.own("refused"), parcel, parse=_text_or_nothing)
+            refused = yield plain("HGET", owner.own("refused"), parcel, parse=codec.text_or_none)
             return Coming(owner, refused)
     return None
-
-
-def _text_or_nothing(reply: bytes | None) -> str | None:
-    return None if reply is None else codec.text(reply)
 
 
 def ids(

@@ -100,6 +100,7 @@ _NO_FUNCTIONS = re.compile(
     r"(unknown command|no permissions to run the) ['`](fcall|function)", re.IGNORECASE
 )
 """What a server without functions says, and one that does not let this user have them."""
+_NO_SCRIPTS = re.compile(r"(unknown command|no permissions to run the) ['`]eval", re.IGNORECASE)
 _COMPILER_OF_OLD = "unexpected symbol near '#'"
 """The first line of every script says ``#!lua``, which servers before 7.0 do not know."""
 
@@ -135,6 +136,11 @@ def why_not_primary(error: BaseException) -> str:
 def is_on_the_move(error: BaseException) -> bool:
     """Is the slot being moved to another node? Nothing was done, and it serves again soon."""
     return type(error).__name__ == "TryAgainError" or str(error).startswith("TRYAGAIN")
+
+
+def forbids_scripts(error: BaseException) -> bool:
+    """Does the server refuse scripts, or this user of it? There may be functions by now."""
+    return _NO_SCRIPTS.search(str(error)) is not None
 
 
 def classify(error: BaseException) -> Trouble:

@@ -197,24 +197,16 @@ def _repeat(pending: dict[str, Any], wire: dict[str, Any], new: Change) -> dict[
 
 def _merged(scheduler_id: str, record: _Record, new: Change, now_ms: int) -> dict[str, Any]:
     """The definition under its names on the wire: what is stored, and over it what is new."""
-    fields = record.fields
-    wire: dict[str, Any] = {
-        name: codec.number(fields.get(name.encode()))
-        for name in ("limit", "startDate", "endDate", "every", "offset")
-    }
-    wire |= {
-        name: codec.text(fields[name.encode()]) if name.encode() in fields else None
-        for name in ("tz", "pattern")
-    }
+    wire = scheduling.definition_of(record.fields)
     if new.every is not None:
         wire |= {"pattern": None, "tz": None, "offset": None}
     if new.cron is not None:
         wire |= {"every": None, "offset": None, "pattern": new.cron}
-        wire["tz"] = wire["tz"] or scheduling.DEFAULT_ZONE
-    stored_every = None if wire["pattern"] else wire["every"]
+        wire["tz"] = wire.get("tz") or scheduling.DEFAULT_ZONE
+    stored_every = None if wire.get("pattern") else wire.get("every")
     given = Schedule(
         every=new.every if new.every is not None else stored_every,
-        cron=wire["pattern"] if new.every is None else new.cron,
+        cron=wire.get("pattern") if new.every is None else new.cron,
         tz=new.tz,
         start=new.start,
         end=new.end,
@@ -247,15 +239,11 @@ def _options(record: _Record, new: Change) -> tuple[dict[str, Any], bytes]:
 def _placing(opts: bytes) -> dict[str, Any]:
     """What the server needs of the options to place a job."""
     read = codec.decode_options(opts)
-    placing: dict[str, Any] = {}
+    placing = scheduling.lane_args(read)
     if read.priority:
         placing["priority"] = read.priority
     if read.lifo:
         placing["lifo"] = True
-    if read.lane is not None:
-        placing["lane"] = read.lane
-        if ordering_delay := codec.number_in(read.raw.get("orderingDelay")):
-            placing["ordering_delay"] = ordering_delay
     return placing
 
 

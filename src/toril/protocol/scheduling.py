@@ -278,11 +278,8 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         "name": job.name,
         "priority": job.opts.priority,
         "lifo": job.opts.lifo,
+        **lane_args(job.opts),
     }
-    if job.lane is not None:
-        args["lane"] = job.lane
-        if ordering_delay := codec.number_in(job.opts.raw.get("orderingDelay")):
-            args["ordering_delay"] = ordering_delay
     every = codec.number_in(repeat.get("every"))
     if every:
         args["every"] = every
@@ -301,6 +298,14 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         resend=Resend.SAME,
     )
     return next_id
+
+
+def lane_args(opts: JobOpts) -> dict[str, Any]:
+    """What the server needs of the options to place a job in its lane."""
+    if opts.lane is None:
+        return {}
+    ordering_delay = codec.number_in(opts.raw.get("orderingDelay"))
+    return {"lane": opts.lane} | ({"ordering_delay": ordering_delay} if ordering_delay else {})
 
 
 def _cron_ms_after(job: StoredJob, repeat: dict[str, Any], now_ms: int) -> int | None:
@@ -375,19 +380,19 @@ def many(keys: Keys, start: int, end: int, *, payloads: bool = True) -> Plan[lis
 
 
 def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler:
-    raw = {name: codec.number(fields.get(name)) for name in _NUMBERS}
+    known = definition_of(fields)
     return JobScheduler(
         id=scheduler_id,
         name=codec.text(fields.get(b"name"), scheduler_id),
         next_at=None if b"x.paused" in fields else next_at,
         iterations=codec.number(fields[b"ic"]) or 0,
-        every=raw[b"every"],
-        cron=_text(fields, b"pattern"),
-        tz=_text(fields, b"tz"),
-        start=raw[b"startDate"],
-        end=raw[b"endDate"],
-        limit=raw[b"limit"],
-        offset=raw[b"offset"],
+        every=known.get("every"),
+        cron=known.get("pattern"),
+        tz=known.get("tz"),
+        start=known.get("startDate"),
+        end=known.get("endDate"),
+        limit=known.get("limit"),
+        offset=known.get("offset"),
         data=codec.decode(fields.get(b"data"), {}),
         opts=codec.decode_options(fields.get(b"opts", b"{}")),
         paused_at=(codec.number(fields[b"x.paused"]) or 0) if b"x.paused" in fields else None,
@@ -406,19 +411,15 @@ def _listed(reply: list[Any]) -> Fields:
 def _repeat_from_hash(reply: list[Any]) -> dict[str, Any]:
     """The schedule of a job that does not carry it."""
     fields = fields_of(reply)
-    repeat: dict[str, Any] = {}
-    for name in (*_NUMBERS, b"ic"):
-        number = codec.number(fields.get(name))
-        if number is not None:
-            repeat["count" if name == b"ic" else name.decode()] = number
-    for name in (b"pattern", b"tz"):
-        if name in fields:
-            repeat[name.decode()] = codec.text(fields[name])
-    return repeat
+    made = codec.number(fields.get(b"ic"))
+    return definition_of(fields) | ({} if made is None else {"count": made})
 
 
-def _text(fields: Fields, name: bytes) -> str | None:
-    return codec.text(fields[name]) if name in fields else None
+def definition_of(fields: Fields) -> dict[str, Any]:
+    """When a scheduler is due, under the names on the wire: what its record has of it."""
+    raw = {name: codec.number(fields.get(name)) for name in _NUMBERS}
+    texts = {name: codec.text_or_none(fields.get(name)) for name in (b"pattern", b"tz")}
+    return {name.decode(): value for name, value in (raw | texts).items() if value is not None}
 
 
 def _read_index(reply: list[bytes]) -> list[tuple[str, int]]:

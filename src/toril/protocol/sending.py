@@ -7,7 +7,8 @@ Both connections keep to these rules, the async and the blocking one:
    (``Resend``); then its script is told, or knows it by its number.
 3. A command that never left may always be sent again.
 4. A server that does not know our library is given it, and the call is sent again at once: nothing
-   was done.  Where there are no functions calls go as scripts, by their source the first time.
+   was done.  Where there are no functions calls go as scripts, by their source the first time, and
+   back to functions when scripts are forbidden: a user may lose one right and get the other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from toril.protocol import replicating
 from toril.protocol.command import Command, Resend, Way, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
 from toril.protocol.packing import Word, pack_words
-from toril.protocol.replies import Trouble, classify, why_not_primary, why_unusable
+from toril.protocol.replies import Trouble, classify, forbids_scripts, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
 """Before a request to a node that is just being given its slot."""
@@ -61,8 +62,8 @@ class Sending:
     """
 
     __slots__ = (
-        *("_dialect", "_first_left_s", "_flight", "_flights", "_loads", "_number", "_resent"),
-        *("_way", "command", "has_parcels", "was_sent"),
+        *("_clashes", "_dialect", "_first_left_s", "_flight", "_flights", "_has_turned", "_loads"),
+        *("_number", "_resent", "_way", "command", "has_parcels", "was_sent"),
     )
 
     def __init__(
@@ -79,6 +80,8 @@ class Sending:
         self._dialect = dialect or Dialect()
         self._way = Way.FUNCTION if self._dialect.has_functions else Way.SCRIPT
         self._loads = 0
+        self._clashes = 0
+        self._has_turned = False
         self._flights = flights if command.resend is Resend.NUMBERED else None
         self._flight: Flight | None = None
         self._number: dict[str, Any] | None = None
@@ -170,6 +173,10 @@ class Sending:
     def end_of_loading(self, error: Exception) -> Exception | None:
         """The error that kept the library from being loaded, or None when the call may go again."""
         if "already exists" in str(error):
+            # Once: somebody else has just loaded it. Twice: what has its name is not our library.
+            self._clashes += 1
+            if self._clashes > 1:
+                self._way = Way.SCRIPT
             return None
         trouble = classify(error)
         if trouble is Trouble.NO_FUNCTIONS:
@@ -185,6 +192,10 @@ class Sending:
         if trouble is Trouble.NO_FUNCTIONS and self._way is Way.FUNCTION:
             self._dialect.has_functions = False
             self._way = Way.SCRIPT
+        elif not self._has_turned and forbids_scripts(error):
+            self._has_turned = True
+            self._dialect.has_functions = True
+            self._way = Way.FUNCTION
         elif trouble is Trouble.UNKNOWN_FUNCTION and self._way is Way.FUNCTION:
             self._way = Way.SCRIPT
         elif trouble is Trouble.UNKNOWN_SCRIPT and self._way is not Way.SOURCE:

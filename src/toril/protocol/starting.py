@@ -196,8 +196,8 @@ class _Encoded:
             "name": signal.name,
             "kind": "s",
         }
-        if signal.timeout is not None:
-            entry["timeout_ms"] = signal.timeout
+        if signal.timeout_ms is not None:
+            entry["timeout_ms"] = signal.timeout_ms
         if signal.default is not msgspec.UNSET:
             what = f"the default of signal {signal.name!r}"
             entry["default"] = codec.encode(signal.default, what).decode()
@@ -327,7 +327,7 @@ def _member_digest(group: NewGroup, place: int, member: NewMember) -> str:
             b"" if member.default is msgspec.UNSET else codec.encode(member.default, "default")
         )
         return _digest(
-            b"signal", member.name.encode(), str(member.timeout).encode(), default, *rest
+            b"signal", member.name.encode(), str(member.timeout_ms).encode(), default, *rest
         )
     undo = member.compensation
     if undo is not None:

@@ -9,11 +9,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import Fields, StoredJob, warn_of_progress
+
+if TYPE_CHECKING:
+    from toril.worker.writer import JobWriter
 
 E = TypeVar("E", asyncio.Event, threading.Event)
 
@@ -25,20 +28,6 @@ class Signal(Protocol):
     """Anything that is told that the job should stop, or that its group has turned."""
 
     def set(self) -> None: ...
-
-
-class Writer(Protocol):
-    """How a running job reaches the server."""
-
-    async def progress(self, job: ActiveJob, value: Any) -> None: ...
-
-    async def log(self, job: ActiveJob, row: str) -> int: ...
-
-    async def update_data(self, job: ActiveJob, data: Any) -> None: ...
-
-    async def extend_lock(self, job: ActiveJob, duration_ms: int) -> None: ...
-
-    async def read_family(self, job: ActiveJob, kind: str) -> Any: ...
 
 
 class ActiveJob(StoredJob):
@@ -67,7 +56,7 @@ class ActiveJob(StoredJob):
         job_id: str,
         fields: Fields,
         token: str,
-        writer: Writer,
+        writer: JobWriter,
     ) -> None:
         super().__init__(prefix, queue_name, job_id, fields)
         self.token = token

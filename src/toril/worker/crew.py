@@ -29,7 +29,7 @@ from toril.protocol.settling import (
     Result,
     Settled,
 )
-from toril.worker.active_job import ActiveJob, Writer
+from toril.worker.active_job import ActiveJob
 from toril.worker.burial import Burial
 from toril.worker.events import Emitter
 from toril.worker.failure_log import FailureLog
@@ -37,6 +37,7 @@ from toril.worker.group_keeper import GroupKeeper
 from toril.worker.locks import Locks
 from toril.worker.outbox import Outbox
 from toril.worker.sweeper import Sweeper
+from toril.worker.writer import JobWriter
 
 logger = get_logger("toril.worker")
 
@@ -60,7 +61,7 @@ class Crew:
         locks: Locks,
         sweeper: Sweeper,
         keeper: GroupKeeper,
-        writer: Writer,
+        writer: JobWriter,
         emitter: Emitter,
         burial: Burial | None,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import sparkline, time_of
 from toril.cli.monitor.watcher import QueueWatch
-from toril.cli.printing import age, shortened, span
+from toril.cli.printing import EVENT_COLOURS, age, shortened, span
 from toril.cli.shown import Shown
 from toril.protocol.glancing import ActiveJob, FailedJob, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
@@ -32,13 +32,8 @@ ASKS = "ASKS YOU"
 """A group that cannot go on before somebody says how a member ended."""
 
 _STYLES = {
+    **EVENT_COLOURS,
     ASKS: "bold red",
-    "completed": "green",
-    "failed": "red",
-    "deadLettered": "red",
-    "stalled": "red",
-    "active": "cyan",
-    "delayed": "yellow",
     "COMPLETED": "green",
     "FAILED": "red",
     "FAILED_COMPENSATION": "bold red",

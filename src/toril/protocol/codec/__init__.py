@@ -9,7 +9,16 @@ from toril.protocol.codec.compensation import (
     encode_compensation,
     encode_compensations,
 )
-from toril.protocol.codec.fields import MOST, name, number, number_in, reason, text, words_of
+from toril.protocol.codec.fields import (
+    MOST,
+    name,
+    number,
+    number_in,
+    reason,
+    text,
+    text_or_none,
+    words_of,
+)
 from toril.protocol.codec.payload import decode, decode_or_text, encode, encode_limited
 from toril.protocol.codec.stored_options import (
     UNSET,
@@ -61,6 +70,7 @@ __all__ = [
     "python_names",
     "reason",
     "text",
+    "text_or_none",
     "wire_options",
     "with_children",
     "words_of",

@@ -15,6 +15,11 @@ def text(value: bytes | None, default: str = "") -> str:
     return default if value is None else value.decode("utf-8", "replace")
 
 
+def text_or_none(value: bytes | None) -> str | None:
+    """The same, where a field that is missing says something."""
+    return None if value is None else text(value)
+
+
 def name(value: bytes) -> str:
     """The name of a key or an id; one that is not UTF-8 can be sent back byte for byte."""
     return value.decode("utf-8", "surrogateescape")
