@@ -90,4 +90,4 @@ async def lasting_keys(client: Client, prefix: str) -> list[str]:
     return [key for key in await keys_under(client, prefix) if ":toril:adds:" not in key]
 
 
-__all__ = ["audit", "classify", "dump", "keys_under", "lasting_keys", "reader_of"]
+__all__ = ["BlockingReader", "audit", "classify", "dump", "keys_under", "lasting_keys", "reader_of"]
