@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+import hiredis
 import redis
 import redis.asyncio
 
@@ -49,7 +50,7 @@ class BlockingReader:
         pool = self.client.connection_pool
         connection = pool.get_connection()
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            connection.send_packed_command([b"".join(map(hiredis.pack_command, commands))])
             return [connection.read_response() for _ in commands]
         except BaseException:
             connection.disconnect()  # what was not read is not for the next one
