@@ -202,6 +202,7 @@ async def test_a_line_that_is_closed_is_nothing_to_warn_of(weather, prefix):
     """Redis-py and its streams warn of what they find open, and some programs end by a warning."""
     _, url = weather
 
+    gc.collect()  # what other tests left is not told here
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         connection = Connection(url)

@@ -16,6 +16,7 @@ import uvicorn
 
 from tests.dashboard.world import World, world
 from tests.helpers import not_run
+from toril.client.finder import Finder
 from toril.dashboard import dashboard
 from toril.dashboard.security import COOKIE, csrf_token
 
@@ -60,6 +61,12 @@ class Visitor:
         if COOKIE not in self.http.cookies:
             await self.get("/")
         return await self.post(f"/do/{verb}", fields, **({"confirmed": "yes"} if sure else {}))
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first page shows the queues that were found in a moment; here it waits for all."""
+    monkeypatch.setitem(Finder.names.__kwdefaults__, "patience_s", 60.0)
 
 
 @pytest.fixture
