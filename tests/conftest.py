@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 
 from tests.helpers import NOT_RUN
-from tests.keyspace import audit, dump, keys_under
+from tests.keyspace import audit, dump, keys_under, reader_of
 from tests.servers import Cluster, Server
 from toril import Queue
 
@@ -74,21 +74,17 @@ async def prefix(request: pytest.FixtureRequest, url: str) -> AsyncIterator[str]
     """A prefix of this test's own; what the test left under it is audited, then deleted."""
     prefix = f"t{secrets.token_hex(5)}"
     yield prefix
-    async with redis.asyncio.Redis.from_url(
-        url, decode_responses=True, encoding_errors="backslashreplace"
-    ) as client:
-        problems: list[str] = []
-        if request.node.get_closest_marker("no_audit") is None:
-            problems += await audit(client, prefix)
-        if problems:
-            problems.append("what is there:\n" + await dump(client, prefix))
-        if keys := await keys_under(client, prefix):
-            for start in range(0, len(keys), 1000):
-                await client.unlink(*keys[start : start + 1000])
-        strays = [key async for key in client.scan_iter(count=1000)]
-        problems += [f"the test wrote {key!r}, outside its prefix" for key in strays[:20]]
-        if strays:
-            await client.flushall()
+    reader = reader_of(url)
+    problems: list[str] = []
+    if request.node.get_closest_marker("no_audit") is None:
+        problems += await audit(reader, prefix)
+    if problems:
+        problems.append("what is there:\n" + await dump(reader, prefix))
+    reader.delete(await keys_under(reader, prefix))
+    strays = await keys_under(reader, "")
+    problems += [f"the test wrote {key!r}, outside its prefix" for key in strays[:20]]
+    if strays:
+        reader.client.flushall()
     if problems:
         pytest.fail("the keyspace audit found:\n" + "\n".join(problems), pytrace=False)
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from playwright.async_api import async_playwright  # noqa: E402
-from tests.dashboard.conftest import FLAGS, served  # noqa: E402
+from tests.dashboard.conftest import FLAGS, FLAGS_OF_WINDOWS, served  # noqa: E402
 from tests.helpers import wait_until  # noqa: E402
 from tests.servers import Server  # noqa: E402
 
@@ -118,7 +118,7 @@ async def shop(url: str) -> AsyncIterator[None]:
 async def draw_dashboard(base: str) -> None:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=[*FLAGS]
+            executable_path=shutil.which("chromium"), args=[*FLAGS, *FLAGS_OF_WINDOWS]
         )
         watching = await browser.new_page()
         await watching.goto(base)  # the chart grows while a page is open

@@ -205,6 +205,7 @@ async def test_a_line_that_is_closed_is_nothing_to_warn_of(weather, prefix):
         warnings.simplefilter("ignore")
         gc.collect()  # what earlier tests left open is not this line's
 
+    gc.collect()  # what other tests left is not told here
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         connection = Connection(url)

@@ -14,7 +14,7 @@ import redis
 import redis.asyncio
 
 from tests.helpers import until_renewed
-from tests.keyspace import audit, keys_under
+from tests.keyspace import BlockingReader, audit, keys_under, reader_of
 from toril import FlowProducer, ManualWorker, Queue, Worker
 
 QUIET_TIMEOUT_S = 60.0
@@ -171,22 +171,23 @@ class World:
     async def outcome(self) -> dict[str, Any]:
         """What a user can see of the queues, without ids and times."""
         result: dict[str, Any] = {}
+        client = self._reader.client
         for name in self.queues:
             base = f"{self.prefix}:{name}"
             places = await self._places(base)
             jobs = []
             for job_id, place in places.items():
-                stored = await self.client.hgetall(f"{base}:{job_id}")
+                stored = client.hgetall(f"{base}:{job_id}")
                 seen = {key: stored[key] for key in _OUTCOME_FIELDS if key in stored}
                 data = json.loads(stored.get("data", "{}"))
-                logs = await self.client.lrange(f"{base}:{job_id}:logs", 0, -1)
+                logs = client.lrange(f"{base}:{job_id}:logs", 0, -1)
                 label = data.get("n") or data.get("compensationData", {}).get("n")
                 jobs.append((str(label), stored.get("name"), place, sorted(seen.items()), logs))
-            meta = await self.client.hgetall(f"{base}:meta")
+            meta = client.hgetall(f"{base}:meta")
             settings = {key: meta[key] for key in ("paused", "concurrency", "max") if key in meta}
             groups = []
-            for group_id in await self.client.zrange(f"{base}:groups", 0, -1):
-                group = await self.client.hgetall(f"{base}:groups:{group_id}")
+            for group_id in client.zrange(f"{base}:groups", 0, -1):
+                group = client.hgetall(f"{base}:groups:{group_id}")
                 counts = ("completedCount", "failedCount", "cancelledCount")
                 groups.append((group["state"], *(group[count] for count in counts)))
             result[name] = {"jobs": sorted(jobs), "meta": settings, "groups": sorted(groups)}
@@ -194,14 +195,12 @@ class World:
 
     async def problems(self) -> list[str]:
         """What the audit of the keyspace says."""
-        return await audit(self.client, self.prefix)
+        return await audit(self._reader, self.prefix)
 
     async def close(self) -> None:
         for one in self._open:
             await one.close()
-        if keys := await keys_under(self.client, self.prefix):
-            await self.client.unlink(*keys)
-        await self.client.unlink(self._ledger)
+        self._reader.delete([*await keys_under(self._reader, self.prefix), self._ledger])
         await self.client.aclose()
 
     async def leave(self) -> None:
@@ -214,15 +213,22 @@ class World:
     def _ledger(self) -> str:
         return f"ledger-{self.prefix}"
 
+    @property
+    def _reader(self) -> BlockingReader:
+        """What came of a scenario is read when it is over, so nobody is held up."""
+        return reader_of(self.url)
+
     async def _places(self, base: str) -> dict[str, str]:
-        places = {}
-        for place in _BUSY_LISTS:
-            for job_id in await self.client.lrange(f"{base}:{place}", 0, -1):
-                places[job_id] = place
-        for place in (*_BUSY_SETS, "completed", "failed"):
-            for job_id in await self.client.zrange(f"{base}:{place}", 0, -1):
-                places[job_id] = place
-        return places
+        lists, sets = _BUSY_LISTS, (*_BUSY_SETS, "completed", "failed")
+        ids = await self._reader.ask(
+            [("LRANGE", f"{base}:{place}", "0", "-1") for place in lists]
+            + [("ZRANGE", f"{base}:{place}", "0", "-1") for place in sets]
+        )
+        return {
+            job_id: place
+            for place, there in zip((*lists, *sets), ids, strict=True)
+            for job_id in there
+        }
 
     def _opened(self, one: Any) -> Any:
         self._open.append(one)
