@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -290,6 +290,9 @@ class Connection:
         if self.on_parcels is not None:
             self._pass_on(base, handed)
             return
+        self._carry(base, handed)
+
+    def _carry(self, base: str, handed: Handed) -> None:
         try:
             carried = self.follow(parceling.carry(keys_at(base), handed))
         except ServerUnusableError as error:
@@ -412,9 +415,14 @@ def _by_queue(sendings: Sequence[Sending]) -> dict[str, Handed]:
         if sending.handed is not None:
             base = sending.command.keys[0]
             before = found.get(base, Handed(has_more=False))
-            parcels = (*before.parcels, *sending.handed.parcels)
-            found[base] = Handed(parcels, before.has_more or sending.handed.has_more)
+            found[base] = _together([before, sending.handed])
     return found
+
+
+def _together(some: Iterable[Handed]) -> Handed:
+    handed = list(some)
+    parcels = tuple(parcel for one in handed for parcel in one.parcels)
+    return Handed(parcels, any(one.has_more for one in handed))
 
 
 class Transport(Protocol):

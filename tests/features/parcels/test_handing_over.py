@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 
 import pytest
@@ -163,6 +164,47 @@ async def test_what_no_reply_brings_is_delivered_right_afterwards(shop):
 
     assert await shop.queues[1].get_waiting_count() == 203
     assert await shop.is_quiet()
+
+
+async def test_one_caller_delivers_for_those_who_wait(shop, monkeypatch):
+    """Else each of them would make its own calls, at the same queues."""
+    connection = shop.flow._connection
+    carry, rounds = connection._carry, []
+
+    async def slowly(base, handed):
+        rounds.append(len(handed.parcels))
+        if len(rounds) == 1:
+            await wait_until(lambda: len(connection._rounds[base].waiting) == 9)
+        await carry(base, handed)
+
+    monkeypatch.setattr(connection, "_carry", slowly)
+    await asyncio.gather(*[shop.add() for _ in range(10)])
+
+    assert rounds == [2, 18]
+    assert connection._rounds == {}
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [10, 10, 10]
+    assert await shop.is_quiet()
+
+
+async def test_who_gives_up_while_another_delivers_holds_nobody_up(shop, monkeypatch):
+    connection = shop.flow._connection
+    carry, began, go_on = connection._carry, asyncio.Event(), asyncio.Event()
+
+    async def slowly(base, handed):
+        began.set()
+        await go_on.wait()
+        await carry(base, handed)
+
+    monkeypatch.setattr(connection, "_carry", slowly)
+    adds = [asyncio.create_task(shop.add()) for _ in range(3)]
+    await began.wait()
+    await wait_until(lambda: sum(len(one.waiting) for one in connection._rounds.values()) == 2)
+    adds[1].cancel()
+    await asyncio.wait([adds[1]])
+    go_on.set()
+    await asyncio.gather(adds[0], adds[2])
+
+    assert await shop.queues[1].get_waiting_count() == 3
 
 
 async def test_a_courier_keeps_only_so_much(slots, monkeypatch):
