@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from tests.servers import Server
+from toril.protocol import scripts
 
 
 class Counted:
@@ -13,6 +15,23 @@ class Counted:
 
     def __init__(self) -> None:
         self.commands: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        """The calls of our library by their names, without those that only read."""
+
+    def _count(self, words: list[str]) -> None:
+        verb = words[0].upper()
+        self.commands[verb] = self.commands.get(verb, 0) + 1
+        call = words[1].partition("_")[0] if verb == "FCALL" else None
+        if verb == "EVALSHA":
+            call = _calls_by_hash().get(words[1])
+        if call is not None:
+            self.calls[call] = self.calls.get(call, 0) + 1
+
+
+@cache
+def _calls_by_hash() -> dict[str, str]:
+    named = {name: scripts.load(name) for name in scripts.library().calls}
+    return {one.sha: name for name, one in named.items() if not one.is_reading}
 
 
 @contextmanager
@@ -23,8 +42,7 @@ def counting(server: Server) -> Iterator[Counted]:
         yield counted
     for sender, command in seen:
         if sender != "lua":
-            verb = verb_of(command)
-            counted.commands[verb] = counted.commands.get(verb, 0) + 1
+            counted._count(command.split(" "))
 
 
 @contextmanager

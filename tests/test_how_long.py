@@ -64,6 +64,8 @@ IN_SCRIPTS = [
     ("REMEMBER_CALL_MS", [60_000], "the memory of a change is short"),
     ("OLDEST_MS", [82_800_000], "its target remembers a delivery for an hour longer"),
     ("MOST_SEARCHED", [100], "a search among parcels is short"),
+    ("MOST_IN_REPLY", [100], "a reply brings no more than a courier fetches"),
+    ("MOST_BYTES_IN_REPLY", [500_000], "a reply with parcels is short"),
     ("DAY_MS", [86_400_000], "what was done elsewhere is forgotten after a day"),
     ("EXPIRE_MS", [86_400_000], "what dead workers left is gone after a day"),
 ]

@@ -11,7 +11,7 @@ import pytest
 from tests.counting import counting
 from tests.helpers import let_pass, wait_until
 from toril import NewJob, Queue, Worker
-from toril.worker import group_keeper
+from toril.worker import group_keeper, pump
 
 
 def looks(client: Any) -> int:
@@ -187,3 +187,53 @@ async def test_picking_up_a_job_is_one_message(start_server):
     # The add, and the take that had been sent before.
     assert counted.commands.get("FCALL", 0) <= 3
     await worker.close(timeout=0)
+
+
+async def test_an_idle_worker_makes_two_calls_for_a_job(start_server):
+    """It takes the job, and says how it ended; nothing was left to look for."""
+    server = start_server()
+    times = {"drain_delay": 600_000, "lock_duration": 300_000}
+    worker = Worker("q", _nothing, connection=server.unix_url, concurrency=20, **times)
+    async with Queue("q", connection=server.unix_url) as queue, worker:
+        with server.client() as client:
+            await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+            await wait_until(lambda: looks(client) >= 1)
+            with counting(server) as counted:
+                for count in range(1, 6):
+                    await queue.add("job")
+                    await wait_until(lambda count=count: _completed(queue, count))
+                    await wait_until(lambda: client.info("clients")["blocked_clients"] == 2)
+
+    assert counted.calls == {"add": 5, "settle": 10}
+
+
+async def test_a_worker_that_found_less_than_it_has_room_for_knows_what_is_due(
+    start_server, monkeypatch
+):
+    """Nobody else tells it while its job runs: the marker of the delayed job was popped before."""
+    monkeypatch.setattr(pump, "CONFIRM_AFTER_S", 3600.0)
+    server = start_server()
+    has_come = asyncio.Event()
+
+    async def handler(job):
+        if job.name == "later":
+            has_come.set()
+        await has_come.wait()
+
+    times = {"drain_delay": 600_000, "lock_duration": 300_000}
+    worker = Worker("q", handler, connection=server.unix_url, concurrency=20, **times)
+    async with Queue("q", connection=server.unix_url) as queue, worker:
+        with server.client() as client:
+            await queue.add("later", delay=2_000)
+            await wait_until(lambda: not client.exists(queue.keys.marker))
+            await queue.add("now")
+
+            await asyncio.wait_for(has_come.wait(), 30)
+
+
+async def _nothing(job):
+    return None
+
+
+async def _completed(queue: Queue, count: int) -> bool:
+    return await queue.get_completed_count() == count

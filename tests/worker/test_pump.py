@@ -70,7 +70,7 @@ class Pulse:
 
 
 def reply(*jobs: str, next_due_ms: int = 0) -> Reply:
-    return Reply(results=[], jobs=[*jobs], next_due_ms=next_due_ms, rate_limit_ms=0, now_ms=1)
+    return Reply(results=[], jobs=[*jobs], next_due_ms=next_due_ms, rate_limit_ms=0, now_ms=70)
 
 
 class World:
@@ -142,13 +142,16 @@ async def test_nobody_waits_for_what_is_away_from_a_pump_that_was_stopped():
         await asyncio.wait_for(world.pump.land(), 60)
 
 
-@pytest.mark.parametrize(("jobs", "due", "looks_again"), [((), 77, False), (("big",), 0, True)])
+@pytest.mark.parametrize(
+    ("jobs", "told", "due", "looks_again"),
+    [((), 77, 77, False), (("job",), 77, 77, False), (("big",), 70, 0, True)],
+)
 async def test_what_was_too_big_to_come_with_the_others_is_asked_for_at_once(
-    jobs, due, looks_again
+    jobs, told, due, looks_again
 ):
-    """Something is due although jobs came: they were not all. Else it is due later."""
+    """Something is due now although jobs came: they were not all. Else it is due later."""
     async with World() as world:
-        world.flight.land(reply(*jobs, next_due_ms=77))
+        world.flight.land(reply(*jobs, next_due_ms=told))
         await turns()
 
         assert world.pump.next_due_ms == due

@@ -10,7 +10,8 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar  # unasync: remove
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -39,6 +40,8 @@ from toril.protocol import address, parceling
 from toril.protocol.address import Address
 from toril.protocol.command import Command, Plan
 from toril.protocol.keys import Keys, check_slot_of_each, keys_at
+from toril.protocol.numbering import Flights
+from toril.protocol.parceling import Handed, Parcel
 from toril.protocol.replies import is_on_the_move
 from toril.protocol.sending import Dialect, Sending, longest_block_ms
 from toril.protocol.slots import Node, cluster_mode
@@ -70,6 +73,32 @@ BLOCKING_MARGIN_S = 2.0
 MOST_AT_ONCE = 64
 
 
+# unasync: off
+_is_carrying: ContextVar[bool] = ContextVar("_is_carrying", default=False)
+"""Is this a call of somebody who carries parcels? What it leaves cannot wait for the next round."""
+
+
+class Waiting:
+    """A caller whose parcels have to be delivered."""
+
+    def __init__(self, handed: Handed) -> None:
+        self.handed = handed
+
+
+class Rounds:
+    """The callers whose parcels of one queue wait to be delivered; one after another delivers."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.waiting: list[Waiting] = []
+
+    def join(self, handed: Handed) -> Waiting:
+        one = Waiting(handed)
+        self.waiting.append(one)
+        return one
+
+
+# unasync: on
 class Connection:
     """Runs commands, over as many sockets as are needed at once.
 
@@ -98,8 +127,13 @@ class Connection:
         self._dialect.is_spread = self._transport.is_cluster
         self._has_told = False
         self.on_parcels: Callable[[str], None] | None = None
-        """Told about each queue whose calls left parcels; without it, the caller delivers them
-        before it gets its answer."""
+        """Told about each queue whose calls left parcels that have to be fetched; without it, the
+        caller delivers them before it gets its answer."""
+        self.on_handed: Callable[[str, Sequence[Parcel]], None] | None = None
+        """Gets the parcels that replies brought. With ``on_parcels`` alone, replies bring none."""
+        self._may_carry = True
+        self._delivered: dict[str, list[str]] = {}
+        self._rounds: dict[str, Rounds] = {}  # unasync: remove
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -136,7 +170,7 @@ class Connection:
         may have had one, and ``ServerUnusableError`` at once when no retry would ever succeed.
         """
         timeout_s = self._timeout_s(command.block_ms)
-        sending = Sending(command, flights, self._dialect)
+        sending = self._sending(command, flights)
         try:
             try:
                 reply = await self._transport.exchange(sending, timeout_s)
@@ -146,9 +180,26 @@ class Connection:
             sending.end()
         self._has_written = self._has_written or command.writes
         reply = sending.opened(reply)
-        if sending.has_parcels:
-            await self._see_off(command.keys[0])
+        if sending.handed is not None:
+            await self._see_off(command.keys[0], sending.handed)
         return command.parse(reply)
+
+    def note_delivered(self, base: str, ids: Sequence[str]) -> None:
+        """These parcels of a queue have arrived: the next call of the queue names them, so that
+        they are forgotten without a call of their own."""
+        if ids:
+            self._delivered.setdefault(base, []).extend(ids)
+
+    def take_delivered(self, base: str) -> list[str]:
+        """What no call has named yet, as much as one call may."""
+        ids = self._delivered.get(base)
+        if not ids:
+            return []
+        if len(ids) <= parceling.PARCELS_PER_SLICE:
+            return self._delivered.pop(base)
+        some = ids[: parceling.PARCELS_PER_SLICE]
+        del ids[: parceling.PARCELS_PER_SLICE]
+        return some
 
     # unasync: off
     def keep_to(self, sockets: int) -> None:
@@ -164,15 +215,14 @@ class Connection:
         """
         if not self._has_written:
             return False
-        sending = Sending(command, dialect=self._dialect)
+        sending = self._sending(command)
         if self.on_parcels is None or not self._dialect.is_spread:
             return self._transport.post(sending, self._reply_timeout_s, answered)
-        hear = self.on_parcels
 
         def opened(reply: Any) -> None:
             reply = sending.opened(reply)
-            if sending.has_parcels:
-                hear(command.keys[0])
+            if sending.handed is not None:
+                self._pass_on(command.keys[0], sending.handed)
             answered(reply)
 
         return self._transport.post(sending, self._reply_timeout_s, opened)
@@ -299,30 +349,73 @@ class Connection:
     async def _exchange_all(self, commands: Sequence[Command[Any]], at_once: int) -> list[Any]:
         """The answer to each command, or the error it met."""
         timeout_s = self._timeout_s(longest_block_ms(commands))
-        sendings = [Sending(command, flights, self._dialect) for command in commands]
+        sendings = [self._sending(command, flights) for command in commands]
         try:
             answers = await self._exchange_sendings(sendings, timeout_s, at_once)
         finally:
             for sending in sendings:
                 sending.end()
         if self._dialect.is_spread:
-            for base in {sending.command.keys[0] for sending in sendings if sending.has_parcels}:
-                await self._see_off(base)
+            for base, handed in _by_queue(sendings).items():
+                await self._see_off(base, handed)
         return answers
 
-    async def _see_off(self, base: str) -> None:
+    def _sending(self, command: Command[Any], numbers: Flights | None = None) -> Sending:
+        """A command on its way; on a cluster it names parcels that have arrived."""
+        carries = self._may_carry if self.on_parcels is None else self.on_handed is not None
+        delivered: Sequence[str] = ()
+        if self._delivered and command.script is not None and command.writes:
+            delivered = self.take_delivered(command.keys[0])
+        return Sending(command, numbers, self._dialect, carries=carries, delivered=delivered)
+
+    def _pass_on(self, base: str, handed: Handed) -> None:
+        """Tell whoever delivers for this connection."""
+        if handed.parcels and self.on_handed is not None:
+            self.on_handed(base, handed.parcels)
+        if handed.has_more and self.on_parcels is not None:
+            self.on_parcels(base)
+
+    async def _see_off(self, base: str, handed: Handed) -> None:
         """Have the parcels delivered that a call of this queue left.
 
         The call itself has succeeded, so it must not fail because of this: the workers of the queue
         deliver what is left.
         """
         if self.on_parcels is not None:
-            self.on_parcels(base)
+            self._pass_on(base, handed)
             return
+        # unasync: off
+        if not _is_carrying.get():
+            await self._carry_together(base, handed)
+            return
+        # unasync: on
+        await self._carry(base, handed)
+
+    # unasync: off
+    async def _carry_together(self, base: str, handed: Handed) -> None:
+        """The same for several callers at once: whoever's turn it is carries for all who wait."""
+        rounds = self._rounds.setdefault(base, Rounds())
+        mine = rounds.join(handed)
         try:
-            carried = await self.follow(parceling.carry(keys_at(base)))
+            async with rounds.turn:
+                if mine in rounds.waiting:
+                    waiting, rounds.waiting = rounds.waiting, []
+                    token = _is_carrying.set(True)
+                    try:
+                        await self._carry(base, _together(one.handed for one in waiting))
+                    finally:
+                        _is_carrying.reset(token)
+        finally:
+            if not rounds.waiting and not rounds.turn.locked():
+                self._rounds.pop(base, None)
+
+    # unasync: on
+    async def _carry(self, base: str, handed: Handed) -> None:
+        try:
+            carried = await self.follow(parceling.carry(keys_at(base), handed))
         except ServerUnusableError as error:
             # A producer may not have the right to deliver.
+            self._may_carry = False
             warn_once("parcels of %s have to wait for a worker: %s", base, str(error))
         except TorilError as error:
             logger.warning("parcels of %s have to wait for a worker: %s", base, error)
@@ -431,6 +524,23 @@ class Connection:
         if block_ms:
             return block_ms / 1000 + self._blocking_margin_s
         return self._reply_timeout_s
+
+
+def _by_queue(sendings: Sequence[Sending]) -> dict[str, Handed]:
+    """What calls left for other slots, by the queues that they left it at."""
+    found: dict[str, Handed] = {}
+    for sending in sendings:
+        if sending.handed is not None:
+            base = sending.command.keys[0]
+            before = found.get(base, Handed(has_more=False))
+            found[base] = _together([before, sending.handed])
+    return found
+
+
+def _together(some: Iterable[Handed]) -> Handed:
+    handed = list(some)
+    parcels = tuple(parcel for one in handed for parcel in one.parcels)
+    return Handed(parcels, any(one.has_more for one in handed))
 
 
 class Transport(Protocol):

@@ -15,7 +15,8 @@ local redis, cjson, cmsgpack, string, table, math, unpack, ipairs, pairs, next, 
 local memory
 
 --- A call as the server runs it: with its arguments unpacked and an empty memory. On a cluster
---- (`spread`) a call may leave parcels for other slots at its first key; its reply then says so.
+--- (`spread`) a call may leave parcels for other slots at its first key; its reply then says so, and
+--- brings them if its caller `carries` them. It may also name parcels that were `delivered`.
 local function serve(call)
   return function(KEYS, ARGV)
     if not redis then
@@ -23,10 +24,12 @@ local function serve(call)
         tostring, pcall, error, rawget, setmetatable = given()
     end
     local a = cmsgpack.unpack(ARGV[1])
-    memory = { skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1], now = false, stamped_ms = false,
-      stamp = false, lanes = false }
+    memory = { skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1], carries = a.carries, now = false,
+      stamped_ms = false, stamp = false, lanes = false }
+    -- If they cannot be forgotten they are delivered again; the call itself has to be made.
+    if a.delivered then pcall(parcels.forget, KEYS[1], a.delivered) end
     local reply = call(KEYS, a, ARGV)
-    if memory.has_parcels then return { "toril:parcels", reply } end
+    if memory.has_parcels then return parcels.tellWith(reply) end
     return reply
   end
 end

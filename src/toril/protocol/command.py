@@ -7,7 +7,7 @@ blocking client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
@@ -83,13 +83,13 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         resent: bool = False,
         way: Way = Way.FUNCTION,
         number: dict[str, Any] | None = None,
-        is_spread: bool = False,
+        told: Mapping[str, Any] | None = None,
     ) -> tuple[Word, ...]:
-        """The words to send; ``is_spread`` to a cluster."""
+        """The words to send; ``told`` is what scripts on a cluster have to know as well."""
         if self.script is None:
             return self.words
         begin = _begin(self.script, way)
-        args = self._packed_args(resent, number, is_spread)
+        args = self._packed_args(resent, number, told)
         return (*begin, len(self.keys), *self.keys, args, *self.payloads)
 
     def packed(
@@ -98,23 +98,25 @@ class Command(msgspec.Struct, Generic[T], frozen=True):
         resent: bool = False,
         way: Way = Way.FUNCTION,
         number: dict[str, Any] | None = None,
-        is_spread: bool = False,
+        told: Mapping[str, Any] | None = None,
     ) -> bytes:
         """The same request as bytes."""
         if self.script is None or way is Way.SOURCE or self.packed_keys is None:
-            words = self.request(resent=resent, way=way, number=number, is_spread=is_spread)
+            words = self.request(resent=resent, way=way, number=number, told=told)
             return pack_words(words)
-        args = self._packed_args(resent, number, is_spread)
+        args = self._packed_args(resent, number, told)
         return pack_call(_begin(self.script, way), self.packed_keys, (args, *self.payloads))
 
-    def _packed_args(self, resent: bool, number: dict[str, Any] | None, is_spread: bool) -> bytes:
+    def _packed_args(
+        self, resent: bool, number: dict[str, Any] | None, told: Mapping[str, Any] | None
+    ) -> bytes:
         args = self.args
         if number is not None:
             args = args | number
         elif resent and self.resend is Resend.MARKED:
             args = {**args, "resend": True}
-        if is_spread:
-            args = {**args, "spread": True}
+        if told:
+            args = {**args, **told}
         if skew.ms:
             args = {**args, "skew_ms": skew.ms}
         return pack(args)

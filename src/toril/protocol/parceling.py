@@ -1,14 +1,15 @@
 """Parcels: what a call leaves in its own slot of a cluster for queues in other slots.
 
 A call cannot write in two slots.  What it has to tell elsewhere it leaves where it is, in the same
-step (``lua/rooms/parcels.lua``), and whoever made the call carries it right behind: ``carry`` reads
-what is due, delivers it where it belongs, and only then removes it.  A parcel may be delivered any
-number of times and is done once, so couriers may die, meet, and lose replies.
+step (``lua/rooms/parcels.lua``), and whoever made the call carries it right behind: the reply
+brings the parcels (``Handed``), ``carry`` delivers them where they belong, and only then removes
+them.  What no reply brought is fetched when it is due.  A parcel may be delivered any number of
+times and is done once, so couriers may die, meet, and lose replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +33,16 @@ class Parcel(msgspec.Struct, frozen=True):
     id: str
     target: str
     body: bytes
+    is_job: bool = False
+    """Is a job in no other place until this parcel is collected?"""
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """The parcels that the reply of a call brought."""
+
+    parcels: tuple[Parcel, ...] = ()
+    has_more: bool = True
+    """Did the call leave more, which has to be fetched?"""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,19 +56,46 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """Why not, if a server did not do it."""
 
 
-def carry(keys: Keys) -> Plan[Carried]:
-    """Deliver what is due of the parcels that calls of this queue left."""
+def carry(
+    keys: Keys,
+    handed: Handed = Handed(),  # noqa: B008 (it is frozen)
+    collect_later: Callable[[list[str]], None] | None = None,
+) -> Plan[Carried]:
+    """Deliver parcels that calls of this queue left: what was handed over, and what is due if there
+    is more.
+
+    With ``collect_later`` the ids of delivered parcels are passed to it, unless a job is in transit
+    as long as its parcel is not collected; another call of the queue can name them.
+    """
     total = Carried()
-    for _ in range(MOST_SLICES):
+    for slice_ in _slices(handed.parcels):
+        total = _sum(total, (yield from _carry(keys, slice_, collect_later)))
+    for _ in range(MOST_SLICES if handed.has_more else 0):
         parcels, has_more = yield fetch(keys)
         if parcels:
-            total = _sum(total, (yield from _carry(keys, parcels)))
+            total = _sum(total, (yield from _carry(keys, parcels, collect_later)))
         if not has_more:
             break
     return total
 
 
-def _carry(keys: Keys, parcels: Sequence[Parcel]) -> Plan[Carried]:
+def _slices(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
+    """Parcels in the order in which they were left, as many at a time as one call may carry."""
+    some: list[Parcel] = []
+    size = 0
+    for parcel in sorted(parcels, key=lambda one: one.id):
+        size += len(parcel.body)
+        if some and (len(some) == PARCELS_PER_SLICE or size > BYTES_PER_SLICE):
+            yield some
+            some, size = [], len(parcel.body)
+        some.append(parcel)
+    if some:
+        yield some
+
+
+def _carry(
+    keys: Keys, parcels: Sequence[Parcel], collect_later: Callable[[list[str]], None] | None
+) -> Plan[Carried]:
     done: list[str] = []
     refused: list[dict[str, str]] = []
     problem: ServerError | None = None
@@ -81,7 +119,10 @@ def _carry(keys: Keys, parcels: Sequence[Parcel]) -> Plan[Carried]:
                 done.append(parcel.id)
             elif answer != _NOT_YET:
                 refused.append({"id": parcel.id, "words": str(answer)})
-    if done or refused:
+    jobs = {parcel.id for parcel in parcels if parcel.is_job}
+    if collect_later is not None and not refused and jobs.isdisjoint(done):
+        collect_later(done)
+    elif done or refused:
         yield collect(keys, done, refused)
     left = len(parcels) - len(done) - len(refused)
     return Carried(delivered=len(done), refused=len(refused), left=left, error=problem)
@@ -106,11 +147,19 @@ def fetch(keys: Keys) -> Command[tuple[list[Parcel], bool]]:
     """A slice of what is due, and whether there is more."""
 
     def parse(reply: Any) -> tuple[list[Parcel], bool]:
-        found = [Parcel(codec.text(item[0]), codec.name(item[1]), item[2]) for item in reply[0]]
-        return found, reply[1] == 1
+        return [_parcel(item) for item in reply[0]], reply[1] == 1
 
     args = {"count": PARCELS_PER_SLICE, "bytes": BYTES_PER_SLICE}
     return script("fetchParcels", keys, args, parse, resend=Resend.SAME)
+
+
+def handed(parcels: Any, has_more: Any) -> Handed:
+    """What a reply brought of the parcels that its call left."""
+    return Handed(tuple(_parcel(item) for item in parcels), has_more == 1)
+
+
+def _parcel(item: Any) -> Parcel:
+    return Parcel(codec.text(item[0]), codec.name(item[1]), item[2], item[3] == 1)
 
 
 def deliver(keys: Keys, parcels: Sequence[Parcel]) -> Command[list[int | str]]:

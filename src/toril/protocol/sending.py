@@ -13,7 +13,7 @@ Both connections keep to these rules, the async and the blocking one:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from toril.errors import (
@@ -24,10 +24,11 @@ from toril.errors import (
     ServerUnusableError,
     TorilError,
 )
-from toril.protocol import replicating
+from toril.protocol import parceling, replicating
 from toril.protocol.command import Command, Resend, Way, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flight, Flights
 from toril.protocol.packing import Word, pack_words
+from toril.protocol.parceling import Handed
 from toril.protocol.replies import Trouble, classify, forbids_scripts, why_not_primary, why_unusable
 
 ASKING = b"*1\r\n$6\r\nASKING\r\n"
@@ -36,6 +37,9 @@ ASKING = b"*1\r\n$6\r\nASKING\r\n"
 
 PARCELS = b"toril:parcels"
 """What the reply of a call begins with that left parcels for other slots."""
+
+_SPREAD: Mapping[str, Any] = {"spread": True}
+_CARRIES: Mapping[str, Any] = {"spread": True, "carries": True}
 
 MOST_LOADS = 32
 """How often a call has the library loaded before it goes as a script: once for every node that it
@@ -63,7 +67,7 @@ class Sending:
 
     __slots__ = (
         *("_clashes", "_dialect", "_first_left_s", "_flight", "_flights", "_has_turned", "_loads"),
-        *("_number", "_resent", "_way", "command", "has_parcels", "was_sent"),
+        *("_number", "_resent", "_told", "_way", "command", "handed", "was_sent"),
     )
 
     def __init__(
@@ -71,13 +75,21 @@ class Sending:
         command: Command[Any],
         flights: Flights | None = None,
         dialect: Dialect | None = None,
+        *,
+        carries: bool = False,
+        delivered: Sequence[str] = (),
     ) -> None:
+        """``carries`` if whoever sends it delivers the parcels that it leaves; ``delivered`` are
+        earlier ones of its queue that have arrived."""
         self.command = command
         self.was_sent = False
-        self.has_parcels = False
-        """Did the call leave something for other slots, which somebody has to carry there?"""
+        self.handed: Handed | None = None
+        """What the call left for other slots, which somebody has to carry there."""
         self._resent = False
         self._dialect = dialect or Dialect()
+        self._told = _CARRIES if carries else _SPREAD
+        if delivered:
+            self._told = {**self._told, "delivered": list(delivered)}
         self._way = Way.FUNCTION if self._dialect.has_functions else Way.SCRIPT
         self._loads = 0
         self._clashes = 0
@@ -95,7 +107,7 @@ class Sending:
             resent=self._resent,
             way=self._way,
             number=self._number,
-            is_spread=self._dialect.is_spread,
+            told=self._told if self._dialect.is_spread else None,
         )
 
     def packed(self, now_s: float) -> bytes:
@@ -106,7 +118,7 @@ class Sending:
             resent=self._resent,
             way=self._way,
             number=self._number,
-            is_spread=self._dialect.is_spread,
+            told=self._told if self._dialect.is_spread else None,
         )
         replicas = self.command.replicas
         return packed if replicas is None else packed + pack_words(replicating.words(replicas))
@@ -133,7 +145,7 @@ class Sending:
             self._flight = self._flights = None
 
     def opened(self, reply: Any) -> Any:
-        """The reply of the call itself; notes whether it told of parcels."""
+        """The reply of the call itself; notes the parcels that it told of."""
         if not self._dialect.is_spread:
             return reply
         if self.command.replicas is not None:
@@ -142,9 +154,9 @@ class Sending:
         return self._unwrapped(reply)
 
     def _unwrapped(self, reply: Any) -> Any:
-        if type(reply) is not list or len(reply) != 2 or reply[0] != PARCELS:
+        if type(reply) is not list or len(reply) not in (2, 4) or reply[0] != PARCELS:
             return reply
-        self.has_parcels = True
+        self.handed = Handed() if len(reply) == 2 else parceling.handed(*reply[2:])
         return reply[1]
 
     def answer(self, reply: Any) -> Any:

@@ -286,7 +286,7 @@ class Pump:
             self._note_arrival(trip)
         if trip.take.count:
             # Something is already due although jobs came: all of them were too big for one reply.
-            is_cut = bool(jobs) and reply.next_due_ms > 0
+            is_cut = bool(jobs) and 0 < reply.next_due_ms <= reply.now_ms
             self._may_find = len(jobs) == trip.take.count or is_cut
             self.next_due_ms = 0 if is_cut else reply.next_due_ms
             if reply.rate_limit_ms > 0:

@@ -20,7 +20,7 @@ class Watch:
     """Lets the pump wait at the server whenever it is idle, at most until a delayed job is due.
 
     The marker is shared with every worker of the queue, in any language: whoever pops it takes a
-    job, and every take puts it back for the next worker.
+    job, and puts it back for the next worker if there may be more to take.
     """
 
     def __init__(

@@ -113,11 +113,15 @@ class Parts:
         queues = [keys, *([self.burial.keys] if self.burial else [])]
         self.connection.check_slots(*queues)
         self.courier = Courier(self.connection, queues)
-        self.connection.on_parcels = self.courier.hear
+        self._give_parcels(self.connection)
         # The name under which BullMQ's tools list workers.
         name = connection_name(keys, self._design.options.name)
         self.blocking = Connection(target, client_name=name, patience_s=0.0)
-        self.blocking.on_parcels = self.courier.hear
+        self._give_parcels(self.blocking)
+
+    def _give_parcels(self, connection: Connection) -> None:
+        connection.on_parcels = self.courier.hear
+        connection.on_handed = self.courier.take
 
     def _connect(self, target: Target) -> Connection:
         return Connection(target, patience_s=1.0)

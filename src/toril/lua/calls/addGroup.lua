@@ -87,10 +87,13 @@ end
 
 --- What prevents the group from being created: an error or a refusal. `jobs_of` are those of this slot.
 local function obstacle(a, bases, jobs_of)
+  local is_sending = false
   for _, one in ipairs(bases) do
     local is_away = parcels.isAway(one)
-    local foreign = foreignOf(is_away and bases[1] or one, is_away and OUTBOX_TYPES or TYPES)
+    local foreign = not (is_away and is_sending)
+      and foreignOf(is_away and bases[1] or one, is_away and OUTBOX_TYPES or TYPES)
     if foreign then return redis.error_reply(foreign) end
+    is_sending = is_sending or is_away
   end
   local checked, keys, isLaneFullFor = {}, {}, nil
   for _, job in ipairs(jobs_of) do

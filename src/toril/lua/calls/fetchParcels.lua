@@ -5,7 +5,8 @@
 
   Keys      base, parcels, parcels_due, in_transit, refused
   Args      count int, bytes int (of bodies in one slice; the first always comes)
-  Returns   list of id, target and body, and whether there are more (0 or 1)
+  Returns   list of id, target, body and whether a job is in transit (0 or 1), and whether there are more
+            (0 or 1)
   Flags     allow-oom
   Cost      O(count)
 ]]

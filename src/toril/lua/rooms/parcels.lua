@@ -7,6 +7,8 @@
 --- Couriers take bodies as they are; rooms/deliveries.lua opens them.
 
 local PUT_OFF_MS, LONGEST_PUT_OFF_MS = 1000, 60000
+local MOST_IN_REPLY = 100
+local MOST_BYTES_IN_REPLY = 500000
 local OLDEST_MS = 82800000 -- an hour less than a target remembers its deliveries
 
 local function tagOf(base)
@@ -28,6 +30,21 @@ local function outboxOf(base)
   return base .. ":toril:parcels", base .. ":toril:parcels-due", base .. ":toril:in-transit"
 end
 
+--- May this parcel go with the reply of the call that leaves it? Then its caller carries it, as one who
+--- has fetched it. What is too much for one reply has to be fetched, and so has all that comes after it.
+local function handOver(id, target, body, transit)
+  if not memory.carries or memory.has_more then return false end
+  local handed = memory.handed or {}
+  local bytes = (memory.handed_bytes or 0) + #body
+  if #handed == MOST_IN_REPLY or bytes > MOST_BYTES_IN_REPLY then
+    memory.has_more = true
+    return false
+  end
+  handed[#handed + 1] = { id, target, body, transit and 1 or 0 }
+  memory.handed, memory.handed_bytes = handed, bytes
+  return true
+end
+
 --- Leave a parcel for the queue at `target`. Its id, which is returned, is derived from what happened:
 --- `what` in this queue, at this time, in order within a call. `transit` is the id of the job that is in no other place now.
 function parcels.send(target, what, body, transit)
@@ -37,7 +54,12 @@ function parcels.send(target, what, body, transit)
   local id = "p" .. at .. string.format("-%04d-", memory.has_parcels) .. string.sub(redis.sha1hex(
     table.concat({ memory.outbox, target, body.verb, what }, "\n")), 1, 16)
   local head = cmsgpack.pack({ target = target, at = clock.now(), transit = transit })
-  redis.call("HSET", all, id, #head .. ":" .. head .. cmsgpack.pack(body))
+  local text = cmsgpack.pack(body)
+  redis.call("HSET", all, id, #head .. ":" .. head .. text)
+  if handOver(id, target, text, transit) then
+    memory.later = memory.later or string.format("%.0f", clock.now() + PUT_OFF_MS)
+    at = memory.later
+  end
   redis.call("ZADD", due, at, id)
   if transit then redis.call("HSET", in_transit, transit, id) end
   return id
@@ -63,11 +85,26 @@ function parcels.hasFor(base, target)
   return false
 end
 
---- This call was already made and its reply was lost: parcels that it left may still be here.
+--- This call was already made and its reply was lost: parcels that it left may still be here. They are
+--- handed over again, with those that others have just been given: two couriers do no harm.
 function parcels.recall()
   if not memory.outbox then return end
   local _, due = outboxOf(memory.outbox)
-  if redis.call("EXISTS", due) == 1 then memory.has_parcels = memory.has_parcels or 0 end
+  if redis.call("EXISTS", due) == 0 then return end
+  memory.has_parcels = memory.has_parcels or 0
+  if not memory.carries then return end
+  local now = clock.now()
+  memory.handed, memory.has_more = parcels.fetch(memory.outbox, MOST_IN_REPLY, MOST_BYTES_IN_REPLY, now,
+    now + PUT_OFF_MS)
+end
+
+--- The reply of a call that left parcels: it says so, and has those that its caller carries. An error is
+--- told alone; what was left is due to others.
+function parcels.tellWith(reply)
+  if type(reply) == "table" and reply.err then return reply end
+  if reply == nil then reply = false end
+  if not memory.carries then return { "toril:parcels", reply } end
+  return { "toril:parcels", reply, memory.handed or {}, memory.has_more and 1 or 0 }
 end
 
 --- A parcel's head and body; nothing if it is not a parcel.
@@ -85,18 +122,44 @@ function parcels.targetOf(base, id)
   return head and head.target
 end
 
+--- Do not hand over a parcel that this call has left and takes back.
+local function keepBack(ids)
+  for i = #(memory.handed or {}), 1, -1 do
+    for _, id in ipairs(ids) do
+      if memory.handed[i][1] == id then table.remove(memory.handed, i) break end
+    end
+  end
+end
+
+--- The jobs that are in no other place than these parcels.
+local function inTransit(base, ids)
+  local all, _, in_transit = outboxOf(base)
+  local parcel_of, jobs_of, found = {}, {}, {}
+  for i, text in ipairs(redis.call("HMGET", all, unpack(ids))) do
+    local head = open(text)
+    if head and head.transit then
+      jobs_of[#jobs_of + 1], parcel_of[#parcel_of + 1] = head.transit, ids[i]
+    end
+  end
+  if #jobs_of == 0 then return found end
+  for i, id in ipairs(redis.call("HMGET", in_transit, unpack(jobs_of))) do
+    if id == parcel_of[i] then found[#found + 1] = jobs_of[i] end
+  end
+  return found
+end
+
 --- Forget parcels: they were delivered, or must not be.
 function parcels.forget(base, ids)
+  if #ids == 0 then return end
   local all, due, in_transit = outboxOf(base)
-  for _, id in ipairs(ids) do
-    local head = open(redis.call("HGET", all, id))
-    if head and head.transit and redis.call("HGET", in_transit, head.transit) == id then
-      redis.call("HDEL", in_transit, head.transit)
-    end
-    redis.call("HDEL", all, id)
-    redis.call("ZREM", due, id)
-    redis.call("HDEL", base .. ":toril:refused", id)
+  local arrived = inTransit(base, ids)
+  if #arrived > 0 then redis.call("HDEL", in_transit, unpack(arrived)) end
+  redis.call("HDEL", all, unpack(ids))
+  -- Those that are refused are not due.
+  if redis.call("ZREM", due, unpack(ids)) < #ids then
+    redis.call("HDEL", base .. ":toril:refused", unpack(ids))
   end
+  keepBack(ids)
 end
 
 --- A target refuses a parcel and always will: it stays where it is, but no courier carries it.
@@ -125,12 +188,13 @@ function parcels.offerAgain(base, count, now)
   return offered
 end
 
---- Parcels that are due, as { id, target, body }, and whether there are more. Fetching a parcel
---- postpones it, by a second at first and then by as long as it has waited: if that courier dies,
---- another one carries it.
-function parcels.fetch(base, count, most_bytes, now)
+--- Parcels that are due, as { id, target, body, whether a job is in transit }, and whether there are
+--- more. Fetching a parcel postpones it, by a second at first and then by as long as it has waited: if
+--- that courier dies, another one carries it. Whoever knows better may take those due until `until_ms`.
+function parcels.fetch(base, count, most_bytes, now, until_ms)
   local all, due = outboxOf(base)
-  local ids, found, bytes = redis.call("ZRANGEBYSCORE", due, "-inf", clock.stamp(now), "LIMIT", 0, count), {}, 0
+  local ids = redis.call("ZRANGEBYSCORE", due, "-inf", clock.stamp(until_ms or now), "LIMIT", 0, count)
+  local found, bytes = {}, 0
   for i, id in ipairs(ids) do
     local text = redis.call("HGET", all, id)
     local head, body = open(text)
@@ -144,7 +208,7 @@ function parcels.fetch(base, count, most_bytes, now)
       if #found > 0 and bytes > most_bytes then return found, true end
       local put_off_ms = math.min(math.max(now - head.at, PUT_OFF_MS), LONGEST_PUT_OFF_MS)
       redis.call("ZADD", due, clock.stamp(now + put_off_ms), id)
-      found[#found + 1] = { id, head.target, body }
+      found[#found + 1] = { id, head.target, body, head.transit and 1 or 0 }
     end
   end
   return found, #ids == count

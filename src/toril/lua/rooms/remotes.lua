@@ -106,24 +106,24 @@ end
 
 -- Where the job is ---------------------------------------------------------------------------------
 
---- Tell the group of a job something about it. Returns whether the job is still there.
-local function tellGroup(membership, job, body)
+--- Tell the group of a job something about it, and note more fields of the job with it. Returns whether
+--- the job is still there.
+local function tellGroup(membership, job, body, ...)
   local owner = remotes.ownerOf(membership)
   if not owner then return false end
   local known = hashes.read(job, "x.group", "x.toldGroup")
   body.membership, body.job, body.after = membership, job, stillHere(known["x.toldGroup"])
   local id = parcels.send(owner, membership, body)
   if known["x.group"] ~= membership then return false end
-  redis.call("HSET", job, "x.toldGroup", remembered(id))
+  redis.call("HSET", job, "x.toldGroup", remembered(id), ...)
   return true
 end
 
 --- A job whose group is elsewhere has ended.
 function remotes.ended(membership, job, state, ended)
-  local is_there = tellGroup(membership, job, { verb = "memberEnded", state = state,
+  tellGroup(membership, job, { verb = "memberEnded", state = state,
     ended = { id = ended.id, value = ended.value, started = ended.started, is_open = ended.is_open,
-      letter = ended.letter } })
-  if is_there then redis.call("HSET", job, "x.turned", "ENDED") end
+      letter = ended.letter } }, "x.turned", "ENDED")
 end
 
 --- Somebody retries a job whose group is elsewhere, which decides whether that counts.

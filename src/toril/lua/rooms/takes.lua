@@ -247,7 +247,7 @@ local function dueNext(queue, has_lanes)
 end
 
 --- Returns the jobs, how long the rate limit holds, and when the next delayed job is due. If there are
---- jobs, the last is 0, or now if there was too much to take at once.
+--- as many jobs as may be taken, the last is 0, or now if there was too much to take at once.
 function takes.take(queue, gate, a, now)
   local limiter = a.limiter
   local has_lanes = letInDue(queue, gate, now)
@@ -268,6 +268,10 @@ function takes.take(queue, gate, a, now)
       places.wake(queue, gate)
     end
     return {}, 0, dueNext(queue, has_lanes)
+  end
+  if shift.popped < allowed and shift.bytes < MOST_BYTES and not (has_lanes or rawget(queue, "lanes")) then
+    -- There was less than it asked for, so nobody has to look at what is left.
+    return shift.jobs, 0, places.nextDue(queue)
   end
   redis.call("ZADD", queue.marker, "0", "0")
   return shift.jobs, 0, shift.bytes >= MOST_BYTES and now or 0
