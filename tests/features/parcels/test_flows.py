@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.features.parcels.test_couriers import due
+from tests.features.parcels.test_couriers import due, put_off
 from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, NewJob, Parent, Queue, Worker, sync
 from toril.doctor.keyspace import audit
@@ -143,6 +143,7 @@ async def test_a_child_that_is_retried_is_waited_for_again(slots, shop):
         line.on_parcels = lambda base: None
         await children.retry(first)
         late, _ = await line.run(parceling.fetch(children.keys))
+        await put_off(slots, children.name)
         line.on_parcels = None
         processed = slots.key(parents.name, f"{node.job.id}:processed")
         async with Worker(children.name, echo, **slots.options):

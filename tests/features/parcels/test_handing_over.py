@@ -10,7 +10,7 @@ import pytest
 from tests.counting import counting
 from tests.features.parcels.conftest import Slots
 from tests.features.parcels.shop import Shop
-from tests.features.parcels.test_couriers import due
+from tests.features.parcels.test_couriers import are_put_off, due
 from tests.features.parcels.test_seeing_off import burials, producer  # noqa: F401 (a fixture)
 from tests.helpers import wait_until
 from toril import GroupJob, Queue, Worker
@@ -97,7 +97,6 @@ async def test_what_a_reply_brings_is_due_a_second_later(slots, producer):  # no
     ((base, (parcel,)),) = handed
     assert (heard, base, parcel.target) == ([], source.base, target.base)
     assert parcel.is_job
-    assert await producer.run(parceling.fetch(source)) == ([], False)
     key = slots.key(orders, "toril:parcels-due")
     put_off_ms = await slots.client.zscore(key, parcel.id) - parceling.sent_at(parcel.id)
     assert put_off_ms == 1000
@@ -116,7 +115,7 @@ async def test_a_call_that_is_sent_again_brings_them_again(slots, producer):  # 
 
     assert handed[0] == handed[1]
     assert heard == []
-    assert await producer.run(parceling.fetch(Keys(slots.prefix, orders))) == ([], False)
+    assert await are_put_off(slots, orders)
 
 
 async def test_a_call_that_is_sent_again_brings_nothing_that_was_collected(
