@@ -10,8 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar  # unasync: remove
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -19,6 +18,8 @@ from toril.checking import checked_call
 from toril.client import embedded
 from toril.client.cluster import ClusterTransport
 from toril.client.ids import flights
+from toril.client.places import PerPlace  # unasync: remove
+from toril.client.rounds import Rounds, is_carrying  # unasync: remove
 from toril.client.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
@@ -73,32 +74,6 @@ BLOCKING_MARGIN_S = 2.0
 MOST_AT_ONCE = 64
 
 
-# unasync: off
-_is_carrying: ContextVar[bool] = ContextVar("_is_carrying", default=False)
-"""Is this a call of somebody who carries parcels? What it leaves cannot wait for the next round."""
-
-
-class Waiting:
-    """A caller whose parcels have to be delivered."""
-
-    def __init__(self, handed: Handed) -> None:
-        self.handed = handed
-
-
-class Rounds:
-    """The callers whose parcels of one queue wait to be delivered; one after another delivers."""
-
-    def __init__(self) -> None:
-        self.turn = asyncio.Lock()
-        self.waiting: list[Waiting] = []
-
-    def join(self, handed: Handed) -> Waiting:
-        one = Waiting(handed)
-        self.waiting.append(one)
-        return one
-
-
-# unasync: on
 class Connection:
     """Runs commands, over as many sockets as are needed at once.
 
@@ -133,7 +108,7 @@ class Connection:
         """Gets the parcels that replies brought. With ``on_parcels`` alone, replies bring none."""
         self._may_carry = True
         self._delivered: dict[str, list[str]] = {}
-        self._rounds: dict[str, Rounds] = {}  # unasync: remove
+        self._rounds = PerPlace(Rounds)  # unasync: remove
 
     def __repr__(self) -> str:
         return f"<Connection to {self._transport}>"
@@ -385,31 +360,12 @@ class Connection:
             self._pass_on(base, handed)
             return
         # unasync: off
-        if not _is_carrying.get():
-            await self._carry_together(base, handed)
+        if not is_carrying.get():
+            await self._rounds.here().carry(base, handed, self._carry)
             return
         # unasync: on
         await self._carry(base, handed)
 
-    # unasync: off
-    async def _carry_together(self, base: str, handed: Handed) -> None:
-        """The same for several callers at once: whoever's turn it is carries for all who wait."""
-        rounds = self._rounds.setdefault(base, Rounds())
-        mine = rounds.join(handed)
-        try:
-            async with rounds.turn:
-                if mine in rounds.waiting:
-                    waiting, rounds.waiting = rounds.waiting, []
-                    token = _is_carrying.set(True)
-                    try:
-                        await self._carry(base, _together(one.handed for one in waiting))
-                    finally:
-                        _is_carrying.reset(token)
-        finally:
-            if not rounds.waiting and not rounds.turn.locked():
-                self._rounds.pop(base, None)
-
-    # unasync: on
     async def _carry(self, base: str, handed: Handed) -> None:
         try:
             carried = await self.follow(parceling.carry(keys_at(base), handed))
@@ -533,14 +489,8 @@ def _by_queue(sendings: Sequence[Sending]) -> dict[str, Handed]:
         if sending.handed is not None:
             base = sending.command.keys[0]
             before = found.get(base, Handed(has_more=False))
-            found[base] = _together([before, sending.handed])
+            found[base] = parceling.together([before, sending.handed])
     return found
-
-
-def _together(some: Iterable[Handed]) -> Handed:
-    handed = list(some)
-    parcels = tuple(parcel for one in handed for parcel in one.parcels)
-    return Handed(parcels, any(one.has_more for one in handed))
 
 
 class Transport(Protocol):

@@ -45,6 +45,13 @@ class Handed(msgspec.Struct, frozen=True):
     """Did the call leave more, which has to be fetched?"""
 
 
+def together(some: Iterable[Handed]) -> Handed:
+    """What several calls left, for one delivery."""
+    all_of_it = list(some)
+    parcels = tuple(parcel for one in all_of_it for parcel in one.parcels)
+    return Handed(parcels, any(one.has_more for one in all_of_it))
+
+
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the parcels of one round."""
 

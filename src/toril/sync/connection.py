@@ -10,7 +10,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, Union, cast
 
@@ -415,14 +415,8 @@ def _by_queue(sendings: Sequence[Sending]) -> dict[str, Handed]:
         if sending.handed is not None:
             base = sending.command.keys[0]
             before = found.get(base, Handed(has_more=False))
-            found[base] = _together([before, sending.handed])
+            found[base] = parceling.together([before, sending.handed])
     return found
-
-
-def _together(some: Iterable[Handed]) -> Handed:
-    handed = list(some)
-    parcels = tuple(parcel for one in handed for parcel in one.parcels)
-    return Handed(parcels, any(one.has_more for one in handed))
 
 
 class Transport(Protocol):

@@ -173,37 +173,58 @@ async def test_one_caller_delivers_for_those_who_wait(shop, monkeypatch):
     async def slowly(base, handed):
         rounds.append(len(handed.parcels))
         if len(rounds) == 1:
-            await wait_until(lambda: len(connection._rounds[base].waiting) == 9)
+            waiting = connection._rounds.here().waiting
+            await wait_until(lambda: rounds[0] + 2 * len(waiting[base]) == 20)
         await carry(base, handed)
 
     monkeypatch.setattr(connection, "_carry", slowly)
     await asyncio.gather(*[shop.add() for _ in range(10)])
 
-    assert rounds == [2, 18]
-    assert connection._rounds == {}
+    assert (len(rounds), sum(rounds)) == (2, 20)
+    assert connection._rounds.here().waiting == {}
     assert [await queue.get_waiting_count() for queue in shop.queues] == [10, 10, 10]
     assert await shop.is_quiet()
 
 
-async def test_who_gives_up_while_another_delivers_holds_nobody_up(shop, monkeypatch):
+@pytest.mark.parametrize("leaver", range(3))
+async def test_who_gives_up_holds_nobody_up(shop, monkeypatch, leaver):
+    """Neither the one for whom a delivery began, nor one that waits for the next."""
     connection = shop.flow._connection
-    carry, began, go_on = connection._carry, asyncio.Event(), asyncio.Event()
+    carry, go_on, under_way = connection._carry, asyncio.Event(), []
 
     async def slowly(base, handed):
-        began.set()
+        under_way.extend(handed.parcels)
         await go_on.wait()
         await carry(base, handed)
 
     monkeypatch.setattr(connection, "_carry", slowly)
+    rounds = connection._rounds.here()
     adds = [asyncio.create_task(shop.add()) for _ in range(3)]
-    await began.wait()
-    await wait_until(lambda: sum(len(one.waiting) for one in connection._rounds.values()) == 2)
-    adds[1].cancel()
-    await asyncio.wait([adds[1]])
+    await wait_until(
+        lambda: len(under_way) + 2 * sum(map(len, rounds.waiting.values())) == 6 and under_way
+    )
+    adds[leaver].cancel()
+    await asyncio.wait([adds[leaver]])
     go_on.set()
-    await asyncio.gather(adds[0], adds[2])
+    await asyncio.gather(*adds, return_exceptions=True)
+    await wait_until(lambda: rounds.waiting == {})
 
-    assert await shop.queues[1].get_waiting_count() == 3
+    assert [add.cancelled() for add in adds].count(True) == 1
+    assert [await queue.get_waiting_count() for queue in shop.queues] == [3, 3, 3]
+    assert await shop.is_quiet()
+
+
+async def test_a_delivery_that_goes_wrong_lets_its_callers_go(shop, monkeypatch):
+    """What they did has succeeded, and workers deliver what is left."""
+
+    async def fail(base, handed):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(shop.flow._connection, "_carry", fail)
+    await asyncio.gather(*[shop.add() for _ in range(3)])
+
+    assert shop.flow._connection._rounds.here().waiting == {}
+    assert await shop.queues[0].get_waiting_count() == 3
 
 
 async def test_a_courier_keeps_only_so_much(slots, monkeypatch):
