@@ -23,6 +23,7 @@ from tests.servers import Server
 from toril.protocol import scripts
 from toril.protocol.command import Command, Resend
 from toril.protocol.scripts import Library
+from toril.protocol.sending import PARCELS
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
@@ -87,12 +88,17 @@ class _Asked(NamedTuple):
     new: list[Timed]
 
 
-def request_of(command: Command[Any], *, resent: bool = False, flight: str = "") -> Request:
-    """The request that a command makes; one that is numbered is the first call of ``flight``."""
+def request_of(
+    command: Command[Any], *, resent: bool = False, flight: str = "", is_spread: bool = False
+) -> Request:
+    """The request that a command makes; one that is numbered is the first call of ``flight``.
+
+    If ``is_spread``, it goes to a cluster and may leave parcels.
+    """
     number = None
     if flight and command.resend is Resend.NUMBERED:
         number = {"flight": flight, "request": "0000000000000001"}
-    _, _, count, *rest = command.request(resent=resent, number=number)
+    _, _, count, *rest = command.request(resent=resent, number=number, is_spread=is_spread)
     assert command.script is not None
     assert isinstance(count, int)
     return Request(command.script.name, tuple(rest[:count]), tuple(rest[count:]))  # type: ignore[arg-type]
@@ -175,6 +181,8 @@ class Machine:
         if isinstance(told, bytes):
             return ScriptError(told.decode(errors="replace"))
         changes, events, reply, ends = told
+        if isinstance(reply, list) and len(reply) == 2 and reply[0] == PARCELS:
+            reply = reply[1]
         after: dict[str, Cell] | None = None
         for i in range(0, len(changes), 3):
             key, kind, packed = changes[i : i + 3]

@@ -21,6 +21,7 @@ from tests.model.world import (
     LEAVING,
     LOST,
     RENEWAL,
+    World,
 )
 from tests.model.worlds import CORNERS, WORLDS
 from tests.proving import PROVES_ALL, amount
@@ -80,6 +81,7 @@ def test_nothing_goes_wrong_in_any_order(name, way, model_server, record_testsui
     record_testsuite_property(f"{name} ({way})", "; with more faults ".join(told))
     print(f"{name} ({way}): {'; with more faults '.join(told)}")
     assert taken >= share_of(way), f"{name} has no more: enlarge it"
+    _check_couriers(WORLDS[name], way, seen)
     if way == "deep" and PROVES_ALL:
         wanted = {NEEDED[fault] for fault, _ in WORLDS[name].faults if fault in NEEDED}
         missing = {
@@ -88,6 +90,18 @@ def test_nothing_goes_wrong_in_any_order(name, way, model_server, record_testsui
             if not any(word in step for step in seen)
         }
         assert not missing, f"a branch that never happened proves nothing: {missing}"
+
+
+def _check_couriers(world: World, way: str, seen: set[str]) -> None:
+    """On a cluster couriers must have done, and have been prevented from, what is dangerous."""
+    if way == "wide" or not world.is_spread:
+        return
+    wanted = {"collects", "dies with its parcels", "dies before it collects", ", unheard"}
+    wanted |= {f"{verb} again" if PROVES_ALL else verb for verb in world.needs} | {" again"}
+    missing = {
+        word for word in wanted if not any("a courier" in step and word in step for step in seen)
+    }
+    assert not missing, f"a branch that never happened proves nothing: {missing}"
 
 
 @pytest.mark.parametrize("name", CORNERS)
