@@ -28,10 +28,13 @@ def family_problems(view: View, queue: Queue) -> Iterator[str]:
 
 def _child(view: View, queue: Queue, job_id: str, job: dict[str, str]) -> Iterator[str]:
     parent_key = job["parentKey"]
-    if parent_key not in view.keys:
-        return
     key, place = f"{queue.base}:{job_id}", queue.places.get(job_id)
     if view.told(key):  # its parent, or the child itself, will hear of it
+        return
+    if parent_key not in view.keys:
+        # One that runs elsewhere is left alone when its parent is removed with its children.
+        if view.layout.is_spread and place not in FINISHED and "ats" not in job:
+            yield f"S9: {job_id} is in {place}, and its parent was removed with its children"
         return
     flags = json.loads(job["parent"])
     lists = {

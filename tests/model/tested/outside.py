@@ -262,7 +262,7 @@ FOUND: dict[str, str] = {
     'rooms/places: "RPUSH" for "LPUSH" (3)': "tests/features/test_rare_moments.py::test_jobs_that_are_added_together_are_taken_in_order",
     "rooms/places: 200000 for 200": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     "rooms/removals: without lanes.wake(queue, gate)": "tests/features/test_rare_moments.py::test_removing_a_lost_holder_lets_its_lane_go",
-    'rooms/removals: without parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice })': "tests/features/parcels/test_flows.py::test_a_parent_is_removed_with_its_children_in_other_slots",
+    'rooms/removals: without parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice, after = child.after })': "tests/features/parcels/test_flows.py::test_a_parent_is_removed_with_its_children_in_other_slots",
     "rooms/replays: 8192000 for 8192": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     'rooms/replays: without remotes.remove(membership, base .. ":" .. member_id)': "tests/features/parcels/test_replays.py::test_a_letter_whose_job_was_kept_replaces_it",
     'rooms/replays: without redis.call("HDEL", key, "x.letter." .. number)': "tests/features/test_rare_moments.py::test_a_group_does_not_name_a_letter_that_has_come_back",

@@ -51,7 +51,11 @@ _TWINS = (
     ),
     *(spread(world, "j1", "j2", needs=_MEMBERS) for world in (groups.PIVOT, groups.NODE_IN_STAGES)),
     spread(groups.SIGNALLED, "j1", "j3", needs=_MEMBERS),
-    *(spread(world, "c1", needs=_CHILDREN) for world in flows.WORLDS[:-1]),
+    *(
+        spread(world, "c1", needs=_CHILDREN)
+        for world in (flows.FLOW, flows.GOES_ON, flows.FAILS_LATE)
+    ),
+    spread(flows.IGNORES, "c1", "c2", needs=_CHILDREN),
     # Its one worker here does not take everything that there is.
     spread(replace(flows.WAITS, starts_idle=False), "c", needs=_CHILDREN),
 )
