@@ -254,6 +254,8 @@ class _Group:
                 and not is_told
             ):
                 yield f"compensation {key} is {status} and in {place}"
+            if status in FINISHED and place in FINISHED and status != place and not is_told:
+                yield f"compensation {key} {place}, and its group says that it {status}"
             number = key.rpartition("-c")[2]
             if number in self.repeated:
                 continue

@@ -25,6 +25,8 @@ def parcel_problems(view: View, queue: Queue) -> Iterator[str]:
     if queue.parcels.keys() != queue.parcels_due.keys():
         yield f"S10: {queue.parcels.keys()} are there, {queue.parcels_due.keys()} are carried"
     for parcel in queue.parcels.values():
+        if parcel.id in _followed(parcel):
+            yield f"S10: {parcel.verb} waits for itself"
         if tag_of(parcel.target) == tag_of(queue.base):
             yield f"S10: {parcel.verb} goes to {parcel.target} in the same slot"
 
@@ -36,6 +38,8 @@ def parcel_step_problems(before: View, after: View, step: Step) -> Iterator[str]
         for parcel_id, parcel in queue.parcels.items():
             if parcel_id not in left and not _has(after, parcel):
                 yield f"T8: {parcel.verb} is gone from {name} and was not delivered"
+            elif parcel_id in left and left[parcel_id].body != parcel.body:
+                yield f"T8: {parcel.verb} has the id of another parcel: {left[parcel_id].body}"
     for parcel in before.under_way:
         if parcel.id not in under_way and _has(after, parcel):
             yield from (f"T8: {problem}" for problem in _not_done(after, parcel))
@@ -45,6 +49,12 @@ def parcel_step_problems(before: View, after: View, step: Step) -> Iterator[str]
         } | before.keys.keys() - after.keys.keys()
         if any(not key.endswith(LIMITS) for key in changed):
             yield f"T8: {step.name} was no news and changed {sorted(changed)}"
+
+
+def _followed(parcel: Parcel) -> list[str]:
+    """The parcels that it must not overtake."""
+    after = parcel.body.get("after") or []
+    return [after] if isinstance(after, str) else list(after)
 
 
 def _has(view: View, parcel: Parcel) -> bool:

@@ -62,5 +62,7 @@ _TWINS = (
 SPREAD: dict[str, World] = {world.name: world for world in _TWINS}
 """The twins of all worlds in which anything may cross slots."""
 WORLDS = IN_ONE_SLOT | SPREAD
-CORNERS: dict[str, World] = {world.name: world for world in corners.WORLDS}
-"""Small ones: explored wide, most of them to their end."""
+CORNERS: dict[str, World] = {
+    world.name: world for world in (*corners.WORLDS, *corners.spread_twins())
+}
+"""Small ones; most of those in one slot are explored to their end."""

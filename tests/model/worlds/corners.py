@@ -1,6 +1,6 @@
 """Corners: moments that the other worlds reach late or never, each from close by.
 
-Each is explored wide.
+Each is explored wide, those over several slots deep: what is dangerous there takes more steps.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from tests.model.worlds.groups import (
     pair,
 )
 from tests.model.worlds.schedulers import schedule
+from tests.model.worlds.spread import spread
 from toril import Backoff, Deduplication, FlowJob, GroupJob
 from toril.options import Keep, RateLimit
 from toril.protocol import (
@@ -417,3 +418,29 @@ WORLDS = (
         may_remove=True,
     ),
 )
+
+
+_ELSEWHERE = {
+    "a child comes again": ("c",),
+    "a flow comes again": ("c1",),
+    "a group comes again": ("j2",),
+    "a parent comes to the front": ("c1",),
+    "a parent is let go by a removal": ("c1", "c2"),
+    "a parent is announced": ("c1", "c2"),
+    "a child fails while its parent runs": ("c",),
+    "a parent that waited in vain waits again": ("c",),
+    "two operators replay the same letters": (),
+    "undone backwards after a stall": ("j1", "j3"),
+    "tried again while it is undone": ("j2",),
+    "blocked behind a pivot": ("j2",),
+    "a pivot of which nobody knows": ("j1",),
+    "a signal that comes twice or never": ("j2",),
+    "undone too late": ("j1",),
+    "a job at the end of a group": ("j1", "on_completed", "on_failed"),
+}
+"""The corners in which something may cross slots, and the jobs that are in another one."""
+
+
+def spread_twins() -> tuple[World, ...]:
+    of = {world.name: world for world in WORLDS}
+    return tuple(spread(of[name], *jobs) for name, jobs in _ELSEWHERE.items())
