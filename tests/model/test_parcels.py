@@ -18,6 +18,7 @@ from tests.model.slots import OTHER, Q
 from tests.model.states import EMPTY
 from tests.model.view import view_of
 from tests.model.violation import Violation
+from tests.model.world import World
 from tests.model.worlds import IN_ONE_SLOT, SPREAD
 from tests.model.worlds.groups import staged
 from tests.model.worlds.spread import spread
@@ -180,6 +181,18 @@ PLANTED = {
         "  local job = body.job\n",
         '  local job = body.job\n  if string.find(job.id, "g-c") then job.id = now .. job.id end\n',
     ),
+    "two reports in one millisecond have one id": (
+        "three stages with a time limit",
+        "rooms/remotes",
+        'return membership .. "\\n" .. (told or "")',
+        "return membership",
+    ),
+    "that a job was cancelled overtakes its end": (
+        "a group that is forgotten",
+        "rooms/remotes",
+        "ends[i].told = body.reason, told_of[job]",
+        "ends[i].told = body.reason, nil",
+    ),
     "an end that is reported twice counts twice": (
         "three stages that are undone",
         "rooms/groups",
@@ -197,9 +210,12 @@ def test_a_planted_bug_is_found(bug, model_server):
     assert text.count(line) == 1
     machine = Machine(model_server, library.with_texts({file: text.replace(line, instead)}))
 
-    world = SPREAD[f"{name}, spread"]
     with pytest.raises(Violation) as found:
-        for seed in range(SEEDS):
-            explore(world, machine, most=MOST, seed=seed, is_deep=True, drain_share=0.05)
+        _look_for(SPREAD[f"{name}, spread"], machine)
     machine.close()
     print(f"{bug}: {found.value}")
+
+
+def _look_for(world: World, machine: Machine) -> None:
+    for seed in range(SEEDS):
+        explore(world, machine, most=MOST, seed=seed, is_deep=True, drain_share=0.05)
