@@ -60,7 +60,7 @@ def _stalled(after: View, was: dict[str, str], job: dict[str, str], is_told: boo
     group, _, number = job.get("x.group", "").rpartition(":")
     record = after.keys.get(group)
     if record is not None and not number.startswith("c"):
-        is_undone = record.pairs["state"] != "ACTIVE"
+        is_undone = record.pairs["state"] not in ("ACTIVE", "BLOCKED")
         if is_undone and "defa" not in job and not is_told:
             yield "its group is being undone and it is not to fail"
 

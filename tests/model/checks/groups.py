@@ -391,8 +391,8 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
             continue
         cell = before.keys.get(key)
         state = "forgotten" if cell is None else cell.pairs["state"]
-        # Elsewhere nothing else is left of a retry that was forced; its group was told.
-        is_retried = "x.toldGroup" in job and "x.turned" not in job
+        # Elsewhere nothing else is left of a retry that was forced: the job has told its group.
+        is_retried = " " in job.get("x.toldGroup", "") and "x.turned" not in job
         if (
             state not in ("ACTIVE", "BLOCKED")
             and "x.forced" not in job

@@ -406,7 +406,7 @@ FOUND: dict[str, str] = {
     'rooms/deliveries: without redis.call("ZPOPMIN", received, math.min(excess, FORGOTTEN_AT_ONCE + #ids))': "tests/features/parcels/test_traces.py::test_no_more_than_a_million_deliveries_are_remembered",
     'rooms/deliveries: without redis.call("ZREM", received, unpack(old))': "tests/features/parcels/test_traces.py::test_deliveries_of_days_ago_are_forgotten",
     "rooms/deliveries: without remotes.cancelHere(round.queue, body)": "tests/features/parcels/test_groups.py::test_a_member_whose_group_has_turned_is_not_tried_again",
-    "rooms/deliveries: without remotes.receive(round.jobs, body, round.now)": "tests/features/parcels/test_groups.py::test_a_member_is_refused_as_a_whole_if_its_queue_is_damaged[pc]",
+    "rooms/deliveries: without remotes.receive(round.jobs, body, id, round.now)": "tests/features/parcels/test_groups.py::test_a_member_is_refused_as_a_whole_if_its_queue_is_damaged[pc]",
     "rooms/deliveries: without remotes.removeHere(round.queue, body)": "tests/features/parcels/test_groups.py::test_compensations_elsewhere_that_failed_are_tried_again",
     "rooms/deliveries: without remotes.seekHere(round.queue, body)": "tests/features/parcels/test_groups.py::test_a_member_that_is_gone_elsewhere_is_found_in_the_events[False]",
     "rooms/deliveries: without remotes.sought(body, round.now)": "tests/features/parcels/test_groups.py::test_a_member_that_is_gone_elsewhere_is_found_in_the_events[False]",

@@ -146,8 +146,9 @@ function remotes.stateOf(job)
 end
 
 --- Let in a job of a group elsewhere. If it is already here, it has been delivered, or somebody has
---- brought it back before its group did.
-function remotes.receive(to, body, now)
+--- brought it back before its group did. It remembers the parcel that brought it, so that what it tells
+--- is not taken for what an earlier job with its id told.
+function remotes.receive(to, body, parcel, now)
   local job = body.job
   local key = to.queue.base .. ":" .. job.id
   stages.share(body.owner, to.queue.base, now + DAY_MS)
@@ -161,6 +162,10 @@ function remotes.receive(to, body, now)
   if known.name then
     if job.custom then return end
     job.id = job.id .. "-" .. clock.stamp(now)
+  end
+  if job.group then
+    job.more = job.more or {}
+    job.more[#job.more + 1], job.more[#job.more + 2] = "x.toldGroup", parcel
   end
   replays.insert(to, job, body.data, body.opts, now)
 end
