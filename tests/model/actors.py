@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from tests.model.machine import Request, request_of
+from tests.model.slots import OF_MEMBERS
 from tests.model.view import PREFIX
 from toril.errors import DelayedError, RateLimitError, WaitingChildrenError
 from toril.options import Keep, RateLimit
@@ -36,6 +37,10 @@ class Habits(NamedTuple):
     limiter: RateLimit | None = None
     points: int | None = None
     is_named: bool = False
+    is_spread: bool = False
+    """Is its server a cluster?"""
+    carries: bool = False
+    """Do replies bring it parcels? Those of a worker of the version before have to be fetched."""
     takes: int = 1
     """How many jobs it runs at once; they end together."""
 
@@ -170,7 +175,9 @@ def settle_request(worker: Worker, call: Call) -> Request:
             flight=worker.flight,
             request=call.request,
             dead_letters=keys_of(habits.dead_letters) if habits.dead_letters else None,
-        )
+        ),
+        is_spread=habits.is_spread,
+        carries=habits.carries,
     )
 
 
@@ -181,12 +188,12 @@ def advance_request(worker: Worker, held: Held, now_ms: int) -> Request | None:
         command = next(plan)
     except StopIteration:
         return None
-    return request_of(command)  # type: ignore[arg-type]
+    return request_of(command, is_spread=worker.habits.is_spread)  # type: ignore[arg-type]
 
 
 def begun_after(begun: frozenset[str], worker: Worker, call: Call, reply: Any) -> frozenset[str]:
     """Members that may have been run: handed out, and nobody has told how that ended."""
-    if worker.queue != "q" or isinstance(reply, int):
+    if worker.queue not in OF_MEMBERS or isinstance(reply, int):
         return begun
     told_of = {
         held.job_id

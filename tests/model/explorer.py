@@ -11,20 +11,27 @@ import gc
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.model.actors import Call, after_reply, keys_of, settle_request
 from tests.model.checks import state_problems, step_problems
+from tests.model.couriers import Courier, hand_over
 from tests.model.draining import Drain
 from tests.model.machine import START_MS, Machine, Request, Result, ScriptError, request_of
 from tests.model.states import EMPTY, State
 from tests.model.steps import Step, steps_of
 from tests.model.view import View, view_of
 from tests.model.violation import Violation
-from tests.model.world import DEATH, GHOST, LOST, Node, World
+from tests.model.world import DEATH, GHOST, LOST, Node, Placed, World
+from toril.protocol.command import Command
 
+COURIERS = 2
+EAGER = 0.5
+"""How often the exploration goes on from a delivery: else it would rarely come to a second one."""
 AT_ONCE = 48
 """How many moments are expanded in one message."""
+AT_ONCE_IN_TWINS = 4
+"""A member elsewhere has come and ended after a dozen steps: few at once lead further."""
 
 
 @dataclass
@@ -76,6 +83,7 @@ class _Exploration:
         self._dice = random.Random(seed)
         self._drain_share = drain_share
         self._is_deep = is_deep
+        self._at_once = AT_ONCE_IN_TWINS if world.is_spread and is_deep else AT_ONCE
         self._drain = Drain(world, machine)
         self._seen = _Seen()
         self._waiting: deque[Node] = deque()
@@ -109,17 +117,23 @@ class _Exploration:
         state: State = EMPTY
         try:
             for command in self._world.given:
-                request = command if isinstance(command, Request) else request_of(command)
-                state = self._given(state, request)
+                state = self._given(state, self._request_of(command))
         except ScriptError as error:
             raise Violation(f"{self._world.name}: it cannot even begin: {error}") from error
-        start = Node(state, self._world.workers, START_MS, self._full)
+        couriers = (Courier(),) * (COURIERS if self._world.is_spread else 0)
+        start = Node(state, self._world.workers, START_MS, self._full, couriers=couriers)
         return self._all_idle(start) if self._world.starts_idle else start
+
+    def _request_of(self, given: Command[Any] | Request | Placed) -> Request:
+        if isinstance(given, Request):
+            return given
+        command = given if isinstance(given, Command) else given(self._world.layout)
+        return request_of(command, is_spread=self._world.is_spread)
 
     def _given(self, state: State, request: Request) -> State:
         """What has happened before the world begins is checked like anything else."""
         result = self._machine.run(state, START_MS, request)
-        before, after = (view_of(one, self._world.queues) for one in (state, result.state))
+        before, after = (view_of(one, self._world.layout) for one in (state, result.state))
         step = Step(request.script, request, lambda reply: Node(state, (), 0, ()))
         try:
             problems = list(step_problems(before, after, result, step, START_MS))
@@ -142,9 +156,9 @@ class _Exploration:
     def _ask(self) -> list[_Planned]:
         """Send the next moments to the server."""
         found = []
-        for _ in range(min(AT_ONCE, len(self._waiting))):
+        for _ in range(min(self._at_once, len(self._waiting))):
             node = self._next()
-            view = view_of(node.state, self._world.queues)
+            view = view_of(node.state, self._world.layout)
             found.append(_Planned(node, view, list(steps_of(self._world, node, view))))
         self._machine.ask(
             [
@@ -174,6 +188,10 @@ class _Exploration:
                 if isinstance(result, ScriptError):
                     raise result
                 after = _forgetful(self._world, step.then(result.reply), result.state)
+                if result.handed and step.is_heard:
+                    couriers = hand_over(after.couriers, step.request.keys[0], result.handed)
+                    self._findings.steps["a reply brings parcels"] += couriers != after.couriers
+                    after = after._replace(couriers=couriers)
                 self._findings.expansions += 1
                 self._findings.steps[step.name] += 1
                 is_new = self._seen.is_new(after)
@@ -181,17 +199,19 @@ class _Exploration:
                     self._check(node, before, step, result, after, is_new)
                 if is_new:
                     self._origin.setdefault(hash(after), (here, step.name))
-                    found.append(after)
+                    found.append((after, bool(step.verbs)))
         except (Violation, ScriptError) as error:
             raise self._violation(node, error) from error
         if self._is_deep:
             self._dice.shuffle(found)
-        self._waiting.extend(found)
+            if self._world.is_spread and self._dice.random() < EAGER:
+                found.sort(key=_is_delivered)
+        self._waiting.extend(after for after, _ in found)
 
     def _check(
         self, node: Node, before: View, step: Step, result: Result, after: Node, is_new: bool
     ) -> None:
-        view = view_of(result.state, self._world.queues)
+        view = view_of(result.state, self._world.layout)
         step.may_remove = step.may_remove or self._world.may_remove
         try:
             problems = []
@@ -225,6 +245,10 @@ class _Exploration:
             here, name = self._origin[here]
             names.append(name)
         return Violation(f"{self._world.name}: {error}\nafter {' | '.join(names[::-1])}")
+
+
+def _is_delivered(found: tuple[Node, bool]) -> bool:
+    return found[1]
 
 
 class _Seen:

@@ -20,9 +20,11 @@ import hiredis
 
 from tests.model.states import Cell, Cells, State, state_of
 from tests.servers import Server
-from toril.protocol import scripts
+from toril.protocol import parceling, scripts
 from toril.protocol.command import Command, Resend
+from toril.protocol.parceling import Parcel
 from toril.protocol.scripts import Library
+from toril.protocol.sending import PARCELS
 
 ENDLESS_S = 10.0
 START_MS = 1_800_000_000_000
@@ -58,6 +60,8 @@ class Result:
     events: list[list[bytes]]
     reply: Any
     renewed: dict[str, int]
+    handed: tuple[Parcel, ...] = ()
+    """The parcels that the reply brought."""
     checked: set[Hashable] = field(default_factory=set)
     """As whose acts it was looked at: the same act comes to the same, whoever else is there."""
 
@@ -87,12 +91,26 @@ class _Asked(NamedTuple):
     new: list[Timed]
 
 
-def request_of(command: Command[Any], *, resent: bool = False, flight: str = "") -> Request:
-    """The request that a command makes; one that is numbered is the first call of ``flight``."""
+def request_of(
+    command: Command[Any],
+    *,
+    resent: bool = False,
+    flight: str = "",
+    is_spread: bool = False,
+    carries: bool = False,
+) -> Request:
+    """The request that a command makes; one that is numbered is the first call of ``flight``.
+
+    If ``is_spread``, it goes to a cluster and may leave parcels, which its reply brings if whoever
+    sends it ``carries`` them.
+    """
     number = None
     if flight and command.resend is Resend.NUMBERED:
         number = {"flight": flight, "request": "0000000000000001"}
-    _, _, count, *rest = command.request(resent=resent, number=number)
+    told = {"spread": True} if is_spread else {}
+    if is_spread and carries:
+        told["carries"] = True
+    _, _, count, *rest = command.request(resent=resent, number=number, told=told)
     assert command.script is not None
     assert isinstance(count, int)
     return Request(command.script.name, tuple(rest[:count]), tuple(rest[count:]))  # type: ignore[arg-type]
@@ -175,6 +193,10 @@ class Machine:
         if isinstance(told, bytes):
             return ScriptError(told.decode(errors="replace"))
         changes, events, reply, ends = told
+        handed: tuple[Parcel, ...] = ()
+        if isinstance(reply, list) and len(reply) in (2, 4) and reply[0] == PARCELS:
+            handed = parceling.handed(*reply[2:]).parcels if len(reply) == 4 else ()
+            reply = reply[1]
         after: dict[str, Cell] | None = None
         for i in range(0, len(changes), 3):
             key, kind, packed = changes[i : i + 3]
@@ -188,7 +210,7 @@ class Machine:
                     after[cell.key] = cell
         renewed = {ends[i].decode(): ends[i + 1] for i in range(0, len(ends), 2)}
         now = state if after is None else state_of(after.values())
-        return Result(now, events, reply, renewed)
+        return Result(now, events, reply, renewed, handed)
 
     def _words(self, state: State, requests: list[Timed]) -> list[Any]:
         wanted = {cell.key: cell for cell in state}

@@ -24,6 +24,7 @@ from tests.model.actors import (
     keys_of,
     settle_request,
 )
+from tests.model.couriers import Courier, acts_of
 from tests.model.machine import NOTHING, START_MS, Request, request_of
 from tests.model.view import View
 from tests.model.world import (
@@ -46,6 +47,8 @@ DEEDS = ("renew", "pause", "resume", "promote", "retry", "remove", "setLane", "u
 NUMBERED = ("add", "addFlow", "addGroup", "upsertScheduler")
 """Calls that are made once however often they arrive."""
 TICK_MS = 1000
+REMOVING = {"cancelMembers", "removeMember", "removeLetter", "remove", "bury"}
+"""Parcels by which jobs may vanish where they arrive."""
 
 
 @dataclass
@@ -66,8 +69,12 @@ class Step:
     """The line of a worker whose last reply is said to have arrived."""
     first_answer: bytes = b""
     """What the reply said that was lost."""
+    verbs: frozenset[str] = frozenset()
+    """What a courier delivers."""
     is_front: bool = False
     """Does what comes back stand before the others?"""
+    is_heard: bool = False
+    """Does the reply reach a worker, whose courier then has the parcels that it brings?"""
 
     @property
     def act(self) -> Hashable:
@@ -88,6 +95,7 @@ def steps_of(world: World, node: Node, view: View) -> Iterator[Step]:
         yield from _worker_steps(moment, view, index, worker)
     yield from _server_steps(moment, view)
     yield from _client_steps(moment, view)
+    yield from _courier_steps(moment, view)
 
 
 class _Moment:
@@ -185,6 +193,7 @@ def _calling(
         worker,
         is_repeated=is_repeated,
         is_front=is_front,
+        is_heard=True,
     )
     if moment.may(LOST) and not fault:
         waiting = worker._replace(pending=call, request=call.request, phase=FRESH, due_ms=0)
@@ -238,7 +247,7 @@ def _renewing(moment: _Moment, index: int, worker: Worker, held: Held) -> Step:
     rest = worker._replace(held=tuple(one for one in worker.held if one != held))
     return Step(
         f"{worker.name} renews {held.job_id}",
-        request_of(command),
+        request_of(command, is_spread=worker.habits.is_spread),
         lambda reply: moment.with_worker(index, rest if reply[0] else worker, RENEWAL),
         held=held.job_id,
     )
@@ -256,7 +265,7 @@ def _confirming(moment: _Moment, worker: Worker, held: Held) -> Step:
     )
     return Step(
         f"{worker.name} confirms {held.job_id}",
-        request_of(command),
+        request_of(command, is_spread=worker.habits.is_spread),
         lambda reply: moment.after(CONFIRMATION),
         held=held.job_id,
         confirmed=worker.flight,
@@ -275,13 +284,15 @@ def _server_steps(moment: _Moment, view: View) -> Iterator[Step]:
                     lambda reply: moment.after(EXPIRY),
                 )
         if queue.order.get("active") or queue.stalled:
-            yield Step(f"sweep {name}", sweep_request(name), lambda reply: node)
+            request = sweep_request(name, is_spread=moment.world.is_spread)
+            yield Step(f"sweep {name}", request, lambda reply: node)
         if queue.lanes_held or queue.lanes_index:
             for part in ("held", "index", "kept"):
-                request = _recovery(name, part)
+                request = _recovery(name, part, moment.world.is_spread)
                 yield Step(f"look after lanes of {name}: {part}", request, lambda reply: node)
         due += [int(score) // 4096 for score in queue.scores.get("delayed", {}).values()]
         due += [int(score) for score in queue.lanes_later.values()]
+        due += [int(score) for score in queue.parcels_due.values()]
     later = [at for at in due if at > node.clock_ms]
     if later and node.clock_ms < START_MS + moment.world.ticks * TICK_MS:
         until = -(-min(later) // TICK_MS) * TICK_MS
@@ -305,11 +316,12 @@ def _client_steps(moment: _Moment, view: View) -> Iterator[Step]:
         if isinstance(command, Request):
             yield _client_step(client, "", command, _always(node._replace(used=used)))
             continue
-        request = request_of(command, flight=flight)
+        is_spread = moment.world.is_spread
+        request = request_of(command, flight=flight, is_spread=is_spread)
         yield _client_step(client, "", request, _always(node._replace(used=used)))
         if moment.may(LOST) and node.open is None:
-            again = (index, request_of(command, resent=True, flight=flight))
-            then = _open(moment.after(LOST, used=used), *again)
+            again = request_of(command, resent=True, flight=flight, is_spread=is_spread)
+            then = _open(moment.after(LOST, used=used), index, again)
             yield _client_step(client, "reply lost", request, then)
         if moment.may(GHOST) and node.open is None and request.script in NUMBERED:
             then = _open(moment.after(GHOST, used=used), index, request)
@@ -338,10 +350,35 @@ def _client_step(client: Client, how: str, request: Request, then: Callable[[Any
     )
 
 
-def sweep_request(queue: str) -> Request:
+def _courier_steps(moment: _Moment, view: View) -> Iterator[Step]:
+    """Couriers are alike: of two that have the same one goes on."""
+    couriers = moment.node.couriers
+    for index, courier in enumerate(couriers):
+        if courier in couriers[:index]:
+            continue
+        others = (*couriers[:index], *couriers[index + 1 :])
+        for act in acts_of(courier, view, moment.node.clock_ms):
+            if not act.fault or moment.may(act.fault):
+                yield Step(
+                    f"a courier {act.name}",
+                    act.request,
+                    _carried(moment.after(act.fault), others, act.then),
+                    may_remove=bool(act.verbs & REMOVING),
+                    verbs=act.verbs,
+                )
+
+
+def _carried(
+    node: Node, others: tuple[Courier, ...], then: Callable[[Any], Courier]
+) -> Callable[[Any], Node]:
+    return lambda reply: node._replace(couriers=tuple(sorted((*others, then(reply)), key=repr)))
+
+
+def sweep_request(queue: str, *, is_spread: bool) -> Request:
     plan = leasing.sweep(keys_of(queue), interval_ms=SWEEP_EVERY_MS, max_stalled=1)
-    return request_of(next(plan))  # type: ignore[arg-type]
+    return request_of(next(plan), is_spread=is_spread)  # type: ignore[arg-type]
 
 
-def _recovery(queue: str, part: str) -> Request:
-    return request_of(next(lanes.recover(keys_of(queue), parts=(part,))))  # type: ignore[arg-type]
+def _recovery(queue: str, part: str, is_spread: bool) -> Request:
+    command = next(lanes.recover(keys_of(queue), parts=(part,)))
+    return request_of(command, is_spread=is_spread)  # type: ignore[arg-type]

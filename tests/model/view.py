@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 
+from tests.model.parcels import Parcel, parcel_of
+from tests.model.slots import Layout
 from tests.model.states import Cell, State
 
 PREFIX = "p"
@@ -58,6 +61,11 @@ class Queue:
         self.next_jobs: dict[str, dict[str, str]] = {}
         self.groups: dict[str, dict[str, str]] = {}
         self.group_parts: dict[str, Cell] = {}
+        self.parcels: dict[str, Parcel] = {}
+        self.parcels_due: dict[str, float] = {}
+        self.in_transit: dict[str, str] = {}
+        self.received: dict[str, float] = {}
+        self.refused: dict[str, str] = {}
         self.problems: list[str] = []
 
     def put(self, job_id: str, place: str) -> None:
@@ -78,7 +86,9 @@ class Queue:
 class View:
     """All queues of a state, by name."""
 
-    def __init__(self, state: State, names: tuple[str, ...]) -> None:
+    def __init__(self, state: State, layout: Layout) -> None:
+        self.layout = layout
+        names = layout.queues
         self.keys = {cell.key: cell for cell in state}
         self.queues = {name: Queue(f"{PREFIX}:{name}") for name in names}
         self.unknown: list[str] = []
@@ -104,6 +114,29 @@ class View:
             for job_id, place in queue.places.items()
         }
 
+    @cached_property
+    def under_way(self) -> list[Parcel]:
+        """The parcels that their targets have not received, of all queues."""
+        received = {f"{PREFIX}:{name}": queue.received for name, queue in self.queues.items()}
+        return [
+            parcel
+            for queue in self.queues.values()
+            for parcel in queue.parcels.values()
+            if parcel.id not in received.get(parcel.target, ())
+        ]
+
+    @cached_property
+    def _told(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for parcel in self.under_way:
+            for key in parcel.about:
+                found[key].add(parcel.verb)
+        return found
+
+    def told(self, key: str) -> set[str]:
+        """What is on its way to or about the job with this key, as the verbs of parcels."""
+        return self._told.get(key, set())
+
     def place_of(self, key: str) -> str | None:
         """Where the job with this key is."""
         for queue in self.queues.values():
@@ -114,9 +147,9 @@ class View:
 
 
 @lru_cache(maxsize=4096)
-def view_of(state: State, names: tuple[str, ...]) -> View:
+def view_of(state: State, layout: Layout) -> View:
     """What is found is mostly gone on from soon."""
-    return View(state, names)
+    return View(state, layout)
 
 
 Reader = Callable[[Queue, str, Cell], None]
@@ -194,6 +227,12 @@ def _read_counter(queue: Queue, rest: str, cell: Cell) -> None:
     queue.counter = int(cell.content[0])
 
 
+def _read_parcels(queue: Queue, rest: str, cell: Cell) -> None:
+    queue.parcels = {
+        parcel_id: parcel_of(parcel_id, queue.base, text) for parcel_id, text in cell.pairs.items()
+    }
+
+
 def _read_nothing(queue: Queue, rest: str, cell: Cell) -> None:
     pass
 
@@ -229,6 +268,11 @@ _READERS: dict[str, Reader] = {
     "meta": _setter("meta", "pairs"),
     "repeat": _setter("schedulers", "scores"),
     "id": _read_counter,
+    "toril:parcels": _read_parcels,
+    "toril:parcels-due": _setter("parcels_due", "scores"),
+    "toril:in-transit": _setter("in_transit", "pairs"),
+    "toril:received": _setter("received", "scores"),
+    "toril:refused": _setter("refused", "pairs"),
     "limiter": _read_limiter,
     "lanes:settings": _read_lanes_settings,
 }

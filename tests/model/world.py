@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tests.model.actors import FAIL, Worker
+from tests.model.couriers import Courier
 from tests.model.machine import Request
+from tests.model.slots import COMPENSATION, Layout
 from tests.model.states import State
 from tests.model.view import View
 from toril.protocol.command import Command
@@ -20,6 +23,10 @@ LEAVING = "leaving"
 FAULTS = ((LOST, 1), (GHOST, 1), (DEATH, 1), (EXPIRY, 1))
 """How often each may happen: a reply is lost, a request arrives twice, a worker dies, a lock
 expires."""
+
+
+Placed = Callable[[Layout], Command[Any]]
+"""A command that depends on where its jobs are."""
 
 
 class Client(NamedTuple):
@@ -40,7 +47,7 @@ class World:
     name: str
     queues: tuple[str, ...]
     workers: tuple[Worker, ...]
-    given: tuple[Command[Any] | Request, ...]
+    given: tuple[Command[Any] | Request | Placed, ...]
     clients: tuple[Client, ...] = ()
     ends: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """How jobs of a name may end, beside well."""
@@ -51,10 +58,20 @@ class World:
     """Have the workers taken what there was and popped the marker, so that only a new one wakes?"""
     ticks: int = 3
     """How many seconds may pass."""
+    elsewhere: frozenset[str] = frozenset()
+    """The jobs that are in the queue of another slot."""
+    is_spread: bool = False
+    """Is it on a cluster, with each hash tag in a slot of its own?"""
+    needs: tuple[str, ...] = ()
+    """What couriers must have delivered, and delivered again, for a run to prove anything."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout(self.queues, self.elsewhere, self.is_spread)
 
     @property
     def has_groups(self) -> bool:
-        return "q:compensation" in self.queues
+        return COMPENSATION in self.queues
 
     @property
     def names_of_faults(self) -> tuple[str, ...]:
@@ -84,3 +101,5 @@ class Node(NamedTuple):
     """Bits of the clients that have acted."""
     open: tuple[int, Request, bytes] | None = None
     """The client whose reply was lost, what arrives again, and what was answered."""
+    couriers: tuple[Courier, ...] = ()
+    """Those of a cluster; one that does nothing and one that is dead are the same."""

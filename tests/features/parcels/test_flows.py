@@ -6,7 +6,7 @@ import pytest
 
 from tests.features.parcels.test_couriers import due, put_off
 from tests.helpers import wait_until
-from toril import FlowJob, FlowProducer, NewJob, Parent, Queue, Worker, sync
+from toril import FlowJob, FlowProducer, ManualWorker, NewJob, Parent, Queue, Worker, sync
 from toril.doctor.keyspace import audit
 from toril.doctor.reader import ConnectionReader
 from toril.errors import ParentNotFoundError, UnrecoverableError
@@ -191,6 +191,75 @@ async def test_a_parent_is_removed_with_its_children_in_other_slots(slots, shop)
     assert await right.get_waiting_count() == 0
     assert await parents.get_waiting_count() == 0
     assert await no_parcels(slots, *shop)
+
+
+async def test_a_removal_does_not_overtake_the_child_that_it_removes(slots, shop):
+    """The courier with the child is slow: it comes after the one that removes it."""
+    parents, children, _ = shop
+    parents._connection.on_parcels = lambda base: None
+    async with FlowProducer(**slots.options) as producer:
+        producer._connection.on_parcels = lambda base: None
+        node = await producer.add(flow_of(parents, children))
+    (child,), _ = await parents._connection.run(parceling.fetch(parents.keys))
+
+    await parents.remove(node.job.id)
+
+    (removal,), _ = await parents._connection.run(parceling.fetch(parents.keys))
+    run = children._connection.run
+    assert await run(parceling.deliver(children.keys, [removal])) == [1]
+    assert await run(parceling.deliver(children.keys, [child])) == [0]
+    assert await run(parceling.deliver(children.keys, [removal])) == [0]
+    assert await children.get_waiting_count() == 0
+    await parents._connection.run(parceling.collect(parents.keys, [child.id, removal.id]))
+    assert await no_parcels(slots, *shop)
+
+
+async def test_that_a_child_is_gone_does_not_overtake_that_it_runs_again(slots, shop):
+    """Its parent would wait for a child that does not exist."""
+    parents, children, _ = shop
+    async with FlowProducer(**slots.options) as producer:
+        flow = flow_of(parents, children, ignore_dependency_on_failure=True)
+        node = await producer.add(flow)
+    async with ManualWorker(children.name, **slots.options) as worker:
+        job = await worker.get_next_job(20_000)
+        await job.fail(ValueError("no"))
+    await wait_until(lambda: is_in(parents, node.job.id, "waiting"))
+    await wait_until(lambda: no_parcels(slots, *shop))
+    children._connection.on_parcels = lambda base: None
+
+    await children.retry(job.id)
+    await children.remove(job.id)
+
+    run = parents._connection.run
+    parcels, _ = await children._connection.run(parceling.fetch(children.keys))
+    parcels.sort(key=lambda one: b"unlink" in one.body)
+    again, gone = parcels
+    assert await run(parceling.deliver(parents.keys, [gone])) == [1]
+    assert await run(parceling.deliver(parents.keys, [again, gone])) == [0, 0]
+    await children._connection.run(parceling.collect(children.keys, [again.id, gone.id]))
+    assert await slots.client.scard(slots.key(parents.name, f"{node.job.id}:dependencies")) == 0
+
+
+async def test_a_removal_finds_the_parcel_with_a_grandchild(slots, shop):
+    """The flow was added to the queue of its root, in the slot of the parent that is removed."""
+    parents, children, _ = shop
+    async with Queue(f"{parents.name}-middle", **slots.options) as middle:
+        middle._connection.on_parcels = lambda base: None
+        flow = FlowJob("root", queue_name=parents.name, children=[flow_of(middle, children)])
+        async with FlowProducer(**slots.options) as producer:
+            producer._connection.on_parcels = lambda base: None
+            node = await producer.add(flow)
+
+        await middle.remove(node.children[0].job.id)
+
+        (removal,), _ = await middle._connection.run(parceling.fetch(middle.keys))
+        (child,), _ = await parents._connection.run(parceling.fetch(parents.keys))
+        run = children._connection.run
+        assert await run(parceling.deliver(children.keys, [removal])) == [1]
+        assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
+        assert await children.get_waiting_count() == 0
+        await parents._connection.run(parceling.collect(parents.keys, [child.id]))
+        await middle._connection.run(parceling.collect(middle.keys, [removal.id]))
 
 
 async def test_the_end_of_a_child_waits_for_a_courier(slots, shop):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, GroupSignal, Worker
+from toril import FlowProducer, GroupJob, GroupSignal, ManualWorker, Worker
 from toril.errors import InvalidGroupStateError, NotReplicatedError
 from toril.protocol import parceling
 
@@ -81,6 +81,35 @@ async def test_a_cancel_does_not_overtake_what_it_cancels(shop, slots, monkeypat
         await shop.until(group_id, "FAILED")
     assert not shop.ran
     await shop.check()
+
+
+async def test_a_cancelled_member_does_not_overtake_its_own_end(shop):
+    """Somebody retried it, so that it waits again and is cancelled; but it had done its work."""
+    group_id = await shop.add(shop.member("a", 0, delay=60_000), shop.member("b", 1))
+    here, there = shop.queues[:2]
+    async with ManualWorker(there.name, **shop.slots.options) as worker:
+        for connection in (worker._connection, here._connection, there._connection):
+            connection.on_parcels = lambda _: None
+        job = await worker.get_next_job(20_000)
+        await job.complete("done")
+    await there.retry(job.id, force=True)
+    await here.cancel_group(group_id)
+    run, target = here._connection.run, here.keys
+    cancels, _ = await run(parceling.fetch(here.keys))
+    assert await run(parceling.deliver(there.keys, cancels)) == [0]
+    await run(parceling.collect(here.keys, [one.id for one in cancels]))
+    parcels, _ = await run(parceling.fetch(there.keys))
+    cancelled = [one for one in parcels if b"cancelled" in one.body]
+
+    assert len(parcels) == 3
+    assert await run(parceling.deliver(target, cancelled)) == [1]
+    for one in (b"completed", b"memberRetried", b"cancelled"):
+        some = [parcel for parcel in parcels if one in parcel.body]
+        assert await run(parceling.deliver(target, some)) == [0]
+    await run(parceling.collect(there.keys, [one.id for one in parcels]))
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+    assert shop.ran["undo-b"] == 1
 
 
 async def test_a_member_that_runs_elsewhere_is_told_and_undone(shop):

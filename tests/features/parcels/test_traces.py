@@ -94,6 +94,7 @@ async def test_that_a_job_runs_again_does_not_overtake_that_it_failed(shop):
         run, target = shop.queues[0]._connection.run, shop.queues[0].keys
         parcels, _ = await run(parceling.fetch(shop.queues[1].keys))
         assert len(parcels) == 2
+        parcels.sort(key=lambda one: b"memberRetried" in one.body)  # both may be of one millisecond
         assert await run(parceling.deliver(target, [parcels[1]])) == [1]
         assert await run(parceling.deliver(target, [parcels[0]])) == [0]
         assert await shop.state(group_id) == "BLOCKED"

@@ -9,6 +9,7 @@ S6   groups: the counts are those of the members; the state fits them; who compl
 S7   a scheduler has its pending iteration, or it is being taken
 S8   a deduplication id belongs to a job that exists
 S9   a parent and its children know of each other
+S10  what is in transit has its parcel, and every parcel is carried
 
 T1   events tell of every change of place, and the last one names the place
 T2   what is written about a job fits its change: attempts, results, times, locks
@@ -17,6 +18,11 @@ T4   jobs come and go only when a step says so
 T5   the head of a lane is taken, and nobody overtakes it
 T6   who is first is taken first, and whoever comes stands at the end that is his
 T7   what was asked for was done, counted and told
+T8   a parcel is removed only once it was delivered, and is done once
+
+On a cluster a parcel that is under way stands for what it will do: a member that it carries is
+there, a member whose end it tells is pending and gone. Once nothing is under way, all of this holds
+as in one slot.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from tests.model.checks.lanes import lane_problems
 from tests.model.checks.lists import list_problems
 from tests.model.checks.locks import lock_problems
 from tests.model.checks.order import order_problems
+from tests.model.checks.parcels import parcel_problems, parcel_step_problems
 from tests.model.checks.places import place_problems
 from tests.model.checks.schedulers import scheduler_problems
 from tests.model.checks.settling import settling_problems
@@ -48,9 +55,9 @@ from tests.model.world import Node
 
 
 def state_problems(view: View, node: Node, *, is_calm: bool) -> Iterator[str]:
-    """S1 to S9. ``is_calm`` says that no marker can have been lost with a broken line."""
+    """S1 to S10. ``is_calm`` says that no marker can have been lost with a broken line."""
     if view.problems is None:
-        view.problems = list(_server_problems(view))
+        view.problems = list(server_problems(view))
     yield from view.problems
     for name, queue in view.queues.items():
         yield from (f"{name}: {problem}" for problem in group_run_problems(view, queue, node))
@@ -58,7 +65,7 @@ def state_problems(view: View, node: Node, *, is_calm: bool) -> Iterator[str]:
             yield from (f"{name}: {problem}" for problem in wake_problems(name, queue, node))
 
 
-def _server_problems(view: View) -> Iterator[str]:
+def server_problems(view: View) -> Iterator[str]:
     """What is wrong with what the server holds, whatever the clients think."""
     yield from (f"S1: unknown key {key}" for key in view.unknown)
     for name, queue in view.queues.items():
@@ -69,6 +76,7 @@ def _server_problems(view: View) -> Iterator[str]:
             *scheduler_problems(queue),
             *deduplication_problems(view, queue),
             *family_problems(view, queue),
+            *parcel_problems(view, queue),
         ]
         yield from (f"{name}: {problem}" for problem in problems)
 
@@ -76,7 +84,7 @@ def _server_problems(view: View) -> Iterator[str]:
 def step_problems(
     before: View, after: View, result: Result, step: Step, now_ms: int
 ) -> Iterator[str]:
-    """T1 to T7."""
+    """T1 to T8."""
     events = Events(result.events)
     changed = _changed(before, after, events)
     yield from event_problems(before, after, events, step, changed)
@@ -86,6 +94,8 @@ def step_problems(
     yield from lock_problems(after, step, result)
     yield from list_problems(before, after, step, result.reply)
     yield from group_step_problems(before, after, events, step, result.reply)
+    if after.layout.is_spread:
+        yield from parcel_step_problems(before, after, step)
     if step.call is not None:
         yield from settling_problems(before, after, step, result.reply)
 

@@ -9,8 +9,10 @@ import msgspec
 
 from tests.model.actors import HOLD_LANE, LIMIT
 from tests.model.checks.events import Events
+from tests.model.parcels import letter_id
+from tests.model.slots import LETTERS, Q
 from tests.model.steps import NUMBERED, Step
-from tests.model.view import View
+from tests.model.view import PREFIX, View
 
 
 def deed_problems(
@@ -34,7 +36,7 @@ def deed_problems(
             f"T7: {name}: {problem}" for problem in _metrics(before, after, name, events, step)
         )
     if script in ("pause", "resume"):
-        is_paused = "paused" in after.queues["q"].meta
+        is_paused = "paused" in after.queues[Q].meta
         if is_paused != (script == "pause"):
             yield f"T7: {script} was not done"
     yield from _drained(after, events, step, reply)
@@ -114,12 +116,20 @@ def _drained(after: View, events: Events, step: Step, reply: Any) -> Iterator[st
 def _replayed(before: View, after: View, step: Step, reply: Any) -> Iterator[str]:
     if step.request.script != "replayDeadLetter" or not isinstance(reply, bytes):
         return
-    counts = [int(view.queues["q-dlq"].meta.get("x.replayed", 0)) for view in (before, after)]
+    counts = [int(view.queues[LETTERS].meta.get("x.replayed", 0)) for view in (before, after)]
     if counts[1] - counts[0] != (before.places != after.places):
         yield f"T7: a letter was replayed, and {counts} were counted"
-    job = after.queues["q"].jobs.get("again", {})
+    job = after.queues[Q].jobs.get("again") or _on_its_way(after, "again")
     if before.places != after.places and not ("x.replays" in job and "x.history" in job):
         yield f"T7: a letter was replayed as {job}"
+
+
+def _on_its_way(after: View, job_id: str) -> list[str]:
+    """The fields that a job has which comes back to another slot."""
+    for parcel in after.under_way:
+        if parcel.verb == "insert" and parcel.body["job"]["id"] == job_id:
+            return list(parcel.body["job"]["more"])
+    return []
 
 
 def _limited(after: View, step: Step, reply: Any) -> Iterator[str]:
@@ -140,7 +150,7 @@ def _limited(after: View, step: Step, reply: Any) -> Iterator[str]:
 
 def _lane_changed(after: View, step: Step) -> Iterator[str]:
     if step.request.script == "setLane" and step.name.startswith(("pause", "resume")):
-        is_stopped = "l" in after.queues["q"].lanes_stopped
+        is_stopped = "l" in after.queues[Q].lanes_stopped
         if is_stopped != step.name.startswith("pause"):
             yield f"T7: {step.name}: the lane is stopped: {is_stopped}"
 
@@ -149,14 +159,14 @@ def _confirmed(after: View, step: Step) -> Iterator[str]:
     """What is known to have arrived is not handed out again, nor excused when it stalls."""
     if not step.confirmed:
         return
-    replies = after.keys["p:q:toril:replies"].pairs
+    replies = after.keys[f"{PREFIX}:{Q}:toril:replies"].pairs
     last = replies[step.confirmed].encode("utf-8", "surrogateescape")[:-16]  # without its number
     if step.held in msgspec.msgpack.decode(last, strict=False)["taken"]:
         yield f"T7: {step.name}: the last reply has not arrived"
 
 
 def _changed_priority(after: View, step: Step, reply: Any) -> Iterator[str]:
-    changed = after.queues["q"].jobs.get("y", {})
+    changed = after.queues[Q].jobs.get("y", {})
     if step.request.script == "changePriority" and reply == 0 and changed.get("priority") != "1":
         yield "T7: y has another priority than the one that it was given"
 
@@ -170,21 +180,21 @@ def _deduplicated(
         owned = after.queues[name].jobs.get(job_id, {}).get("deid")
         if b"added" in told and owned and after.queues[name].deduplication.get(owned) != job_id:
             yield f"T7: {job_id} was added and does not own {owned}"
-    if b"removed" in events.names("q") and after.queues["q"].next_jobs:
+    if b"removed" in events.names(Q) and after.queues[Q].next_jobs:
         yield "T7: a job was replaced, and another one still waits for its turn"
     if not isinstance(reply[1], bytes):
         return
     replaces = any(b'"replace":true' in word for word in step.request.words[1:])
-    if b"deduplicated" not in events.names("q") and not replaces:
+    if b"deduplicated" not in events.names(Q) and not replaces:
         yield "T7: a job was deduplicated and nobody was told"
-    is_beside_5 = after.queues["q"].meta.get("version", "").startswith("bullmq:5")
-    if is_beside_5 and b"debounced" not in events.names("q"):
+    is_beside_5 = after.queues[Q].meta.get("version", "").startswith("bullmq:5")
+    if is_beside_5 and b"debounced" not in events.names(Q):
         yield "T7: a job was deduplicated and BullMQ 5 was not told"
     keeps_last = any(b"keepLastIfActive" in word for word in step.request.words[1:])
-    is_active = before.queues["q"].places.get(reply[1].decode()) == "active"
-    if keeps_last and is_active and not after.queues["q"].next_jobs:
+    is_active = before.queues[Q].places.get(reply[1].decode()) == "active"
+    if keeps_last and is_active and not after.queues[Q].next_jobs:
         yield "T7: the last one was to be kept and is not"
-    for kept in after.queues["q"].next_jobs.values() if keeps_last and is_active else ():
+    for kept in after.queues[Q].next_jobs.values() if keeps_last and is_active else ():
         if kept.keys() != {"name", "data", "opts", "jid", "x.job"}:
             yield f"T7: the last one was to be kept alone, and {sorted(kept)} are"
 
@@ -192,33 +202,40 @@ def _deduplicated(
 def _advanced(before: View, after: View, step: Step, reply: Any) -> Iterator[str]:
     if step.request.script != "advanceScheduler" or not isinstance(reply, bytes):
         return
-    counts = [view.keys["p:q:repeat:tick"].pairs.get("ic", 0) for view in (before, after)]
+    counts = [view.keys[f"{PREFIX}:{Q}:repeat:tick"].pairs.get("ic", 0) for view in (before, after)]
     if int(counts[1]) - int(counts[0]) != 1:
         yield f"T7: an iteration was made, and {counts} were counted"
 
 
 def _buried(before: View, after: View, events: Events) -> Iterator[str]:
-    if "q-dlq" not in after.queues:
+    if LETTERS not in after.queues:
         return
-    letters = after.queues["q-dlq"].places.keys() - before.queues["q-dlq"].places.keys()
-    counts = [int(view.queues["q"].meta.get("x.deadLettered", 0)) for view in (before, after)]
-    if letters and b"deadLettered" not in events.names("q"):
+    letters = _letters(after) - _letters(before)
+    counts = [int(view.queues[Q].meta.get("x.deadLettered", 0)) for view in (before, after)]
+    if letters and b"deadLettered" not in events.names(Q):
         yield f"T7: {letters} are dead letters and nobody was told"
     if counts[1] - counts[0] != len(letters):
         yield f"T7: {letters} are dead letters and {counts} were counted"
+
+
+def _letters(view: View) -> set[str]:
+    """Those that are there, and those on their way."""
+    return view.queues[LETTERS].places.keys() | {
+        letter_id(parcel) for parcel in view.under_way if parcel.verb == "bury"
+    }
 
 
 def _purged(before: View, after: View, events: Events, step: Step) -> Iterator[str]:
     """Every letter that waits is gone, counted and told of; one that is being run is not."""
     if step.request.script != "purgeDeadLetters":
         return
-    was, now = before.queues["q-dlq"], after.queues["q-dlq"]
+    was, now = before.queues[LETTERS], after.queues[LETTERS]
     gone = was.places.keys() - now.places.keys()
     counts = [int(queue.meta.get("x.purged", 0)) for queue in (was, now)]
     if counts[1] - counts[0] != len(gone):
         yield f"T7: {gone} were purged and {counts} were counted"
-    if (b"cleaned" in events.names("q-dlq")) != bool(gone):
-        yield f"T7: {gone} were purged, and {events.names('q-dlq')} was told"
+    if (b"cleaned" in events.names(LETTERS)) != bool(gone):
+        yield f"T7: {gone} were purged, and {events.names(LETTERS)} was told"
     is_first = not any(key.startswith(f"{was.base}:toril:purge-") for key in before.keys)
     if is_first and now.order.get("wait"):
         yield f"T7: {now.order['wait']} were to be purged"
@@ -236,7 +253,8 @@ def _removed(after: View, events: Events, step: Step, reply: Any) -> Iterator[st
     if isinstance(reply, int) or not reply[0]:
         return
     for part in ("dependencies", "processed", "failed", "unsuccessful"):
-        cell = after.keys.get(f"p:q:p:{part}")
+        cell = after.keys.get(f"{PREFIX}:{Q}:p:{part}")
         for child in cell.content if cell is not None else ():
-            if child.startswith("p:q:c") and after.place_of(child) is None:
+            is_job = child.startswith(f"{PREFIX}:")
+            if is_job and after.place_of(child) is None and not after.told(child):
                 yield f"T7: {child} was removed and is among the {part} of its parent"

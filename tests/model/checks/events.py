@@ -34,6 +34,7 @@ class Events:
         return [event for event in self.of(queue, job_id) if event in PLACE_EVENTS]
 
 
+UNDOING = {"cancelMembers", "remove"}
 ANEW = ("retryCompensation", "retryGroup")
 """What makes a job anew that failed, under the same id."""
 
@@ -52,7 +53,10 @@ def event_problems(
         is_same_state = {old, new} == {"wait", "paused"}
         if not said and old != new and not (step.is_silent or is_retained or is_same_state):
             yield f"T1: {where} went from {old} to {new} and nobody was told"
-        if said and old == new and old in (*FINISHED, None) and said != [b"removed"]:
+        # A job that arrives together with the news that it is not wanted any more.
+        has_come_and_gone = said[-1:] == [b"removed"] and bool(UNDOING & step.verbs)
+        is_news = said != [b"removed"] and not has_come_and_gone
+        if said and old == new and old in (*FINISHED, None) and is_news:
             yield f"T1: {where} is in {new} as before and the events say {said}"
         for event in said:
             if said.count(event) > 1:
@@ -64,7 +68,7 @@ def event_problems(
         # A dead letter comes from another queue, where `deadLettered` says so; here it waits.
         is_letter = "x.letter" in after.queues[name].jobs.get(job_id, ())
         is_told = b"added" in names or (is_letter and b"waiting" in names)
-        is_anew = step.request.script in ANEW
+        is_anew = step.request.script in ANEW or "removeMember" in step.verbs
         if (has_come and not is_told) or (b"added" in names and old is not None and not is_anew):
             yield f"T4: {where} from {old} to {new}: {names}"
         if old is not None and new is None and not step.may_remove:

@@ -22,15 +22,20 @@ def family_problems(view: View, queue: Queue) -> Iterator[str]:
     for key, cell in view.keys.items():
         if key.startswith(queue.base) and key.endswith(":dependencies"):
             for child in cell.content:
-                if view.place_of(child) is None:
+                if view.place_of(child) is None and not view.told(child):
                     yield f"S9: {key} names {child}, which does not exist"
 
 
 def _child(view: View, queue: Queue, job_id: str, job: dict[str, str]) -> Iterator[str]:
     parent_key = job["parentKey"]
-    if parent_key not in view.keys:
-        return
     key, place = f"{queue.base}:{job_id}", queue.places.get(job_id)
+    if view.told(key):  # its parent, or the child itself, will hear of it
+        return
+    if parent_key not in view.keys:
+        # One that runs elsewhere is left alone when its parent is removed with its children.
+        if view.layout.is_spread and place not in FINISHED and "ats" not in job:
+            yield f"S9: {job_id} is in {place}, and its parent was removed with its children"
+        return
     flags = json.loads(job["parent"])
     lists = {
         part: view.keys[f"{parent_key}:{part}"].content
@@ -51,8 +56,7 @@ def _child(view: View, queue: Queue, job_id: str, job: dict[str, str]) -> Iterat
         yield f"S9: {job_id} failed and its parent does not know"
     if (flags.get("cpof") or flags.get("idof")) and key not in lists.get("failed", ()):
         yield f"S9: {job_id} failed and its parent does not know why"
-    parent_id = parent_key.rpartition(":")[2]
     parent = view.keys[parent_key].pairs
-    is_over = queue.places.get(parent_id) in FINISHED
+    is_over = view.place_of(parent_key) in FINISHED
     if flags.get("fpof") and "defa" not in parent and not is_over:
         yield f"S9: {job_id} failed and its parent is not to fail"

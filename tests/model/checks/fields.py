@@ -29,7 +29,8 @@ def field_problems(
         if b"waiting" in said and new == "wait" and int(job.get("priority", 0)) and not is_back:
             problems.append(f"it has priority {job['priority']} and stands in the list")
         if b"stalled" in events.of(name, job_id):
-            problems += _stalled(after, was, job)
+            is_told = "cancelMembers" in after.told(f"{after.queues[name].base}:{job_id}")
+            problems += _stalled(after, was, job, is_told)
         yield from (f"T2: {name}: {job_id} from {old} to {new}: {one}" for one in problems)
 
 
@@ -46,8 +47,9 @@ def _put_off(
             yield f"it is due at {due_ms} and says in {delay_ms}"
 
 
-def _stalled(after: View, was: dict[str, str], job: dict[str, str]) -> Iterator[str]:
-    """Who comes back too often, or to a group that is being undone, is to fail."""
+def _stalled(after: View, was: dict[str, str], job: dict[str, str], is_told: bool) -> Iterator[str]:
+    """Who comes back too often, or to a group that is being undone, is to fail; a job elsewhere
+    does not know of the latter while the parcel that tells it is under way."""
     if _grown("atm", was, job):
         yield "a stalled job counts as an attempt"
     if not (_grown("stc", was, job) or _grown("x.unheard", was, job)):
@@ -58,8 +60,8 @@ def _stalled(after: View, was: dict[str, str], job: dict[str, str]) -> Iterator[
     group, _, number = job.get("x.group", "").rpartition(":")
     record = after.keys.get(group)
     if record is not None and not number.startswith("c"):
-        is_undone = record.pairs["state"] != "ACTIVE"
-        if is_undone and "defa" not in job:
+        is_undone = record.pairs["state"] not in ("ACTIVE", "BLOCKED")
+        if is_undone and "defa" not in job and not is_told:
             yield "its group is being undone and it is not to fail"
 
 

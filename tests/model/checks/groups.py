@@ -19,6 +19,8 @@ _JOB_IN_PLAN = re.compile(r":j(\d+)")
 OVER = ("COMPLETED", "FAILED", "FAILED_COMPENSATION")
 MAPPED = 2
 """So many members can be undone, the first ones."""
+NEWS = {"addMember", "memberEnded", "memberRetried", "memberSought"}
+"""Parcels after which a job is where its group thinks it is, or the group knows better."""
 _MEMBER = re.compile(r":(?:j(\d+)|g-s(\d+))$")
 
 
@@ -73,10 +75,16 @@ class _Group:
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
         self.asks = "x.asks" in record
         # What BullMQ took, ended or removed; the group learns of it when somebody looks.
-        noted = view.keys.get(f"{queue.base}:toril:unnoticed")
         self.unnoticed = {
-            f"{queue.base}:{job_id}" for job_id in (noted.content if noted is not None else ())
+            f"{one.base}:{job_id}"
+            for one in view.queues.values()
+            if (noted := view.keys.get(f"{one.base}:toril:unnoticed")) is not None
+            for job_id in noted.content
         }
+
+    def member(self, number: int) -> str:
+        """The key of the job with this number, wherever it is; the first is j1."""
+        return next(key for key in self.members if key.endswith(f":j{number}"))
 
     def before(self, number: int) -> tuple[int, ...]:
         """Those for whom a member of a staged group waits, directly or not."""
@@ -96,7 +104,7 @@ class _Group:
         pivot = self.record.get("x.pivot")
         if pivot is None:
             return False
-        return self.members[f"{self._queue.base}:j{int(pivot) + 1}"] == "completed"
+        return self.members[self.member(int(pivot) + 1)] == "completed"
 
     def _part(self, name: str) -> dict[str, str]:
         cell = self._queue.group_parts.get(f"{self._id}:{name}")
@@ -121,8 +129,9 @@ class _Group:
         """What depends on who has run what."""
         for worker in node.workers:
             for held in worker.held:
-                is_cancelled = self.members.get(f"{self._queue.base}:{held.job_id}") == "cancelled"
-                if is_cancelled and self._queue.locks.get(held.job_id) == held.token:
+                there = self._view.queues[worker.queue]
+                is_cancelled = self.members.get(f"{there.base}:{held.job_id}") == "cancelled"
+                if is_cancelled and there.locks.get(held.job_id) == held.token:
                     yield f"{held.job_id} is cancelled while {worker.name} runs it"
         if self.state == "FAILED" or (self.state == "FAILED_COMPENSATION" and not self.is_overdue):
             yield from self._undone(node.begun)
@@ -238,18 +247,26 @@ class _Group:
             place = self._view.place_of(key)
             # Brought back by another tool it waits, and its group learns of it when it is taken.
             is_under_way = place is not None and place not in FINISHED
-            if (status == "pending") != is_under_way and (status, place) != ("failed", "wait"):
+            is_told = bool(self._view.told(key) & NEWS)
+            if (
+                (status == "pending") != is_under_way
+                and (status, place) != ("failed", "wait")
+                and not is_told
+            ):
                 yield f"compensation {key} is {status} and in {place}"
+            if status in FINISHED and place in FINISHED and status != place and not is_told:
+                yield f"compensation {key} {place}, and its group says that it {status}"
             number = key.rpartition("-c")[2]
             if number in self.repeated:
                 continue
-            member = f"{self._queue.base}:j{int(number) + 1}"
+            member = self.member(int(number) + 1)
             if self.members[member] == "pending" or number in self.undo:
                 yield f"{key} undoes {member}, which is {self.members[member]}"
         for key, status in self.members.items():
             place = self._view.place_of(key)
             is_gone = place is None or place in FINISHED
-            if status == "pending" and is_gone and key not in self.unnoticed:
+            is_known = key in self.unnoticed or bool(self._view.told(key) & NEWS)
+            if status == "pending" and is_gone and not is_known:
                 yield f"member {key} is pending and in {place}"
             if status in ("planned", "awaited") and place is not None:
                 yield f"member {key} is {status} and in {place}"
@@ -286,7 +303,7 @@ class _Group:
             if job is None:
                 continue
             data = json.loads(job.pairs["data"])
-            member = f"{self._queue.base}:j{number}"
+            member = self.member(number)
             is_done = undone in self.repeated or self.members[member] == "completed"
             if data["originalReturnValue"] != (f"result of j{number}" if is_done else None):
                 yield f"{key} undoes with {data}"
@@ -337,7 +354,8 @@ def group_step_problems(
             if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED", "BLOCKED"):
                 now = _Group(after, queue, group_id, group)
                 for key in now.live:
-                    if after.place_of(key) != "active" and key not in now.unnoticed:
+                    is_left = key in now.unnoticed or "cancelMembers" in after.told(key)
+                    if after.place_of(key) != "active" and not is_left:
                         yield f"T7: {name}: the group is {new} and {key} was not cancelled"
             if old == "ACTIVE" and new.startswith("FAILED") and len(told) > 1:
                 wanted.append(b"group:compensating")
@@ -373,9 +391,13 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
             continue
         cell = before.keys.get(key)
         state = "forgotten" if cell is None else cell.pairs["state"]
+        # Elsewhere nothing else is left of a retry that was forced: the job has told its group.
+        is_retried = " " in job.get("x.toldGroup", "") and "x.turned" not in job
         if (
             state not in ("ACTIVE", "BLOCKED")
             and "x.forced" not in job
+            and not is_retried
             and "defa" not in after.queues[name].jobs[job_id]
+            and "cancelMembers" not in before.told(f"{before.queues[name].base}:{job_id}")
         ):
             yield f"{job_id} was handed out, and its group is {state}"

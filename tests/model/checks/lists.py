@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.model.slots import Q
 from tests.model.steps import Step
 from tests.model.view import Queue, View
 
@@ -12,7 +13,7 @@ from tests.model.view import Queue, View
 def list_problems(before: View, after: View, step: Step, reply: Any) -> Iterator[str]:
     if step.request.script not in ("pause", "resume") or reply:
         return
-    was, now = before.queues["q"], after.queues["q"]
+    was, now = before.queues[Q], after.queues[Q]
     is_version_6 = was.meta.get("version", "").startswith("bullmq:6")
     moves = step.request.script == "resume" or not is_version_6
     wanted = _listed(was, "wait") + _listed(was, "paused")

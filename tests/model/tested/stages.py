@@ -50,7 +50,7 @@ FOUND: dict[str, str] = {
     "rooms/stages: without stages.unblock(group, now)": "tests/features/test_group_stages.py::test_one_member_of_a_blocked_group_is_completed_by_hand",
     "rooms/stages: without stages.unblock(group, now) (2)": "tests/features/test_group_leftovers.py::test_a_group_that_may_be_undone_after_all_asks_nobody",
     "rooms/stages: without stages.unblock(group, now) (3)": "tests/features/test_group_leftovers.py::test_a_group_that_was_blocked_by_its_time_limit_is_resolved",
-    'rooms/stages: without parcels.send(base, owner, { verb = "shareGroups", owner = owner, until_ms = until_ms, first_ms = first_ms })': "tests/features/parcels/test_traces.py::test_a_queue_whose_member_comes_later_watches_the_time_limit",
+    'rooms/stages: without parcels.send(base, what, { verb = "shareGroups", owner = owner, until_ms = until_ms, first_ms = first_ms })': "tests/features/parcels/test_traces.py::test_a_queue_whose_member_comes_later_watches_the_time_limit",
     'rooms/stages: without parcels.send(string.match(letter, "^(.+):[^:]+$"), letter, { verb = "removeLetter", letter = letter, key = key, membership = membership, most = budget.left })': "tests/features/parcels/test_traces.py::test_the_letter_of_a_member_that_is_retried_is_gone",
     "rooms/stages: without remotes.add(base, job, data, opts, owner)": "tests/features/parcels/test_groups.py::test_a_member_is_refused_as_a_whole_if_its_queue_is_damaged[pc]",
 }

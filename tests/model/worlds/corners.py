@@ -1,6 +1,6 @@
 """Corners: moments that the other worlds reach late or never, each from close by.
 
-Each is explored wide.
+Each is explored wide, those over several slots deep: what is dangerous there takes more steps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.model.actors import FAIL, HOLD_LANE, WAIT, Habits, Worker, keys_of
 from tests.model.machine import START_MS, Request
+from tests.model.slots import COMPENSATION, WRITTEN, Layout, Q
 from tests.model.view import PREFIX, View
 from tests.model.world import (
     EXPIRY,
@@ -18,6 +19,7 @@ from tests.model.world import (
     LOST,
     RENEWAL,
     Client,
+    Placed,
     World,
     failing,
 )
@@ -31,7 +33,7 @@ from tests.model.worlds.common import (
     two,
 )
 from tests.model.worlds.deduplication import LAST
-from tests.model.worlds.flows import late_child
+from tests.model.worlds.flows import family, late_child
 from tests.model.worlds.groups import (
     GIVEN,
     LOOK,
@@ -45,11 +47,11 @@ from tests.model.worlds.groups import (
     pair,
 )
 from tests.model.worlds.schedulers import schedule
+from tests.model.worlds.spread import spread
 from toril import Backoff, Deduplication, FlowJob, GroupJob
 from toril.options import Keep, RateLimit
 from toril.protocol import (
     dead_letters,
-    flows,
     lanes,
     limiting,
     moving,
@@ -58,77 +60,74 @@ from toril.protocol import (
     replaying,
 )
 
-ONE = (Worker("a", "q"),)
+ONE = (Worker("a", Q),)
 LEAVES = ((LEAVING, 1),)
-RESUME = Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True)
+RESUME = Client("resume", lambda view: first(pausing.resume(keys_of(Q))), is_silent=True)
 
 
 ENDS = {
-    when: GroupJob("after", {"n": when}, queue_name="q") for when in ("on_completed", "on_failed")
+    when: GroupJob("after", {"n": when}, queue_name=Q) for when in ("on_completed", "on_failed")
 }
 
 
 def _resumed(what: str, *given: Any) -> World:
     """The workers found the queue paused, and nobody else tells them of what is there."""
-    paused = (*given, first(pausing.pause(keys_of("q"))))
+    paused = (*given, first(pausing.pause(keys_of(Q))))
     return _corner(f"resumed with {what}", paused, RESUME, starts_idle=True)
 
 
 def _corner(name: str, given: tuple[Any, ...], *clients: Client, **more: Any) -> World:
-    return World(name, ("q",), more.pop("workers", two()), given, clients, **{"faults": (), **more})
+    return World(name, (Q,), more.pop("workers", two()), given, clients, **{"faults": (), **more})
 
 
 def _promote(job_id: str) -> Client:
     return Client(
         f"promote {job_id}",
-        lambda view: moving.promote(keys_of("q"), job_id, call=f"promote {job_id}"),
+        lambda view: moving.promote(keys_of(Q), job_id, call=f"promote {job_id}"),
     )
 
 
-def _family(*, parent: str = "parent", other: str = "job", **policy: Any) -> Any:
-    root = FlowJob(
-        parent,
-        {"n": "p"},
-        queue_name="q",
-        job_id="p",
-        children=[
-            FlowJob("fails", {"n": "c1"}, queue_name="q", job_id="c1", **policy),
-            FlowJob(other, {"n": "c2"}, queue_name="q", job_id="c2", **policy),
-        ],
-    )
-    return flows.add(flows.prepare([root], PREFIX, iter(("f0", "f1", "f2")).__next__))
+def _family(*, parent: str = "parent", other: str = "job", **policy: Any) -> Placed:
+    def make(layout: Layout) -> Any:
+        children = [
+            FlowJob("fails", {"n": "c1"}, queue_name=layout.home("c1"), job_id="c1", **policy),
+            FlowJob(other, {"n": "c2"}, queue_name=layout.home("c2"), job_id="c2", **policy),
+        ]
+        return family(layout, children, parent)
+
+    return make
 
 
 def _remove_a_slice(view: View) -> Any:
     """One of the family, once none of the children is pending."""
-    if f"{PREFIX}:q:p:dependencies" in view.keys:
+    if f"{PREFIX}:{Q}:p:dependencies" in view.keys:
         return None
-    return first(removing.remove(keys_of("q"), "p", children=True, slice_size=1))
+    return first(removing.remove(keys_of(Q), "p", children=True, slice_size=1))
 
 
 SLICES = tuple(Client(f"remove slice {n}", _remove_a_slice, may_remove=True) for n in (1, 2))
 
 
 def _lane_limit(most: int) -> Any:
-    return first(lanes.set_rate_limit(keys_of("q"), RateLimit(most, 1000), "l"))
+    return first(lanes.set_rate_limit(keys_of(Q), RateLimit(most, 1000), "l"))
 
 
 def _letter(job_id: str) -> tuple[Any, Request]:
     """A dead letter of the queue "q", as if a worker had buried it."""
-    meta = f'{{"originalJobId":"{job_id}","originalTimestamp":5,"sourceQueue":"q"}}'
-    note = f'{{"size":{len(meta)},"source":"q","why":"","fp":"f"}}'
+    meta = f'{{"originalJobId":"{job_id}","originalTimestamp":5,"sourceQueue":"{Q}"}}'
+    note = f'{{"size":{len(meta)},"source":"{Q}","why":"","fp":"f"}}'
     fields = ("data", f'{{"n":"{job_id}","_dlqMeta":{meta}}}', "x.letter", note)
-    return add(job_id, queue="letters"), Request("write", (f"{PREFIX}:letters:{job_id}",), fields)
+    return add(job_id, queue=WRITTEN), Request("write", (f"{PREFIX}:{WRITTEN}:{job_id}",), fields)
 
 
 def _operator(name: str, slices: int) -> tuple[Client, ...]:
     """Somebody who replays all letters, one in a slice; each slice follows the one before."""
     every = dead_letters.Filter()
-    keys, run = keys_of("letters"), dead_letters.Run("replay", name, every)
+    keys, run = keys_of(WRITTEN), dead_letters.Run("replay", name, every)
 
     def slice_of(step: int) -> Any:
         def make(view: View) -> Any:
-            record = f"{PREFIX}:letters:toril:replay-{name}"
+            record = f"{PREFIX}:{WRITTEN}:toril:replay-{name}"
             if step > 0 and record not in view.keys:
                 return None
             walk = dead_letters.Walk(step=step, done=step, not_after=START_MS + 1000)
@@ -143,8 +142,21 @@ def _operator(name: str, slices: int) -> tuple[Client, ...]:
 
 FROM_ANOTHER = Request(
     "write",
-    (f"{PREFIX}:q:dn:d",),
-    ("name", "other", "data", "{}", "opts", "{}", "jid", "o", "pk", "p:q:gone", "pd", "{}"),
+    (f"{PREFIX}:{Q}:dn:d",),
+    (
+        "name",
+        "other",
+        "data",
+        "{}",
+        "opts",
+        "{}",
+        "jid",
+        "o",
+        "pk",
+        f"{PREFIX}:{Q}:gone",
+        "pd",
+        "{}",
+    ),
 )
 
 AGAIN = ((LOST, 1), (GHOST, 1))
@@ -166,14 +178,19 @@ COMING_AGAIN = (
         given=(add("x", deduplication=Deduplication("d")),),
     ),
     _comes_again("a child", Client("add c", late_child), given=(add("p", "parent"),)),
-    _comes_again("a flow", Client("add a flow", lambda view: _family())),
+    _comes_again("a flow", Client("add a flow", lambda view: _family()(view.layout))),
     _comes_again("a schedule", Client("schedule", lambda view: schedule()), ticks=0),
     World(
         "a group comes again",
         QUEUES,
-        (Worker("a", "q", KEEPS_NOTHING), Worker("c", "q:compensation", KEEPS_NOTHING)),
+        (Worker("a", Q, KEEPS_NOTHING), Worker("c", COMPENSATION, KEEPS_NOTHING)),
         (),
-        (Client("add a group", lambda view: group(names=("one", "two"), keep=Keep(count=0))),),
+        (
+            Client(
+                "add a group",
+                lambda view: group(names=("one", "two"), keep=Keep(count=0))(view.layout),
+            ),
+        ),
         ends=failing("two"),
         faults=AGAIN,
         may_remove=True,
@@ -205,7 +222,7 @@ WORLDS = (
     _corner("given back", (add("x"),), faults=((GIVING_BACK, 1), (LEAVING, 1))),
     _corner(
         "a place is free again",
-        (limiting.set_concurrency(keys_of("q"), 1), add("x"), add("y")),
+        (limiting.set_concurrency(keys_of(Q), 1), add("x"), add("y")),
         faults=LEAVES,
     ),
     _corner("renewed", (add("x"),), faults=((EXPIRY, 1), (RENEWAL, 1))),
@@ -227,8 +244,8 @@ WORLDS = (
     _corner(
         "a lane is stopped",
         (add("x", lane="l"), add("y", lane="l")),
-        Client("pause l", lambda view: lanes.pause(keys_of("q"), "l")),
-        Client("resume l", lambda view: lanes.resume(keys_of("q"), "l")),
+        Client("pause l", lambda view: lanes.pause(keys_of(Q), "l")),
+        Client("resume l", lambda view: lanes.resume(keys_of(Q), "l")),
     ),
     _corner(
         "a handler holds its lane",
@@ -323,7 +340,7 @@ WORLDS = (
     ),
     World(
         "two operators replay the same letters",
-        ("q", "letters"),
+        (Q, WRITTEN),
         ONE,
         tuple(command for n in "wxyz" for command in _letter(n)),
         (*_operator("a", 2), *_operator("b", 1)),
@@ -334,7 +351,7 @@ WORLDS = (
     World(
         "undone backwards after a stall",
         QUEUES,
-        (*two(), Worker("c", "q:compensation")),
+        (*two(), Worker("c", COMPENSATION)),
         (group("reverse"),),
         ends=failing("three"),
         faults=((EXPIRY, 1),),
@@ -343,7 +360,7 @@ WORLDS = (
     World(
         "tried again while it is undone",
         QUEUES,
-        (*two(), Worker("c", "q:compensation")),
+        (*two(), Worker("c", COMPENSATION)),
         (group(names=("one", "two"), attempts=2),),
         ends=failing("one", "two"),
         faults=(),
@@ -383,7 +400,7 @@ WORLDS = (
     World(
         "undone too late",
         QUEUES,
-        (*ONE, Worker("c", "q:compensation")),
+        (*ONE, Worker("c", COMPENSATION)),
         (pair(undo_timeout=1000),),
         (LOOK, UNDO_MORE),
         ends=failing("two", "undo-one"),
@@ -393,7 +410,7 @@ WORLDS = (
     World(
         "a job at the end of a group",
         QUEUES,
-        (*ONE, Worker("c", "q:compensation")),
+        (*ONE, Worker("c", COMPENSATION)),
         (pair(timeout=2000, **ENDS),),
         (LOOK,),
         ends=failing("one", "two", "undo-one"),
@@ -401,3 +418,29 @@ WORLDS = (
         may_remove=True,
     ),
 )
+
+
+_ELSEWHERE = {
+    "a child comes again": ("c",),
+    "a flow comes again": ("c1",),
+    "a group comes again": ("j2",),
+    "a parent comes to the front": ("c1",),
+    "a parent is let go by a removal": ("c1", "c2"),
+    "a parent is announced": ("c1", "c2"),
+    "a child fails while its parent runs": ("c",),
+    "a parent that waited in vain waits again": ("c",),
+    "two operators replay the same letters": (),
+    "undone backwards after a stall": ("j1", "j3"),
+    "tried again while it is undone": ("j2",),
+    "blocked behind a pivot": ("j2",),
+    "a pivot of which nobody knows": ("j1",),
+    "a signal that comes twice or never": ("j2",),
+    "undone too late": ("j1",),
+    "a job at the end of a group": ("j1", "on_completed", "on_failed"),
+}
+"""The corners in which something may cross slots, and the jobs that are in another one."""
+
+
+def spread_twins() -> tuple[World, ...]:
+    of = {world.name: world for world in WORLDS}
+    return tuple(spread(of[name], *jobs) for name, jobs in _ELSEWHERE.items())

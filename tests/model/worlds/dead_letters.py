@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from tests.model.actors import Habits, Worker, keys_of
+from tests.model.slots import LETTERS, Q
 from tests.model.view import View
 from tests.model.world import DEATH, EXPIRY, GHOST, LEAVING, LOST, Client, World, failing
 from tests.model.worlds.common import add, first, two
 from toril.protocol import dead_letters, removing, replaying
 
-BURIES = Habits(dead_letters="q-dlq")
+BURIES = Habits(dead_letters=LETTERS)
 
 
 def _replay(view: View) -> Any:
-    letters = view.queues["q-dlq"].order.get("wait")
+    letters = view.queues[LETTERS].order.get("wait")
     if not letters:
         return None
-    return replaying.replay(keys_of("q-dlq"), letters[0], "again", "q")
+    return replaying.replay(keys_of(LETTERS), letters[0], "again", Q)
 
 
 def _drain(view: View) -> Any:
-    return first(removing.drain(keys_of("q-dlq")))
+    return first(removing.drain(keys_of(LETTERS)))
 
 
 def _purge(view: View) -> Any:
-    keys, every = keys_of("q-dlq"), dead_letters.Filter()
+    keys, every = keys_of(LETTERS), dead_letters.Filter()
     run = dead_letters.Run("purge", "r", every)
     return dead_letters.purge_slice(keys, dead_letters.Walk(), every, run=run)
 
@@ -38,8 +39,8 @@ CLIENTS = (REPLAY, DRAIN)
 
 LETTER = World(
     "one letter",
-    ("q", "q-dlq"),
-    (Worker("a", "q", BURIES), Worker("c", "q-dlq")),
+    (Q, LETTERS),
+    (Worker("a", Q, BURIES), Worker("c", LETTERS)),
     (add("x", "fails"),),
     (REPLAY, PURGE_THEM),
     ends=failing("fails"),
@@ -48,9 +49,9 @@ LETTER = World(
     starts_idle=True,
 )
 
-LETTERS = World(
+SEVERAL = World(
     "dead letters",
-    ("q", "q-dlq"),
+    (Q, LETTERS),
     two(BURIES),
     (add("x", "fails"), add("y", "fails", attempts=2)),
     CLIENTS,
@@ -60,8 +61,8 @@ LETTERS = World(
 
 PURGE = World(
     "letters, counted and purged",
-    ("q", "q-dlq"),
-    (Worker("a", "q", BURIES._replace(points=2)),),
+    (Q, LETTERS),
+    (Worker("a", Q, BURIES._replace(points=2)),),
     (add("x", "fails", priority=1), add("y", "fails", lane="l"), add("z", "fails", delay=1000)),
     (REPLAY, DRAIN, PURGE_THEM),
     ends=failing("fails"),
@@ -69,4 +70,4 @@ PURGE = World(
     may_remove=True,
 )
 
-WORLDS = (LETTER, LETTERS, PURGE)
+WORLDS = (LETTER, SEVERAL, PURGE)

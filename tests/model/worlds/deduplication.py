@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.model.slots import Q
 from tests.model.world import DEATH, EXPIRY, FAULTS, LEAVING, LOST, World, failing
 from tests.model.worlds.common import add, adds, removes, two
 from toril import Deduplication
@@ -15,7 +16,7 @@ LAST = Deduplication("d", keep_last_if_active=True)
 
 DEDUPLICATION = World(
     "deduplication",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "fails", deduplication=PLAIN),),
     (adds("y", deduplication=PLAIN), adds("z", deduplication=PLAIN), removes("x")),
@@ -24,7 +25,7 @@ DEDUPLICATION = World(
 
 KEEP_LAST = World(
     "keep the last one",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "fails", attempts=2, deduplication=LAST), add("w"), add("v")),
     (adds("y", deduplication=LAST), adds("z", lifo=True, deduplication=LAST)),
@@ -34,7 +35,7 @@ KEEP_LAST = World(
 
 KEEP_LAST_LATER = World(
     "keep the last one for later",
-    ("q",),
+    (Q,),
     two(),
     (add("x", deduplication=Deduplication("d", ttl=5000)),),
     (
@@ -48,7 +49,7 @@ KEEP_LAST_LATER = World(
 
 FOR_A_TIME = World(
     "one in five seconds",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "fails", deduplication=Deduplication("d", ttl=5000)),),
     (
@@ -62,7 +63,7 @@ FOR_A_TIME = World(
 
 DEBOUNCE = World(
     "the newest replaces the delayed one",
-    ("q",),
+    (Q,),
     two(),
     (add("x", delay=1000, deduplication=NEWEST),),
     (
@@ -76,7 +77,7 @@ DEBOUNCE = World(
 
 DEBOUNCE_IN_LANE = World(
     "the newest replaces the delayed one of a lane",
-    ("q",),
+    (Q,),
     two(),
     (add("x", lane="l", delay=2000, deduplication=NEWEST), add("w", lane="w")),
     (
@@ -89,7 +90,7 @@ DEBOUNCE_IN_LANE = World(
 
 PUT_OFF = World(
     "a duplicate puts the delayed one off",
-    ("q",),
+    (Q,),
     two(),
     (add("x", delay=2000, deduplication=OFF),),
     (adds("y", delay=1000, deduplication=OFF), adds("z", deduplication=OFF), removes("x")),

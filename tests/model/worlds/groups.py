@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from tests.model.actors import Worker, keys_of
+from tests.model.slots import COMPENSATION, OF_MEMBERS, Layout, Q
 from tests.model.view import PREFIX, View
-from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, World, failing
+from tests.model.world import DEATH, EXPIRY, FAULTS, LOST, Client, Placed, World, failing
 from tests.model.worlds.common import (
     REMOVES_ORPHANS,
     add,
@@ -24,13 +27,14 @@ from tests.model.worlds.common import (
 from toril import GroupJob, GroupSignal
 from toril.options import Keep
 from toril.protocol import groups, moving, starting
+from toril.protocol.command import Command
 from toril.protocol.new_group import Compensation, new_group
 
-QUEUES = ("q", "q:compensation")
+QUEUES = (Q, COMPENSATION)
 MEMBERS = ("one", "two", "three")
 FAILING = failing("one", "two", "undo-one")
-ONE_WORKER = (Worker("a", "q"), Worker("c", "q:compensation"))
-TWO_WORKERS = (*two(), Worker("c", "q:compensation"))
+ONE_WORKER = (Worker("a", Q), Worker("c", COMPENSATION))
+TWO_WORKERS = (*two(), Worker("c", COMPENSATION))
 
 
 def group(
@@ -39,99 +43,94 @@ def group(
     names: Sequence[str] = MEMBERS,
     keep: Keep | None = None,
     **options: Any,
-) -> Any:
-    undo = {
-        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
-    }
-    made = new_group(
-        "order",
-        [GroupJob(name, {"n": name}, queue_name="q", **options) for name in names],
-        undo,
-        queue_name=None,
-        compensation_queue="{queue}:compensation",
-        order=order,
-        late=True,
-        keep=keep,
-        timeout=None,
-    )
-    return starting.create(PREFIX, made, "g", [f"j{n + 1}" for n in range(len(names))])
+) -> Placed:
+    jobs = [(name, f"j{n + 1}", options) for n, name in enumerate(names)]
+    more = {"compensation_queue": "{queue}:compensation", "late": True, "keep": keep}
+    return _placed(jobs, undone=MEMBERS[:2], order=order, timeout=None, **more)
+
+
+def _placed(
+    jobs: Sequence[tuple[str, str, dict[str, Any]] | GroupSignal],
+    undone: Sequence[str] = (),
+    *,
+    name: str = "order",
+    seed: str | None = None,
+    **options: Any,
+) -> Placed:
+    """A group of these jobs (name, id and options) and signals, wherever each of them is."""
+    undo = {one: Compensation(f"undo-{one}", {}, attempts=1, backoff=None) for one in undone}
+    ids = [f"j{n + 1}" for n in range(len(jobs))]
+
+    def make(layout: Layout) -> Command[Any]:
+        members = [
+            job
+            if isinstance(job, GroupSignal)
+            else GroupJob(job[0], {"n": job[0]}, queue_name=layout.home(job[1]), **job[2])
+            for job in jobs
+        ]
+        ends = {
+            option: msgspec.structs.replace(value, queue_name=layout.home(option))
+            for option, value in options.items()
+            if isinstance(value, GroupJob)
+        }
+        made = new_group(name, members, undo or None, queue_name=Q, **{**options, **ends})
+        return starting.create(PREFIX, made, "g", ids, **({"seed": seed} if seed else {}))
+
+    return make
 
 
 CANCEL = Client(
     "cancel the group",
-    lambda view: groups.cancel(keys_of("q"), "g", request="r"),
+    lambda view: groups.cancel(keys_of(Q), "g", request="r"),
     may_remove=True,
 )
 
 
-def staged(*, pivot: bool = False, signal: bool = False, timeout: int | None = None) -> Any:
+def staged(*, pivot: bool = False, signal: bool = False, timeout: int | None = None) -> Placed:
     """Three members, each after the one before: the second may be the pivot, or a signal."""
-    one = GroupJob("one", {"n": "one"}, queue_name="q")
-    two: Any = GroupJob(
-        "two", {"n": "two"}, queue_name="q", after=["one"], inputs={"x": "one"}, pivot=pivot
-    )
+    two: Any = ("two", "j2", {"after": ["one"], "inputs": {"x": "one"}, "pivot": pivot})
     if signal:
         two = GroupSignal("two", after=["one"], timeout=2000)
-    three = GroupJob("three", {"n": "three"}, queue_name="q", after=["two"])
-    mapped = MEMBERS[:1] if pivot or signal else MEMBERS[:2]
-    undo = {name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in mapped}
-    made = new_group("order", [one, two, three], undo, timeout=timeout)
-    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
+    undone = MEMBERS[:1] if pivot or signal else MEMBERS[:2]
+    jobs = [("one", "j1", {}), two, ("three", "j3", {"after": ["two"]})]
+    return _placed(jobs, undone, seed="j", timeout=timeout)
 
 
-def joined() -> Any:
+def joined() -> Placed:
     """The third member waits for the first and the second."""
-    members = [
-        GroupJob("one", {"n": "one"}, queue_name="q"),
-        GroupJob("two", {"n": "two"}, queue_name="q"),
-        GroupJob("three", {"n": "three"}, queue_name="q", after=["one", "two"]),
-    ]
-    undo = {
-        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
-    }
-    made = new_group("joined", members, undo)
-    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"], seed="j")
+    jobs = [("one", "j1", {}), ("two", "j2", {}), ("three", "j3", {"after": ["one", "two"]})]
+    return _placed(jobs, MEMBERS[:2], name="joined", seed="j")
 
 
-def pair(name: str = "order", *, pivot: bool = False, **options: Any) -> Any:
+def pair(name: str = "order", *, pivot: bool = False, **options: Any) -> Placed:
     """Two members, one after the other; the first is the pivot, or can be undone."""
-    members = [
-        GroupJob("one", {"n": "one"}, queue_name="q", pivot=pivot),
-        GroupJob("two", {"n": "two"}, queue_name="q", after=["one"]),
-    ]
-    undo = {} if pivot else {"one": Compensation("undo-one", {}, attempts=1, backoff=None)}
-    made = new_group(name, members, undo, **options)
-    return starting.create(PREFIX, made, "g", ["j1", "j2"], seed="j")
+    jobs = [("one", "j1", {"pivot": pivot}), ("two", "j2", {"after": ["one"]})]
+    return _placed(jobs, () if pivot else MEMBERS[:1], name=name, seed="j", **options)
 
 
-def awaited() -> Any:
+def awaited() -> Placed:
     """A signal, and a member after it."""
-    members = [
-        GroupSignal("two", timeout=2000),
-        GroupJob("one", {"n": "one"}, queue_name="q", after=["two"]),
-    ]
-    made = new_group("order", members, None)
-    return starting.create(PREFIX, made, "g", ["j1", "j2"], seed="j")
+    return _placed([GroupSignal("two", timeout=2000), ("one", "j2", {"after": ["two"]})], seed="j")
 
 
 def _of_group(make: Any) -> Any:
     """What can be asked of a group as long as there is one."""
-    return lambda view: make() if "g" in view.queues["q"].groups else None
+    return lambda view: make() if "g" in view.queues[Q].groups else None
 
 
 LOOK = Client(
-    "look after the group", _of_group(lambda: groups.reconcile(keys_of("q"), everything=True)), True
+    "look after the group", _of_group(lambda: groups.reconcile(keys_of(Q), everything=True)), True
 )
-AGAIN = Client("start it again", lambda view: staged())
+AGAIN = Client("start it again", lambda view: staged()(view.layout))
 RETRY_GROUP = Client(
     "retry the group",
-    _of_group(lambda: groups.retry_group(keys_of("q"), "g", request="rg")),
+    _of_group(lambda: groups.retry_group(keys_of(Q), "g", request="rg")),
     may_remove=True,
     is_silent=True,
 )
 UNDO_MORE = Client(
     "retry the compensation",
-    _of_group(lambda: groups.retry_compensation(keys_of("q"), "g", request="rc")),
+    _of_group(lambda: groups.retry_compensation(keys_of(Q), "g", request="rc")),
     may_remove=True,
     is_silent=True,
 )
@@ -139,7 +138,7 @@ UNDO_MORE = Client(
 
 RESOLVE = Client(
     "resolve the group",
-    _of_group(lambda: groups.resolve(keys_of("q"), "g", "by hand", request="rs")),
+    _of_group(lambda: groups.resolve(keys_of(Q), "g", "by hand", request="rs")),
     may_remove=True,
 )
 
@@ -148,15 +147,18 @@ def _signal(state: str, request: str) -> Client:
     return Client(
         f"signal {state} {request}",
         _of_group(
-            lambda: groups.settle_member(keys_of("q"), "g", "two", state, b"1", request=request)
+            lambda: groups.settle_member(keys_of(Q), "g", "two", state, b"1", request=request)
         ),
         True,
     )
 
 
 def _run_again(view: View) -> Any:
-    done = view.queues["q"].order.get("completed")
-    return moving.retry(keys_of("q"), done[0], call="by hand", force=True) if done else None
+    for name in OF_MEMBERS:
+        done = view.queues[name].order.get("completed") if name in view.queues else None
+        if done:
+            return moving.retry(keys_of(name), done[0], call="by hand", force=True)
+    return None
 
 
 BY_HAND = Client("run a member again", _run_again)
@@ -303,9 +305,10 @@ BESIDE = World(
 
 
 def _undo_again(view: View) -> Any:
-    if "g-c0" not in view.queues["q:compensation"].order.get("failed", ()):
+    queue = f"{view.layout.home('j1')}:compensation"
+    if "g-c0" not in view.queues[queue].order.get("failed", ()):
         return None
-    return moving.retry(keys_of("q:compensation"), "g-c0", call="undo it again")
+    return moving.retry(keys_of(queue), "g-c0", call="undo it again")
 
 
 BROKEN = World(
@@ -314,7 +317,7 @@ BROKEN = World(
     ONE_WORKER,
     (group(names=("one", "two")),),
     (
-        retried_by_bullmq("g-c0", queue="q:compensation"),
+        retried_by_bullmq("g-c0"),
         Client("undo it again", _undo_again),
     ),
     ends=failing("two", "undo-one"),
@@ -335,7 +338,7 @@ OPERATORS = World(
     (group(names=("one", "two")),),
     (
         UNDO_MORE,
-        _again(UNDO_MORE, lambda: groups.retry_compensation(keys_of("q"), "g", request="rc2")),
+        _again(UNDO_MORE, lambda: groups.retry_compensation(keys_of(Q), "g", request="rc2")),
         RESOLVE,
         LOOK,
     ),
@@ -350,7 +353,7 @@ BLOCKED = World(
     (pair(pivot=True),),
     (
         RETRY_GROUP,
-        _again(RETRY_GROUP, lambda: groups.retry_group(keys_of("q"), "g", request="rg2")),
+        _again(RETRY_GROUP, lambda: groups.retry_group(keys_of(Q), "g", request="rg2")),
         RESOLVE,
         LOOK,
     ),
@@ -360,15 +363,10 @@ BLOCKED = World(
 )
 
 
-def _one_later() -> Any:
+def _one_later() -> Placed:
     """Three members side by side, the last of them delayed."""
-    members = [GroupJob(name, {"n": name}, queue_name="q") for name in MEMBERS[:2]]
-    members.append(GroupJob("three", {"n": "three"}, queue_name="q", delay=1000))
-    undo = {
-        name: Compensation(f"undo-{name}", {}, attempts=1, backoff=None) for name in MEMBERS[:2]
-    }
-    made = new_group("order", members, undo)
-    return starting.create(PREFIX, made, "g", ["j1", "j2", "j3"])
+    jobs = [("one", "j1", {}), ("two", "j2", {}), ("three", "j3", {"delay": 1000})]
+    return _placed(jobs, MEMBERS[:2])
 
 
 NODE_RUNS = (
@@ -412,8 +410,8 @@ NODE_IN_STAGES = World(
 
 
 def _clean(view: View) -> Any:
-    ended = view.keys.get(f"{PREFIX}:q:toril:groups-ended")
-    return first(groups.clean(keys_of("q"), grace_ms=0, limit=0)) if ended is not None else None
+    ended = view.keys.get(f"{PREFIX}:{Q}:toril:groups-ended")
+    return first(groups.clean(keys_of(Q), grace_ms=0, limit=0)) if ended is not None else None
 
 
 CLEAN = Client("clean groups", _clean, is_silent=True)

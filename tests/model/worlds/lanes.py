@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.model.actors import FAIL, PUT_OFF, keys_of
+from tests.model.slots import Q
 from tests.model.world import (
     DEATH,
     EXPIRY,
@@ -28,7 +29,7 @@ from toril.protocol import lanes, moving
 
 LANE = World(
     "a lane of three",
-    ("q",),
+    (Q,),
     two(),
     (
         add("x", "retries", lane="l", attempts=2),
@@ -42,10 +43,10 @@ LANE = World(
 
 SHARED = World(
     "a lane for two at once",
-    ("q",),
+    (Q,),
     two(),
     (
-        first(lanes.set_concurrency(keys_of("q"), 2, None)),
+        first(lanes.set_concurrency(keys_of(Q), 2, None)),
         add("x", "retries", lane="l", attempts=2),
         add("y", lane="l"),
         add("z", lane="l"),
@@ -57,10 +58,10 @@ SHARED = World(
 
 RATED = World(
     "a lane with a rate limit",
-    ("q",),
+    (Q,),
     two(),
     (
-        first(lanes.set_rate_limit(keys_of("q"), RateLimit(1, 1000), None)),
+        first(lanes.set_rate_limit(keys_of(Q), RateLimit(1, 1000), None)),
         add("x", "retries", lane="l", attempts=2),
         add("y", lane="l"),
     ),
@@ -71,7 +72,7 @@ RATED = World(
 
 BY_HAND = World(
     "a lane changed by hand",
-    ("q",),
+    (Q,),
     two(),
     (
         add("x", "fails", lane="l"),
@@ -80,10 +81,10 @@ BY_HAND = World(
         add("p"),
     ),
     (
-        Client("retry x", lambda view: moving.retry(keys_of("q"), "x", call="retry x")),
-        Client("promote y", lambda view: moving.promote(keys_of("q"), "y", call="promote y")),
-        Client("pause l", lambda view: lanes.pause(keys_of("q"), "l")),
-        Client("resume l", lambda view: lanes.resume(keys_of("q"), "l")),
+        Client("retry x", lambda view: moving.retry(keys_of(Q), "x", call="retry x")),
+        Client("promote y", lambda view: moving.promote(keys_of(Q), "y", call="promote y")),
+        Client("pause l", lambda view: lanes.pause(keys_of(Q), "l")),
+        Client("resume l", lambda view: lanes.resume(keys_of(Q), "l")),
     ),
     ends={"fails": (FAIL,), "puts off": (PUT_OFF,)},
     faults=((EXPIRY, 1), (GIVING_BACK, 1), (LEAVING, 1)),
@@ -91,17 +92,17 @@ BY_HAND = World(
 
 HALTED = World(
     "a lane that halts",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "fails", lane="l", on_exhausted="halt"), add("y", lane="l"), add("o", lane="o")),
-    (Client("resume l", lambda view: lanes.resume(keys_of("q"), "l")), removes("y")),
+    (Client("resume l", lambda view: lanes.resume(keys_of(Q), "l")), removes("y")),
     ends=failing("fails"),
     faults=((LOST, 1), (EXPIRY, 1), (LEAVING, 1)),
 )
 
 BESIDE = World(
     "a lane beside BullMQ",
-    ("q",),
+    (Q,),
     two(),
     (
         add("x", "fails", lane="l", attempts=1),

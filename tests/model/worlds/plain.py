@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.model.actors import FAIL, LIMIT, PUT_OFF, Habits, Worker, keys_of
 from tests.model.machine import Request
+from tests.model.slots import Q
 from tests.model.world import (
     CONFIRMATION,
     DEATH,
@@ -23,16 +24,16 @@ from toril import Backoff, Deduplication
 from toril.options import Keep, RateLimit
 from toril.protocol import limiting, moving, pausing
 
-RETRY = Client("retry x", lambda view: moving.retry(keys_of("q"), "x", call="retry x"))
+RETRY = Client("retry x", lambda view: moving.retry(keys_of(Q), "x", call="retry x"))
 CHANGE = Client(
     "change y",
-    lambda view: moving.change_priority(keys_of("q"), "y", 1, call="change y"),
+    lambda view: moving.change_priority(keys_of(Q), "y", 1, call="change y"),
     is_silent=True,
 )
 
 ONE = World(
     "one job and many faults",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "retries", attempts=2, backoff=Backoff.fixed(1000)),),
     (removes("x"),),
@@ -42,7 +43,7 @@ ONE = World(
 
 IDLE = World(
     "idle workers are woken",
-    ("q",),
+    (Q,),
     two(),
     (),
     (adds("x", "retries", attempts=2), adds("y", delay=1000), adds("z", lane="l")),
@@ -53,7 +54,7 @@ IDLE = World(
 
 WORKERS = World(
     "two workers and five jobs",
-    ("q",),
+    (Q,),
     two(),
     (
         add("x", "retries", attempts=2),
@@ -69,7 +70,7 @@ WORKERS = World(
 
 THREE = World(
     "two workers and three jobs",
-    ("q",),
+    (Q,),
     two(),
     (
         add("x", "retries", attempts=2),
@@ -83,13 +84,13 @@ THREE = World(
 
 PAUSE = World(
     "pause, promote and retry",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "fails"), add("y", delay=1000), add("v", lane="l", delay=1000)),
     (
-        Client("pause", lambda view: first(pausing.pause(keys_of("q"))), is_silent=True),
-        Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True),
-        Client("promote y", lambda view: moving.promote(keys_of("q"), "y", call="promote y")),
+        Client("pause", lambda view: first(pausing.pause(keys_of(Q))), is_silent=True),
+        Client("resume", lambda view: first(pausing.resume(keys_of(Q))), is_silent=True),
+        Client("promote y", lambda view: moving.promote(keys_of(Q), "y", call="promote y")),
         RETRY,
         CHANGE,
     ),
@@ -99,7 +100,7 @@ PAUSE = World(
 
 RATED = World(
     "a rate limit, metrics and retention",
-    ("q",),
+    (Q,),
     two(Habits(points=2, is_named=True, limiter=RateLimit(1, 1000), keeps=Keep(count=1))),
     (add("x", "retries", attempts=2, lifo=True), add("y", "limited"), add("z")),
     ends={"retries": (FAIL,), "limited": (LIMIT, PUT_OFF)},
@@ -109,31 +110,31 @@ RATED = World(
 
 CROWDED = World(
     "a limit of one at a time",
-    ("q",),
+    (Q,),
     two(),
     (
-        limiting.set_concurrency(keys_of("q"), 1),
+        limiting.set_concurrency(keys_of(Q), 1),
         add("x", "retries", attempts=2),
         add("y"),
         add("z"),
     ),
-    (Client("let two run", lambda view: limiting.set_concurrency(keys_of("q"), 2)),),
+    (Client("let two run", lambda view: limiting.set_concurrency(keys_of(Q), 2)),),
     ends=failing("retries"),
     faults=((LOST, 1), (EXPIRY, 1), (GIVING_BACK, 1), (LEAVING, 1)),
 )
 
 BESIDE_5 = World(
     "beside BullMQ 5",
-    ("q",),
+    (Q,),
     two(),
     (
-        Request("write", (keys_of("q").meta,), ("version", "bullmq:5.81.0")),
+        Request("write", (keys_of(Q).meta,), ("version", "bullmq:5.81.0")),
         add("x", "retries", attempts=2, deduplication=Deduplication("d")),
         add("w"),
     ),
     (
-        Client("pause", lambda view: first(pausing.pause(keys_of("q"))), is_silent=True),
-        Client("resume", lambda view: first(pausing.resume(keys_of("q"))), is_silent=True),
+        Client("pause", lambda view: first(pausing.pause(keys_of(Q))), is_silent=True),
+        Client("resume", lambda view: first(pausing.resume(keys_of(Q))), is_silent=True),
         adds("y", deduplication=Deduplication("d")),
         adds("v"),
     ),
@@ -143,8 +144,8 @@ BESIDE_5 = World(
 
 MANY = World(
     "four at once",
-    ("q",),
-    (Worker("a", "q", Habits(takes=4)), Worker("b", "q")),
+    (Q,),
+    (Worker("a", Q, Habits(takes=4)), Worker("b", Q)),
     (add("x", "retries", attempts=2), *(add(name) for name in ("y", "z", "v", "u"))),
     (adds("t", lifo=True), adds("s", priority=1)),
     ends=failing("retries"),
@@ -153,7 +154,7 @@ MANY = World(
 
 LAST_ONES = World(
     "workers that leave",
-    ("q",),
+    (Q,),
     two(),
     (add("x", "retries", attempts=2, lifo=True), add("y", "later", attempts=2, backoff=1000)),
     (adds("z", priority=1), RETRY),

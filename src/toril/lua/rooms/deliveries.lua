@@ -50,9 +50,9 @@ function verbs.addFlow(round, body)
 end
 
 --- A job of a group whose record is in another slot comes here.
-function verbs.addMember(round, body)
+function verbs.addMember(round, body, id)
   round.jobs = round.jobs or arrivals.at(round.queue)
-  remotes.receive(round.jobs, body, round.now)
+  remotes.receive(round.jobs, body, id, round.now)
 end
 
 --- The letter of a job of a group here is replayed in another slot.

@@ -235,6 +235,7 @@ function jobs.finish(queue, gate, ended, known, points, now)
     parents.childEnded(known.parent_key, known.parent, job, ended.state, ended.value, now)
   end
   local run = known.group and lastRun(job, ended, known)
+  local told = run and parcels.isAway(known.group) and redis.call("HGET", job, "x.toldGroup")
   if ended.trouble then ended.letter_id = burials.bury(queue, ended.dead_letters, ended, known) end
   keepOrDelete(queue, job, ended, known, attempts_made, now)
   announceEnd(queue, ended, attempts_made)
@@ -245,7 +246,7 @@ function jobs.finish(queue, gate, ended, known, points, now)
   if run then
     groups.onSettled(known.group, job, ended.state,
       { id = ended.id, value = ended.value, started = run.started, is_open = run.is_open,
-        released = ended.released,
+        released = ended.released, told = told,
         letter = ended.letter_id and ended.dead_letters.prefix .. ended.letter_id }, now)
   end
   return ended.letter_id
@@ -262,7 +263,7 @@ end
 function jobs.remove(queue, id, how)
   local job = queue.base .. ":" .. id
   local known = hashes.read(job, "name", "parentKey", "parent", "deid", "x.group", "ats",
-    "x.lane", "x.lost", "defa")
+    "x.lane", "x.lost", "defa", "x.told", "x.toldGroup")
   if known.deid and not (how and how.keeps_deduplication) then
     deduplication.forget(queue, id, known.deid)
   end
@@ -272,14 +273,14 @@ function jobs.remove(queue, id, how)
   jobs.delete(job)
   if known["x.group"] then
     groups.onSettled(known["x.group"], job, "cancelled",
-      { id = id, value = "removed", started = known.ats ~= false,
+      { id = id, value = "removed", started = known.ats ~= false, told = known["x.toldGroup"],
         is_open = how and how.was_active or jobs.isOpenEnd(known.ats, known["x.lost"], known.defa) }, clock.now())
   end
   local parent_key, parent_json = known.parentKey, known.parent
   if not parent_key or not parent_json then return known.name ~= false end
   local is_hard = how and how.is_hard
   if not is_hard or parcels.isAway(parent_key) then
-    parents.unlink(job, parent_key, parent_json, is_hard or nil)
+    parents.unlink(job, parent_key, parent_json, is_hard or nil, known["x.told"])
     return true
   end
   if redis.call("SREM", parent_key .. ":dependencies", job) == 1 then

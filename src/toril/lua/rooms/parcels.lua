@@ -65,6 +65,14 @@ function parcels.send(target, what, body, transit)
   return id
 end
 
+--- The parcel that a job has become at the queue at `base`; nothing if there is none, or if its target
+--- refused it, because nothing may wait for that.
+function parcels.carrying(base, job)
+  local _, _, in_transit = outboxOf(base)
+  local id = redis.call("HGET", in_transit, job)
+  if id and redis.call("HEXISTS", base .. ":toril:refused", id) == 0 then return id end
+end
+
 --- Is this parcel still where it was left? That is this queue, unless another one of the slot is named.
 function parcels.isHere(id, base)
   return redis.call("HEXISTS", (outboxOf(base or memory.outbox)), id) == 1

@@ -76,20 +76,22 @@ end
 --- with that name.
 --- The parcels about one child are taken in order: each names the one before it (`x.told`) while that is
 --- still here, and is not taken before it.
-local function sendToParent(parent_key, parent_json, child_key, verb, body)
+--- If the child was removed, the caller knows what was told of it before.
+local function sendToParent(parent_key, parent_json, child_key, verb, body, told)
   local known = hashes.read(child_key, "name", "x.told")
+  told = known["x.told"] or told
   body.verb, body.parent_key, body.parent, body.child = verb, parent_key, parent_json, child_key
-  body.after = known["x.told"] and parcels.isHere(known["x.told"]) and known["x.told"] or nil
+  body.after = told and parcels.isHere(told) and told or nil
   local id = parcels.send(parents.of(parent_key, parent_json).queue.base,
-    child_key .. "\n" .. (known["x.told"] or ""), body)
+    child_key .. "\n" .. (told or ""), body)
   if known.name then redis.call("HSET", child_key, "x.told", id) end
 end
 
 --- A removed child no longer holds its parent back.
-function parents.unlink(child_key, parent_key, parent_json, silently)
+function parents.unlink(child_key, parent_key, parent_json, silently, told)
   if not parent_key or not parent_json or parent_key == "" then return end
   if parcels.isAway(parent_key) then
-    sendToParent(parent_key, parent_json, child_key, "unlink", { silently = silently })
+    sendToParent(parent_key, parent_json, child_key, "unlink", { silently = silently }, told)
     return
   end
   if redis.call("SREM", parent_key .. ":dependencies", child_key) == 0 then return end

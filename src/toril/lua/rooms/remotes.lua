@@ -38,13 +38,20 @@ local function remembered(id)
   return id .. " " .. memory.outbox
 end
 
+--- What a parcel's id is derived from. The same may be told of a job twice in one millisecond, by two
+--- calls: what was told before makes the difference.
+local function following(membership, told)
+  return membership .. "\n" .. (told or "")
+end
+
 -- Where the record is ------------------------------------------------------------------------------
 
 local function tellJob(base, membership, body, transit)
   local key, kind, number = split(membership)
   local field = toldField(kind, number)
-  body.after = stillHere(redis.call("HGET", key, field))
-  redis.call("HSET", key, field, remembered(parcels.send(base, membership, body, transit)))
+  local told = redis.call("HGET", key, field)
+  body.after = stillHere(told)
+  redis.call("HSET", key, field, remembered(parcels.send(base, following(membership, told), body, transit)))
 end
 
 --- Add a job of a group to a queue elsewhere. Until it is there it is in transit here, by its whole key.
@@ -106,14 +113,15 @@ end
 
 -- Where the job is ---------------------------------------------------------------------------------
 
---- Tell the group of a job something about it, and note more fields of the job with it. Returns whether
---- the job is still there.
-local function tellGroup(membership, job, body, ...)
+--- Tell the group of a job something about it, and note more fields of the job with it. If the job was
+--- removed, the caller knows what was `told` of it before. Returns whether the job is still there.
+local function tellGroup(membership, job, body, told, ...)
   local owner = remotes.ownerOf(membership)
   if not owner then return false end
   local known = hashes.read(job, "x.group", "x.toldGroup")
-  body.membership, body.job, body.after = membership, job, stillHere(known["x.toldGroup"])
-  local id = parcels.send(owner, membership, body)
+  told = known["x.toldGroup"] or told
+  body.membership, body.job, body.after = membership, job, stillHere(told)
+  local id = parcels.send(owner, following(membership, told), body)
   if known["x.group"] ~= membership then return false end
   redis.call("HSET", job, "x.toldGroup", remembered(id), ...)
   return true
@@ -123,7 +131,7 @@ end
 function remotes.ended(membership, job, state, ended)
   tellGroup(membership, job, { verb = "memberEnded", state = state,
     ended = { id = ended.id, value = ended.value, started = ended.started, is_open = ended.is_open,
-      letter = ended.letter } }, "x.turned", "ENDED")
+      letter = ended.letter } }, ended.told, "x.turned", "ENDED")
 end
 
 --- Somebody retries a job whose group is elsewhere, which decides whether that counts.
@@ -137,8 +145,9 @@ function remotes.stateOf(job)
 end
 
 --- Let in a job of a group elsewhere. If it is already here, it has been delivered, or somebody has
---- brought it back before its group did.
-function remotes.receive(to, body, now)
+--- brought it back before its group did. It remembers the parcel that brought it, so that what it tells
+--- is not taken for what an earlier job with its id told.
+function remotes.receive(to, body, parcel, now)
   local job = body.job
   local key = to.queue.base .. ":" .. job.id
   stages.share(body.owner, to.queue.base, now + DAY_MS)
@@ -153,29 +162,34 @@ function remotes.receive(to, body, now)
     if job.custom then return end
     job.id = job.id .. "-" .. clock.stamp(now)
   end
+  if job.group then
+    job.more = job.more or {}
+    job.more[#job.more + 1], job.more[#job.more + 2] = "x.toldGroup", parcel
+  end
   replays.insert(to, job, body.data, body.opts, now)
 end
 
---- Those of these jobs that belong to a group and have not ended.
+--- Those of these jobs that belong to a group and have not ended, and what was told of each.
 local function unended(key, job_keys)
-  local found = {}
+  local found, told_of = {}, {}
   for _, job in ipairs(job_keys) do
-    local known = hashes.read(job, "x.group", "finishedOn")
+    local known = hashes.read(job, "x.group", "finishedOn", "x.toldGroup")
+    told_of[job] = known["x.toldGroup"]
     local is_ours = known["x.group"] and string.find(known["x.group"], key .. ":", 1, true) == 1
     if is_ours and not known.finishedOn then found[#found + 1] = job end
   end
-  return found
+  return found, told_of
 end
 
 --- A group elsewhere has turned: cancel its members here, and tell those that run.
 function remotes.cancelHere(queue, body)
-  local job_keys = unended(body.key, body.jobs)
+  local job_keys, told_of = unended(body.key, body.jobs)
   if #job_keys == 0 then return end
   local cancelled, _, ends = members.cancel(queue.base, job_keys, {})
   local is_cancelled = {}
   for i, job in ipairs(cancelled) do
     is_cancelled[job] = true
-    ends[i].value = body.reason
+    ends[i].value, ends[i].told = body.reason, told_of[job]
     remotes.ended(ends[i].membership, job, "cancelled", ends[i])
   end
   for _, job in ipairs(job_keys) do

@@ -13,6 +13,19 @@ end
 
 local visit
 
+local MOST_ABOVE = 100
+
+--- The parcel with a child for another slot, if it may not have been delivered. It was left where the
+--- flow was added: at the queue of its parent, or of a job above that.
+local function parcelWith(child, base, parent)
+  for _ = 1, MOST_ABOVE do
+    local id = parcels.carrying(base, child)
+    parent = not id and redis.call("HGET", parent, "parentKey")
+    base = parent and string.match(parent, "^(.+):[^:]+$")
+    if id or not base or parcels.isAway(base) then return id end
+  end
+end
+
 --- Visit the children of one kind; false if some are left.
 local function visitChildren(walk, queue, job, kind)
   local cursor, is_whole = "0", true
@@ -23,7 +36,8 @@ local function visitChildren(walk, queue, job, kind)
       if walk.spent >= walk.most and #walk.leaves > 0 then return false end
       local child_base, child_id = queues.split(page[2][i], queue.base)
       if child_base and parcels.isAway(child_base) then
-        walk.away[#walk.away + 1] = { base = child_base, id = child_id }
+        walk.away[#walk.away + 1] = { base = child_base, id = child_id,
+          after = parcelWith(child_base .. ":" .. child_id, queue.base, job) }
       elseif child_base and not visit(walk, queues.at(child_base), child_id, job) then is_whole = false end
     end
   until cursor == "0"
@@ -87,7 +101,7 @@ function removals.remove(queue, id, has_children, slice)
     existed = removeLeaf(leaf, gate_by_base)
   end
   for _, child in ipairs(is_whole and walk.away or {}) do
-    parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice })
+    parcels.send(child.base, child.id, { verb = "remove", id = child.id, slice = slice, after = child.after })
   end
   return nil, is_whole, existed
 end

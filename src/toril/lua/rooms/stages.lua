@@ -78,7 +78,8 @@ end
 --- have no workers. If its next limit is due in `first_ms`, perhaps before they look again, one is told.
 function stages.share(owner, base, until_ms, first_ms)
   if parcels.isAway(base) then
-    parcels.send(base, owner, { verb = "shareGroups", owner = owner, until_ms = until_ms, first_ms = first_ms })
+    local what = table.concat({ owner, clock.stamp(until_ms), clock.digits(first_ms or 0) }, "\n")
+    parcels.send(base, what, { verb = "shareGroups", owner = owner, until_ms = until_ms, first_ms = first_ms })
     return
   end
   if first_ms and first_ms < SOON_MS then stages.ring(base) end
