@@ -23,7 +23,7 @@ async def test_a_burst_keeps_one_connection_however_often_it_looks(
         return (await client.info("stats"))[what]
 
     worker = Worker("q", handler, connection=url, prefix=prefix)
-    await queue.add("job")
+    queue.add("job")
     burst = Burst([worker], [])
     async with worker, asyncio.TaskGroup() as group:
         await wait_until(queue.get_active_count)
