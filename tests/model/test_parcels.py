@@ -217,7 +217,18 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+QUICK = (
+    "a parcel is removed before it is delivered",
+    "a parcel is removed when a reply brings it",
+    "what was delivered is not remembered",
+    "a cancel overtakes the member that it cancels",
+    "the id of a compensation is drawn where it arrives",
+    "an end that is reported twice counts twice",
+)
+"""Those of `make test`: one for each promise."""
+
+
+@pytest.mark.parametrize("bug", amount(QUICK, tuple(PLANTED)))
 def test_a_planted_bug_is_found(bug, model_server):
     name, file, line, instead = PLANTED[bug]
     library = scripts.library()

@@ -20,7 +20,7 @@ def family_problems(view: View, queue: Queue) -> Iterator[str]:
             if "x.waits" in job:
                 yield f"S9: {job_id} waits for children and counts how often it waited for none"
     for key, cell in view.keys.items():
-        if key.startswith(queue.base) and key.endswith(":dependencies"):
+        if key.endswith(":dependencies") and key.startswith(queue.base):
             for child in cell.content:
                 if view.place_of(child) is None and not view.told(child):
                     yield f"S9: {key} names {child}, which does not exist"

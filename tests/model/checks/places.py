@@ -28,7 +28,7 @@ def place_problems(view: View, queue: Queue) -> Iterator[str]:
     for part in queue.parts:
         if part.rpartition(":")[0] not in queue.jobs:
             yield f"S3: {part} belongs to no job"
+    counters = (f"{queue.base}:limiter", f"{queue.base}:lanes:rate:")
     for key, cell in view.keys.items():
-        is_counter = key == f"{queue.base}:limiter" or key.startswith(f"{queue.base}:lanes:rate:")
-        if is_counter and not cell.has_end:
+        if key.startswith(counters) and not cell.has_end:
             yield f"S2: {key} never expires"
