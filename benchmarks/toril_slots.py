@@ -1,12 +1,15 @@
 """What does a group cost whose members are in three slots, compared with one in a single slot?
 
-    python benchmarks/toril_slots.py                 500 groups of 3, one and 20 at a time
+    python benchmarks/toril_slots.py                 500 groups of 3, added in three ways
     python benchmarks/toril_slots.py --groups 50 --rounds 1
 
 Both run on the same cluster of three nodes, with the same workers: three queues that share a hash
-tag, then three queues on a node each.  Work is summed over the nodes by `INFO commandstats`: calls
-of functions and the commands inside them, which a busy machine does not change, and the
-microseconds of the server, which it does.  It starts its own servers.
+tag, then three queues on a node each.  A group that is alone has ended before the next is added;
+one at a time, the next is added as soon as `add_group` returns.
+
+Work is summed over the nodes by `INFO commandstats`: calls of functions and the commands inside
+them, which a busy machine does not change, and the microseconds of the server, which it does.  It
+starts its own servers.
 """
 
 from __future__ import annotations
@@ -72,13 +75,24 @@ def names_of(cluster: Cluster, prefix: str, nodes: list[int]) -> list[str]:
 
 
 async def run(cluster: Cluster, nodes: list[int], groups: int, at_once: int) -> Work:
-    """Add groups of three, so many at a time, let them complete, and count."""
+    """Add groups of three, so many at a time (0: each alone), let them complete, and count."""
     prefix = f"b{secrets.token_hex(4)}"
     url = cluster.url.replace("redis://", "redis+cluster://", 1)
     where: dict[str, Any] = {"connection": url, "prefix": prefix}
     names = names_of(cluster, prefix, nodes)
 
-    async def nothing(job: Any) -> None: ...
+    ran = 0
+
+    async def nothing(job: Any) -> None:
+        nonlocal ran
+        ran += 1
+
+    async def add_alone() -> None:
+        wanted = ran + 3
+        await flow.add_group("order", members)
+        while ran < wanted:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)  # until the last end is written and the workers are idle
 
     async with FlowProducer(**where) as flow, Queue(names[0], **where) as queue:
         undo = Compensation("undo")
@@ -90,9 +104,13 @@ async def run(cluster: Cluster, nodes: list[int], groups: int, at_once: int) -> 
             await flow.add_group("warm", members)
             await _until(queue, 1)
             reset(cluster)
-            for _ in range(groups // at_once):
-                adds = [flow.add_group("order", members) for _ in range(at_once)]
-                await asyncio.gather(*adds)
+            for _ in range(groups if not at_once else groups // at_once):
+                if at_once:
+                    await asyncio.gather(
+                        *[flow.add_group("order", members) for _ in range(at_once)]
+                    )
+                else:
+                    await add_alone()
             await _until(queue, groups + 1)
             await asyncio.sleep(1.0)
             return work_of(cluster)
@@ -109,8 +127,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with Cluster() as cluster:
-        for at_once in (1, AT_ONCE):
-            print(f"{at_once} at a time")
+        for at_once in (0, 1, AT_ONCE):
+            print(f"{at_once} at a time" if at_once else "each alone")
             compare(cluster, options.groups, options.rounds, at_once)
 
 
