@@ -747,3 +747,14 @@ async def test_damaged_numbers_of_partitions_stop_nobody(
         ("{b-0}", 1),
         ("{c-0}", 1),
     ]
+
+
+async def test_news_of_a_table_may_come_after_the_screen_was_closed(url: str, prefix: str):
+    async with Queue("q", connection=url, prefix=prefix) as queue:
+        await queue.add("x")
+        async with monitor(url, prefix) as (app, _):
+            await wait_until(lambda: len(cells(app, "queues")) == 1)
+            table = app.query_one("#queues", DataTable)
+    row = next(iter(table.rows))
+
+    app.on_data_table_row_highlighted(DataTable.RowHighlighted(table, 0, row))

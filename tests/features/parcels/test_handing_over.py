@@ -180,7 +180,8 @@ async def test_one_caller_delivers_for_those_who_wait(shop, monkeypatch):
     monkeypatch.setattr(connection, "_carry", slowly)
     await asyncio.gather(*[shop.add() for _ in range(10)])
 
-    assert (len(rounds), sum(rounds)) == (2, 20)
+    assert len(rounds) <= 2
+    assert sum(rounds) == 20
     assert connection._rounds.here().waiting == {}
     assert [await queue.get_waiting_count() for queue in shop.queues] == [10, 10, 10]
     assert await shop.is_quiet()

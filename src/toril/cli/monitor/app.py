@@ -87,6 +87,10 @@ class MonitorApp(App[None]):
         Binding("minus", "slower", "Slower", show=False),
     ]
 
+    # Kept, not searched for: messages about a table still come while the screen is being closed.
+    _queue_table: DataTable[object]
+    _view_table: DataTable[object]
+
     def __init__(
         self, watcher: Watcher, connection: Connection, *, label: str, interval_s: float
     ) -> None:
@@ -105,8 +109,10 @@ class MonitorApp(App[None]):
         self._trouble = ""
 
     def compose(self) -> ComposeResult:
+        self._queue_table = Table(id="queues", cursor_type="row", zebra_stripes=True)
+        self._view_table = Table(id="view", cursor_type="row")
         yield Static(id="status")
-        yield Table(id="queues", cursor_type="row", zebra_stripes=True)
+        yield self._queue_table
         yield Static(id="summary")
         yield Tabs(
             *(
@@ -115,7 +121,7 @@ class MonitorApp(App[None]):
             ),
             active=View.ACTIVE.value,
         )
-        yield Table(id="view", cursor_type="row")
+        yield self._view_table
         yield Static(id="note")
         yield Footer()
 
@@ -227,14 +233,6 @@ class MonitorApp(App[None]):
         return Shown()
 
     # ------------------------------------------------------------------ choosing
-
-    @property
-    def _queue_table(self) -> DataTable[object]:
-        return self.query_one("#queues", DataTable)
-
-    @property
-    def _view_table(self) -> DataTable[object]:
-        return self.query_one("#view", DataTable)
 
     @property
     def _chosen_name(self) -> str | None:
