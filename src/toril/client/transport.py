@@ -209,12 +209,7 @@ class ServerTransport:
         self.most_sockets = sockets
 
     async def exchange(self, sending: Sending, timeout_s: float, *, is_asking: bool = False) -> Any:
-        sockets = self.sockets.here()
-        if self._news:
-            await self._follow_primary(sockets)
-        if not sockets.free:
-            await sockets.room()
-        line = self._borrow(sockets)
+        sockets, line = await self._lend()
         try:
             if not line.is_open:
                 await line.open(REPLY_TIMEOUT_S)
@@ -263,12 +258,7 @@ class ServerTransport:
         ``answered`` gets the reply to the second, unless it is an error, in the turn of the loop
         that reads it.
         """
-        sockets = self.sockets.here()
-        if self._news:
-            await self._follow_primary(sockets)
-        if not sockets.free:
-            await sockets.room()
-        line = self._borrow(sockets)
+        sockets, line = await self._lend()
         try:
             if not line.is_open:
                 await line.open(REPLY_TIMEOUT_S)
@@ -293,12 +283,7 @@ class ServerTransport:
     ) -> list[Any]:
         """Send on one socket, without waiting for one reply before the next request."""
         answers: list[Any] = []
-        sockets = self.sockets.here()
-        if self._news:
-            await self._follow_primary(sockets)
-        if not sockets.free:
-            await sockets.room()
-        line = self._borrow(sockets)
+        sockets, line = await self._lend()
         try:
             await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
         except TROUBLES as error:
@@ -358,10 +343,16 @@ class ServerTransport:
                     await sockets.is_open.wait()
             sockets.is_open.set()
 
-    def _borrow(self, sockets: Sockets) -> Line:
+    async def _lend(self) -> tuple[Sockets, Line]:
+        """A line for one caller, as soon as there is one; it may not be open yet."""
+        sockets = self.sockets.here()
+        if self._news:
+            await self._follow_primary(sockets)
+        if not sockets.free:
+            await sockets.room()
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        return sockets.borrow(self._make_socket)
+        return sockets, sockets.borrow(self._make_socket)
 
     def interrupt(self) -> None:
         """Send nothing more, and end all waits."""
