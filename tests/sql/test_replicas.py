@@ -30,14 +30,17 @@ async def test_a_row_is_done_when_a_replica_has_its_job(tmp_path):
         with replica.client() as client:
             client.execute_command("REPLICAOF", "127.0.0.1", primary.port)
             wait_until_sync(lambda: client.info("replication")["master_link_status"] == "up", 30)
-        relay = Relay(engine, outbox, connection=primary.url, replicas=1, replicas_timeout=100)
+        waiting = {"connection": primary.url, "replicas": 1}
         before = statuses()
         replica.freeze()
+        relay = Relay(engine, outbox, replicas_timeout=100, **waiting)
         with pytest.raises(NotReplicatedError):
             await relay.run_once()
+        await relay.close()
         assert statuses() == before
 
         replica.thaw()
+        relay = Relay(engine, outbox, replicas_timeout=60_000, **waiting)
         assert await relay.run_once() == 3
         await relay.close()
 
