@@ -254,6 +254,22 @@ async def test_what_the_next_run_tells_is_what_counts(world: World, ends: str):
     assert values == (["paid"] if ends == "completed" else [])
 
 
+async def test_a_second_run_that_nobody_saw_end_is_not_undone_with_the_first_result(world: World):
+    """SAGA-24: it ran, was run again by hand, and its process died: both runs are undone."""
+    node = await world.order("ab")
+    first = await world.hand("a").take_one()
+    await world.hand("a").complete(first, value="paid")
+    await world.queue("a").retry(node.jobs[0].id, force=True)
+    assert (await world.queue("a").get_group_results(node.group_id)).keys() == set()
+    await lose_and_sweep(world)
+
+    await world.fail("b")
+
+    waiting = await world.queue("a:compensation").get_waiting()
+    values = [undo.data["originalReturnValue"] for undo in waiting]
+    assert sorted(values, key=str) == [None, "paid"]
+
+
 async def test_a_member_that_was_stopped_half_way_is_undone(world: World):
     """SAGA-24: a worker shuts down and gives it back; the handler was in the middle of it."""
     for is_begun in (False, True):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.features.lanes import fence_of, lose_lock, sweep
+from tests.features.lanes import drain, fence_of, lose_lock, sweep
 from toril import NewJob
 from toril.protocol.settling import Outcome
 
@@ -144,6 +144,22 @@ async def test_a_stray_job_of_a_held_lane_goes_where_it_belongs(queue, hand, cli
 
     assert await one.take(5) == []
     assert [job.data for job in await one.complete(running, then_take=5)] == ["A"]
+
+
+@pytest.mark.parametrize("turn", ["plain", "lanes"])
+async def test_a_stray_job_comes_before_later_ones_of_its_lane(queue, hand, client, turn):
+    """FIFO-02: also for whoever takes a single job, while it is the turn of lanes."""
+    keys = queue.keys
+    failing = await queue.add("x", "A", lane="a", order_ms=1, attempts=1)
+    one = hand()
+    (job,) = await one.take(1)
+    await one.fail(job)
+    await queue.add("x", "B", lane="a", order_ms=2)
+    await client.zrem(keys.failed, failing.id)
+    await client.lpush(keys.wait, failing.id)  # what a retry by BullMQ does
+    await client.hset(keys.meta, "toril.lanesNext", turn)
+
+    assert await drain(one) == ["A", "B"]
 
 
 async def test_ids_without_a_job_do_not_hold_a_lane(queue, hand, client):

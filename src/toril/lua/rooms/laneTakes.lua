@@ -91,6 +91,13 @@ function laneTakes.pop(queue, count, most_bytes)
   return taken, taken.bytes
 end
 
+--- Is the next plain job one of a lane, put there by somebody else? Then it has to be taken out first, or
+--- its lane would be asked for a later one.
+local function isStrayNext(queue)
+  local id = redis.call("LINDEX", queue.wait, -1)
+  return id and type(redis.pcall("HGET", queue.base .. ":" .. id, "x.lane")) == "string"
+end
+
 --- How many of `count` jobs should be plain ones: half, and the odd one goes to either side in turn;
 --- all if no lane is ready, none if there are no plain ones.
 function laneTakes.plainShare(queue, count)
@@ -100,7 +107,8 @@ function laneTakes.plainShare(queue, count)
   if count % 2 == 0 then return half end
   local is_plain_turn = redis.call("HGET", queue.meta, "toril.lanesNext") ~= "plain"
   redis.call("HSET", queue.meta, "toril.lanesNext", is_plain_turn and "plain" or "lanes")
-  return is_plain_turn and half + 1 or half
+  if is_plain_turn or half == 0 and isStrayNext(queue) then return half + 1 end
+  return half
 end
 
 --- When the next lane or job of a lane is due, or `due` if that is earlier; 0 means none.
