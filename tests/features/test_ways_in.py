@@ -105,7 +105,7 @@ class Place:
         opts = {name: value for name, value in opts.items() if (name, value) not in USUAL}
         if abs(int(fields["timestamp"]) - now_ms) < 100_000:
             fields["timestamp"] = "now"
-        fields["delay"] = "about " + str(round(int(fields["delay"]), -5))
+        fields["delay"] = _about(now_ms + int(fields["delay"]))
         if "x.lane" in fields:
             order = int(fields["x.lane"][:16])
             is_now = abs(order - now_ms) < 100_000
@@ -124,12 +124,21 @@ class Place:
             for member in await self.client.zrange(f"{base}:{name}", 0, -1):
                 if member.endswith(job_id):
                     due = await self.client.zscore(f"{base}:{name}", member)
-                    return name, round(due / 4096, -5) if name == "delayed" else None
+                    return name, _about(due / 4096) if name == "delayed" else None
         for member in await self.client.zrange(f"{base}:lanes:delayed", 0, -1):
             if member.endswith(job_id):
                 due = await self.client.zscore(f"{base}:lanes:delayed", member)
-                return "lanes:delayed", round(due, -5)
+                return "lanes:delayed", _about(due)
         return "nowhere", None
+
+
+def _about(at_ms: float) -> str:
+    """Which of the times that the options mean this is; one way in takes longer than another."""
+    now_ms = time.time() * 1000
+    meant = {"now": now_ms, "far": now_ms + FAR, "twice as far": now_ms + 2 * FAR, "soon": SOON_MS}
+    names = [name for name, ms in meant.items() if abs(at_ms - ms) < 100_000]
+    assert names, f"an unknown time: {at_ms}, now it is {now_ms}"
+    return names[0]
 
 
 async def plainly(place: Place, options: dict[str, Any]) -> str:
