@@ -200,6 +200,29 @@ async def test_a_repair_that_is_sent_again_happens_once(world: World):
     assert await waiting_undos(world) == ["undo-a"]
 
 
+async def test_what_two_operators_did_to_a_group_is_known_although_it_is_sent_again(world: World):
+    """SAGA-39: replies were lost, and another operator acted on the group in between."""
+    node = await world.order("ab")
+    await world.complete("a")
+    keys, run = world.queue("a").keys, world.connection.run
+    cancelled = groups.cancel(keys, node.group_id, request="r1")
+    await run(cancelled)
+    await world.undo_all("a", failing="a")
+    repaired = groups.retry_compensation(keys, node.group_id, request="r2")
+    assert await run(repaired) == 1
+    await world.undo_all("a", failing="a")
+    resolved = groups.resolve(keys, node.group_id, "by phone", request="r3")
+    await run(resolved)
+    before = await world.record(node)
+
+    await run(cancelled)
+    assert await run(repaired) == 1
+    await run(resolved)
+
+    assert await world.record(node) == before
+    assert await waiting_undos(world) == []
+
+
 async def test_a_group_is_resolved_with_a_note(world: World):
     """SAGA-31: an operator put it right by hand."""
     node = await broken(world)

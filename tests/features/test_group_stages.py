@@ -677,6 +677,37 @@ async def test_after_the_pivot_a_failure_blocks_the_group(world: World):
     assert await world.client.zcard(f"{world.prefix}:a:toril:groups-asking") == 0
 
 
+async def test_a_retry_that_is_sent_again_leaves_alone_what_failed_since(world: World):
+    """SAGA-39: two operators retried the group, and the reply to the first one was lost."""
+    await past_pivot(world)
+    keys = world.queue("a").keys
+    await world.fail("c")
+    first = groups.retry_group(keys, "g", request="r1")
+    assert await world.connection.run(first) == 1
+    await world.fail("c")
+    assert await world.queue("a").retry_group("g") == 1
+    await world.fail("c")
+
+    assert await world.connection.run(first) == 1
+
+    assert await state(world) == "BLOCKED"
+    assert await waiting(world, "c") == ""
+
+
+async def test_a_resolution_that_is_sent_again_skips_nothing_more(world: World):
+    """SAGA-39: the member after the one that was skipped blocks the group as well."""
+    await past_pivot(world)
+    await world.fail("c")
+    resolved = groups.resolve(world.queue("a").keys, "g", "by post", request="r1")
+    await world.connection.run(resolved)
+    await world.fail("d")
+    assert await state(world) == "BLOCKED"
+
+    await world.connection.run(resolved)
+
+    assert await state(world) == "BLOCKED"
+
+
 async def test_before_the_pivot_a_failure_undoes(world: World):
     await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
     await world.complete("a")

@@ -50,7 +50,7 @@ _WRITERS = (
     r"redis\.p?call|call|writeFailure|undoNext|cancelMembers|endGroup|limitUndoing|noteEnd|goOn|"
     r"cancelHere|"
     r"hurry|await|offer|clear|lookAgain|reconcile|keepFromOrphans|ask|hear|removeJob|removeChildren|"
-    r"removeCompensation|writeAll|writeRecord|writePlan|startMembers|index|bringRound|"
+    r"requests\.remember|removeCompensation|writeAll|writeRecord|writePlan|startMembers|index|bringRound|"
     r"retreats\.\w+|turns\.save|remotes\.\w+|parcels\.send|seek|noteAway|"
     r"stages\.(?:log|share|ring|insert|close|signal|tell|block|unblock|revive|advance|advanceAll|begin|"
     r"announce|cancelPlanned|skipFailed|removeLetter|forgetPlan|keep)|"

@@ -23,7 +23,7 @@ _FIXED = {
 }
 _ITERATION = re.compile(r"repeat:[^:]+:\d+")
 _OTHERS = ("toril:", "lanes:rate:", "repeat:", "metrics:")
-_REMEMBERED = ("toril:adds:", "toril:replies", "toril:group-bell")
+_REMEMBERED = ("toril:adds:", "toril:call:", "toril:replies", "toril:group-bell")
 """What is remembered of calls ends long after they are sent again for the last time."""
 
 

@@ -44,7 +44,7 @@ def deed_problems(
     yield from _limited(after, step, reply)
     yield from _lane_changed(after, step)
     yield from _confirmed(after, step)
-    yield from _cancelled_again(step, reply)
+    yield from _cancelled_again(before, after, step, reply)
     yield from _made_once(before, after, events, step, reply)
     yield from _changed_priority(after, step, reply)
     yield from _deduplicated(before, after, events, step, reply)
@@ -54,13 +54,15 @@ def deed_problems(
     yield from _removed(after, events, step, reply)
 
 
-def _cancelled_again(step: Step, reply: Any) -> Iterator[str]:
-    """Whoever asks again because the reply was lost hears what was said; or, if it was refused, the
-    state in which the group is by now, unless that is forgotten."""
-    if step.request.script != "cancelGroup" or not step.first_answer or reply == -131:
+def _cancelled_again(before: View, after: View, step: Step, reply: Any) -> Iterator[str]:
+    """Whoever asks again because the reply was lost hears what was said, whatever others did to the
+    group since, and changes nothing; if it was refused, that is the state of the group by now."""
+    if step.request.script != "cancelGroup" or not step.first_answer:
         return
     if (reply == b"ACTIVE") != (step.first_answer == b"ACTIVE"):
         yield f"T7: {step.name} said {reply!r}, and {step.first_answer!r} the first time"
+    if after.keys != before.keys:
+        yield f"T7: {step.name} changed something"
 
 
 def _made_once(before: View, after: View, events: Events, step: Step, reply: Any) -> Iterator[str]:

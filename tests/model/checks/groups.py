@@ -349,7 +349,8 @@ def group_step_problems(
                     yield f"T7: {name}: {problem}"
             old = before.queues[name].groups.get(group_id, group)["state"]
             new = group["state"]
-            if step.request.script == "cancelGroup" and reply == b"ACTIVE" and new == "ACTIVE":
+            is_cancelled = step.request.script == "cancelGroup" and reply == b"ACTIVE"
+            if is_cancelled and not step.is_repeated and new == "ACTIVE":
                 yield f"T7: {name}: the group was cancelled and is ACTIVE"
             if old == "ACTIVE" and new not in ("ACTIVE", "COMPLETED", "BLOCKED"):
                 now = _Group(after, queue, group_id, group)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    'rooms/groups: without redis.call("HDEL", key .. ":results", number, number .. ".at")': "tests/features/test_group_edge_cases.py::test_a_second_run_that_nobody_saw_end_is_not_undone_with_the_first_result",
     "rooms/groups: 20000 for 20": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[None-20]",
     "rooms/groups: 250000 for 250": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[parallel-250]",
     "rooms/groups: 500000000 for 500000": "tests/features/test_group_stages.py::test_results_that_are_too_long_are_not_told",

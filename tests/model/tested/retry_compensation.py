@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    "retryCompensation: without requests.remember(queue, a.request, clock.digits(count))": "tests/features/test_group_beyond.py::test_a_repair_that_is_sent_again_happens_once",
     'retryCompensation: "LPUSH" for "RPUSH" (2)': "tests/features/test_group_beyond.py::test_in_reverse_order_repairs_keep_to_it",
-    'retryCompensation: true for last["x.request"] == a.request': "tests/features/test_group_beyond.py::test_only_a_broken_group_can_be_repaired",
     'retryCompensation: without redis.call("DEL", job .. ":lock")': "tests/features/test_group_leftovers.py::test_a_compensation_that_is_made_anew_has_no_lock_of_the_old_one",
     'retryCompensation: without redis.call("HDEL", compensations, job)': "tests/features/test_group_leftovers.py::test_what_cannot_be_undone_again_yet_has_not_failed",
     'retryCompensation: without redis.call("HSET", compensations, job, "pending")': "tests/features/test_group_mends.py::test_a_compensation_that_a_dashboard_retries_belongs_to_its_group",

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    "retryGroup: without requests.remember(queue, a.request, clock.digits(count))": "tests/features/test_group_stages.py::test_a_retry_that_is_sent_again_leaves_alone_what_failed_since",
     'retryGroup: without stages.removeLetter(group, "x.letter.m" .. number, nil, budget)': "tests/features/test_group_stages.py::test_the_dead_letter_of_a_blocking_job_belongs_to_its_group",
     'retryGroup: without redis.call("DEL", job .. ":lock")': "tests/features/test_group_upkeep.py::test_who_runs_a_job_that_its_group_creates_again_has_lost_it",
-    'retryGroup: true for last["x.request"] == a.request': "tests/features/test_group_stages.py::test_after_the_pivot_a_failure_blocks_the_group",
     "retryGroup: without removeJob(group, number, member, budget)": "tests/features/test_group_stages.py::test_after_the_pivot_a_failure_blocks_the_group",
     'retryGroup: without redis.call("HDEL", group .. ":results", number .. ".at", number .. ".why", number .. ".request")': "tests/features/test_group_upkeep.py::test_a_signal_that_failed_is_told_anew_in_a_group_that_is_retried",
     'retryGroup: without groups.emit(known, "group:retrying", "count", clock.digits(count))': "tests/features/test_group_upkeep.py::test_a_group_that_is_retried_says_so_and_forgets_the_failure",

@@ -12,14 +12,13 @@
 ]]
 function calls.cancelGroup(KEYS, a, ARGV)
   local base, group = unpack(KEYS)
+  local queue = queues.at(base)
+  if requests.wasMade(queue, a.request) then return "ACTIVE" end
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
-  if known.state ~= "ACTIVE" then
-    if redis.call("HGET", group, "x.request") == a.request then return "ACTIVE" end
-    return known.state
-  end
+  if known.state ~= "ACTIVE" then return known.state end
   if stages.isPastPivot(known) then return "PAST_PIVOT" end
-  redis.call("HSET", group, "x.request", a.request)
+  requests.remember(queue, a.request)
   groups.turn(known, { id = "", reason = a.reason }, clock.now())
   return "ACTIVE"
 end

@@ -13,21 +13,23 @@
 ]]
 function calls.resolveGroup(KEYS, a, ARGV)
   local base, group = unpack(KEYS)
+  local queue = queues.at(base)
+  if requests.wasMade(queue, a.request) then return "FAILED_COMPENSATION" end
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
-  if redis.call("HGET", group, "x.request") == a.request then return "FAILED_COMPENSATION" end
   local now = clock.now()
   if known.state == "BLOCKED" then
-    redis.call("HSET", group, "x.note", a.note, "x.request", a.request)
+    requests.remember(queue, a.request)
+    redis.call("HSET", group, "x.note", a.note)
     stages.log(known, now, "resolved", "", a.note)
     groups.emit(known, "group:resolved", "note", a.note)
     stages.skipFailed(known, now)
     return "BLOCKED"
   end
   if known.state ~= "FAILED_COMPENSATION" then return known.state end
+  requests.remember(queue, a.request)
   stages.log(known, now, "resolved", "", a.note)
-  redis.call("HSET", group, "state", "FAILED", "updatedAt", now, "x.note", a.note, "x.request",
-    a.request)
+  redis.call("HSET", group, "state", "FAILED", "updatedAt", now, "x.note", a.note)
   redis.call("ZREM", groups.asking(base), known.id)
   redis.call("HDEL", group, "x.asks")
   redis.call("UNLINK", group .. ":undo", group .. ":stage", group .. ":signals", group .. ":retreat")

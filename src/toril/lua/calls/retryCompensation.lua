@@ -76,10 +76,11 @@ end
 
 function calls.retryCompensation(KEYS, a, ARGV)
   local base, group, open = unpack(KEYS)
+  local queue = queues.at(base)
+  local answer = requests.answerTo(queue, a.request)
+  if answer then return tonumber(answer) end
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
-  local last = hashes.read(group, "x.request", "x.retried")
-  if last["x.request"] == a.request then return tonumber(last["x.retried"]) end
   if known.state ~= "FAILED_COMPENSATION" then return known.state end
 
   local numbers, under_way, revived = clearFailed(group)
@@ -90,7 +91,8 @@ function calls.retryCompensation(KEYS, a, ARGV)
   if #numbers > 0 then redis.call("RPUSH", group .. ":undo", unpack(numbers)) end
   local now, count = clock.now(), #numbers + #under_way
   known.broken = 0
-  redis.call("HSET", group, "x.broken", "0", "x.request", a.request, "x.retried", clock.digits(count))
+  redis.call("HSET", group, "x.broken", "0", "x.request", a.request)
+  requests.remember(queue, a.request, clock.digits(count))
   groups.reopen(known, count, now)
   groups.settle(known, now)
   return count

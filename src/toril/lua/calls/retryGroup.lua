@@ -31,10 +31,11 @@ end
 
 function calls.retryGroup(KEYS, a, ARGV)
   local base, group, members_, plan = unpack(KEYS)
+  local queue = queues.at(base)
+  local answer = requests.answerTo(queue, a.request)
+  if answer then return tonumber(answer) end
   local known = groups.read(group)
   if not known then return refusals.NO_GROUP end
-  local last = hashes.read(group, "x.request", "x.retried")
-  if last["x.request"] == a.request then return tonumber(last["x.retried"]) end
   if known.state ~= "BLOCKED" then return known.state end
 
   local now, count, budget, written = clock.now(), 0, { left = LISTED_AT_MOST }, {}
@@ -48,8 +49,8 @@ function calls.retryGroup(KEYS, a, ARGV)
     end
   end
   if count > 0 then redis.call("HSET", members_, unpack(written)) end
-  redis.call("HSET", group, "failedCount", "0", "cancelledCount", "0", "x.request", a.request, "x.retried",
-    clock.digits(count))
+  redis.call("HSET", group, "failedCount", "0", "cancelledCount", "0")
+  requests.remember(queue, a.request, clock.digits(count))
   known.failed, known.cancelled = 0, 0
   stages.unblock(known, now)
   groups.emit(known, "group:retrying", "count", clock.digits(count))

@@ -40,9 +40,8 @@ function calls.settleMember(KEYS, a, ARGV)
   local one = findMember(plan, a.member)
   if not one then return refusals.MISSING end
   local seek = "x.seek." .. one.job
-  local asked = hashes.read(group, "x.request", seek)
   local told_by = redis.call("HGET", group .. ":results", one.number .. ".request")
-  if asked["x.request"] == a.request or told_by == a.request then return 0 end
+  if told_by == a.request then return 0 end
 
   local status, now = redis.call("HGET", members_, one.job), clock.now()
   local is_open = known.state == "ACTIVE" or known.state == "BLOCKED"
@@ -51,7 +50,7 @@ function calls.settleMember(KEYS, a, ARGV)
     if not stages.tellSignal(known, one, status, a.state, value, now) then
       return { refusals.WRONG_GROUP_STATE, known.state, "told" }
     end
-  elseif is_open and status == "pending" and asked[seek] == "" then
+  elseif is_open and status == "pending" and redis.call("HGET", group, seek) == "" then
     redis.call("HDEL", group, seek, "x.asks")
     if known.state == "ACTIVE" then redis.call("ZREM", groups.asking(base), known.id) end
     groups.memberEnded(group, one.kind, one.number, one.job, a.state, ended, now)
