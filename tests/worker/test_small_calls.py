@@ -120,6 +120,17 @@ async def test_the_stream_is_trimmed_with_the_event_of_the_first_outcome(server)
             assert raw.xlen(queue.keys.events) < 200  # nodes of a stream hold 100 entries
 
 
+async def test_a_cancel_trims_the_stream_with_its_event(server):
+    async with Queue("q", connection=server.url) as queue:
+        job = await queue.add("x")
+
+        start_counting(server)
+        await queue.cancel(job.id)
+
+        found = counted(server)
+        assert (found["xadd"], "xtrim" in found) == (1, False)
+
+
 async def test_one_job_is_taken_from_the_priorities_when_the_list_is_empty(server):
     async with Queue("q", connection=server.url) as queue:
         hand = Hand(queue)
