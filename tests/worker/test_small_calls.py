@@ -103,6 +103,20 @@ async def test_delayed_jobs_are_asked_for_only_where_there_are_some(server):
         assert (found["zrangebyscore"], found["exists"]) == (1, 3)
 
 
+async def test_a_take_tells_one_more_worker_what_is_due_once(server):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        await queue.add("later", {}, delay=3_600_000)
+        found = []
+        for _ in range(2):
+            start_counting(server)
+            assert await hand.settle_and_take() == []
+            found.append(counted(server))
+
+        assert (found[0]["hset"], found[0]["zadd"]) == (2, 1)
+        assert (found[1]["hset"], "zadd" in found[1]) == (1, False)
+
+
 async def test_the_stream_is_trimmed_with_the_event_of_the_first_outcome(server):
     async with Queue("q", connection=server.url) as queue:
         hand = Hand(queue)

@@ -298,6 +298,8 @@ FOUND: dict[str, str] = {
     'rooms/schedules: without redis.call("HSET", scheduler, "ic", iterations)': "tests/features/test_rescheduling.py::test_what_cannot_be_is_refused_and_changes_nothing[stored2-new2]",
     "rooms/takes: 60000000 for 60000": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     'rooms/takes: without redis.call("DEL", queue.limiter)': "tests/features/test_rare_moments.py::test_a_window_that_lasts_too_long_is_followed_by_a_whole_one",
+    'rooms/takes: without redis.call("HSET", queue.meta, "x.watched", clock.stamp(due))': "tests/worker/test_small_calls.py::test_a_take_tells_one_more_worker_what_is_due_once",
+    'rooms/takes: without redis.call("ZADD", queue.marker, clock.stamp(due), "1")': "tests/worker/test_small_calls.py::test_a_take_tells_one_more_worker_what_is_due_once",
     'rooms/takes: without redis.call("ZADD", queue.marker, "0", "0")': "tests/worker/test_services.py::test_jobs_that_come_together_wake_one_idle_worker_after_another",
     'rooms/takes: "ZPOPMAX" for "ZPOPMIN"': "tests/features/test_rare_moments.py::test_jobs_are_taken_by_their_priority",
     'rooms/takes: without redis.call("LREM", queue.active, 1, ids[i])': "tests/worker/test_big_jobs.py::test_a_rate_limit_counts_only_what_is_taken",
