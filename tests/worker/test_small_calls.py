@@ -103,10 +103,15 @@ async def test_delayed_jobs_are_asked_for_only_where_there_are_some(server):
         assert (found["zrangebyscore"], found["exists"]) == (1, 3)
 
 
-async def test_a_take_tells_one_more_worker_what_is_due_once(server):
+@pytest.mark.parametrize("lane", [None, "a"], ids=["plain", "a fraction in a lane"])
+async def test_a_take_tells_one_more_worker_what_is_due_once(server, lane):
     async with Queue("q", connection=server.url) as queue:
         hand = Hand(queue)
-        await queue.add("later", {}, delay=3_600_000)
+        await queue.add("later", {}, delay=3_600_000, lane=lane)
+        if lane is not None:
+            with server.client() as raw:
+                delayed = f"{queue.keys.base}:lanes:delayed"
+                raw.zincrby(delayed, 0.3, raw.zrange(delayed, 0, 0)[0])
         found = []
         for _ in range(2):
             start_counting(server)
