@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from typing import Any
@@ -611,6 +612,32 @@ async def test_an_idle_worker_is_told_of_a_limit_that_is_due_soon(
         await wait_until(is_over)
 
 
+async def test_another_worker_keeps_the_limit_if_the_one_that_was_told_dies(
+    world: World, monkeypatch: Any
+):
+    """Nobody looks by itself; the first one that waits for the bell hears it, and does nothing."""
+    for one in ("LOOK_FOR_DUE_S", "LOOK_AT_GROUPS_S"):
+        monkeypatch.setattr(group_keeper, one, 600.0)
+    monkeypatch.setattr(group_keeper, "MET_S", 0.05)
+    bell = leasing.group_bell(world.queue("b").keys)
+
+    async def is_waited_for(count: int) -> bool:
+        return (await world.client.info("clients"))["blocked_clients"] >= count
+
+    async def is_over() -> bool:
+        return await world.state(node, "orders") == "FAILED"
+
+    dying = asyncio.create_task(world.client.blpop(bell))
+    await wait_until(lambda: is_waited_for(1))
+    async with Worker("b", _return_at_once, connection=world.url, prefix=world.prefix):
+        await wait_until(lambda: is_waited_for(3))
+        own = {"delay": 60_000}
+        node = await world.order("ab", timeout=300, queue_name="orders", a=dict(own), b=dict(own))
+        await dying
+
+        await wait_until(is_over)
+
+
 async def test_a_bell_that_nobody_hears_does_not_stay(world: World):
     """It rings once, however many groups are due; and not for limits that workers find anyway."""
     own: Any = {"a": {"delay": 60_000}, "b": {"delay": 60_000}, "queue_name": "orders"}
@@ -621,7 +648,7 @@ async def test_a_bell_that_nobody_hears_does_not_stay(world: World):
     for _ in range(2):
         await world.order("ab", timeout=1_000, **copy.deepcopy(own))
 
-    assert [await world.client.llen(bell) for bell in bells] == [1, 1, 1]
+    assert [await world.client.llen(bell) for bell in bells] == [2, 2, 2]
     assert all([0 < await world.client.pttl(bell) <= 60_000 for bell in bells])
 
 

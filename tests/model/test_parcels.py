@@ -16,7 +16,7 @@ from tests.model.explorer import explore
 from tests.model.machine import START_MS, Machine, Request, request_of
 from tests.model.slots import OTHER, Q
 from tests.model.states import EMPTY
-from tests.model.view import view_of
+from tests.model.view import PREFIX, view_of
 from tests.model.violation import Violation
 from tests.model.world import World
 from tests.model.worlds import IN_ONE_SLOT, SPREAD
@@ -24,8 +24,10 @@ from tests.model.worlds.groups import staged
 from tests.model.worlds.spread import spread
 from tests.proving import amount
 from tests.servers import Server
-from toril.protocol import groups, scripts
+from toril import GroupJob
+from toril.protocol import groups, scripts, starting
 from toril.protocol.command import Command
+from toril.protocol.new_group import new_group
 
 FEW = amount(150, 5_000)
 """Steps for a world in which nothing crosses slots."""
@@ -99,6 +101,22 @@ def test_what_is_told_of_a_job_twice_in_a_millisecond_is_two_parcels(model_serve
     assert [parcel.verb for parcel in told.values()] == ["memberEnded", "memberEnded"]
     assert {parcel.body.get("after") for parcel in told.values()} - told.keys() == {None}
     machine.close()
+
+
+def test_the_limits_of_two_groups_of_one_millisecond_are_two_parcels(model_server):
+    """The second replaced the first: nobody was told of a limit that is due soon."""
+    machine = Machine(model_server)
+    state = EMPTY
+    for number, limit in enumerate((1_000, 60_000)):
+        member = GroupJob("one", queue_name=OTHER)
+        made = new_group("order", [member], None, queue_name=Q, timeout=limit)
+        create = starting.create(PREFIX, made, f"g{number}", [f"j{number}"])
+        state = machine.run(state, START_MS, _sent(create)).state
+    machine.close()
+
+    left = view_of(state, SPREAD["a group of three, spread"].layout).queues[Q].parcels.values()
+    shared = [parcel.body["first_ms"] for parcel in left if parcel.verb == "shareGroups"]
+    assert sorted(shared) == [1_000, 60_000]
 
 
 def _sent(command: Command[Any]) -> Request:

@@ -232,6 +232,31 @@ async def test_a_worker_that_found_less_than_it_has_room_for_knows_what_is_due(
             await asyncio.wait_for(has_come.wait(), 30)
 
 
+async def test_two_of_many_idle_workers_hear_of_a_delayed_job(start_server):
+    """Two, because one may die; nobody hands the marker to and fro until the job is due."""
+    server = start_server()
+    times = {"drain_delay": 600_000, "lock_duration": 300_000}
+    workers = [Worker("q", _nothing, connection=server.unix_url, **times) for _ in range(4)]
+    for worker in workers:
+        await worker.start()
+    async with Queue("q", connection=server.unix_url) as queue:
+        with server.client() as client:
+            await wait_until(lambda: client.info("clients")["blocked_clients"] == 8)
+            before = _scripts_run(client)
+            with counting(server) as counted:
+                await queue.add("later", delay=3_600_000)
+                await wait_until(lambda: _scripts_run(client) >= before + 3)
+                await let_pass(0.3, "a third worker would be told at once")
+    for worker in workers:
+        await worker.close()
+
+    assert counted.calls == {"add": 1, "settle": 2}
+
+
+def _scripts_run(client: Any) -> int:
+    return int(client.info("commandstats")["cmdstat_fcall"]["calls"])
+
+
 async def _nothing(job):
     return None
 

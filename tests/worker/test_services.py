@@ -7,6 +7,7 @@ from contextvars import ContextVar
 
 import pytest
 
+from tests.features.lanes import Hand
 from tests.helpers import let_pass, wait_until
 from tests.proxy import Proxy, runs
 from toril import NewJob, Queue, Worker
@@ -325,6 +326,31 @@ async def test_whoever_pops_the_marker_in_vain_sees_to_it_that_the_job_is_taken(
             await closing
         for one in (worker, other, queue):
             await one.close()
+
+
+@pytest.mark.parametrize("lane", [None, "a"], ids=["plain", "in a lane"])
+async def test_a_delayed_job_is_on_time_although_the_worker_that_knew_of_it_died(
+    lane, server, prefix, client
+):
+    """One worker is woken when the job is added, and dies when it has heard when the job is due."""
+    ran = asyncio.Event()
+
+    async def handler(job):
+        ran.set()
+
+    options = {"connection": server.url, "prefix": prefix}
+    other = Worker("q", handler, drain_delay=600_000, stalled_interval=60_000, **options)
+    async with Queue("q", **options) as queue:
+        dying = Hand(queue._connection, queue.keys, "dying")
+        woken = asyncio.create_task(client.bzpopmin(queue.keys.marker))
+        await wait_until(lambda: _blocked(client, 1))
+        async with other:
+            await wait_until(lambda: _blocked(client, 3))
+            await queue.add("later", delay=300, lane=lane)
+            await woken
+            assert await dying.take() == []
+
+            await asyncio.wait_for(ran.wait(), 30)
 
 
 async def _blocked(client, count: int) -> bool:

@@ -103,6 +103,25 @@ async def test_delayed_jobs_are_asked_for_only_where_there_are_some(server):
         assert (found["zrangebyscore"], found["exists"]) == (1, 3)
 
 
+@pytest.mark.parametrize("lane", [None, "a"], ids=["plain", "a fraction in a lane"])
+async def test_a_take_tells_one_more_worker_what_is_due_once(server, lane):
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        await queue.add("later", {}, delay=3_600_000, lane=lane)
+        if lane is not None:
+            with server.client() as raw:
+                delayed = f"{queue.keys.base}:lanes:delayed"
+                raw.zincrby(delayed, 0.3, raw.zrange(delayed, 0, 0)[0])
+        found = []
+        for _ in range(2):
+            start_counting(server)
+            assert await hand.settle_and_take() == []
+            found.append(counted(server))
+
+        assert (found[0]["hset"], found[0]["zadd"]) == (2, 1)
+        assert (found[1]["hset"], "zadd" in found[1]) == (1, False)
+
+
 async def test_the_stream_is_trimmed_with_the_event_of_the_first_outcome(server):
     async with Queue("q", connection=server.url) as queue:
         hand = Hand(queue)
@@ -118,6 +137,17 @@ async def test_the_stream_is_trimmed_with_the_event_of_the_first_outcome(server)
 
         with server.client() as raw:
             assert raw.xlen(queue.keys.events) < 200  # nodes of a stream hold 100 entries
+
+
+async def test_a_cancel_trims_the_stream_with_its_event(server):
+    async with Queue("q", connection=server.url) as queue:
+        job = await queue.add("x")
+
+        start_counting(server)
+        await queue.cancel(job.id)
+
+        found = counted(server)
+        assert (found["xadd"], "xtrim" in found) == (1, False)
 
 
 async def test_one_job_is_taken_from_the_priorities_when_the_list_is_empty(server):

@@ -484,13 +484,11 @@ class Connection:
 
 def _by_queue(sendings: Sequence[Sending]) -> dict[str, Handed]:
     """What calls left for other slots, by the queues that they left it at."""
-    found: dict[str, Handed] = {}
+    found: dict[str, list[Handed]] = {}
     for sending in sendings:
         if sending.handed is not None:
-            base = sending.command.keys[0]
-            before = found.get(base, Handed(has_more=False))
-            found[base] = parceling.together([before, sending.handed])
-    return found
+            found.setdefault(sending.command.keys[0], []).append(sending.handed)
+    return {base: parceling.together(some) for base, some in found.items()}
 
 
 class Transport(Protocol):

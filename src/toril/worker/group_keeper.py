@@ -20,7 +20,7 @@ LOOK_FOR_GROUPS_S = 15.0
 """How often it looks for the open groups of its queues, whether any are due or not."""
 LOOK_FOR_DUE_S = 5.0
 """How often a worker that knows of no open groups asks whether some are due.  If a new group has a
-time limit that is due sooner, a worker is told (``stages.ring``)."""
+time limit that is due sooner, two workers are told (``stages.ring``)."""
 LOOK_AT_GROUPS_S = 1.5
 """How long it waits at most while groups are open: one with a short time limit may come."""
 MET_S = 0.5

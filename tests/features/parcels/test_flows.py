@@ -262,6 +262,65 @@ async def test_a_removal_finds_the_parcel_with_a_grandchild(slots, shop):
         await middle._connection.run(parceling.collect(middle.keys, [removal.id]))
 
 
+ODD = "order:7:pay"
+"""An id as other programs give it."""
+
+
+async def foreign_parent(slots, queue: Queue) -> Parent:
+    """A job of another program that waits for its children."""
+    fields = {"name": "parent", "data": "{}", "opts": "{}", "timestamp": "1", "delay": "0"}
+    await slots.client.hset(slots.key(queue.name, ODD), mapping={**fields, "priority": "0"})
+    await slots.client.zadd(slots.key(queue.name, "waiting-children"), {ODD: 1})
+    return Parent(ODD, queue.name)
+
+
+async def test_a_removal_finds_the_parcel_below_a_parent_with_colons_in_its_id(slots, shop):
+    """The parcel lies at the queue of that parent: what is before its last colon is no queue."""
+    parents, children, _ = shop
+    async with Queue(f"{parents.name}-middle", **slots.options) as middle:
+        middle._connection.on_parcels = lambda base: None
+        leaf = FlowJob("leaf", queue_name=children.name)
+        parent = await foreign_parent(slots, parents)
+        flow = FlowJob("middle", queue_name=middle.name, children=[leaf], parent=parent)
+        async with FlowProducer(**slots.options) as producer:
+            producer._connection.on_parcels = lambda base: None
+            node = await producer.add(flow)
+        (child,), _ = await parents._connection.run(parceling.fetch(parents.keys))
+
+        await middle.remove(node.job.id)
+
+        (removal,), _ = await middle._connection.run(parceling.fetch(middle.keys))
+        run = children._connection.run
+        assert await run(parceling.deliver(children.keys, [removal])) == [1]
+        assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
+        assert await children.get_waiting_count() == 0
+        await parents._connection.run(parceling.collect(parents.keys, [child.id]))
+        await middle._connection.run(parceling.collect(middle.keys, [removal.id]))
+
+
+async def test_a_parent_with_colons_in_its_id_hears_that_a_child_runs_again(slots, shop):
+    """The news went to a queue that does not exist, and the end of the child waited for it."""
+    parents, children, _ = shop
+    parent = await foreign_parent(slots, parents)
+    job = await children.add("child", parent=parent, ignore_dependency_on_failure=True)
+    async with ManualWorker(children.name, **slots.options) as worker:
+        for connection in (worker._connection, children._connection):
+            connection.on_parcels = lambda base: None
+        await (await worker.get_next_job(20_000)).fail(ValueError("no"))
+        await children.retry(job.id)
+        await (await worker.get_next_job(20_000)).complete("done")
+
+    parcels, _ = await children._connection.run(parceling.fetch(children.keys))
+
+    assert {one.target for one in parcels} == {parents.keys.base}
+    assert len(parcels) == 3
+    for _ in range(3):  # those of one millisecond may be carried in any order
+        await due(slots, children.name)
+        await children._connection.follow(parceling.carry(children.keys))
+    assert await no_parcels(slots, children)
+    assert await slots.client.hlen(slots.key(parents.name, f"{ODD}:processed")) == 1
+
+
 async def test_the_end_of_a_child_waits_for_a_courier(slots, shop):
     """Its worker died behind the settle: another one of its queue tells the parent."""
     parents, children, _ = shop

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers import wait_until
 from toril import FlowProducer, GroupJob, GroupSignal, ManualWorker, Worker
-from toril.errors import InvalidGroupStateError, NotReplicatedError
+from toril.errors import InvalidGroupStateError, NotReplicatedError, UnrecoverableError
 from toril.protocol import parceling
 
 
@@ -110,6 +110,40 @@ async def test_a_cancelled_member_does_not_overtake_its_own_end(shop):
     async with shop.open():
         await shop.until(group_id, "FAILED")
     assert shop.ran["undo-b"] == 1
+
+
+@pytest.mark.parametrize("how", ["by hand", "as it ends"])
+async def test_that_a_member_is_gone_does_not_overtake_its_own_end(shop, how):
+    """Somebody retried it and it was removed; but it had done its work, and that comes first."""
+    group_id = await shop.add(shop.member("a", 0, delay=60_000), shop.member("b", 1))
+    here, there = shop.queues[:2]
+    last = b"cancelled" if how == "by hand" else b"failed"
+    options = {"remove_on_fail": True, **shop.slots.options}
+    async with ManualWorker(there.name, **options) as worker:
+        for connection in (worker._connection, there._connection):
+            connection.on_parcels = lambda _: None
+        job = await worker.get_next_job(20_000)
+        await job.complete("done")
+        await there.retry(job.id, force=True)
+        if how == "by hand":
+            await there.remove(job.id)
+        else:
+            await (await worker.get_next_job(20_000)).fail(UnrecoverableError("no"))
+    assert await there.get_job(job.id) is None
+
+    run = here._connection.run
+    parcels, _ = await run(parceling.fetch(there.keys))
+    in_order = (b"completed", b"memberRetried", last)
+    told = [[one for one in parcels if word in one.body] for word in in_order]
+    assert [len(some) for some in told] == [1, 1, 1]
+    assert await run(parceling.deliver(here.keys, told[-1])) == [1]
+    for some in told:
+        assert await run(parceling.deliver(here.keys, some)) == [0]
+    await run(parceling.collect(there.keys, [one.id for one in parcels]))
+    async with shop.open():
+        await shop.until(group_id, "FAILED")
+    assert shop.ran == {"undo-b": 1}
+    await shop.check()
 
 
 async def test_a_member_that_runs_elsewhere_is_told_and_undone(shop):

@@ -28,7 +28,7 @@ FOUND: dict[str, str] = {
     'rooms/stages: without redis.call("LTRIM", group.key .. ":log", -1000, -1)': "tests/features/test_group_leftovers.py::test_a_timeline_has_a_bound",
     'rooms/stages: without redis.call("PEXPIRE", mailbox, MAIL_MS)': "tests/features/test_group_leftovers.py::test_mail_for_a_worker_that_is_gone_does_not_stay",
     'rooms/stages: without redis.call("PEXPIRE", bell, MAIL_MS)': "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
-    'rooms/stages: without redis.call("RPUSH", bell, "1")': "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
+    'rooms/stages: without redis.call("RPUSH", bell, "1", "1")': "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
     "rooms/stages: without stages.ring(base)": "tests/features/test_group_mends.py::test_a_bell_that_nobody_hears_does_not_stay",
     'rooms/stages: without redis.call("PEXPIREAT", deadlines, clock.stamp(tonumber(last) + LATE_MS))': "tests/features/test_group_stages.py::test_a_producer_may_mind_the_time_limits",
     'rooms/stages: without redis.call("UNLINK", group.key .. ":signals")': "tests/features/test_group_leftovers.py::test_limits_of_signals_end_when_the_group_turns",
@@ -56,7 +56,7 @@ FOUND: dict[str, str] = {
 }
 
 EQUIVALENT: dict[str, str] = {
-    'rooms/stages: "LPUSH" for "RPUSH" (3)': "a bell holds one entry",
+    'rooms/stages: "LPUSH" for "RPUSH" (3)': "the entries of a bell are alike",
     'rooms/stages: "LPUSH" for "RPUSH" (2)': "a worker reads all of its mail at once, and each letter is about another job",
     "rooms/stages: without retreats.recall(group)": "the way back is then found anew from the plan, which comes to the same and costs more",
 }

@@ -59,7 +59,7 @@ function calls.cancel(KEYS, a, ARGV)
     return 2
   end
   local gate = gates.read(queue)
-  journal.trim(queue, gate)
+  journal.trimWithNext(queue, gate)
   jobs.finish(queue, gate, { id = a.id, state = "failed", value = a.reason, keep = a.keep,
     previous = previous }, ending, nil, clock.now())
   return 1

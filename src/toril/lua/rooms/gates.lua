@@ -25,6 +25,7 @@ function gates.read(queue)
     max = tonumber(meta.max),
     duration = tonumber(meta.duration),
     held_ms = held and (tonumber(held) or 1) or nil,
+    watched = meta["x.watched"],
     holds_letters = meta["toril.deadLetters"] ~= nil
   }
   if meta.version or meta["x.seen5"] then noteVersion(queue, gate, meta) end

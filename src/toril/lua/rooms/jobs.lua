@@ -308,8 +308,8 @@ end
 --- without a job.
 function jobs.retry(queue, gate, id, state, resets_attempts)
   local job = queue.base .. ":" .. id
-  local known = hashes.read(job, "name", "priority", "parentKey", "opts", "x.lane", "x.group", "ats",
-    "processedOn", "pb", "finishedOn", "x.ended", "x.attempts")
+  local known = hashes.read(job, "name", "priority", "parentKey", "parent", "opts", "x.lane", "x.group",
+    "ats", "processedOn", "pb", "finishedOn", "x.ended", "x.attempts")
   if not known.name then return false end
   if known["x.group"] then groups.onRetried(known["x.group"], job, clock.now()) end
   local past = tries.past(known)
@@ -319,7 +319,7 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
   if resets_attempts then
     redis.call("HDEL", job, "atm", "ats")
   end
-  parents.relink(job, known.parentKey)
+  parents.relink(job, known.parentKey, known.parent)
   if known["x.lane"] then
     lanes.enter(queue, known["x.lane"], id, laneNames.PLAIN)
   else

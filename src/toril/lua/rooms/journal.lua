@@ -11,10 +11,7 @@ end
 --- Append an event to the queue's stream.
 function journal.emit(queue, event, ...)
   local gate = rawget(queue, "trims_with")
-  if gate then
-    queue.trims_with = nil
-    return journal.emitTrimmed(queue, gate, event, ...)
-  end
+  if gate then return journal.emitTrimmed(queue, gate, event, ...) end
   redis.call("XADD", queue.events, "*", "event", event, ...)
 end
 

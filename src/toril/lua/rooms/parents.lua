@@ -166,10 +166,10 @@ function parents.childEnded(parent_key, parent_json, child_key, state, value, no
 end
 
 --- A child that will run again is pending again; its parent stays where it is.
-function parents.relink(child_key, parent_key)
+function parents.relink(child_key, parent_key, parent_json)
   if not parent_key then return end
   if parcels.isAway(parent_key) then
-    sendToParent(parent_key, nil, child_key, "relink", {})
+    sendToParent(parent_key, parent_json, child_key, "relink", {})
     return
   end
   if redis.call("EXISTS", parent_key) == 0 then return end

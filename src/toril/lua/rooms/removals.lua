@@ -21,7 +21,7 @@ local function parcelWith(child, base, parent)
   for _ = 1, MOST_ABOVE do
     local id = parcels.carrying(base, child)
     parent = not id and redis.call("HGET", parent, "parentKey")
-    base = parent and string.match(parent, "^(.+):[^:]+$")
+    base = parent and queues.split(parent, base)
     if id or not base or parcels.isAway(base) then return id end
   end
 end

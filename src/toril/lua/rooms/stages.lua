@@ -75,7 +75,7 @@ local function hurry(group, at, now)
 end
 
 --- Let the workers of another queue watch the time limits of a group too; the queue that owns it may
---- have no workers. If its next limit is due in `first_ms`, perhaps before they look again, one is told.
+--- have no workers. If its next limit is due in `first_ms`, perhaps before they look again, two are told.
 function stages.share(owner, base, until_ms, first_ms)
   if parcels.isAway(base) then
     local what = table.concat({ owner, clock.stamp(until_ms), clock.digits(first_ms or 0) }, "\n")
@@ -368,11 +368,12 @@ function stages.tell(job_keys, reason)
   end
 end
 
---- Tell one idle worker of a queue to look for groups that are due; it hears it as it hears its mail.
+--- Tell two idle workers of a queue to look for groups that are due, because one of them may die; they
+--- hear it as they hear their mail.
 function stages.ring(base)
   local bell = base .. ":toril:group-bell"
   if redis.call("EXISTS", bell) == 1 then return end
-  redis.call("RPUSH", bell, "1")
+  redis.call("RPUSH", bell, "1", "1")
   redis.call("PEXPIRE", bell, MAIL_MS)
 end
 

@@ -246,6 +246,20 @@ local function dueNext(queue, has_lanes)
   return has_lanes and laneTakes.nextDue(queue, due) or due
 end
 
+--- The same for a worker that will wait for it. If that worker died, the others would look only after
+--- their drain delay: so the marker is put back for one more of them. Once for each time: if it were
+--- more, idle workers would hand it to and fro until then.
+local function watchNext(queue, gate, has_lanes)
+  local due = dueNext(queue, has_lanes)
+  local at = clock.digits(due) -- compared as text: a damaged score may be a fraction
+  if due > 0 and at ~= gate.watched then
+    redis.call("HSET", queue.meta, "x.watched", at)
+    -- What was let in has put one there.
+    if not rawget(queue, "let_in") then redis.call("ZADD", queue.marker, at, "1") end
+  end
+  return due
+end
+
 --- Returns the jobs, how long the rate limit holds, and when the next delayed job is due. If there are
 --- as many jobs as may be taken, the last is 0, or now if there was too much to take at once.
 function takes.take(queue, gate, a, now)
@@ -267,11 +281,11 @@ function takes.take(queue, gate, a, now)
     if shift.popped > 0 and redis.call("EXISTS", queue.wait, queue.prioritized) > 0 then
       places.wake(queue, gate)
     end
-    return {}, 0, dueNext(queue, has_lanes)
+    return {}, 0, watchNext(queue, gate, has_lanes)
   end
   if shift.popped < allowed and shift.bytes < MOST_BYTES and not (has_lanes or rawget(queue, "lanes")) then
     -- There was less than it asked for, so nobody has to look at what is left.
-    return shift.jobs, 0, places.nextDue(queue)
+    return shift.jobs, 0, watchNext(queue, gate, false)
   end
   redis.call("ZADD", queue.marker, "0", "0")
   return shift.jobs, 0, shift.bytes >= MOST_BYTES and now or 0
