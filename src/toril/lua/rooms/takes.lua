@@ -251,8 +251,9 @@ end
 --- more, idle workers would hand it to and fro until then.
 local function watchNext(queue, gate, has_lanes)
   local due = dueNext(queue, has_lanes)
+  if due <= 0 then return due end
   local at = clock.digits(due) -- compared as text: a damaged score may be a fraction
-  if due > 0 and at ~= gate.watched then
+  if at ~= gate.watched then
     redis.call("HSET", queue.meta, "x.watched", at)
     -- What was let in has put one there.
     if not rawget(queue, "let_in") then redis.call("ZADD", queue.marker, at, "1") end
