@@ -17,6 +17,7 @@ import redis.asyncio
 
 from tests.helpers import NOT_RUN
 from tests.keyspace import audit, dump, keys_under, reader_of
+from tests.ordering import in_order
 from tests.servers import Cluster, Server
 from toril import Queue
 
@@ -149,8 +150,10 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return re.sub(r"^Skipped: ", "", text).removeprefix(NOT_RUN)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test must have the same name in every process that runs a part of them."""
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid} is named by an address; use ids=name_of")
+    if (given := getattr(config, "workerinput", None)) is not None:
+        items[:] = in_order(items, given["workercount"])
