@@ -21,6 +21,9 @@ from tests.ordering import in_order
 from tests.servers import Cluster, Server
 from toril import Queue
 
+GARBAGE = 10_000
+"""How many new objects there are before those that refer to each other are looked for."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let a run that is told to end stop its servers first, as it does on Ctrl-C."""
@@ -40,6 +43,8 @@ def pytest_collection_finish() -> None:
     # The tests themselves stay to the end: no collection need look through them again.
     gc.freeze()
     gc.enable()
+    # A test makes thousands of objects and few cycles: one in sixteen seconds went into the search.
+    gc.set_threshold(GARBAGE)
 
 
 @pytest.fixture(scope="session")
