@@ -124,12 +124,21 @@ class Place:
             for member in await self.client.zrange(f"{base}:{name}", 0, -1):
                 if member.endswith(job_id):
                     due = await self.client.zscore(f"{base}:{name}", member)
-                    return name, round(due / 4096, -5) if name == "delayed" else None
+                    return name, _about(due / 4096) if name == "delayed" else None
         for member in await self.client.zrange(f"{base}:lanes:delayed", 0, -1):
             if member.endswith(job_id):
                 due = await self.client.zscore(f"{base}:lanes:delayed", member)
-                return "lanes:delayed", round(due, -5)
+                return "lanes:delayed", _about(due)
         return "nowhere", None
+
+
+def _about(due_ms: float) -> str:
+    """A time that was given as it is, and one that counts from now as how long it is off.
+
+    Rounded by itself, the latter would now and then be another for who comes a moment later.
+    """
+    left_ms = due_ms - time.time() * 1000
+    return f"at {due_ms:.0f}" if left_ms > 10 * FAR else f"in about {round(left_ms, -5):.0f}"
 
 
 async def plainly(place: Place, options: dict[str, Any]) -> str:
