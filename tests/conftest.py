@@ -17,8 +17,12 @@ import redis.asyncio
 
 from tests.helpers import NOT_RUN
 from tests.keyspace import audit, dump, keys_under, reader_of
+from tests.ordering import in_order
 from tests.servers import Cluster, Server
 from toril import Queue
+
+GARBAGE = 10_000
+"""How many new objects there are before those that refer to each other are looked for."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +43,8 @@ def pytest_collection_finish() -> None:
     # The tests themselves stay to the end: no collection need look through them again.
     gc.freeze()
     gc.enable()
+    # A test makes thousands of objects and few cycles: one in sixteen seconds went into the search.
+    gc.set_threshold(GARBAGE)
 
 
 @pytest.fixture(scope="session")
@@ -149,8 +155,10 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return re.sub(r"^Skipped: ", "", text).removeprefix(NOT_RUN)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test must have the same name in every process that runs a part of them."""
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid} is named by an address; use ids=name_of")
+    if (given := getattr(config, "workerinput", None)) is not None:
+        items[:] = in_order(items, given["workercount"])

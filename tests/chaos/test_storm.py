@@ -16,6 +16,7 @@ KILLS = int(os.environ.get("TORIL_CHAOS_KILLS", "20"))
 SEED = int(os.environ.get("TORIL_CHAOS_SEED", random.randrange(2**31)))
 
 
+@pytest.mark.first
 @pytest.mark.timeout(4 * 3600)
 async def test_nothing_is_lost_in_a_storm():
     """Nothing lost, every extra run has its fault, lanes in order, groups whole, no orphans."""

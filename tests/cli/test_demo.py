@@ -9,12 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 
 def busyness() -> float:
     """How many programs want each core: what a minute of a machine of one's own becomes here."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
+@pytest.mark.first
 def test_the_demo_shows_the_whole_in_under_a_minute_and_leaves_nothing_behind(
     cli_env: dict[str, str], tmp_path: Path
 ):

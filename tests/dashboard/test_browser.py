@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,21 @@ from toril import FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.dashboard import dashboard, showing
 from toril.dashboard.security import HEADERS
 
+STYLE = Path(showing.__file__).parent / "static" / "style.css"
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-SERIOUS = """axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations
-    .filter((one) => ['serious', 'critical'].includes(one.impact))
-    .map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 150)}`))"""
-"""Said in the page: to send all that axe notes about a page takes as long as to find it."""
+SERIOUS = """(only) => {
+    const asked = {resultTypes: ['violations']};
+    const minor = axe._audit.rules.filter((rule) => ['minor', 'moderate'].includes(rule.impact));
+    if (only) asked.runOnly = {type: 'rule', values: only};
+    else asked.rules = Object.fromEntries(minor.map((rule) => [rule.id, {enabled: false}]));
+    return axe.run(document, asked).then((found) => found.violations
+        .filter((one) => ['serious', 'critical'].includes(one.impact))
+        .map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 150)}`));
+}"""
+"""Said in the page: to send all that axe notes about a page takes as long as to find it. What a
+rule finds has the impact of the rule, so those that find nothing serious are left out."""
+COLOURS = ["color-contrast", "link-in-text-block"]
+"""The rules that look at colours: nothing else is different in the dark (see the test of that)."""
 
 SHORT = (
     "\u202e\"'><img/src=x/onerror=pwned(1)><svg/onload=pwned(2)>"
@@ -114,7 +125,7 @@ async def many_members(url: str, prefix: str) -> list[str]:
 
 
 class Inspector:
-    """Looks at the page that is open: at all widths, and in light and dark with axe."""
+    """Looks at the page that is open: at all widths, with axe, and at its colours in the dark."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -136,7 +147,7 @@ class Inspector:
     def _audit(self, path: str, width: int, scheme: str) -> None:
         self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         # evaluate() is not subject to the page's policy, an inline script would be.
-        found = self.page.evaluate(SERIOUS)
+        found = self.page.evaluate(SERIOUS, COLOURS if scheme == "dark" else None)
         self.problems += [f"{path} at {width} px, {scheme}: {one}" for one in found]
 
 
@@ -171,6 +182,43 @@ async def test_every_page_is_fit_for_everybody(
 
     async with served(dashboard(connection=url, prefix=prefix)) as base:
         assert await chromium(look) == []
+
+
+def test_the_dark_changes_nothing_but_colours():
+    """What axe says of anything else in the light holds in the dark as well."""
+    found = re.findall(
+        r"prefers-color-scheme: dark\) \{\s*:root \{([^{}]*)\}\s*\}", STYLE.read_text()
+    )
+    elsewhere = [
+        path.name
+        for path in STYLE.parents[1].rglob("*.*")
+        if path.suffix in (".css", ".html", ".py") and b"prefers-color-scheme" in path.read_bytes()
+    ]
+
+    assert elsewhere == [STYLE.name]
+    assert STYLE.read_text().count("prefers-color-scheme") == len(found) == 1
+    for line in found[0].split(";")[:-1]:
+        assert re.fullmatch(r"--[\w-]+: #[0-9a-f]{6}", line.strip()), line
+
+
+async def test_what_is_serious_is_found_in_the_light_and_colours_in_the_dark(chromium: Any):
+    """The audit of every page would say nothing as well if axe did not look."""
+    text = "<html lang=en><title>t</title><main><h1>t</h1><p style='color: {}'>text</p>{}</main>"
+
+    def look(browser: Any) -> list[str]:
+        inspector = Inspector(new_page(browser))
+        inspector.page.goto("about:blank")
+        for words in (("#000", "<h4>a heading of a rule that is moderate</h4>"), ("#eee", "<img>")):
+            inspector.page.set_content(text.format(*words))
+            inspector.inspect("it")
+        inspector.page.context.close()
+        return [problem.partition(": <")[0] for problem in inspector.problems]
+
+    assert sorted(await chromium(look)) == [
+        f"it at {width} px, {what}"
+        for width in (1400, 360)
+        for what in ("dark: color-contrast", "light: color-contrast", "light: image-alt")
+    ]
 
 
 async def test_the_login_is_fit_for_everybody(chromium: Any, url: str, prefix: str):

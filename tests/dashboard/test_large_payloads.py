@@ -166,6 +166,7 @@ class Counter:
         return self._before - before
 
 
+@pytest.mark.first
 async def test_no_page_reads_payloads_that_it_does_not_show(
     start_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ):

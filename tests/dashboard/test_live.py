@@ -40,6 +40,7 @@ async def commands(client: Any) -> int:
     return int(stats["total_commands_processed"])
 
 
+@pytest.mark.first
 async def test_a_hundred_visitors_of_a_page_cost_as_much_as_one(
     visit: Callable[..., Visitor], shop: World, client: Any
 ):

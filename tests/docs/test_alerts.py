@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import yaml
 
 from tests.helpers import not_run
@@ -193,6 +194,7 @@ def verdict(tests: list[dict[str, Any]], folder: Path) -> subprocess.CompletedPr
     return promtool("test", "rules", "tests.yaml", cwd=folder)
 
 
+@pytest.mark.first
 def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path):
     tests = [
         history(name, past, alerts)

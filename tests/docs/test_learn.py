@@ -166,6 +166,7 @@ def reader(tmp_path: Path, postgres: str) -> Iterator[Reader]:
     reader.leave()
 
 
+@pytest.mark.first
 @pytest.mark.timeout(1800)
 def test_the_tutorial_can_be_followed_by_copying(reader: Reader):
     for page in PAGES:

@@ -82,6 +82,7 @@ def money_moved(database):
     return moved
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("service", [PLAIN], indirect=True, ids=["plain"])
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_the_service_without_tasks_does_the_same(
@@ -123,6 +124,7 @@ def code_lines(folder):
     return found
 
 
+@pytest.mark.first
 async def test_orders_are_charged_once_although_the_programs_are_killed(
     start,
     url,

@@ -572,12 +572,17 @@ async def test_members_in_lanes_keep_to_them_and_leave_them(world: World):
     assert (await world.hand("a").take_one()).name == "next"
 
 
+FILL = """local ids = {}
+for n = ARGV[1], ARGV[2] do ids[#ids + 1] = "f" .. n end
+return redis.call("LPUSH", KEYS[1], unpack(ids))"""
+"""The server writes a million ids in a fifth of the time that it takes to send them."""
+
+
 @pytest.mark.no_audit("a million ids without a job stand for a long queue")
 async def test_a_group_in_a_queue_of_a_million_is_cancelled_at_once(world: World):
     """SAGA-22: a thousand members, counted in commands: none reads or walks the list."""
-    for start in range(0, 1_000_000, 50_000):
-        ids = [f"f{n}" for n in range(start, start + 50_000)]
-        await world.client.lpush(f"{world.prefix}:b:wait", *ids)
+    for start in range(0, 1_000_000, 5_000):
+        await world.client.eval(FILL, 1, f"{world.prefix}:b:wait", start, start + 4_999)
     jobs = [GroupJob("a", queue_name="a"), *(GroupJob("x", queue_name="b") for _ in range(999))]
     node = await world.flow.add_group("order", jobs)
     await world.client.config_resetstat()

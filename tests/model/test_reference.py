@@ -341,6 +341,7 @@ class Api(RuleBasedStateMachine):
             )
 
 
+@pytest.mark.first
 @pytest.mark.timeout(4 * 3600)
 def test_the_public_api_does_what_the_model_does():
     """L2 of the programme: no divergence in 20,000 steps (make prove: 200,000)."""

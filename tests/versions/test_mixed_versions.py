@@ -84,6 +84,7 @@ def runs_in(ledger: list[str]) -> dict[str, list[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.first
 async def test_the_version_before_works_beside_this_one(old_source, url, prefix, client):
     fleet = Fleet({"old": old_source, "new": ROOT / "src"}, url, prefix)
     await client.delete("ledger")

@@ -6,6 +6,8 @@ import asyncio
 import signal
 from collections import deque
 
+import pytest
+
 from tests.forked import Forked
 from tests.helpers import wait_until
 from tests.proving import amount
@@ -14,6 +16,7 @@ from toril import NewJob, Queue
 DEPLOYS = amount(6, 20)
 
 
+@pytest.mark.first
 async def test_deploys_under_load_lose_no_job_and_run_none_twice(url, prefix, client):
     """SIGTERM: jobs that run are finished or handed back; nothing stalls, nothing is lost."""
 

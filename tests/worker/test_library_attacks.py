@@ -153,6 +153,7 @@ async def flush_until(server: Server, is_over: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.first
 async def test_a_library_that_is_flushed_all_the_time(start_server):
     """Dead letters and groups are part of it: each is one call, made once."""
     server = start_server(tcp=True)
