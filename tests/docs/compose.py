@@ -95,7 +95,6 @@ class Compose:
         self.ports: dict[tuple[str, str], int] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.completed: list[str] = []
-        self.healthy: set[str] = set()
         self.services: dict[str, Any] = {}
         self.image: Image
 
@@ -190,12 +189,6 @@ class Compose:
             connection.execute("DROP ROLE IF EXISTS shop")
 
     def is_healthy(self, name: str) -> bool:
-        """Who was healthy is not asked again: all is over before an interval has passed."""
-        if name not in self.healthy and self.passes_its_check(name):
-            self.healthy.add(name)
-        return name in self.healthy
-
-    def passes_its_check(self, name: str) -> bool:
         if name == "postgres":
             return True  # its fixture has waited
         kind, *command = self.services[name]["healthcheck"]["test"]
@@ -263,7 +256,6 @@ class Compose:
                 self.desk / f"{name}.log"
             ).read_text()
             del self.processes[name]
-        self.healthy.clear()
         self.drop_database()
 
     def code_is_as_built(self) -> bool:

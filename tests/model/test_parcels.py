@@ -261,5 +261,5 @@ def test_a_planted_bug_is_found(bug, model_server):
 
 
 def _look_for(world: World, machine: Machine) -> None:
-    for seed in reversed(range(SEEDS)):  # in this order they find what is planted soonest
+    for seed in reversed(range(SEEDS)):  # the last finds all of QUICK, the first does not
         explore(world, machine, most=MOST, seed=seed, is_deep=True, drain_share=0.05)
