@@ -21,7 +21,7 @@ from tests.ordering import in_order
 from tests.servers import Cluster, Server
 from toril import Queue
 
-GARBAGE = 10_000
+GARBAGE = (10_000, 20, 50)
 """How many new objects there are before those that refer to each other are looked for."""
 
 
@@ -44,7 +44,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     # A test makes thousands of objects and few cycles: one in sixteen seconds went into the search.
-    gc.set_threshold(GARBAGE)
+    gc.set_threshold(*GARBAGE)
 
 
 @pytest.fixture(scope="session")
