@@ -85,12 +85,16 @@ GREY = (
 CANVAS = "document.querySelector('figure.chart canvas')"
 
 
-def wait_for(page: Any, condition: str, *given: Any) -> None:
-    """Unlike ``wait_for_function``, which a page's policy stops at its second look."""
+def wait_for(page: Any, condition: str, *given: Any) -> Any:
+    """What the condition says as soon as it holds.
+
+    Unlike ``wait_for_function``, which a page's policy stops at its second look.
+    """
     deadline = time.monotonic() + 60
-    while not page.evaluate(condition, *given):
+    while not (found := page.evaluate(condition, *given)):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(50)
+    return found
 
 
 def new_page(browser: Any, **options: Any) -> Any:
@@ -247,8 +251,8 @@ async def test_a_chart_follows_the_window_and_the_colours(
     def look(browser: Any) -> None:
         page = new_page(browser, viewport={"width": 1400, "height": 800})
         page.goto(base)
-        wait_for(page, f"{CANVAS}?.clientWidth > 1000")
-        light = page.evaluate(f"{CANVAS}.toDataURL()")
+        # In one look: the next news of the queue replaces the chart.
+        light = wait_for(page, f"{CANVAS}?.clientWidth > 1000 && {CANVAS}.toDataURL()")
         page.set_viewport_size({"width": 360, "height": 800})
         wait_for(page, f"{CANVAS}?.clientWidth <= 360")
         page.set_viewport_size({"width": 1400, "height": 800})
