@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.counting import inside
 from tests.features.parcels.test_couriers import due, put_off
 from tests.helpers import wait_until
 from toril import FlowJob, FlowProducer, ManualWorker, NewJob, Parent, Queue, Worker, sync
@@ -212,6 +213,24 @@ async def test_a_removal_does_not_overtake_the_child_that_it_removes(slots, shop
     assert await children.get_waiting_count() == 0
     await parents._connection.run(parceling.collect(parents.keys, [child.id, removal.id]))
     assert await no_parcels(slots, *shop)
+
+
+async def test_a_job_that_is_its_own_parent_does_not_keep_the_server(slots, shop):
+    """A removal looks for the parcel with a child at the jobs above; a circle has no end."""
+    parents, children, _ = shop
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, children))
+    await wait_until(lambda: no_parcels(slots, *shop))
+    parent = slots.key(parents.name, node.job.id)
+    await slots.client.hset(parent, "parentKey", parent)
+
+    with inside(slots.cluster.nodes[0]) as commands:
+        await parents.remove(node.job.id)
+
+    looks = [one for one in commands if one.startswith("HGET ") and one.endswith(" parentKey")]
+    assert len(looks) == 100
+    await wait_until(lambda: no_parcels(slots, *shop))
+    assert await children.get_waiting_count() == 0
 
 
 async def test_that_a_child_is_gone_does_not_overtake_that_it_runs_again(slots, shop):

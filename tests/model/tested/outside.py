@@ -282,6 +282,7 @@ FOUND: dict[str, str] = {
     'rooms/requests: without redis.call("DEL", key) (2)': "tests/client/test_made_once.py::test_a_call_that_broke_in_the_middle_is_not_said_to_have_been_made",
     'rooms/requests: without redis.call("DEL", key) (3)': "tests/features/test_group_mends.py::test_a_key_of_another_type_leaves_nothing_of_a_group[b:lanes:delayed]",
     "rooms/requests: 60000000 for 60000": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
+    "rooms/removals: 100000 for 100": "tests/features/parcels/test_flows.py::test_a_job_that_is_its_own_parent_does_not_keep_the_server",
     'rooms/requests: without redis.call("SET", queue.base .. ":toril:call:" .. call, answer or "1", "PX", REMEMBER_CALL_MS)': "tests/worker/test_lost_changes.py::test_a_change_is_remembered_for_a_minute_only",
     "rooms/schedules: 32000 for 32": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     "rooms/schedules: without lanes.pull(queue, pending.place, pending.id)": "tests/features/test_rescheduling.py::test_a_paused_scheduler_keeps_its_record_and_makes_no_job[when0-a lane]",
