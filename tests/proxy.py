@@ -64,6 +64,18 @@ class Proxy:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._until_all_is_done()
+
+    async def _until_all_is_done(self) -> None:
+        """A request that was handed on may come late to a busy server, and write what the test has
+        cleared away. The server reads all that is there before it answers a second question."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(60):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._target)
+                for _ in range(2):
+                    writer.write(b"PING\r\n")
+                    await reader.readline()
+                writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

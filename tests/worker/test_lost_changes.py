@@ -15,7 +15,8 @@ from toril.errors import JobNotFoundError, JobNotInStateError
 
 
 @pytest.fixture
-async def proxy(server):
+async def proxy(server, prefix):
+    """It is closed before the keys of the test are deleted."""
     async with Proxy(server.port) as proxy:
         yield proxy
 

@@ -19,7 +19,8 @@ from toril.protocol.settling import Outcome, Settled, Take
 
 
 @pytest.fixture
-async def proxy(server):
+async def proxy(server, prefix):
+    """It is closed before the keys of the test are deleted."""
     async with Proxy(server.port) as proxy:
         yield proxy
 
