@@ -12,6 +12,7 @@ from toril.doctor.keyspace import audit
 from toril.doctor.reader import ConnectionReader
 from toril.errors import ParentNotFoundError, UnrecoverableError
 from toril.protocol import parceling
+from toril.protocol.parceling import Parcel
 
 
 @pytest.fixture
@@ -34,6 +35,14 @@ def flow_of(parents: Queue, *children: Queue, **options) -> FlowJob:
         for n, queue in enumerate(children)
     ]
     return FlowJob("parent", queue_name=parents.name, children=below)
+
+
+async def comes_after_its_removal(children: Queue, child: Parcel, removal: Parcel) -> None:
+    """The parcel with a child is delivered after the one that removes it, and adds nothing."""
+    run = children._connection.run
+    assert await run(parceling.deliver(children.keys, [removal])) == [1]
+    assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
+    assert await children.get_waiting_count() == 0
 
 
 async def is_in(queue: Queue, job_id: str, state: str) -> bool:
@@ -273,10 +282,7 @@ async def test_a_removal_finds_the_parcel_with_a_grandchild(slots, shop):
 
         (removal,), _ = await middle._connection.run(parceling.fetch(middle.keys))
         (child,), _ = await parents._connection.run(parceling.fetch(parents.keys))
-        run = children._connection.run
-        assert await run(parceling.deliver(children.keys, [removal])) == [1]
-        assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
-        assert await children.get_waiting_count() == 0
+        await comes_after_its_removal(children, child, removal)
         await parents._connection.run(parceling.collect(parents.keys, [child.id]))
         await middle._connection.run(parceling.collect(middle.keys, [removal.id]))
 
@@ -309,10 +315,7 @@ async def test_a_removal_finds_the_parcel_below_a_parent_with_colons_in_its_id(s
         await middle.remove(node.job.id)
 
         (removal,), _ = await middle._connection.run(parceling.fetch(middle.keys))
-        run = children._connection.run
-        assert await run(parceling.deliver(children.keys, [removal])) == [1]
-        assert await run(parceling.deliver(children.keys, [child, removal])) == [0, 0]
-        assert await children.get_waiting_count() == 0
+        await comes_after_its_removal(children, child, removal)
         await parents._connection.run(parceling.collect(parents.keys, [child.id]))
         await middle._connection.run(parceling.collect(middle.keys, [removal.id]))
 
