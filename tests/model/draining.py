@@ -103,6 +103,8 @@ class Drain:
         return any(at <= self._clock_ms for at in queue.parcels_due.values())
 
     def _open_and_sweep(self, view: View) -> None:
+        # What a program of BullMQ did to a job is seen from where its group is, maybe elsewhere.
+        is_unseen = any(key.endswith(":toril:unnoticed") for key in view.keys)
         for name in self._habits:
             queue = view.queues[name]
             if "paused" in queue.meta:
@@ -114,7 +116,7 @@ class Drain:
             for _ in range(2):
                 self._run(sweep_request(name, is_spread=self._world.is_spread))
             is_looked_after = any("x.staged" in group for group in queue.groups.values())
-            if is_looked_after or f"{queue.base}:toril:unnoticed" in view.keys:
+            if is_looked_after or is_unseen:
                 self._send(groups.reconcile(keys_of(name), everything=True))
             for group_id, group in queue.groups.items():
                 if "x.asks" in group and group["state"] == "ACTIVE":  # somebody decides

@@ -193,6 +193,8 @@ end
 local function bullEnd(KEYS, ARGV)
   local base, id, state, value = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
   if call("GET", base .. id .. ":lock") ~= "node" then return -6 end
+  -- A job that is to fail is not run.
+  if state == "completed" and call("HEXISTS", base .. id, "defa") == 1 then return -6 end
   redis.call("DEL", base .. id .. ":lock")
   redis.call("SREM", base .. "stalled", id)
   redis.call("LREM", base .. "active", -1, id)
@@ -202,6 +204,7 @@ local function bullEnd(KEYS, ARGV)
   redis.call("HSET", base .. id, "finishedOn", clock .. "000", field, value)
   redis.call("XADD", base .. "events", "*", "event", state, "jobId", id, field, value, "prev", "active")
   if state == "failed" then
+    redis.call("HDEL", base .. id, "defa")
     redis.call("XADD", base .. "events", "*", "event", "retries-exhausted", "jobId", id, "attemptsMade", 1)
   end
   return 0
