@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.forked import Forked
 from tests.model.mutants import Mutant, all_mutants, marked
 from toril.protocol import scripts
 from toril.protocol.scripts import Library
@@ -33,6 +34,8 @@ TESTS = (
 MOST_TESTS, MOST_S = 25, 20.0
 """How many tests are tried for one bug, and how long they take without it."""
 LONGEST_S = 240
+ALREADY_THERE = ("xdist", "pytest_asyncio", "hypothesis", "redis.asyncio", "toril.doctor")
+"""What every run imports, in the process that runs are forked from; the tests are read anew."""
 CHANNEL = "toril-covered"
 _COVER = f"""
 local function COVER(number, word)
@@ -73,26 +76,22 @@ def find_by_tests(mutant: str, found: Covering) -> str | None:
 
 
 def _run(tests: tuple[str, ...], plant: str, report: Path | None = None) -> str | None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60"]
     command += ["-p", "tests.model.ordinary", *(["-x"] if report is None else [])]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     env |= {"TORIL_PLANT": plant, "TORIL_PROVE": "0", "TORIL_COVERED": str(report or "")}
-    try:
-        done = subprocess.run(
-            [*command, *tests],
-            cwd=ROOT,
-            env=env,
-            timeout=LONGEST_S if report is None else None,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "they did not end"
+    with tempfile.TemporaryFile("w+") as told:
+        done = Forked(*command, *tests, env=env, stdout=told.fileno(), needs=ALREADY_THERE)
+        try:
+            done.wait(LONGEST_S if report is None else None)
+        except subprocess.TimeoutExpired:
+            done.terminate()  # it stops its servers
+            return "they did not end"
+        told.seek(0)
+        text = told.read()
+    assert done.returncode in (0, 1), f"the tests themselves did not run:\n{text}"
     failed = [
-        line
-        for line in done.stdout.splitlines()
-        if line.startswith(("FAILED tests", "ERROR tests"))
+        line for line in text.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))
     ]
     return (failed or [None])[0]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+from pathlib import Path
+
 from tests.model.explorer import explore
 from tests.model.machine import EndlessScriptError, Machine, ScriptError
-from tests.model.mutants import Mutant, all_mutants, marked
+from tests.model.mutants import Mutant, marked
 from tests.model.violation import Violation
 from tests.model.worlds import CORNERS, WORLDS
 from tests.servers import Server
@@ -30,6 +34,18 @@ def coverage(server: Server) -> Coverage:
     return where
 
 
+def shared_coverage(server: Server, directory: Path) -> Coverage:
+    """The same for all processes of a run: the first finds it out, the others wait for it."""
+    path = directory / "covered-by-worlds.json"
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not (text := file.read()):
+            text = json.dumps(list(coverage(server).items()))
+            file.write(text)
+    return dict(json.loads(text))
+
+
 def find(mutant: Mutant, worlds: dict[str, int], server: Server) -> str | None:
     """What the explorer says about it, or nothing; first where its line is run soon."""
     for most, count in LOOKS:
@@ -52,7 +68,3 @@ def _look(mutant: Mutant, name: str, most: int, server: Server) -> str | None:
     finally:
         machine.close()
     return None
-
-
-def numbered() -> list[tuple[int, Mutant]]:
-    return list(enumerate(all_mutants()))

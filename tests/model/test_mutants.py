@@ -7,18 +7,22 @@ those of one file); those that are not found are in the tables of `survivors`, a
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests.helpers import not_run
-from tests.model.mutants import FILES, all_mutants
+from tests.model.mutants import Mutant, all_mutants
 from tests.model.ordinary import fails
-from tests.model.planting import Coverage, coverage, find
+from tests.model.planting import Coverage, find, shared_coverage
 from tests.model.survivors import EQUIVALENT, SURVIVORS
 from tests.model.tested import TESTED
 from tests.proving import PROVES_ALL
 from tests.servers import Server
 
 BAR = 0.95
+AT_ONCE = 12
+"""How many bugs of one file are tried by one test: few enough to share them out evenly."""
 CANARY = 'resolveGroup: without redis.call("HSET", group, "x.note", a.note)'
 """One that an ordinary test finds within a second."""
 
@@ -30,20 +34,34 @@ def model_server():
 
 
 @pytest.fixture(scope="module")
-def where(model_server) -> Coverage:
+def where(model_server, tmp_path_factory, worker_id) -> Coverage:
     if not PROVES_ALL:
         not_run("mutants take long: `make prove` plants them all")
-    return coverage(model_server)
+    of_process = tmp_path_factory.getbasetemp()
+    return shared_coverage(model_server, of_process if worker_id == "master" else of_process.parent)
+
+
+def dozens() -> dict[str, list[tuple[int, Mutant]]]:
+    """The bugs that count, by file and a dozen at a time, with their numbers."""
+    counted = [
+        (number, mutant)
+        for number, mutant in enumerate(all_mutants())
+        if mutant.name not in EQUIVALENT
+    ]
+    return {
+        f"{file} {part // AT_ONCE}": some[part : part + AT_ONCE]
+        for file, group in itertools.groupby(counted, key=lambda one: one[1].file)
+        for some in [list(group)]
+        for part in range(0, len(some), AT_ONCE)
+    }
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("file", FILES)
-def test_planted_bugs_are_found(model_server, where, file):
+@pytest.mark.parametrize("dozen", dozens())
+def test_planted_bugs_are_found(model_server, where, dozen):
     """reliability 3.2: each mutant is found, but for those known to survive."""
     missed = []
-    for number, mutant in enumerate(all_mutants()):
-        if mutant.file != file or mutant.name in EQUIVALENT:
-            continue
+    for number, mutant in dozens()[dozen]:
         if mutant.name in TESTED:
             is_found = fails(TESTED[mutant.name], mutant.name)
         else:
@@ -55,6 +73,13 @@ def test_planted_bugs_are_found(model_server, where, file):
 
     new = [name for name in missed if name not in SURVIVORS]
     assert not new, "\n".join(new)
+
+
+def test_every_file_that_writes_has_its_dozens():
+    tried = [mutant for some in dozens().values() for _, mutant in some]
+
+    assert len(tried) == len(set(tried)) == len(all_mutants()) - len(EQUIVALENT)
+    assert {mutant.file for mutant in all_mutants()} == {mutant.file for mutant in tried}
 
 
 def test_few_planted_bugs_survive(where):

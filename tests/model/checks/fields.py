@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.checks.events import Events
-from tests.model.checks.names import FINISHED, WAITING
+from tests.model.checks.names import FINISHED, WAITING, is_forced_elsewhere
 from tests.model.view import View
 
 
@@ -49,7 +49,7 @@ def _put_off(
 
 def _stalled(after: View, was: dict[str, str], job: dict[str, str], is_told: bool) -> Iterator[str]:
     """Who comes back too often, or to a group that is being undone, is to fail; a job elsewhere
-    does not know of the latter while the parcel that tells it is under way."""
+    does not know of the latter while the parcel that tells it is under way, or if it was forced."""
     if _grown("atm", was, job):
         yield "a stalled job counts as an attempt"
     if not (_grown("stc", was, job) or _grown("x.unheard", was, job)):
@@ -61,7 +61,7 @@ def _stalled(after: View, was: dict[str, str], job: dict[str, str], is_told: boo
     record = after.keys.get(group)
     if record is not None and not number.startswith("c"):
         is_undone = record.pairs["state"] not in ("ACTIVE", "BLOCKED")
-        if is_undone and "defa" not in job and not is_told:
+        if is_undone and "defa" not in job and not is_told and not is_forced_elsewhere(job):
             yield "its group is being undone and it is not to fail"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.model.checks.events import Events
-from tests.model.checks.names import FINISHED, GROUP_EVENTS
+from tests.model.checks.names import FINISHED, GROUP_EVENTS, is_forced_elsewhere
 from tests.model.steps import Step
 from tests.model.view import Queue, View
 from tests.model.world import Node
@@ -392,12 +392,10 @@ def _stranded(before: View, after: View, name: str, events: Events) -> Iterator[
             continue
         cell = before.keys.get(key)
         state = "forgotten" if cell is None else cell.pairs["state"]
-        # Elsewhere nothing else is left of a retry that was forced: the job has told its group.
-        is_retried = " " in job.get("x.toldGroup", "") and "x.turned" not in job
         if (
             state not in ("ACTIVE", "BLOCKED")
             and "x.forced" not in job
-            and not is_retried
+            and not is_forced_elsewhere(job)
             and "defa" not in after.queues[name].jobs[job_id]
             and "cancelMembers" not in before.told(f"{before.queues[name].base}:{job_id}")
         ):

@@ -20,3 +20,9 @@ GROUP_EVENTS = {
     "FAILED_COMPENSATION": b"group:failed",
     "BLOCKED": b"group:blocked",
 }
+
+
+def is_forced_elsewhere(job: dict[str, str]) -> bool:
+    """Is this a job whose group is in another slot, and whose retry was forced? It has told its
+    group and may run; nothing else is left of it."""
+    return " " in job.get("x.toldGroup", "") and "x.turned" not in job
