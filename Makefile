@@ -63,7 +63,7 @@ test-django: $(PYTHON_STAMP) ## Django's own tests of task backends, and ours, o
 	@$(BIN)/python -m tests.django_suite
 
 prove: setup ## Prove what the tests sample: every crash point, 10 million interleavings, mutants
-	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 2 --timeout 14400 tests/crash tests/model tests/mutants tests/hostile tests/interop/test_fuzz.py tests/packaging $(BIG) $(T)
+	@TORIL_PROVE=1 $(BIN)/python -m pytest -n 4 --dist worksteal --timeout 14400 tests/crash tests/model tests/mutants tests/hostile tests/interop/test_fuzz.py tests/packaging $(BIG) $(T)
 
 wheel: $(PYTHON_STAMP) ## Build the wheel, install each extra alone, check what an index would say
 	@TORIL_PROVE=1 $(BIN)/python -m pytest --timeout 1200 tests/packaging $(T)
