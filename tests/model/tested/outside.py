@@ -207,6 +207,8 @@ FOUND: dict[str, str] = {
     'rooms/laneTakes: without redis.call("RPUSH", queue.wait, unpack(others))': "tests/features/test_rare_moments.py::test_jobs_beside_strays_of_lanes_keep_their_order",
     'rooms/laneTakes: "LPUSH" for "RPUSH"': "tests/features/test_rare_moments.py::test_jobs_beside_strays_of_lanes_keep_their_order",
     "rooms/lanes: without lanes.keepCollected(queue)": "tests/features/test_rare_moments.py::test_a_job_of_a_lane_that_is_replaced_in_the_same_call_is_not_kept",
+    'rooms/lanes: "SREM" for "SADD" (2)': "tests/features/test_rare_moments.py::test_a_job_of_a_lane_that_is_replaced_in_the_same_call_is_not_kept",
+    'rooms/lanes: without redis.call("SADD", queue.de, unpack(queue.keeping))': "tests/features/test_rare_moments.py::test_a_job_of_a_lane_that_is_replaced_in_the_same_call_is_not_kept",
     'rooms/lanes: without redis.call("HSET", queue.meta, "toril.lanesHeldUntil", string.format("%.0f", lane_state.held_until))': "tests/features/test_limits.py::test_a_held_lane_stays_held_when_it_runs_empty_or_another_job_of_it_ends",
     'rooms/lanes: without redis.call("DEL", key)': "tests/features/test_limits.py::test_a_held_lane_stays_held_when_it_runs_empty_or_another_job_of_it_ends",
     'rooms/lanes: without redis.call("DEL", key) (2)': "tests/features/test_rare_moments.py::test_a_window_of_a_lane_that_lasts_too_long_is_followed_by_a_whole_one",
