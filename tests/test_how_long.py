@@ -24,6 +24,7 @@ PROMISES = [
     ("client.transport", "MOST_SOCKETS", 32, "a process has few sockets to a server"),
     ("client.transport", "_WATCH_EVERY_S", 1, "a reply that is overdue is noticed in a second"),
     ("client.connection", "PATIENCE_S", 5, "a producer without a server fails in seconds"),
+    ("client.connection", "MOVING_S", 10, "a slot that stays on the move is given up"),
     ("client.connection", "SHORTEST_PAUSE_S", 0.1, "a line that broke is noticed by nobody"),
     ("client.connection", "BLOCKING_MARGIN_S", 5, "a wait that is never answered is given up"),
     ("client.connection", "MOST_AT_ONCE", 100, "replies are read while requests are written"),

@@ -10,7 +10,7 @@ import pytest
 from tests.client.test_lines import Weather
 from tests.helpers import wait_until
 from toril.client.connection import Connection
-from toril.errors import ServerRefusalError, ServerUnavailableError
+from toril.errors import ServerRefusalError, ServerUnavailableError, ServerUnusableError
 from toril.protocol.command import Command, plain
 
 BLOCK_MS = 60_000
@@ -154,4 +154,21 @@ async def test_a_server_that_is_gone_is_told(start_server, prefix):
 
     with pytest.raises(ServerUnavailableError, match="does not serve"):
         await task
+    await connection.close()
+
+
+async def test_the_line_to_a_server_that_became_a_replica_is_left(start_server, prefix):
+    """The next lookup may find another server, which a line that is kept would never reach."""
+    server, key = start_server(), f"{prefix}:x"
+    connection = Connection(server.url, client_name="waits-behind", patience_s=0.1)
+    with server.client() as other:
+        await connection.run(length_of(key))
+        before = {one["id"] for one in other.client_list() if one["name"] == "waits-behind"}
+        assert before
+        other.replicaof("127.0.0.1", 1)
+
+        with pytest.raises(ServerUnusableError, match="read-only replica"):
+            await connection.run_behind(wait_for(key), length_of(key), lambda _: None)
+
+        await wait_until(lambda: not before & {one["id"] for one in other.client_list()})
     await connection.close()
