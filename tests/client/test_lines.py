@@ -141,6 +141,26 @@ async def test_what_is_no_reply_ends_the_line(weather, connect, prefix):
     await connection.close()
 
 
+async def test_a_slot_on_the_move_is_waited_for_longer_than_a_server(weather, connect, prefix):
+    """Somebody moves it right now; a server that does not answer may never come back."""
+    proxy, url = weather
+    connection, refused = connect(url, patience_s=0.1), 0
+    await connection.run(increment(prefix))
+
+    def refuse_at_first(data: bytes) -> list[bytes]:
+        nonlocal refused
+        if refused == 5:  # the pauses until then are longer than its patience, by any dice
+            return [data]
+        refused += 1
+        return [b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n"]
+
+    proxy.change = refuse_at_first
+
+    assert await connection.run(plain("EXISTS", f"{prefix}:x", parse=int)) == 0
+    assert refused == 5
+    await connection.close()
+
+
 async def test_replies_may_come_byte_by_byte_and_all_at_once(weather, connect, prefix):
     proxy, url = weather
     connection = connect(url)

@@ -83,6 +83,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         *_SENDING,
         "tests/client/test_made_once.py",
         "tests/features/parcels/test_couriers.py",
+        "tests/features/parcels/test_handing_over.py",
     ),
     "protocol/confirming": ("tests/worker/test_lost_replies.py",),
     "protocol/failovers": ("tests/protocol/test_failovers.py",),
