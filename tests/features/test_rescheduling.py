@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from tests.features.test_schedulers import FAR, iterations, nothing, server_ms
+from tests.features.test_schedulers import FAR, IN_HALF_A_YEAR, iterations, nothing, server_ms
 from tests.helpers import wait_until
 from toril import App, NewJob, every
 from toril.client.connection import Connection
@@ -120,6 +120,66 @@ async def test_there_must_be_a_scheduler(queue):
         await queue.run_job_scheduler("none")
     with pytest.raises(LookupError):
         await queue.change_job_scheduler("none", every=FAR)
+
+
+# ---------------------------------------------------------------------------- ends
+
+
+async def test_an_end_before_the_next_time_takes_the_next_job_away(queue, hand, connection, client):
+    await queue.upsert_job_scheduler("s", every=FAR)
+    worker = hand()
+    (taken,) = await worker.take()
+    assert await advance(connection, queue, taken) is not None
+    await worker.complete(taken)
+
+    await queue.change_job_scheduler("s", end=await server_ms(client) + 60_000)
+    assert await ahead(queue) == 0
+
+    await queue.change_job_scheduler("s", end=await server_ms(client) + 2 * FAR)
+    assert (await pending(queue)).opts.raw["repeat"]["endDate"] > taken.timestamp
+
+
+async def test_a_job_that_was_due_before_the_new_end_stays(queue, client):
+    job = await queue.upsert_job_scheduler("s", every=FAR)
+
+    await queue.change_job_scheduler("s", end=await server_ms(client) + 60_000)
+
+    assert (await pending(queue)).id == job.id
+
+
+async def test_a_scheduler_that_is_resumed_too_late_for_its_end_makes_no_job(queue, client):
+    now = await server_ms(client)
+    # The next time on this grid is years away, whatever the time is now.
+    await queue.upsert_job_scheduler("s", every=now // 10, end=now + FAR)
+    await queue.pause_job_scheduler("s")
+
+    await queue.resume_job_scheduler("s")
+
+    assert await ahead(queue) == 0
+    assert not (await queue.get_job_scheduler("s")).is_paused
+
+
+@pytest.mark.parametrize("kind", ["offset", "every", "cron"])
+async def test_an_upsert_after_whose_end_the_next_time_is_changes_nothing(
+    kind, queue, hand, connection, client
+):
+    now = await server_ms(client)
+    when = {
+        "offset": {"every": FAR, "offset": (now + FAR // 2) % FAR},
+        "every": {"every": FAR},
+        "cron": {"cron": IN_HALF_A_YEAR},
+    }[kind]
+    await queue.upsert_job_scheduler("s", **when)
+    if kind == "every":  # its first time is now, the next one in an hour
+        (taken,) = await hand().take()
+        await advance(connection, queue, taken)
+    before = await pending(queue)
+
+    with pytest.raises(InvalidOptionError, match="would never run; choose a later end"):
+        await queue.upsert_job_scheduler("s", end=now + 600_000, **when)
+
+    assert (await pending(queue)).id == before.id
+    assert (await queue.get_job_scheduler("s")).end is None
 
 
 # ---------------------------------------------------------------------------- while a job is taken

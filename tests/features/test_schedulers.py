@@ -144,7 +144,7 @@ async def test_a_limit_ends_the_schedule(queue, work, client):
     assert len(await iterations(client, queue)) == 3
 
 
-async def test_an_end_ends_the_schedule(queue, work, client):
+async def test_nothing_is_due_after_the_end(queue, work, client):
     # A schedule that a busy machine has no time for is followed by a longer one.
     for window in (150, 3_000, 30_000):
         end = await server_ms(client) + window
@@ -153,11 +153,48 @@ async def test_an_end_ends_the_schedule(queue, work, client):
             await wait_until(lambda end=end: _is_past(client, end + 150))
 
         times = await iterations(client, queue, f"s{window}")
-        assert len(times) <= window // 50 + 2
-        assert times[-1] <= end + 50
+        assert len(times) <= window // 50 + 1
+        assert times[-1] <= end
         if len(times) >= 2:
             break
     assert len(times) >= 2
+
+
+IN_HALF_A_YEAR = f"0 0 1 {(datetime.now(UTC).month + 5) % 12 + 1} *"
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"every": FAR}, {"cron": IN_HALF_A_YEAR, "immediately": True}]
+)
+async def test_a_day_that_comes_after_the_end_is_none_of_the_schedule(
+    schedule, queue, work, client
+):
+    ran = asyncio.Event()
+    end = await server_ms(client) + 60_000
+    job = await queue.upsert_job_scheduler("s", end=end, **schedule)
+
+    async with work(lambda _: ran.set()):
+        await ran.wait()
+        await wait_until(lambda: _is_completed(queue, job.id))
+
+    assert len(await iterations(client, queue)) == 1
+    assert await queue.get_job_counts("delayed", "waiting") == {"delayed": 0, "waiting": 0}
+
+
+async def _is_completed(queue, job_id):
+    return await queue.get_state(job_id) == "completed"
+
+
+@pytest.mark.parametrize("schedule", [{"every": 1000, "start": 2 * FAR}, {"cron": IN_HALF_A_YEAR}])
+async def test_a_schedule_whose_first_time_is_after_its_end_is_refused(schedule, queue, client):
+    now = await server_ms(client)
+    if "start" in schedule:
+        schedule = {**schedule, "start": now + schedule["start"]}
+
+    with pytest.raises(InvalidOptionError, match="would never run"):
+        await queue.upsert_job_scheduler("s", end=now + 1000, **schedule)
+
+    assert await queue.get_job_scheduler_count() == 0
 
 
 async def test_a_start_delays_the_first_run(queue, client):

@@ -26,6 +26,8 @@ class Refusal(IntEnum):
     TIMES_TAKEN = -12
     CHANGED = -13
     """It is no longer what the caller has read."""
+    AFTER_END = -14
+    """The next time of a scheduler is after its end."""
     STALE = -101
     """A newer request was served already."""
     RUNNING = -111

@@ -164,16 +164,15 @@ def _write(
         "keeps_every": every == codec.number(record.fields.get(b"every")) and new.offset is None,
         "priority": 0, "lifo": False, **_placing(codec.encode(pending, "options")),
     }  # fmt: skip
+    times: dict[str, Any] = {"end_ms": scheduling.moment(wire.get("endDate"))}
     if every:
-        args |= {"every": every}
-        for name, value in (("offset", wire.get("offset")), ("start", wire.get("startDate"))):
-            if value is not None:
-                args[name] = value
+        times |= {"every": every, "offset": wire.get("offset"), "start": wire.get("startDate")}
     else:
         after_ms = max(now_ms, wire.get("startDate") or 0)
-        args["next_ms"] = scheduling.next_cron_ms(
+        times["next_ms"] = scheduling.next_cron_ms(
             scheduler_id, wire["pattern"], wire.get("tz"), after_ms, passed_over=taken
         )
+    args |= {name: value for name, value in times.items() if value is not None}
     reply = yield script(
         "changeScheduler",
         keys,

@@ -20,6 +20,7 @@ from toril.protocol.codec import JobOpts
 from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.job import Fields, Job, StoredJob, fields_of
 from toril.protocol.keys import Keys, check_known_scheduler_id, check_scheduler_id
+from toril.protocol.refusals import Refusal
 
 DEFAULT_ZONE = "UTC"
 _PER_READ = 500
@@ -120,9 +121,16 @@ def _upsert(
             args["offset"] = schedule.offset_ms
         if schedule.start is not None:
             args["start"] = schedule.start_ms
+    if schedule.end is not None:
+        args["end_ms"] = schedule.end_ms
     opts = codec.encode(iteration_opts, "options")
 
     def parse(reply: Any) -> Job:
+        if reply == Refusal.AFTER_END:
+            raise InvalidOptionError(
+                f"scheduler {scheduler_id!r} was not changed: its next time is after"
+                f" end={schedule.end!r}, so it would never run; choose a later end, or remove it"
+            )
         if isinstance(reply, int):
             raise SchedulerConflictError(
                 f"scheduler {scheduler_id!r} was not changed: the jobs of its next times exist"
@@ -288,6 +296,8 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         if next_ms is None:
             return None
         args["next_ms"] = next_ms
+    if end is not None:
+        args["end_ms"] = end
     next_id: str | None = yield script(
         "advanceScheduler",
         keys,

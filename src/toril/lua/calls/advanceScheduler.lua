@@ -8,7 +8,8 @@
             scheduler
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), job_id str (the
             iteration that was taken), name str, every int?, next_ms int? (when it is a cron
-            pattern), priority int, lifo bool, lane str?, ordering_delay int?
+            pattern), end_ms int? (nothing is due after it), priority int, lifo bool, lane str?,
+            ordering_delay int?
             After the map, raw: the options of an iteration.
   Returns   the id of the new iteration, or nothing
   Emits     added, waiting, delayed, duplicated
@@ -30,7 +31,7 @@ function calls.advanceScheduler(KEYS, a, ARGV)
   if every then
     at = schedules.slotAfter(previous, now, every, tonumber(known.offset) or 0)
   end
-  if not at then return false end
+  if not at or a.end_ms and at > a.end_ms then return false end
 
   local gate = gates.read(queue)
   local next_id = schedules.iterationId(a.scheduler_id, at)

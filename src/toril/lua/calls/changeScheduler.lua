@@ -8,7 +8,7 @@
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, id, events, repeat,
             scheduler
   Args      scheduler_id str, id_json str, name str, fields list of str, every int?, offset int?,
-            start int?, next_ms int?, priority int, lifo bool, lane str?, ordering_delay int? (all as in
+            start int?, next_ms int?, end_ms int?, priority int, lifo bool, lane str?, ordering_delay int? (all as in
             upsertScheduler), expected list of str (the names of the record's fields except
             `ic`), expected_at int (its score), stays_paused bool, is_resumed bool, keeps_every bool
             (the time of the pending iteration is kept), flight str?, request str?, is_late bool?
@@ -69,10 +69,16 @@ local function change(queue, repeat_, scheduler, a, words, now)
   local pending = schedules.pendingOf(queue, a.scheduler_id, a.expected_at)
   local is_new = not pending.place and not (a.is_resumed and not known["x.ran"])
   local opts = is_new and words.next_opts or words.iteration_opts
-  local at = opts == "" and a.expected_at
-  if not at then
-    at, refusal = schedules.slotFor(queue, a, pending, wantedSlot(a, pending, now))
+  local at = a.expected_at
+  if opts ~= "" then
+    local wanted
+    wanted, refusal = schedules.slotFor(queue, a, pending, wantedSlot(a, pending, now))
     if refusal then return refusal end
+    if a.end_ms and wanted > a.end_ms then
+      opts = ""
+    else
+      at = wanted
+    end
   end
   schedules.takeOut(queue, pending)
   local iterations = (tonumber(known.ic) or 0) + (is_new and opts ~= "" and 1 or 0)

@@ -9,13 +9,14 @@
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), name str,
             fields list of str (the definition: names and values in turn, without name, offset, opts,
             data), every int?, offset int?, start int?, next_ms int? (when it is a cron pattern),
-            priority int, lifo bool, lane str?, ordering_delay int?,
+            end_ms int? (nothing is due after it), priority int, lifo bool, lane str?, ordering_delay int?,
             flight str?, request str?, is_late bool? (rooms/requests.lua)
             After the map, raw: the data, the options of an iteration, the options of the template ("" for
             none).
   Returns   the id of the iteration, its delay, now ms
   Refuses   TIME_TAKEN          the job for this time already exists   SchedulerConflictError
             TIMES_TAKEN         the jobs for the next 32 times already exist   SchedulerConflictError
+            AFTER_END           its next time is after its end   InvalidOptionError
   Emits     added, waiting, delayed
   Keeps     I1, I5
   Cost      O(1), and the length of `wait` if the pending iteration is there
@@ -36,6 +37,7 @@ local function upsert(queue, scheduler, a, words, now)
   local is_same_every = a.every and tonumber(known.every) == a.every
   local at, refusal = schedules.slotFor(queue, a, pending, wantedSlot(a, pending, is_same_every, now))
   if refusal then return refusal end
+  if a.end_ms and at > a.end_ms then return refusals.AFTER_END end
   schedules.takeOut(queue, pending)
   schedules.write(queue["repeat"], scheduler, a, at, known.ic or 1, words.data, words.template_opts)
   local job_id, delay = schedules.insert(queue, gates.read(queue), { scheduler = a.scheduler_id,
