@@ -349,7 +349,7 @@ async def test_all_open_pages_share_one_connection_to_the_server(
 async def test_times_are_told_in_the_zone_of_the_reader(
     chromium: Any, url: str, prefix: str, shop: World
 ):
-    def look(browser: Any) -> list[str]:
+    def look(browser: Any) -> list[Any]:
         context = browser.new_context(timezone_id="Asia/Tokyo", locale="en-GB")
         page = context.new_page()
         page.set_default_timeout(60_000)
@@ -361,15 +361,26 @@ async def test_times_are_told_in_the_zone_of_the_reader(
             page.inner_text(time),
             page.get_attribute(time, "datetime"),
         ]
+        # What is drawn anew is never painted with other times.
+        page.evaluate("""() => {
+            const all = (rest) => document.querySelectorAll(`time[datetime]${rest}`).length;
+            document.addEventListener("htmx:afterSwap", () => {
+                window.after = [all("") > 0, all(":not([data-local])")];
+            });
+            window.htmx.trigger(document.getElementById("main"), "changed");
+        }""")
+        page.wait_for_function("window.after")
+        seen.append(page.evaluate("window.after"))
         context.close()
         return seen
 
     async with served(dashboard(connection=url, prefix=prefix)) as base:
-        zone, shown, exact = await chromium(look)
+        zone, shown, exact, after = await chromium(look)
 
     assert zone == "Asia/Tokyo"
     assert exact.endswith("T03:00:00+00:00")
     assert shown.endswith("12:00:00")
+    assert after == [True, 0]
 
 
 def test_without_chromium_the_tests_say_so_and_how_to_get_it():

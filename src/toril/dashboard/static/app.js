@@ -164,6 +164,7 @@
       isOld = true;
     });
     document.addEventListener("htmx:afterSwap", () => {
+      localTimes(); // before anything is painted: it settles later, and times would flicker
       if (!place) return;
       [...main().querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === place)?.focus();
       place = null;
