@@ -362,15 +362,13 @@ async def test_times_are_told_in_the_zone_of_the_reader(
             page.get_attribute(time, "datetime"),
         ]
         # What is drawn anew is never painted with other times.
-        page.evaluate("""() => {
+        after = page.evaluate("""() => new Promise((tell) => {
             const all = (rest) => document.querySelectorAll(`time[datetime]${rest}`).length;
-            document.addEventListener("htmx:afterSwap", () => {
-                window.after = [all("") > 0, all(":not([data-local])")];
-            });
+            document.addEventListener("htmx:afterSwap", () =>
+                tell([all("") > 0, all(":not([data-local])")]));
             window.htmx.trigger(document.getElementById("main"), "changed");
-        }""")
-        page.wait_for_function("window.after")
-        seen.append(page.evaluate("window.after"))
+        })""")
+        seen.append(after)
         context.close()
         return seen
 
