@@ -6,6 +6,7 @@ same tests run on a Redis.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -14,7 +15,10 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import Self
 
@@ -26,6 +30,7 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 SLOTS = 16384
 PORTS = range(16_000, 32_000)
+PORTS_PER_PROCESS = 200
 
 NOTHING_ON_DISK = {"save": "", "appendonly": "no"}
 SAFE_ON_DISK = {"save": "", "appendonly": "yes", "appendfsync": "always"}
@@ -276,10 +281,30 @@ def free_port() -> int:
     """A port that stays free until it is used, also while its server is away for a moment.
 
     The system gives those above `PORTS` to whoever connects, so that one of them may be taken by
-    then, or a client that looks for its server may even find itself.
+    then, or a client that looks for its server may even find itself.  The other processes of the
+    tests choose from blocks of their own.
     """
-    while True:
-        port = secrets.choice(PORTS)
+    for port in _ports_of(os.getpid()):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise AssertionError("unreachable")
+
+
+@cache
+def _ports_of(process: int) -> Iterator[int]:
+    """The ports of a block that no other process has, again and again."""
+    folder = Path(tempfile.gettempdir()) / "toril-test-ports"
+    folder.mkdir(mode=0o777, exist_ok=True)
+    blocks = list(PORTS[::PORTS_PER_PROCESS])
+    secrets.SystemRandom().shuffle(blocks)
+    for first in blocks:
+        with suppress(OSError):  # another process has it, or another user
+            lock = os.open(folder / str(first), os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise
+            return cycle(range(first, first + PORTS_PER_PROCESS))  # locked until this process ends
+    raise AssertionError(f"all blocks of ports are taken; who holds the files in {folder}?")

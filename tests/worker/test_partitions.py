@@ -20,7 +20,7 @@ from toril.errors import (
     PartitionMismatchError,
 )
 from toril.protocol.partitioning import home_of
-from toril.worker.partitions import TURN_S
+from toril.worker.partitions import TURN_S, Budget
 
 
 @pytest.fixture
@@ -105,6 +105,37 @@ async def test_a_busy_partition_starves_no_other(options):
                 await wait_until(lambda n=-number: n in [one for _, _, one in ledger.ran], 60)
                 place = [n for _, _, n in ledger.ran].index(-number)
                 assert place - before < 400
+
+
+class Hand:
+    """A pump as the budget knows it."""
+
+    def __init__(self, budget: Budget, load: int = 0) -> None:
+        self.load, self.is_hungry, self.has_its_turn = load, True, False
+        budget.join(self)  # type: ignore[arg-type]
+
+    def begin_turn(self) -> None:
+        self.has_its_turn = True
+
+
+async def test_a_partition_that_gets_what_others_leave_has_no_turn():
+    """In a turn it would take what is owed to them, again and again."""
+    budget = Budget(4)
+    rare, busy = Hand(budget), Hand(budget, load=4)
+    assert budget.grant(rare) == 0
+
+    busy.load = 2  # two have ended, and they are owed to the other
+    assert budget.grant(busy) == 0
+    busy.load = 0
+    assert budget.grant(busy) == 2
+    budget.served(busy)
+    assert not busy.has_its_turn
+
+    busy.load = 2
+    assert budget.grant(busy) == 0
+    assert budget.grant(rare) == 2
+    budget.served(rare)
+    assert rare.has_its_turn
 
 
 async def test_two_busy_partitions_share_the_room(options):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Self
 
 import pytest
 
-from toril.protocol.settling import Reply, Take
+from toril.protocol.settling import Outcome, Reply, Settled, Take
 from toril.worker.outbox import Outbox
 from toril.worker.pump import Pump
 
@@ -76,16 +78,17 @@ def reply(*jobs: str, next_due_ms: int = 0) -> Reply:
 class World:
     """A pump with room for three jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, flights: int = 1, concurrency: int = 3) -> None:
         self.crew, self.outbox = Crew(), Outbox()
-        self.flight, self.waiting = Flight("w-1"), Flight("w-wait")
+        self.flights = [Flight(f"w-{number}") for number in range(1, 1 + flights)]
+        self.flight, self.waiting = self.flights[0], Flight("w-wait")
         self.pump = Pump(
             self.crew,
             self.outbox,
             Pulse(),
-            [self.flight],
+            self.flights,
             self.waiting,
-            concurrency=3,
+            concurrency=concurrency,
             worker_id="w",
             make_take=lambda count, token: Take(count=count, token=token, lock_ms=1000),
         )
@@ -156,6 +159,59 @@ async def test_what_was_too_big_to_come_with_the_others_is_asked_for_at_once(
 
         assert world.pump.next_due_ms == due
         assert len(world.flight.posted) == 1 + looks_again
+
+
+# ---------------------------------------------------------------------------- what leaves when
+
+
+def sent(world: World) -> list[list[str]]:
+    """The outcomes that each call has carried, flight by flight."""
+    calls = [trip for flight in world.flights for trip in flight.posted]
+    return [[item.job_id for item in trip.batch] for trip in calls if trip.batch]
+
+
+def ended(job_id: str) -> Settled:
+    return Settled(job_id, "w:1", Outcome(kind="completed", payloads=(b"1",)), None)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def full_world(concurrency: int) -> AsyncIterator[World]:
+    """A pump that holds as many jobs as it may, and has no call away."""
+    async with World(flights=2, concurrency=concurrency) as world:
+        first, last = world.flights
+        first.land(reply(*["job"] * (concurrency // 2)))
+        last.land(reply(*["job"] * (concurrency // 2)))
+        last.land(reply())  # a worker that is full confirms at once what has come
+        assert (world.outbox.held, world.pump._away) == (concurrency, 0)
+        yield world
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "first", "share"), [(6, 3, 3), (20, 5, 10), (80, 10, 40), (200, 25, 100)]
+)
+async def test_what_is_worth_a_call_leaves_before_the_rest_of_the_turn(concurrency, first, share):
+    """Handlers that wait for the same time end in one turn: the server need not wait for the last
+    of them. While it is busy, what is collected is more."""
+    async with full_world(concurrency) as world:
+        ids = [str(number) for number in range(concurrency)]
+        sizes = []
+        for job_id in ids:
+            world.outbox.finish(ended(job_id))
+            sizes.append(sum(map(len, sent(world))))
+
+    expected = [0] * (first - 1) + [first] * share + [first + share] * concurrency
+    assert sizes == expected[:concurrency]
+    assert sorted(sent(world)) == sorted([ids[:first], ids[first : first + share]])
+
+
+async def test_what_is_less_leaves_at_the_end_of_the_turn():
+    async with full_world(20) as world:
+        for job_id in "abcd":
+            world.outbox.finish(ended(job_id))
+        assert sent(world) == []
+        await turns()
+
+        assert sent(world) == [[*"abcd"]]
 
 
 # ---------------------------------------------------------------------------- confirmations

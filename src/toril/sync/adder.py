@@ -59,9 +59,9 @@ class Adder:
 
     def send_all(self, jobs: list[Prepared], each: Callable[[Prepared, Added], T]) -> list[T]:
         """Add many jobs, in slices; answers go through ``each``."""
-        parents = [self._parent_elsewhere(job) for job in jobs]
-        if not any(parents):
+        if not self._connection.is_cluster:
             return self._batcher.add_all(jobs, each)
+        parents = [self._parent_elsewhere(job) for job in jobs]
         sent = iter(
             self._batcher.add_all(
                 [job for job, parent in zip(jobs, parents, strict=True) if parent is None], each

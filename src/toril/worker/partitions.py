@@ -111,10 +111,16 @@ class Budget:
         return owed
 
     def served(self, pump: SharingPump) -> None:
-        """A pump uses its grant: if it wants more, it goes to the end of the line."""
+        """A pump uses its grant: if it wants more, it goes to the end of the line.
+
+        If others are before it, it has only what they leave, and no turn: in a turn it would take
+        what is owed to them as well.
+        """
         if pump in self._line:
+            is_first = next(iter(self._line)) is pump
             del self._line[pump]
-            pump.begin_turn()
+            if is_first:
+                pump.begin_turn()
 
     def nudge(self) -> None:
         """Some room may be free again."""

@@ -29,6 +29,8 @@ from toril.worker.pulse import Pulse
 MOST_PER_CALL = 200
 MOST_BYTES_PER_CALL = 500_000
 """Of outcomes. A call that carries more would block the server for everybody else for too long."""
+LEAST_LOAD = 5
+"""Outcomes that are worth a call in the middle of a turn, if the server has nothing else to do."""
 CONFIRM_AFTER_S = 0.02
 LONGEST_HOLD_MS = 30_000
 
@@ -76,6 +78,7 @@ class Pump:
         self._waiting_for_landing: list[asyncio.Future[None]] = []
         self._enough = max(1, concurrency // 4)
         self._share = max(1, -(-concurrency // len(flights)))
+        self._first_load = min(self._share, max(LEAST_LOAD, concurrency // 8))
         self.next_due_ms = 0
         outbox.tell(self._on_news)
 
@@ -134,10 +137,14 @@ class Pump:
     # ------------------------------------------------------------------ calls that leave
 
     def _on_news(self) -> None:
-        """There is something to send: at once if no other job can end in this turn of the loop."""
+        """There is something to send: at once if no other job can end in this turn of the loop, or
+        if it is worth a call although others will. Handlers that wait for the same time end in one
+        turn: the server works on the first of them while Python is busy with the rest."""
         if self._is_busy:
             return  # it departs when it is no longer busy
-        if self._outbox.held - self._leaving == len(self._outbox.finished):
+        finished = len(self._outbox.finished)
+        load = self._share if self._away else self._first_load
+        if finished == self._outbox.held - self._leaving or (finished >= load and self._here):
             self._depart()
         elif not self._departs_soon and self._over is not None:
             self._departs_soon = True

@@ -29,6 +29,12 @@ function laneNames.member(field, id, mark)
   return string.sub(field, 33) .. " " .. mark .. string.sub(field, 1, 32) .. id
 end
 
+--- The field `x.lane` and the id that a member of a known lane stands for.
+function laneNames.readHead(member, lane)
+  local place = #lane + 3 -- behind the space and the mark
+  return string.sub(member, place, place + 31) .. lane, string.sub(member, place + 32)
+end
+
 --- The lane, the mark, the field `x.lane` and the id that a member stands for, which is "" if somebody
 --- else wrote it.
 function laneNames.readMember(member)

@@ -33,31 +33,31 @@ end
 --- them, and `taken.bytes` says how much data that is. Lanes beyond the limit keep their turn.
 local function takeHeads(queue, popped, taken, most_bytes)
   local heads, holders = {}, {}
-  local cache = lanes.of(queue).heads
+  local lane_state = lanes.of(queue)
   for i = 1, #popped, 2 do
     local lane, turn = popped[i], tonumber(popped[i + 1])
     local head = lanes.head(queue, lane)
     if taken.bytes >= most_bytes then
       redis.call("ZADD", queue["lanes:ready"], popped[i + 1], lane)
-      lanes.of(queue).turn = taken.turn
+      lane_state.turn = taken.turn
     elseif not head then
       local _, ids = lanes.holders(queue, lane)
       lanes.place(queue, lane, #ids, turn)
     else
-      local _, _, field, id = laneNames.readMember(head)
-      local rules = lanes.rules(queue, lane)
+      local field, id = laneNames.readHead(head, lane)
+      local rules = lane_state.has_settings and lanes.rules(queue, lane) or lane_state
       lanes.countStart(queue, lane, rules)
       if rules.capacity > 1 then
         takeShared(queue, lane, turn, head, id)
       else
         heads[#heads + 1], holders[#holders + 1] = head, lane
         holders[#holders + 1] = popped[i + 1] .. "\n" .. id
-        cache[lane] = nil
+        lane_state.heads[lane] = nil
       end
-      taken[#taken + 1] = { id = id, field = field }
+      local hash, size = takes.look(queue.base .. ":" .. id)
+      taken[#taken + 1] = { id = id, field = field, hash = hash }
       taken.turn = math.max(taken.turn, turn)
-      taken.bytes = taken.bytes
-        + (tonumber(redis.pcall("HSTRLEN", queue.base .. ":" .. id, "data")) or 0)
+      taken.bytes = taken.bytes + size
     end
   end
   if #heads == 0 then return end
@@ -65,9 +65,9 @@ local function takeHeads(queue, popped, taken, most_bytes)
   redis.call("HSET", queue["lanes:held"], unpack(holders))
 end
 
---- Up to `count` jobs of ready lanes, already in `active`: { id, field, fence } each. The fence is a
---- number that grows with every take from the queue's lanes, and so within each lane. Also returns how
---- many bytes of data they have; it stops at `most_bytes`.
+--- Up to `count` jobs of ready lanes, already in `active`: { id, field, hash, fence } each, without a
+--- hash if it cannot be read. The fence is a number that grows with every take from the queue's lanes,
+--- and so within each lane. Also returns how many bytes they have; it stops at `most_bytes`.
 function laneTakes.pop(queue, count, most_bytes)
   local lane_state = lanes.of(queue)
   local taken, ids = { bytes = 0, turn = lane_state.turn }, {}

@@ -370,6 +370,14 @@ function lanes.release(queue, field, id)
   lanes.place(queue, lane, holders, turn)
 end
 
+--- A turn as text. The lanes that one call releases get few different ones, each written once.
+local function turnText(lane_state, turn)
+  if turn ~= lane_state.last_turn then
+    lane_state.last_turn, lane_state.last_text = turn, string.format("%.17g", turn)
+  end
+  return lane_state.last_text
+end
+
 --- The same for many jobs at once: `released` = { field, id } each. A lane that only one job may hold
 --- at a time is ready, or held, or waits for a time, and never two of these.
 function lanes.releaseAll(queue, released)
@@ -396,7 +404,7 @@ function lanes.releaseAll(queue, released)
     elseif #ids == 0 or ids[1] == released[i][2] then
       if ids[1] then freed[#freed + 1] = lane end
       if lanes.head(queue, lane) then
-        ready[#ready + 1], ready[#ready + 2] = math.max(lane_state.turn, turn) + 1, lane
+        ready[#ready + 1], ready[#ready + 2] = turnText(lane_state, math.max(lane_state.turn, turn) + 1), lane
       elseif lane_state.has_aside then
         retireLane(queue, lane)
       else

@@ -8,6 +8,15 @@ function takes.readTaken(job, id)
   return hash
 end
 
+--- The hash of a job that is about to start, and how many bytes it holds; nothing and 0 if there is
+--- something else at its key.
+function takes.look(job)
+  local hash, size = redis.pcall("HGETALL", job), 0
+  if hash.err then return nil, 0 end
+  for i = 2, #hash, 2 do size = size + #hash[i] end
+  return hash, size
+end
+
 --- How much the windows of several workers may differ. If a window lasts even longer, it was started by
 --- a clock that was ahead.
 local LONGEST_WINDOW_APART = 60000
@@ -119,10 +128,10 @@ end
 
 --- Lock one job for the worker that sent the arguments `a`. Returns what it is told (nothing for an id without a job, or for one
 --- that may not run), whether it only has to fail the job, and how many bytes were read. `place` is the
---- place that a job of a lane had there.
-local function startJob(queue, gate, id, a, now, fence, place)
+--- place that a job of a lane had there, and `hash` what was read of it.
+local function startJob(queue, gate, id, a, now, fence, place, hash)
   local job = queue.base .. ":" .. id
-  local hash = redis.call("HGETALL", job)
+  hash = hash or redis.call("HGETALL", job)
   local is_job, is_doomed, started, lane, membership, size = false, false, 1, nil, nil, 0
   for i = 1, #hash, 2 do
     local field = hash[i]
@@ -187,11 +196,11 @@ local MOST_BYTES = 500000
 
 --- Start one job for the shift. What it holds must not keep the others from being taken: if it cannot
 --- be read, it is given up. Returns whether one more was taken.
-local function start(shift, id, fence, place)
+local function start(shift, id, fence, place, hash)
   local queue = shift.queue
   shift.popped = shift.popped + 1
   local is_sound, taken, is_doomed, size =
-    pcall(startJob, queue, shift.gate, id, shift.a, shift.now, fence, place)
+    pcall(startJob, queue, shift.gate, id, shift.a, shift.now, fence, place, hash)
   if not is_sound then
     damage.abandon(queue, id, damage.of(queue, taken), shift.now)
     redis.call("LREM", queue.active, 1, id)
@@ -222,7 +231,7 @@ local function startFromLanes(shift, most)
   local taken, bytes = laneTakes.pop(shift.queue, most, MOST_BYTES)
   for _, job in ipairs(taken) do
     -- An id without a job must not hold its lane.
-    if not start(shift, job.id, job.fence, job.field) then
+    if not start(shift, job.id, job.fence, job.field, job.hash) then
       lanes.release(shift.queue, job.field, job.id)
     end
   end
