@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -41,7 +41,9 @@ class Flight:
         self.posted: list[Any] = []
         self.called: list[Any] = []
         self.has_left = False
+        self.waits = 0
         self.brings: Reply | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
 
     def post(self, trip: Any, landed: Any) -> bool:
         self.posted.append(trip)
@@ -56,6 +58,8 @@ class Flight:
         return reply()
 
     async def wait_and_take(self, block_ms: int, trip: Any, landed: Any) -> None:
+        self.waits += 1
+        self.meanwhile()
         if self.brings is not None:
             landed(self.brings)
         raise asyncio.CancelledError
@@ -292,8 +296,9 @@ async def test_one_timer_does_for_many_replies():
 async def test_a_wait_that_is_cancelled_asks_what_became_of_it_unless_the_loop_ends(takes):
     """A worker that closes has stopped taking before it cancels; a loop that ends has not."""
     async with World() as world:
+        world.flight.land(reply())
         if not takes:
-            world.pump.stop_taking()
+            world.waiting.meanwhile = world.pump.stop_taking
 
         with pytest.raises(asyncio.CancelledError):
             await world.pump.wait_and_take(1000)
@@ -314,3 +319,15 @@ async def test_a_wait_that_is_cancelled_after_its_jobs_came_asks_for_nothing():
         assert world.crew.begun == ["job"]
         assert world.waiting.called == []
         assert world.pump._asked_for == 0
+
+
+async def test_nobody_waits_while_a_call_asks_for_all_the_room():
+    """It would pop the marker and take nothing, and nobody else would be woken."""
+    async with World() as world:
+        await asyncio.wait_for(world.pump.wait_and_take(1000), 60)
+        assert world.waiting.waits == 0
+
+        world.flight.land(reply())
+        with pytest.raises(asyncio.CancelledError):
+            await world.pump.wait_and_take(1000)
+        assert world.waiting.waits == 1

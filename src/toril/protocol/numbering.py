@@ -1,7 +1,7 @@
 """Numbers for calls that add, by which the server recognises a call that it already executed.
 
 A flight is a line of calls, one at a time, and each call has a larger number than the one before.
-The server remembers the last call of every flight (``includes/numbered.lua``): the same number
+The server remembers the last call of every flight (``rooms/requests.lua``): the same number
 again gets the same reply, and a smaller one comes from an abandoned socket.
 """
 

@@ -208,6 +208,10 @@ class Pump:
         """
         flight = self._waiting_flight
         wanted = min(self._free(), MOST_PER_CALL)
+        if not wanted:
+            # A job has just ended, and the call that reports it asks for all the room there is. Who
+            # waits without room pops the marker for nothing, and nobody else is woken by it.
+            return
         trip = self._make_trip(flight, wanted)
         self._asked_for += wanted
         has_landed = False
