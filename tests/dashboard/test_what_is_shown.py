@@ -361,12 +361,17 @@ async def test_times_are_told_in_the_zone_of_the_reader(
             page.inner_text(time),
             page.get_attribute(time, "datetime"),
         ]
-        # What is drawn anew is never painted with other times.
+        # What is drawn anew is never painted with other times. htmx may begin to listen only now.
         after = page.evaluate("""() => new Promise((tell) => {
             const all = (rest) => document.querySelectorAll(`time[datetime]${rest}`).length;
-            document.addEventListener("htmx:afterSwap", () =>
-                tell([all("") > 0, all(":not([data-local])")]));
-            window.htmx.trigger(document.getElementById("main"), "changed");
+            const change = () => window.htmx.trigger(document.getElementById("main"), "changed");
+            const again = setInterval(change, 500);
+            document.addEventListener("htmx:afterSwap", () => {
+                clearInterval(again);
+                tell([all("") > 0, all(":not([data-local])")]);
+            });
+            setTimeout(() => tell("nothing was drawn"), 60_000);
+            change();
         })""")
         seen.append(after)
         context.close()
