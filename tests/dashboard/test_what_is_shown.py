@@ -386,6 +386,44 @@ async def test_times_are_told_in_the_zone_of_the_reader(
     assert after == [True, 0]
 
 
+async def test_what_is_unfolded_while_a_page_settles_stays_unfolded(
+    chromium: Any, url: str, prefix: str, shop: World
+):
+    """The page is not drawn a second time: somebody reads it."""
+
+    def look(browser: Any) -> list[Any]:
+        context = browser.new_context()
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{base}/dead-letters?queue=dead")
+        page.wait_for_selector("#main details")
+        seen: list[Any] = page.evaluate("""() => new Promise((tell) => {
+            const change = () => window.htmx.trigger(document.getElementById("main"), "changed");
+            const again = setInterval(change, 500);
+            const swaps = [];
+            document.addEventListener("htmx:afterSwap", () => {
+                clearInterval(again);
+                document.querySelector("#main details").open = true;
+            }, { once: true });
+            document.addEventListener("htmx:afterSettle", change, { once: true });
+            document.addEventListener("htmx:beforeSwap", (event) => {
+                swaps.push(event.detail.shouldSwap);
+                if (swaps.length < 2) return;
+                tell([...swaps, document.querySelector("#main details").open]);
+            });
+            setTimeout(() => tell("nothing was drawn"), 60_000);
+            change();
+        })""")
+        context.close()
+        return seen
+
+    async with served(dashboard(connection=url, prefix=prefix)) as base:
+        seen = await chromium(look)
+
+    assert seen[0] is True
+    assert seen[1:] == [False, True]
+
+
 def test_without_chromium_the_tests_say_so_and_how_to_get_it():
     name = "tests/dashboard/test_browser.py::test_login_in_a_browser"
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", name]

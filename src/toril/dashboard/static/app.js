@@ -151,6 +151,7 @@
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   if (body.dataset.live) {
     let place = null; // where the keyboard was when the page was drawn anew
+    let unfolded = []; // what was drawn open; what a person opens before it settles is theirs
     document.addEventListener("htmx:beforeRequest", (event) => {
       if (!document.hidden) return;
       event.preventDefault(); // nobody looks; it is drawn anew when somebody does
@@ -165,12 +166,13 @@
     });
     document.addEventListener("htmx:afterSwap", () => {
       localTimes(); // before anything is painted: it settles later, and times would flicker
+      unfolded = [...document.querySelectorAll("details[open]")];
       if (!place) return;
       [...main().querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === place)?.focus();
       place = null;
     });
     document.addEventListener("htmx:afterSettle", () => {
-      for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
+      for (const one of unfolded) one.dataset.wasOpen = "yes";
       draw();
     });
     document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
