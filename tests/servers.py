@@ -284,11 +284,11 @@ def free_port() -> int:
     then, or a client that looks for its server may even find itself.  The other processes of the
     tests choose from blocks of their own.
     """
-    for port in _ports_of(os.getpid()):
+    while True:
+        port = next(_ports_of(os.getpid()))
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise AssertionError("unreachable")
 
 
 @cache

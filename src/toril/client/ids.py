@@ -27,7 +27,6 @@ class IdSource:
         self._count = 0
         self._time_part = ""
         self._dice = random.Random()
-        self._bits = self._dice.getrandbits
         self.reseed()
 
     def reseed(self) -> None:
@@ -44,10 +43,11 @@ class IdSource:
             )
         else:
             self._count += 1
-        six, four = self._bits(30), self._bits(20)
+        chance = self._dice.getrandbits(50)
         return (
-            f"{self._time_part}{_PAIRS[self._count]}{_TRIPLES[six >> 15]}{_TRIPLES[six & 32767]}"
-            f"{_PAIRS[four >> 10]}{_PAIRS[four & 1023]}"
+            f"{self._time_part}{_PAIRS[self._count]}{_PAIRS[chance >> 40]}"
+            f"{_PAIRS[chance >> 30 & 1023]}{_PAIRS[chance >> 20 & 1023]}"
+            f"{_PAIRS[chance >> 10 & 1023]}{_PAIRS[chance & 1023]}"
         )
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypedDict
 
 import msgspec
-from msgspec.structs import astuple
 
 from toril.checking import shown
 from toril.errors import InvalidNameError, InvalidOptionError
@@ -177,8 +176,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
     @property
     def is_bare(self) -> bool:
         """Whether it has no options at all, so that none needs to be checked."""
-        not_given = astuple(self).count(None) - (self.data is None)
-        return not_given == len(OPTION_NAMES) and type(self) is NewJob  # others have more fields
+        return msgspec.structs.astuple(self)[2:] == _NO_OPTIONS  # after the name and the data
 
     def _check_lane(self) -> None:
         if self.lane is not None:
@@ -220,6 +218,7 @@ class NewJob(_Named, frozen=True, kw_only=True):
 
 
 OPTION_NAMES = frozenset(NewJob.__struct_fields__) - {"name", "data"}
+_NO_OPTIONS = (None,) * len(OPTION_NAMES)
 
 
 def new_job(

@@ -94,7 +94,7 @@ def prepare(
     if job.data is None:
         data = _EMPTY
     else:
-        data = codec.encode_limited(job.data, job.size_limit, "the data of job", job.name)
+        data = codec.encode_limited(job.data, job.size_limit, f"the data of job {job.name!r}")
     entry: dict[str, Any] = {"id": generated_id, "name": job.name}
     if job.is_bare and parent is None and once_ms is None:
         return Prepared(generated_id, entry, data, codec.PLAIN_OPTIONS)

@@ -140,7 +140,7 @@ def _completed(job: StoredJob, value: Any, policy: Policy) -> Outcome:
     if value is None and keep is None:
         return _RETURNED_NOTHING
     try:
-        text = codec.encode(value, "the return value of job", job.id)
+        text = codec.encode(value, f"the return value of job {job.id!r}")
     except Exception as error:  # noqa: BLE001 (a value that cannot be looked at is the user's code)
         return _failed(job, error, policy)
     details = {} if keep is None else {"keep": keep}

@@ -40,6 +40,5 @@ end
 function laneNames.readMember(member)
   local space = spaceIn(member)
   local lane = string.sub(member, 1, space - 1)
-  return lane, string.sub(member, space + 1, space + 1),
-    string.sub(member, space + 2, space + 33) .. lane, string.sub(member, space + 34)
+  return lane, string.sub(member, space + 1, space + 1), laneNames.readHead(member, lane)
 end

@@ -45,7 +45,7 @@ local function takeHeads(queue, popped, taken, most_bytes)
       lanes.place(queue, lane, #ids, turn)
     else
       local field, id = laneNames.readHead(head, lane)
-      local rules = lane_state.has_settings and lanes.rules(queue, lane) or lane_state
+      local rules = lanes.rules(queue, lane)
       lanes.countStart(queue, lane, rules)
       if rules.capacity > 1 then
         takeShared(queue, lane, turn, head, id)

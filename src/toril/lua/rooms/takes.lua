@@ -1,13 +1,5 @@
 --- Take up to `count` jobs: into `active`, locked, counted, announced.
 
---- What a worker is told about a job: its hash, names and values in turn, and its id at the end.
-function takes.readTaken(job, id)
-  local hash = redis.pcall("HGETALL", job)
-  if hash.err then hash = {} end
-  hash[#hash + 1] = id
-  return hash
-end
-
 --- The hash of a job that is about to start, and how many bytes it holds; nothing and 0 if there is
 --- something else at its key.
 function takes.look(job)
@@ -15,6 +7,13 @@ function takes.look(job)
   if hash.err then return nil, 0 end
   for i = 2, #hash, 2 do size = size + #hash[i] end
   return hash, size
+end
+
+--- What a worker is told about a job: its hash, names and values in turn, and its id at the end.
+function takes.readTaken(job, id)
+  local hash = takes.look(job) or {}
+  hash[#hash + 1] = id
+  return hash
 end
 
 --- How much the windows of several workers may differ. If a window lasts even longer, it was started by

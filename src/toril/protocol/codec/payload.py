@@ -31,10 +31,9 @@ to_json = msgspec.json.Encoder(enc_hook=_dump_model).encode
 from_json = msgspec.json.Decoder().decode
 
 
-def encode(value: Any, what: str, name: str = "") -> bytes:
+def encode(value: Any, what: str) -> bytes:
     """``value`` as JSON text; ``what`` names it in the error if that is impossible.
 
-    So does ``name``, behind it: they are put together only then, since this runs for every job.
     A ``msgspec.Raw`` is JSON text already, written by this function before.
     """
     if type(value) is msgspec.Raw:
@@ -42,30 +41,25 @@ def encode(value: Any, what: str, name: str = "") -> bytes:
     try:
         text = to_json(value)
     except (OverflowError, UnicodeEncodeError):
-        text = _encode_slowly(value, _named(what, name))
+        text = _encode_slowly(value, what)
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
-            f"{_named(what, name)} cannot be written as JSON: {error}; use plain values,"
-            f" dataclasses or Structs"
+            f"{what} cannot be written as JSON: {error}; use plain values, dataclasses or Structs"
         ) from error
-    if text.find(b"null") >= 0:  # half the time of `in`
-        _refuse_nan(value, _named(what, name))
+    if b"null" in text:
+        _refuse_nan(value, what)
     return text
 
 
-def encode_limited(value: Any, size_limit: int | None, what: str, name: str = "") -> bytes:
+def encode_limited(value: Any, size_limit: int | None, what: str) -> bytes:
     """``value`` as JSON text of at most ``size_limit`` bytes."""
-    text = encode(value, what, name)
+    text = encode(value, what)
     if size_limit is not None and len(text) > size_limit:
         raise PayloadTooLargeError(
-            f"{_named(what, name)} takes {len(text)} bytes as JSON, and its size_limit is"
-            f" {size_limit}; store the data elsewhere and put a reference into the job"
+            f"{what} takes {len(text)} bytes as JSON, and its size_limit is {size_limit};"
+            f" store the data elsewhere and put a reference into the job"
         )
     return text
-
-
-def _named(what: str, name: str) -> str:
-    return f"{what} {name!r}" if name else what
 
 
 def decode(text: bytes | None, default: Any = None) -> Any:
