@@ -151,7 +151,8 @@ class Cluster:
     def __init__(self, options: dict[str, str] | None = None, *, replicas: bool = False) -> None:
         self._options = {
             "cluster-enabled": "yes",
-            "cluster-node-timeout": "2000",
+            # A node that gets no time for some seconds is not dead, whatever the machine is busy with.
+            "cluster-node-timeout": "15000",
             **({"repl-diskless-sync-delay": "0"} if replicas else {}),
             **(options or {}),
         }

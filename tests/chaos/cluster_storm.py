@@ -27,7 +27,7 @@ import redis
 from tests.chaos.ledger import Run
 from tests.chaos.program import QUEUE
 from tests.chaos.report import _extra, _lost, _overlaps, _runs_of
-from tests.chaos.storm import BATCH, PREFIX, Storm, _Crew
+from tests.chaos.storm import BATCH, PREFIX, Storm, _Crew, _watch
 from tests.forked import DEVNULL, Forked
 from tests.helpers import wait_until_sync
 from tests.servers import Cluster, Server
@@ -58,6 +58,10 @@ class ClusterStorm(Storm):
     @property
     def faults_wanted(self) -> int:
         return self.kills + self.master_kills + self.migrations
+
+    @property
+    def faults_made(self) -> int:
+        return sum(fault.kind != "stall" for fault in self.faults)
 
 
 class Crew(_Crew):
@@ -180,6 +184,7 @@ async def rage(storm: ClusterStorm) -> Nodes:
     began = time.monotonic()
     nodes = await asyncio.to_thread(Nodes)
     crew = Crew(storm, [nodes.url])
+    watching = [asyncio.create_task(_watch(storm, one.unix_url)) for one in nodes.servers]
     try:
         async with Queue(QUEUE, connection=nodes.url, prefix=PREFIX, partitions=PARTITIONS) as one:
             await one.pause()
@@ -193,6 +198,9 @@ async def rage(storm: ClusterStorm) -> Nodes:
         await crew.end()
         nodes.close()
         raise
+    finally:
+        for task in watching:
+            task.cancel()
     await crew.end()
     storm.seconds = time.monotonic() - began
     return nodes
@@ -211,7 +219,7 @@ async def _add_all(storm: ClusterStorm, url: str) -> None:
         for number in range(0, storm.jobs, BATCH):
             count = min(BATCH, storm.jobs - number)
             kinds = dice.choices(KINDS, SHARES, k=count)
-            while number * storm.faults_wanted > (len(storm.faults) + 1) * storm.jobs:
+            while number * storm.faults_wanted > (storm.faults_made + 1) * storm.jobs:
                 await asyncio.sleep(0.02)
             batch = [(f"j{number + n}", kind) for n, kind in enumerate(kinds)]
             await _add_batch(storm, queue, flow, batch, dice)

@@ -173,15 +173,20 @@ def _wait_for_link(replica: Server) -> None:
     wait_until_sync(lambda: _told(replica).get("master_link_status") == "up", PATIENCE_S)
 
 
-def _kill_behind(primary: Server, replica: Server, lag_s: float) -> None:
-    """Kill the primary when its replica has been cut off for a while.
+def _cut_off(primary: Server, replica: Server) -> None:
+    """Let nothing reach the replica any more.
 
-    To freeze the replica is not enough: what the primary has sent waits in the machine for it.
+    To freeze it is not enough: what the primary has sent waits in the machine for it.
     """
+    replica.freeze()
+    with primary.client() as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+
+
+def _kill_behind(primary: Server, replica: Server, lag_s: float) -> None:
+    """Kill the primary when its replica has been cut off for a while."""
     if lag_s:
-        replica.freeze()
-        with primary.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        _cut_off(primary, replica)
         time.sleep(lag_s)
     primary.kill()
     if lag_s:

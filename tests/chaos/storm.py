@@ -440,15 +440,18 @@ def _also_for_adds(storm: Storm, rule: Rule) -> Rule:
 
 
 async def _watch(storm: Storm, url: str) -> None:
-    """Write down when the server did not answer for so long that locks may have run out."""
+    """Write down when the server did not answer for so long that locks may have run out, or when
+    this process, in which the proxy is, had no time to ask it."""
     async with redis.asyncio.Redis.from_url(url, socket_timeout=PATIENCE_S) as client:
+        before = time.time()
         while True:
-            began = time.time()
             with contextlib.suppress(redis.exceptions.RedisError):
                 await client.ping()
-            if time.time() - began > STALL_S:
+            now = time.time()
+            if now - before > STALL_S:
                 storm.seen["server did not answer for a second"] += 1
-                storm.note("fault", "stall", began, time.time())
+                storm.note("fault", "stall", before, now)
+            before = now
             await asyncio.sleep(0.1)
 
 

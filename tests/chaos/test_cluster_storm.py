@@ -25,7 +25,7 @@ async def test_nothing_is_lost_while_masters_die_and_slots_move():
         WORKER_KILLS,
         processes=2,
         seed=SEED,
-        calm_s=120 + JOBS / 100,
+        calm_s=300 + JOBS / 100,
         master_kills=MASTER_KILLS,
         migrations=MIGRATIONS,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.chaos.failovers import Adders, _kill_behind, _wait_for_link
+from tests.chaos.failovers import ADDERS, Adders, _cut_off, _wait_for_link
+from tests.helpers import wait_until
 from tests.servers import Server
 from toril import Queue
 from toril.client.connection import Connection
@@ -23,7 +24,13 @@ async def lost_by_a_death(replicas: int) -> tuple[int, int]:
         async with queue, Adders(queue, "j") as adders:
             while len(adders.acknowledged) < 100:
                 await asyncio.sleep(0.01)
-            await asyncio.to_thread(_kill_behind, primary, replica, 0.1)
+            await asyncio.to_thread(_cut_off, primary, replica)
+            tried = len(adders.acknowledged) + adders.refused
+            # So many that each of the adders has begun another one since then.
+            enough = tried + 2 * ADDERS
+            await wait_until(lambda: len(adders.acknowledged) + adders.refused >= enough)
+            await asyncio.to_thread(primary.kill)
+            replica.thaw()
         await connection.close()
         with replica.client() as client:
             client.execute_command("REPLICAOF", "NO", "ONE")

@@ -52,7 +52,7 @@ async def test_sixty_four_commands_are_sent_ahead_of_their_replies(server, prefi
     """More would make the server hold more replies than anybody reads."""
     key = f"{prefix}:q:toril:count"
     async with Proxy(server.port) as proxy:
-        connection = Connection(proxy.url)
+        connection = Connection(proxy.url, reply_timeout_s=60.0)
         await connection.run(plain("PING", parse=bool))
         proxy.rule = lambda words: "swallow"
         sending = asyncio.create_task(connection.run_all([plain("INCR", key, parse=int)] * 200))

@@ -201,7 +201,9 @@ async def test_a_handler_that_finishes_all_the_same_completes(queue, url, client
 async def test_without_a_message_the_next_renewal_stops_the_handler(queue, url, client):
     job = await queue.add("a")
 
-    async with working(queue, url, hold_forever, lock_duration=3000) as worker:
+    worker = Worker("q", hold_forever, connection=url, prefix=queue.keys.prefix)
+    worker._parts.lease._interval_s = 1.0  # soon, and the lock lasts long: no delay loses it
+    async with worker:
         await wait_until(lambda: worker.is_processing)
         await client.hset(queue.keys.job(job.id), "x.cancel", "cancelled: by mark")
         await wait_until(lambda: is_failed(client, queue, job.id))

@@ -28,7 +28,8 @@ def make(module, url, name=None):
     return module.maker(address.parse(url), client_name=name, socket_timeout_s=None)
 
 
-async def test_the_async_client_waits_and_then_leaves(server):
+async def test_the_async_client_waits_and_then_leaves(server, monkeypatch):
+    monkeypatch.setattr(failovers, "LONGEST_HOLD_S", 60.0)
     told: asyncio.Queue = asyncio.Queue()
     heard = 0
 
@@ -87,7 +88,8 @@ async def test_a_blocking_call_at_the_old_primary_is_cut_short(server, prefix):
     await transport.close()
 
 
-def test_the_blocking_client_waits_and_then_leaves(server):
+def test_the_blocking_client_waits_and_then_leaves(server, monkeypatch):
+    monkeypatch.setattr(failovers, "LONGEST_HOLD_S", 60.0)
     told: queue.Queue = queue.Queue()
 
     def news():

@@ -390,6 +390,7 @@ async def test_two_operators_grow_a_queue_at_once(mail, make_queue, soon):
 async def test_of_two_operators_who_want_different_numbers_one_is_refused(mail, make_queue, soon):
     await mail.add("x")
     other = make_queue("mail", partitions=4)
+    await other.get_waiting_count()  # both are connected: neither is over before the other begins
 
     ends = await asyncio.gather(
         grow_at_once(mail, 8), grow_at_once(other, 16), return_exceptions=True

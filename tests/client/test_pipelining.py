@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -28,7 +27,7 @@ class Cutter:
         self.connections += 1
         there, back = await asyncio.open_connection("127.0.0.1", self._port)
         forward = asyncio.create_task(self._forward(reader, back))
-        with contextlib.suppress(ConnectionError):
+        try:
             while chunk := await there.read(65536):
                 if self.bytes_until_cut is not None:
                     chunk = chunk[: self.bytes_until_cut]
@@ -38,9 +37,12 @@ class Cutter:
                 if self.bytes_until_cut == 0:
                     self.bytes_until_cut = None
                     break
-        forward.cancel()
-        back.close()
-        writer.close()
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:  # also at the end of a test: what is left open waits on at the server
+            forward.cancel()
+            back.close()
+            writer.close()
 
     async def _forward(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(65536):

@@ -65,7 +65,8 @@ def keys_of(queue, jobs) -> list[str]:
 
 
 async def test_an_add_returns_when_a_replica_has_the_job(primary, replica):
-    async with Queue("all", connection=primary.url, replicas=1) as queue:
+    options = {"connection": primary.url, "replicas": 1, "replicas_timeout": PATIENT_MS}
+    async with Queue("all", **options) as queue:
         for _ in range(20):
             job = await queue.add("x")
             assert has(replica, queue.keys.job(job.id))
@@ -213,7 +214,8 @@ async def test_nobody_else_pays_for_it(primary):
             await queue.add("x")
             await queue.add_bulk([NewJob("x") for _ in range(400)])
         assert counted.commands == {"FCALL": 3}
-    async with Queue("plain", connection=primary.url, replicas=1) as queue:
+    options = {"connection": primary.url, "replicas": 1, "replicas_timeout": PATIENT_MS}
+    async with Queue("plain", **options) as queue:
         await queue.add("x")
         with counting(primary) as counted:
             await queue.add("x")

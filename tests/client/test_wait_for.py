@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import Connection, NewJob, Queue, Worker
 from toril.client.listening import Waiter
 from toril.client.waiting import LOOK_AGAIN_S
@@ -296,8 +296,13 @@ async def test_fifo_19_not_empty_within_the_time(queue, options, monkeypatch):
 
 async def test_fifo_19_a_running_job_counts(queue, url, prefix):
     """FIFO-19: a queue with a running job is not empty."""
-    await queue.add("good", {"wait": 0.3})
-    async with worker(url, prefix):
+    await queue.add("good")
+    may_end = asyncio.Event()
+
+    async def hold(job) -> None:
+        await may_end.wait()
+
+    async with Worker("q", hold, connection=url, prefix=prefix):
 
         async def is_active() -> bool:
             return await queue.get_active_count() == 1
@@ -305,24 +310,44 @@ async def test_fifo_19_a_running_job_counts(queue, url, prefix):
         await wait_until(is_active)
 
         assert await queue.wait_until_empty(timeout=20) is False
+        may_end.set()
         assert await queue.wait_until_empty(timeout=60_000) is True
 
 
-async def test_fifo_19_waiting_is_no_polling(start_server):
+async def test_fifo_19_waiting_is_no_polling(start_server, monkeypatch):
     """FIFO-14, FIFO-19: who waits is told, and does not ask again and again."""
+    monkeypatch.setattr("toril.client.waiting.LOOK_AGAIN_S", LATE_S)
+    sleeps = asyncio.Event()
+    wait = Waiter.wait
+
+    def notice(waiter, timeout_s):
+        sleeps.set()
+        return wait(waiter, timeout_s)
+
+    monkeypatch.setattr(Waiter, "wait", notice)
     server = start_server(tcp=True)
     async with Queue("q", connection=server.url) as queue:
         await queue.add("x")
-        waiting = asyncio.create_task(queue.wait_until_empty(timeout=400))
-        await wait_until(lambda: queue._listen().is_reading)
-        assert await waiting is False
+        waiting = asyncio.create_task(queue.wait_until_empty(timeout=60_000))
+        async with asyncio.timeout(60):
+            await sleeps.wait()
+        await let_pass(0.4, "who polls would be counted")
         with server.client() as raw:
-            stats = raw.info("commandstats")
+            asleep = raw.info("commandstats")
+            raw.delete(queue.keys.wait)
+            raw.xadd(queue.keys.events, {"event": "drained"})
+            assert await waiting is True
+            ended = raw.info("commandstats")
 
-    # A look before and one after listening, and one at the end; the reader still blocks.
-    scripts = sum(stats[f"cmdstat_{name}"]["calls"] for name in ("fcall", "fcall_ro"))
-    assert scripts - len(("add", "add once more, with the library loaded")) == 3
-    assert stats.get("cmdstat_xread", {"calls": 0})["calls"] <= 1
+    # A look before and one after listening, and one at the end; the reader blocked until then.
+    assert looks_in(asleep) == 2
+    assert looks_in(ended) == 3
+    assert asleep.get("cmdstat_xread", {"calls": 0})["calls"] <= 1
+
+
+def looks_in(stats: dict[str, Any]) -> int:
+    scripts: int = sum(stats[f"cmdstat_{name}"]["calls"] for name in ("fcall", "fcall_ro"))
+    return scripts - len(("add", "add once more, with the library loaded"))
 
 
 async def test_a_job_that_may_still_come_is_waited_for(queue, url, prefix):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from tests.features.group_support import World, open_world
 from tests.features.lanes import Hand
 from toril import Queue, Worker
 from toril.client.connection import Connection
-from toril.protocol.command import skew
+from toril.protocol.command import Skew, skew
 
 
 @pytest.fixture
@@ -37,6 +37,13 @@ def work(url: str, prefix: str) -> Callable[..., Worker]:
         )
 
     return make
+
+
+@pytest.fixture
+def clock() -> Iterator[Skew]:
+    """Lets a test turn the clock forward for the scripts; it goes its own way again afterwards."""
+    yield skew
+    skew.ms = 0
 
 
 @pytest.fixture

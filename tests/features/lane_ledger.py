@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 UNDER_WAY_S = 0.25
-"""How long after the death of a process the server may still serve what it asked for."""
+"""How long after the death of a process the server may still serve what it asked for; longer only
+if it serves nobody else meanwhile."""
 
 Take = tuple[str, int]
 """A job's id, and which start of it this is."""
@@ -138,11 +139,6 @@ def _meets(fault: Fault, stall: Stall) -> bool:
     return fault.at_s <= stall.swept_s and fault.until_s >= stall.taken_s
 
 
-def _left_a_request(fault: Fault, stall: Stall) -> bool:
-    """The server read the request of a process that was dead by then: nobody hears the answer."""
-    return fault.kind == "kill" and 0 <= stall.taken_s - fault.at_s <= UNDER_WAY_S
-
-
 class Inquest:
     """Holds both ledgers and the faults against each other."""
 
@@ -153,6 +149,7 @@ class Inquest:
         self._ledgers = ledgers
         self._faults = faults
         self._lock_s = lock_s
+        self._pulses = list(ledgers.pulses.values())
         self._runner = {run.take: run.pid for run in ledgers.runs}
         self._killed_s = {fault.pid: fault.until_s for fault in faults if fault.kind == "kill"}
         self.seen: Counter[str] = Counter()
@@ -190,9 +187,20 @@ class Inquest:
         for one, pulses in self._ledgers.pulses.items():
             if pid in (None, one) and self._has_gap(pulses, stall):
                 return "its process got no time"
-        if pid is None and any(_left_a_request(fault, stall) for fault in self._faults):
+        if pid is None and any(self._left_a_request(fault, stall) for fault in self._faults):
             return "its process was killed while it asked"
         return None
+
+    def _left_a_request(self, fault: Fault, stall: Stall) -> bool:
+        """The server read the request of a process that was dead by then: nobody hears the answer.
+
+        It reads it before what anybody asked for later: a ping is sent after the one before it.
+        """
+        if fault.kind != "kill" or stall.taken_s < fault.at_s:
+            return False
+        later = [pulses[bisect.bisect_left(pulses, fault.until_s) :] for pulses in self._pulses]
+        served_s = min((pulses[1] for pulses in later if len(pulses) > 1), default=float("inf"))
+        return stall.taken_s <= max(fault.at_s + UNDER_WAY_S, served_s)
 
     def _has_gap(self, pulses: list[float], stall: Stall) -> bool:
         """Renewals come every third of the lock: none can be missed without a gap that long."""

@@ -37,7 +37,7 @@ async def test_killed_workers_leave_no_group_unsettled(world: World):
             async def has_moved(before: int = before) -> bool:
                 return await _finished(world) > before + 20 or await _ended(world) == GROUPS
 
-            await wait_until(has_moved, 30)
+            await wait_until(has_moved)
             for worker in workers:
                 await worker.kill()
             interrupted += await _ended(world) < GROUPS

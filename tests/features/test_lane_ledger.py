@@ -91,6 +91,17 @@ def test_a_request_may_outlive_its_process(judge):
     assert [problem for problem in problems if "was swept for no reason" in problem]
 
 
+def test_a_request_outlives_its_process_for_longer_if_the_server_serves_nobody(judge):
+    lines = {2: ["start a.0 2 2 4.1", "end 2 4.9"]}
+    killed = [Fault("kill", 1, 0.6, 0.65)]
+    steady = [1.2 + n / 10 for n in range(50)]
+    problems, seen = judge(ZOMBIE, lines, killed, [0.6, 0.99, 1.1, *steady])
+    assert (problems, seen["swept: its process was killed while it asked"]) == ([], 1)
+
+    problems, _ = judge(ZOMBIE, lines, killed, [0.6, 0.7, 0.8, 0.9, 1.0, 1.1, *steady])
+    assert [problem for problem in problems if "was swept for no reason" in problem]
+
+
 def test_a_process_that_got_no_time_explains_a_sweep(judge):
     lines = {
         1: ["start a.0 1 1 1.1", "end 1 4.3", "lost 1 4.3"],

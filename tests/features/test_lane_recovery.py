@@ -60,10 +60,11 @@ async def test_a_handler_longer_than_the_lock_keeps_its_lane(queue, work):
 
     async def handler(job):
         runs.append(job.data)
-        await asyncio.sleep(3.2 if job.data == 0 else 0)
+        await asyncio.sleep(6.4 if job.data == 0 else 0)
 
     await queue.add_bulk([NewJob("x", n, lane="a") for n in range(2)])
-    options = {"lock_duration": 3000, "stalled_interval": 50}
+    # Every two seconds it is renewed: a renewal may be late by four.
+    options = {"lock_duration": 6000, "stalled_interval": 50}
     async with work(handler, **options), work(handler, **options):
         assert await queue.wait_until_empty(60_000)
 

@@ -75,12 +75,23 @@ async def test_a_worker_tells_what_it_is_doing(queue, work):
         await queue.wait_until_empty(60_000)
 
 
-async def test_an_idle_worker_does_not_poll(queue, work, client):
+async def test_an_idle_worker_does_not_poll(queue, work, client, monkeypatch):
     """FIFO-14: with lanes that wait for a time or are paused, a second costs a few commands."""
     await queue.add("x", lane="later", delay=60_000)
     await queue.pause_lane("stopped")
     await queue.add("x", lane="stopped")
-    async with work(lambda job: None):
+    worker = work(lambda job: None)
+    sweeper, has_swept = worker._parts.sweeper, asyncio.Event()
+    sweep = sweeper.sweep
+
+    async def sweep_and_tell():
+        found = await sweep()
+        has_swept.set()
+        return found
+
+    monkeypatch.setattr(sweeper, "sweep", sweep_and_tell)
+    async with worker:
+        await has_swept.wait()  # it does so at its start, in several calls
         await until_blocked(client, 2)
         before = (await client.info("stats"))["total_commands_processed"]
         await let_pass(1.0, "who polls would be counted")

@@ -104,12 +104,13 @@ async def test_after_a_pause_there_is_one_run_and_then_the_grid_again(queue, wor
         runs.append(int(job.id.rsplit(":", 1)[1]))
 
     async with work(handler):
-        await wait_until(lambda: len(runs) == 4)
+        await wait_until(lambda: len(runs) >= 4)
 
     caught_up = (await queue.get_job(job.id)).processed_on
+    went_on = (await queue.get_job(f"repeat:s:{runs[1]}")).timestamp
     assert runs[0] == first
     # Whatever the machine was busy with: the slot after the catch-up, and on the same grid.
-    assert caught_up < runs[1] <= caught_up + 400
+    assert caught_up <= went_on < runs[1] <= went_on + 200
     assert {(at - first) % 200 for at in runs} == {0}
 
 
@@ -146,9 +147,14 @@ async def test_a_limit_ends_the_schedule(queue, work, client):
 
 async def test_nothing_is_due_after_the_end(queue, work, client):
     # A schedule that a busy machine has no time for is followed by a longer one.
+    times = []
     for window in (150, 3_000, 30_000):
         end = await server_ms(client) + window
-        await queue.upsert_job_scheduler(f"s{window}", every=50, end=end)
+        try:
+            await queue.upsert_job_scheduler(f"s{window}", every=50, end=end)
+        except InvalidOptionError:
+            assert await server_ms(client) >= end
+            continue
         async with work(nothing):
             await wait_until(lambda end=end: _is_past(client, end + 150))
 
@@ -233,11 +239,11 @@ async def test_a_cron_pattern_goes_on_second_after_second(queue, work, client):
 
     await queue.upsert_job_scheduler("s", cron="* * * * * *", immediately=True)
     async with work(handler):
-        await wait_until(lambda: len(runs) == 3)
+        await wait_until(lambda: len(runs) >= 3)
 
     due = [at for at, _ in runs]
     assert due == sorted(set(due))
-    assert [at % 1000 for at in due[1:]] == [0, 0]
+    assert {at % 1000 for at in due[1:]} == {0}
     # A worker that is late passes seconds over, but each job is for the next one when it is made.
     assert all(at - made <= 1000 for at, made in runs)
     scheduler = await queue.get_job_scheduler("s")

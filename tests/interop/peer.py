@@ -64,7 +64,7 @@ class PeerView:
         self.prefix = prefix
         self.version = process.version
 
-    async def call(self, operation: str, /, *, timeout: float = 30.0, **fields: Any) -> Any:
+    async def call(self, operation: str, /, *, timeout: float = 60.0, **fields: Any) -> Any:
         """Perform ``operation`` in Node and return its result; raises ``NodeError``."""
         return await self.process.request(operation, {"prefix": self.prefix, **fields}, timeout)
 
@@ -107,7 +107,7 @@ class PeerView:
         return events
 
     async def event(
-        self, name: str, *, timeout: float = 30.0, where: Callable[[Message], bool] | None = None
+        self, name: str, *, timeout: float = 60.0, where: Callable[[Message], bool] | None = None
     ) -> Message:
         """The next unsolicited event of that name ('took', 'holding', 'worker:failed', …)."""
         return await self.process.next_event(name, timeout, where)
@@ -155,7 +155,7 @@ class NodePeer(PeerView):
             asyncio.create_task(self._read_complaints()),
         ]
         try:
-            await self.next_event("ready", 20.0, None)
+            await self.next_event("ready", 60.0, None)
         except BaseException:
             await self.kill()
             raise
@@ -328,4 +328,4 @@ class SharedPeer:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)

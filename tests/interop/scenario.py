@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from tests.interop import golden
-from tests.interop.peer import NodePeer, PeerView
+from tests.interop.peer import NodeError, NodePeer, PeerView
 
 Step = tuple[str, dict[str, Any]]
 Behaviours = dict[str, list[list[Any]]]
@@ -292,6 +292,8 @@ class NodeDriver:
             queue=queue,
             args=[scheduler, repeat, {**own, "opts": camel(rest)}],
         )
+        if job is None:
+            raise NodeError("queue.upsertJobScheduler", {"message": "nothing is to come"})
         return str(job["id"])
 
     async def remove_scheduler(self, queue: str, scheduler: str) -> None:

@@ -119,13 +119,16 @@ async def test_item_13_waiting_in_node_for_what_is_already_finished(peer, toril,
 
 
 async def test_item_13_waiting_in_node_for_a_job_removed_on_completion(peer, toril):
-    await toril.start_worker("q", {"*": [["sleep", 100], ["return", "here"]]})
+    running = await toril.start_worker("q", {"*": [["hang"]]})
 
-    result = await peer.call(
-        "job.addAndWait", queue="q", args=["x", {}, {"removeOnComplete": True}], ttl=20_000
-    )
+    args = ["x", {}, {"removeOnComplete": True}]
+    waiting = asyncio.create_task(peer.call("job.addAndWait", queue="q", args=args, ttl=20_000))
+    # Whoever asks when it is gone is told that it is missing.
+    await peer.event("asked", timeout=60)
+    await wait_until(lambda: running.handler.holding)
+    running.handler.release(value="here")
 
-    assert result == "here"
+    assert await waiting == "here"
 
 
 async def test_item_13_waiting_in_toril_gets_what_bullmq_returned(peer, toril):

@@ -37,7 +37,8 @@ async def test_a_dead_holder_that_bullmq_sweeps_does_not_let_others_overtake(
     """FIFO-12, FIFO-20: BullMQ runs the swept job, and Toril's next sweep lets the lane go on."""
     queue = toril.queue("q")
     first, *others = await lane_of(queue)
-    await toril.crash("q", HANG, **DOOMED)
+    # Long enough for a busy machine: what lost its lock before it died would go back to its lane.
+    await toril.crash("q", HANG, **{**DOOMED, "lock_duration": 3000})
 
     worker = await peer.work("q", **NODE_SURVIVING)
     await wait_for_state(client, prefix, "q", first, "completed")

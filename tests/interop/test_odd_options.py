@@ -19,7 +19,8 @@ from toril.client.connection import Connection
 from toril.protocol.keys import Keys
 
 HOUR_MS = 3_600_000
-LONG = 400_000
+LONG = 440_000
+"""Seven minutes and a third: what is left is rounded, and may shrink by fifty seconds."""
 LATER = (("older", 2 * HOUR_MS), ("old", 2 * HOUR_MS - 1), ("new", HOUR_MS // 3))
 """Jobs that finished before, and how long ago."""
 
@@ -58,7 +59,7 @@ DELAYS: list[Any] = [
         "soon",
         True,
     ),
-    "0x61a80",
+    hex(LONG),
 ]
 BACKOFFS: list[Any] = [
     *(LONG, LONG + 0.7, 0, -1, -5, str(LONG), True, None, "", [], {}),

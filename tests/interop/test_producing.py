@@ -153,8 +153,9 @@ async def test_item_3_priorities_and_lifo_mean_the_same_to_both(
     ]
 
 
-DELAYS = (200, 320, 440, 560, 680, 800, 920)
-"""Far enough apart for the worker to be idle again: each job shows how late it is woken."""
+DELAYS = (200, 920, 1640, 2360, 3080, 3800, 4520)
+"""Far enough apart for the worker to be idle again: each job shows how late it is woken. A process
+that gets no time for two or three seconds is late for some of them, and not for most."""
 
 
 def check_lateness(late: list[int]) -> None:

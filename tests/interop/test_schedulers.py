@@ -11,7 +11,7 @@ from tests.interop.peer import NodeError
 from tests.interop.scenario import NodeDriver
 from tests.interop.support import FAR, events_of, forget_all, wait_for_finished, wait_for_state
 from toril import NewJob, Queue
-from toril.errors import SchedulerOwnsJobError
+from toril.errors import InvalidOptionError, SchedulerOwnsJobError
 
 
 def now_ms() -> int:
@@ -62,7 +62,7 @@ async def test_item_22_both_advance_one_schedule_in_turn(maker, peer, toril, cli
     behaviours = {"*": [["sleep", 1.25 * every], ["echo"]]}
     ours = await toril.start_worker("q", behaviours, concurrency=1)
     theirs = await peer.work("q", behaviours, concurrency=1)
-    await wait_for_finished(client, prefix, "q", 22, timeout=30)
+    await wait_for_finished(client, prefix, "q", 22)
     await let_pass(2 * every / 1000, "two more ticks would fit in")
 
     times = await iterations(client, prefix)
@@ -139,15 +139,25 @@ async def test_item_22_an_end_ends_the_schedule(maker, runner, peer, toril, clie
     driver = NodeDriver(peer) if maker == "bullmq" else toril
     await (peer.work("q") if runner == "bullmq" else toril.start_worker("q"))
     every, end, finished = 150, 0, 0
+    times: list[int] = []
 
     async def is_over() -> bool:
-        waiting = await client.zcard(f"{prefix}:q:delayed") + await client.llen(f"{prefix}:q:wait")
-        return now_ms() > end + 2 * every and waiting == 0
+        # An iteration is taken in one call, and the next one is added in another.
+        async with client.pipeline(transaction=True) as pipe:
+            pipe.zcard(f"{prefix}:q:delayed")
+            for place in ("wait", "active"):
+                pipe.llen(f"{prefix}:q:{place}")
+            unfinished = sum(await pipe.execute())
+        return now_ms() > end + 2 * every and unfinished == 0
 
     # A schedule that a busy machine has no time for is followed by a longer one.
     for name, window in (("s", 700), ("longer", 7_000), ("longest", 40_000)):
         end = now_ms() + window
-        await driver.upsert_scheduler("q", name, {"every": every, "end": end}, {})
+        try:
+            await driver.upsert_scheduler("q", name, {"every": every, "end": end}, {})
+        except (InvalidOptionError, NodeError):
+            assert now_ms() >= end, "only an end that has passed is refused"
+            continue
         await wait_until(is_over, 120, message="nothing is to come")
         times = await iterations(client, prefix, name)
         # The end is looked at when an iteration is taken: the one after it is there already. On a
@@ -241,9 +251,11 @@ async def test_item_24_one_run_makes_up_for_all_that_was_missed(
 
     times = await iterations(client, prefix)
     caught_up = int(await client.hget(f"{prefix}:q:{job_id}", "processedOn"))
+    went_on = await added_at(client, prefix, times[1], "s")
     assert times[0] == first
-    # Whatever the machine was busy with: the slot after the catch-up, and on the same grid.
-    assert caught_up < times[1] <= caught_up + 400
+    # Whatever the machine was busy with: the slot after the catch-up, and on the same grid. The
+    # schedule goes on in a call of its own, which may come late.
+    assert caught_up < times[1] <= went_on + 200
     assert {(at - first) % 200 for at in times} == {0}
 
 

@@ -25,6 +25,9 @@ SERVERS = ("postgresql+psycopg", "mariadb+pymysql")
 ASYNC_SERVERS = ("postgresql+asyncpg", "postgresql+psycopg_async", "mysql+aiomysql")
 KINDS = ("sqlite", *SERVERS)
 ASYNC_KINDS = ("sqlite+aiosqlite", *ASYNC_SERVERS)
+SQLITE_PATIENCE_S = 60
+"""How long one waits for the other's lock. The 5 seconds of the driver may all go into one commit,
+when the disk is busy."""
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def mariadb(mariadb_server: MariaDb) -> str:
 
 def url_of(kind: str, request: pytest.FixtureRequest, directory: Path) -> str:
     if kind.startswith("sqlite"):
-        return f"{kind}:///{directory}/test.db"
+        return f"{kind}:///{directory}/test.db?timeout={SQLITE_PATIENCE_S}"
     server = "postgres" if kind.startswith("postgresql") else "mariadb"
     return f"{kind}://{request.getfixturevalue(server)}"
 

@@ -17,7 +17,8 @@ from typing import Self
 
 import pymysql
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 
 # Like Debian's own configuration: keys are compared without regard to case unless a table says
 # otherwise. A time zone with summer time, as servers have it that nobody put on UTC.
@@ -73,7 +74,7 @@ class MariaDb:
         """As an operator would."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(30)
+        self._process.wait(STOP_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop it for good and remove its data."""

@@ -109,7 +109,7 @@ def test_the_lanes_of_a_batch_are_locked_in_one_order(make_outbox):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
 
     assert errors == []
     assert len(in_order(engine, outbox)) == 500

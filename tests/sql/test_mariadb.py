@@ -196,7 +196,7 @@ async def test_a_batch_that_loses_a_deadlock_is_relayed_again_at_once(
     event.listen(engine, "handle_error", lambda context: errors.append(context.original_exception))
     async with Unlucky(engine, tables.outbox, connection=url, prefix=prefix) as relay:
         await relay.run_once()
-        await asyncio.to_thread(rival.join, 10)
+        await asyncio.to_thread(rival.join, 60)
         await relay.drain()
 
     assert [error.args[0] for error in errors] == [1213]

@@ -116,11 +116,14 @@ async def test_on_sqlite_a_dead_relays_rows_are_free_when_its_lease_ends(
     metadata.create_all(engine)
     write(engine, outbox)
     with engine.begin() as connection:
-        claim_pending(connection, outbox.table, Claim(relay="dead", limit=5, lease_ms=250))
+        claim_pending(connection, outbox.table, Claim(relay="dead", limit=5, lease_ms=60_000))
     async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
         assert await relay.run_once() == 0
 
-        await wait_until(relay.run_once)
+        with engine.begin() as connection:  # as if its minute had gone by
+            ends = outbox.table.c.claimed_until - 60_000
+            connection.execute(update(outbox.table).values(claimed_until=ends))
+        assert await relay.run_once() == 1
 
     assert await queue.get_waiting_count() == 1
 

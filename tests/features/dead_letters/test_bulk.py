@@ -355,7 +355,7 @@ from toril import FlowJob, FlowProducer, Queue
 async def main(url, prefix):
     async with Queue("orders-dlq", connection=url, prefix=prefix) as dlq:
         print("begin", flush=True)
-        await dlq.replay_all_dead_letters(name="send", rate=2000)
+        await dlq.replay_all_dead_letters(name="send", rate=200)
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -267,7 +267,7 @@ dead_letters.LETTERS_PER_LOOK = 20
 
 async def main(url, prefix):
     async with Queue("orders-dlq", connection=url, prefix=prefix) as dlq:
-        await dlq.replay_all_dead_letters(name="send", rate=300)
+        await dlq.replay_all_dead_letters(name="send", rate=50)
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -53,7 +53,7 @@ const operations = {
   'job.addAndWait': async (request) => {
     const events = await listen(request);
     const job = await openQueue(request).add(...request.args);
-    return job.waitUntilFinished(events, request.ttl);
+    return tellingWhenItAsked(job).waitUntilFinished(events, request.ttl);
   },
   'worker.start': startWorker,
   'worker.seen': ({ worker }) => workers.get(worker).seen,
@@ -141,6 +141,19 @@ async function storedJob(request) {
   const job = await openQueue(request).getJob(request.jobId);
   if (!job) throw new Error(`no job ${request.jobId} in queue ${request.queue}`);
   return job;
+}
+
+// The job, saying 'asked' when BullMQ has asked whether it is finished: from then on only an event
+// can tell.
+function tellingWhenItAsked(job) {
+  const part = version === '5' ? 'scripts' : 'backend';
+  const isFinished = async (...args) => {
+    const answer = await job[part].isFinished(...args);
+    notify('asked', { jobId: job.id });
+    return answer;
+  };
+  const asking = Object.create(job[part], { isFinished: { value: isFinished } });
+  return Object.create(job, { [part]: { value: asking } });
 }
 
 async function listen(request) {
