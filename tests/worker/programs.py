@@ -24,6 +24,7 @@ import pytest
 import toril
 from tests.forked import PIPE, Forked
 from toril.errors import TorilError
+from toril.worker import life, running
 
 
 def say(*words: object) -> None:
@@ -109,6 +110,9 @@ HANDLERS = (
 
 def main(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO)
+    if "patience_s" in config:
+        # How long it asks its server to take jobs back, and may take after a second signal.
+        life.GRACE_S = running._LAST_RESORT_S = config["patience_s"]
     handlers = {handler.__name__: handler for handler in HANDLERS}
     workers = []
     for _ in range(config.get("workers", 1)):
@@ -122,6 +126,7 @@ def main(config: dict[str, Any]) -> None:
         worker.on("ready", lambda: say("ready", os.getpid()))
         worker.on("lost", lambda job, error: say("lost", job.id))
         worker.on("completed", lambda job, result: say("completed", job.id))
+        worker.on("closing", lambda: say("closing"))
         worker.on("closed", lambda: say("closed"))
         workers.append(worker)
     toril.run(*workers, **config.get("run", {}))

@@ -303,6 +303,7 @@ async def test_with_a_job_a_silent_server_is_waited_for(start_server, monkeypatc
         assert await own.get_state(job.id) == "completed"
 
 
+@pytest.mark.usefixtures("patient_end")
 async def test_cancelling_run_hands_jobs_back(queue, url, prefix, inside):
     job = await queue.add("job")
     worker = Worker("q", on_loop, connection=url, prefix=prefix)

@@ -13,8 +13,8 @@ from toril import NewJob
 from toril.client.connection import Connection
 from toril.protocol import leasing
 
-DOOMED = {"lock_duration": 1000, "stalled_interval": 100}
-"""For those who die: their locks expire soon."""
+DOOMED = {"lock_duration": 6000, "stalled_interval": 100}
+"""For those who die: however slow the machine is, they lose nothing while they live."""
 SURVIVING = {"lock_duration": 30_000, "stalled_interval": 100}
 """For those who take over: however slow the machine is, they lose nothing themselves."""
 
@@ -30,6 +30,11 @@ async def until_received(url: str, base: str, job_id: str) -> None:
         await wait_until(received)
 
 
+async def end_lock(inside, job_id: str) -> None:
+    """Let the time of a lock be over that nobody renews any more."""
+    await inside.client.delete(f"{inside.base}:{job_id}:lock")
+
+
 async def test_another_worker_finishes_what_a_killed_one_began(
     queue, start_program, start_worker, inside, url
 ):
@@ -39,6 +44,7 @@ async def test_another_worker_finishes_what_a_killed_one_began(
     await until_received(url, inside.base, job.id)
     program.signal(signal.SIGKILL)
     await program.wait()
+    await end_lock(inside, job.id)
 
     ran = []
 
@@ -68,6 +74,7 @@ async def test_a_job_that_kills_its_workers_fails_at_the_limit(
     await until_received(url, inside.base, job.id)
     program.signal(signal.SIGKILL)
     await program.wait()
+    await end_lock(inside, job.id)
 
     ran = []
     await start_worker(lambda job: ran.append(job.id), **SURVIVING, max_stalled_count=0)
@@ -94,6 +101,7 @@ async def test_a_job_that_kills_at_once_runs_at_most_once_more(queue, start_prog
         is_over = program.process.poll() is None
         runs += not is_over
         assert runs <= 3
+        await end_lock(inside, job.id)
     program.signal(signal.SIGTERM)
     assert await program.wait() == 0
 
@@ -153,6 +161,7 @@ async def test_a_stopped_process_that_goes_on_writes_nothing(
     zombie = start_program(handler=handler, options=DOOMED)
     await zombie.hear("holding")
     zombie.signal(signal.SIGSTOP)
+    await end_lock(inside, job.id)
     began = asyncio.Event()
     may_end = asyncio.Event()
 

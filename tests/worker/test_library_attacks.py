@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.helpers import let_pass, wait_until
+from tests.helpers import PATIENCE_S, let_pass, wait_until
 from tests.servers import Server
 from toril import Compensation, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.protocol import scripts
@@ -33,6 +33,9 @@ class Drain:
         self.ran: Counter[str] = Counter()
         self.errors: list[Exception] = []
         self.added: list[str] = []
+        self.worker: Worker | None = None
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def until(self, count: int) -> None:
         await wait_until(lambda: sum(self.ran.values()) >= count)
@@ -40,6 +43,7 @@ class Drain:
     async def handle(self, job: Any) -> None:
         self.ran[job.id] += 1
         await asyncio.sleep(0.001)
+        await self.may_end.wait()
 
 
 @asynccontextmanager
@@ -51,6 +55,7 @@ async def draining(server: Server, user: str = ""):
         jobs = await queue.add_bulk([NewJob("x", {"n": n}) for n in range(JOBS)])
         drain.added = [job.id for job in jobs]
         async with Worker("q", drain.handle, connection=url, concurrency=2) as worker:
+            drain.worker = worker
             worker.on("error", drain.errors.append)
             await drain.until(10)
             yield drain
@@ -124,12 +129,17 @@ async def test_a_library_that_is_lost_while_the_server_is_busy(start_server):
     server = start_server({"busy-reply-threshold": "20"}, tcp=True)
 
     async with draining(server) as drain:
+        assert drain.worker is not None
+        # A busy machine may end the script later than a call is sent again by default.
+        drain.worker._parts.connection._patience_s = PATIENCE_S
         with server.client() as client, server.client() as other:
+            drain.may_end.clear()  # or all jobs have run before the thread begins
             client.function_flush()
             looping = asyncio.create_task(
                 asyncio.to_thread(other.execute_command, "EVAL", "while true do end", "0")
             )
             await wait_until(lambda: _is_busy(client))
+            drain.may_end.set()
             before = sum(drain.ran.values())
             await let_pass(0.3, "calls are refused meanwhile")
             client.script_kill()

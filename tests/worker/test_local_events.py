@@ -97,11 +97,12 @@ async def test_an_unknown_event_is_refused(start_worker):
 
 async def test_a_paused_worker_takes_nothing_until_it_resumes(queue, start_worker, inside):
     ran = []
+    may_end = asyncio.Event()
 
     async def handler(job):
         ran.append(job.name)
         if job.name == "running":
-            await asyncio.sleep(0.1)
+            await may_end.wait()
 
     await queue.add("running")
     worker = await start_worker(handler, concurrency=3)
@@ -109,6 +110,9 @@ async def test_a_paused_worker_takes_nothing_until_it_resumes(queue, start_worke
     worker.pause()
     assert worker.is_paused
     await queue.add("later")
+    # What its wait at the server brought meanwhile is handed back before a result leaves.
+    await worker._life._interrupting
+    may_end.set()
     await inside.until_finished(1)
 
     assert ran == ["running"]

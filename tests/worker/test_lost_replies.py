@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 import toril.sync
-from tests.helpers import until_renewed, wait_until
+from tests.helpers import PATIENCE_S, until_renewed, wait_until
 from tests.proxy import Proxy, runs
 from toril import FlowJob, FlowProducer, GroupJob, NewJob, Queue, Worker
 from toril.client.connection import Connection
@@ -100,12 +100,15 @@ async def test_a_half_open_line_is_given_up(proxy, queue, prefix, inside):
 async def test_an_add_is_never_doubled(fault, proxy, prefix, inside):
     """I4: an add whose reply was lost is sent again, and the job is there once."""
     proxy.rule = every(2, "add", fault)
-    async with Queue("q", connection=proxy.url, prefix=prefix) as queue:
+    # On a busy machine a call that breaks again and again is given up after three seconds.
+    connection = Connection(proxy.url, patience_s=PATIENCE_S)
+    async with Queue("q", connection=connection, prefix=prefix) as queue:
         one_by_one = [await queue.add("job", {"n": n}) for n in range(6)]
         together = await asyncio.gather(*(queue.add("job", {"n": n}) for n in range(50)))
         # Calls of a bulk travel together: when one breaks, the others are sent again with it.
         proxy.rule = every(5, "add", fault)
         in_bulk = await queue.add_bulk([NewJob("job", {"n": n}) for n in range(900)])
+    await connection.close()
 
     assert len(proxy.broken) > 3
     jobs = [*one_by_one, *together, *in_bulk]

@@ -137,13 +137,13 @@ async def test_a_process_that_dies_fails_that_attempt_and_is_replaced(
 
 
 async def test_a_timeout_kills_for_real(queue, start_worker, inside):
-    job = await queue.add("hold", timeout=1500)
+    job = await queue.add("hold", timeout=6000)
     await start_worker(jobs.router, executor="process")
     pid = await pid_of(inside, job.id)
     assert is_alive(pid)
     await inside.until_finished(1, 60)
 
-    assert "ran longer than its timeout of 1500 ms" in (await inside.job(job.id))["failedReason"]
+    assert "ran longer than its timeout of 6000 ms" in (await inside.job(job.id))["failedReason"]
     assert not is_alive(pid)
 
 
@@ -155,11 +155,11 @@ async def test_the_start_of_a_process_does_not_count_towards_a_timeout(
         "import time\n"
         "from toril.worker import child\n"
         "if child._is_child:\n"
-        "    time.sleep(2.5)\n"
+        "    time.sleep(5.5)\n"
         "def handler(job): time.sleep(job.data)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    quick = await queue.add("quick", 0, timeout=2000)
+    quick = await queue.add("quick", 0, timeout=5000)
     slow = await queue.add("slow", 30, timeout=1000)
     await start_worker("slow_module:handler", executor="process", concurrency=2)
     await inside.until_finished(2, 60)
@@ -167,7 +167,7 @@ async def test_the_start_of_a_process_does_not_count_towards_a_timeout(
     assert await inside.ids("completed") == [quick.id]
     stored = await inside.job(slow.id)
     assert "ran longer than its timeout of 1000 ms" in stored["failedReason"]
-    assert int(stored["finishedOn"]) - int(stored["processedOn"]) >= 3500
+    assert int(stored["finishedOn"]) - int(stored["processedOn"]) >= 6500
 
 
 async def test_a_process_that_does_not_come_up_fails_the_attempt(
@@ -204,7 +204,7 @@ async def test_a_cancelled_job_is_killed(queue, start_worker, inside):
 
 async def test_a_job_whose_lock_is_lost_is_killed(queue, start_worker, inside):
     job = await queue.add("hold")
-    worker = await start_worker(jobs.router, executor="process", lock_duration=3000)
+    worker = await start_worker(jobs.router, executor="process", lock_duration=6000)
     lost = asyncio.Event()
     worker.on("lost", lambda job, error: lost.set())
     pid = await pid_of(inside, job.id)
@@ -224,7 +224,7 @@ async def test_close_kills_what_is_not_done_in_time(queue, start_worker, inside)
 
     await worker.close(timeout=50)
 
-    assert not is_alive(pid)
+    await wait_until(lambda: not is_alive(pid))  # a killed process takes its time to die
     assert await inside.ids("wait") == [job.id]
     assert (await inside.job(job.id)).get("atm", "0") == "0"
 
@@ -234,7 +234,7 @@ async def test_concurrency_is_kept_with_that_many_processes(queue, start_worker,
     for _ in range(4):
         await queue.add("meet", str(tmp_path))
     await start_worker(jobs.router, executor="process", concurrency=2)
-    await inside.until_finished(4, 30)
+    await inside.until_finished(4, 60)
 
     completed = await inside.ids("completed")
     assert len(completed) == 4

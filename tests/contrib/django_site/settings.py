@@ -45,7 +45,7 @@ TASKS = {
             "URL": os.environ.get("SITE_URL"),
             "PREFIX": os.environ.get("SITE_PREFIX", "site"),
             "JOB_OPTIONS": {"attempts": 2},
-            "WORKER_OPTIONS": {"lock_duration": 1000, "stalled_interval": 300},
+            "WORKER_OPTIONS": {"stalled_interval": 300},
         },
     }
 }
