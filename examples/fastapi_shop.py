@@ -15,7 +15,8 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException
 
-from toril import App, Context, JobRemovedError, Queue
+from toril import App, Context, Queue
+from toril.errors import JobRemovedError
 
 app = App(
     connection=os.environ.get("TORIL_URL", "embedded:"),

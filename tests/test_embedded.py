@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,17 @@ def connect(url: str) -> redis.Redis:
     return redis.Redis.from_url(url, decode_responses=True)
 
 
-def is_keeper_gone(directory: Path) -> bool:
-    with (directory / "keeper.lock").open("a") as file:
+def is_free(lock: Path) -> bool:
+    with lock.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
     return True
+
+
+def is_keeper_gone(directory: Path) -> bool:
+    return is_free(directory / "keeper.lock")
 
 
 def is_stopped(directory: Path) -> bool:
@@ -82,6 +87,26 @@ def kill_keeper(directory: Path, url: str) -> None:
     status = Path(f"/proc/{server_pid}/status").read_text()
     os.kill(int(status.split("PPid:")[1].split()[0]), signal.SIGKILL)
     wait_until_sync(lambda: is_keeper_gone(directory))
+
+
+@contextmanager
+def frozen(url: str) -> Iterator[None]:
+    with connect(url) as client:
+        pid = client.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def crowded(url: str) -> Iterator[None]:
+    """The server answers whoever comes with an error, and hangs up."""
+    with connect(url) as client:
+        client.config_set("maxclients", 1)
+        yield
+        client.config_set("maxclients", 100)
 
 
 def test_it_answers_keeps_its_data_and_stops_after_the_last_use(directory: Path) -> None:
@@ -230,7 +255,8 @@ def test_a_server_that_was_killed_is_started_again_with_its_data(directory: Path
             client.config_set("appendfsync", "always")
             client.set("key", "value")
             # The keeper gives up on a server that dies at once, so let this one grow old.
-            wait_until_sync(lambda: client.info("server")["uptime_in_seconds"] >= 2)
+            # It counts from when it notices the start, so leave it some seconds for that.
+            wait_until_sync(lambda: client.info("server")["uptime_in_seconds"] >= 5)
             os.kill(client.info("server")["process_id"], signal.SIGKILL)
 
         def value() -> str | None:
@@ -257,6 +283,37 @@ def test_a_server_whose_keeper_was_killed_is_adopted_by_the_next_user(directory:
         assert not is_keeper_gone(directory)
         user.die()
 
+    wait_until_sync(lambda: is_stopped(directory))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the keeper through /proc")
+@pytest.mark.parametrize("hindered", [frozen, crowded])
+def test_a_server_that_cannot_answer_gets_no_second_one_beside_it(
+    hindered: Callable[[str], AbstractContextManager[None]],
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two servers on the same files would damage them."""
+    one = User(directory)
+    with connect(url := one.url()) as client:
+        client.set("key", "value")
+        run_id = client.info("server")["run_id"]
+    kill_keeper(directory, url)
+    one.die()
+
+    with hindered(url):
+        monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 5.0)
+        with pytest.raises(EmbeddedServerError, match="does not answer after 5 s"):
+            embedded.start(str(directory))
+        two = User(directory)
+        # Somebody has to want the server when it answers again, or it is stopped.
+        wait_until_sync(lambda: not is_free(directory / "users.lock"))
+
+    with connect(two.url()) as client:
+        assert client.info("server")["run_id"] == run_id
+        assert client.get("key") == "value"
+    assert not is_keeper_gone(directory)
+    two.leave()
     wait_until_sync(lambda: is_stopped(directory))
 
 

@@ -30,7 +30,9 @@ async def test_it_is_served_as_it_was_told(url: str, prefix: str):
     try:
         assert process.stdout is not None
         said = json.loads(await asyncio.to_thread(process.stdout.readline))
-        async with httpx.AsyncClient(base_url=said["url"], follow_redirects=True) as http:
+        async with httpx.AsyncClient(
+            base_url=said["url"], follow_redirects=True, timeout=60
+        ) as http:
             page = await http.get("/")
             assert "Log in" in page.text
             [token] = re.findall(r'name="token" value="(\w+)"', page.text)

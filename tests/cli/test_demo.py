@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
+
+from toril.cli.demo import saga
+from toril.cli.demo.stage import Stage
 
 
 def busyness() -> float:
@@ -61,6 +68,24 @@ def test_the_demo_shows_the_whole_in_under_a_minute_and_leaves_nothing_behind(
     )
     assert tried.returncode == 0, tried.stdout + tried.stderr
     assert '"queue": "payments"' in tried.stdout, "what it says to try next works as it says it"
+
+
+async def test_a_mail_is_kept_back_however_late_the_steps_before_it_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real_sleep = asyncio.sleep
+
+    async def sleep_late(seconds: float) -> None:
+        await real_sleep(seconds + 1 if seconds == saga._STEP_S else seconds)
+
+    busy = SimpleNamespace(sleep=sleep_late, create_task=asyncio.create_task)
+    monkeypatch.setattr(saga, "asyncio", busy)
+    shown = StringIO()
+
+    facts = await saga.order_that_fails(Stage(Console(file=shown)), f"embedded:{tmp_path}/data")
+
+    assert facts == {"order 2": "FAILED, r-2 refunded"}
+    assert re.search(r"send-email +mail +- +cancelled", shown.getvalue()), shown.getvalue()
 
 
 def test_make_demo_runs_it():

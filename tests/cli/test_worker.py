@@ -38,12 +38,16 @@ COMMANDS = ("toril.cli.main", "toril.cli.worker")
 
 
 @pytest.fixture
-def write(tmp_path: Path, prefix: str) -> Callable[[str], None]:
-    """Writes the module ``shop`` whose handler gives this answer."""
+def write(tmp_path: Path, prefix: str) -> Callable[..., None]:
+    """Writes the module ``shop`` whose handler gives this answer; it changes once, as a whole."""
 
-    def write(answer: str) -> None:
+    def write(answer: str, changed_at: int | None = None) -> None:
         text = MODULE.format(answer=answer, prefix=prefix) + WORKERS
-        (tmp_path / "shop.py").write_text(text)
+        fresh = tmp_path / "fresh"
+        fresh.write_text(text)
+        if changed_at is not None:
+            os.utime(fresh, (changed_at, changed_at))
+        fresh.replace(tmp_path / "shop.py")
 
     write("first")
     return write
@@ -115,13 +119,12 @@ def test_options_of_a_worker_that_has_its_own_are_refused(
 
 
 def test_with_reload_a_changed_file_starts_the_worker_anew(
-    start: Start, queue: Queue, write: Callable[[str], None], tmp_path: Path
+    start: Start, queue: Queue, write: Callable[..., None]
 ):
     process = start("shop:router", "--queue", "one", "--reload")
     assert queue.wait_for(queue.add("who").id, timeout=30_000) == "first"
 
-    write("second, after a change")
-    os.utime(tmp_path / "shop.py", (1, 1))
+    write("second, after a change", changed_at=1)
 
     def answers_anew() -> bool:
         return queue.wait_for(queue.add("who").id, timeout=30_000) == "second, after a change"

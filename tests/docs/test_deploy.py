@@ -303,7 +303,7 @@ def test_the_exporter_serves_what_a_queue_holds(url: str):
         env={**os.environ, **{name: str(value) for name, value in settings.items()}},
     )
     try:
-        text = wait_until_sync(lambda: _scraped(port), 30)
+        text = wait_until_sync(lambda: _scraped(port))
         assert "toril_up 1.0" in text
         assert 'toril_jobs{queue="any",state="waiting"} 0.0' in text
     finally:

@@ -64,6 +64,11 @@ def shows(output: str, expected: list[str]) -> bool:
     return all(any(re.fullmatch(pattern, line.strip()) for line in lines) for pattern in patterns)
 
 
+def slower(program: str) -> str:
+    """The program with a larger warehouse: a busy disk may hold up three tries of a charge."""
+    return program.replace("time.sleep(2)", "time.sleep(8)")
+
+
 class Reader:
     """Copies files, types commands, and keeps a terminal for each titled console."""
 
@@ -84,7 +89,7 @@ class Reader:
     def read(self, page: Path) -> None:
         for block in blocks(page):
             if block.kind == "python" and block.title:
-                (self.desk / block.title).write_text(block.body)
+                (self.desk / block.title).write_text(slower(block.body))
             elif block.kind == "console" and block.title:
                 ((command, _),) = steps(block.body)
                 self.open(block.title, command)

@@ -15,7 +15,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import MetaData, create_engine, update
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril import (
     Backoff,
     FlowProducer,
@@ -27,9 +27,11 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
+from toril.client.connection import Connection
 from toril.doctor import Severity, examine
 from toril.doctor.finding import Finding, Report
-from toril.doctor.server import ServerFacts, check_server
+from toril.doctor.reader import ConnectionReader
+from toril.doctor.server import ServerFacts, check_server, examine_servers
 from toril.doctor.wording import counted, lasting
 from toril.errors import InvalidOptionError
 from toril.idempotency import RedisStore, idempotent
@@ -182,6 +184,26 @@ async def test_a_clock_that_is_wrong_is_told(ahead_s, severity, url, prefix, mon
     (finding,) = [one for one in report.findings if one.code == "D105"]
     assert finding.severity == severity
     assert ("ahead of" if ahead_s > 0 else "behind") in finding.problem
+
+
+@pytest.mark.parametrize("late", ["question", "answer"])
+async def test_what_the_way_to_the_server_takes_is_no_difference_of_clocks(late, url):
+    class FarOff(ConnectionReader):
+        async def ask_node(self, node, *words):
+            if words == ("TIME",) and late == "question":
+                await let_pass(2.5, "it is on its way, and the server reads its clock at the end")
+            answer = await super().ask_node(node, *words)
+            if words == ("TIME",) and late == "answer":
+                await let_pass(2.5, "it is on its way, and the server has read its clock before")
+            return answer
+
+    connection = Connection(url)
+    try:
+        findings = await examine_servers(FarOff(connection))
+    finally:
+        await connection.close()
+
+    assert "D105" not in [one.code for one in findings]
 
 
 async def test_a_user_who_may_little_still_gets_a_report(start_server, queue):

@@ -24,7 +24,7 @@ async def test_the_operator_gets_out_of_the_outage(url, prefix):
         stdout=asyncio.subprocess.PIPE,
     )
 
-    output, _ = await asyncio.wait_for(program.communicate(), 60)
+    output, _ = await asyncio.wait_for(program.communicate(), 120)
 
     text = output.decode()
     assert program.returncode == 0

@@ -39,7 +39,7 @@ def start(url, prefix):
 async def test_the_workflow_runs_to_its_end(start):
     program = await start("demo")
 
-    output, _ = await asyncio.wait_for(program.communicate(), 30)
+    output, _ = await asyncio.wait_for(program.communicate(), 120)
 
     assert program.returncode == 0
     assert "'name': 'Grace'" in output.decode()

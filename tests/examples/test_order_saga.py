@@ -24,7 +24,7 @@ async def test_an_order_that_fails_in_the_middle_undoes_itself(url, prefix):
         stdout=asyncio.subprocess.PIPE,
     )
 
-    output, _ = await asyncio.wait_for(program.communicate(), 60)
+    output, _ = await asyncio.wait_for(program.communicate(), 120)
 
     text = output.decode()
     assert program.returncode == 0

@@ -140,7 +140,8 @@ async def check_orders(start, target, url, prefix, database_url):  # noqa: F811
     worker = ("-m", "toril", "worker", target, "--metrics-port", str(metrics_port))
     relay = ("-m", "toril", "relay", "tasks:relay")
     start("-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning")
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as api:
+    # A commit may take longer than the 5 seconds of the client, when the disk is busy.
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as api:
         await wait_until(lambda: _answers(api), every=0.05)
         dashboard = await api.get("/toril/")
         too_much = await api.post("/orders", json={"amount": 2_000_000})
@@ -158,7 +159,7 @@ async def check_orders(start, target, url, prefix, database_url):  # noqa: F811
         for number in orders[4:]:
             await wait_until(lambda number=number: _has_status(api, number, "paid"), every=0.05)
         await wait_until(lambda: _is_undone(url, prefix, refused), every=0.05)
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             told = (await client.get(f"http://127.0.0.1:{metrics_port}/metrics")).text
 
         assert too_much.status_code == 422

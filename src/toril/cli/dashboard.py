@@ -7,12 +7,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
 from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
 from toril.protocol.command import plain
+
+if TYPE_CHECKING:
+    import uvicorn
 
 PORT = 8787
 NOT_INSTALLED = 'the dashboard is not installed; install it with: pip install "toril[dashboard]"'
@@ -94,12 +98,25 @@ def dashboard(
         proxy_headers=password is not None,
         timeout_graceful_shutdown=2,
     )
-    listening = config.bind_socket()
-    listening.listen()  # who reads the address below may come before the app is ready
+    listening = _listen_as(config)  # who reads the address below may come before the app is ready
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{listening.getsockname()[1]}/"
     _say_where(server, url, is_in_the_clear=password is not None and not is_loopback(host))
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen_as(config: uvicorn.Config) -> socket.socket:
+    listening = config.bind_socket()
+    try:
+        listening.listen()
+    except OSError as error:
+        # Several programs can bind a port; the first that listens has it.
+        listening.close()
+        raise click.ClickException(
+            f"the dashboard cannot listen on port {config.port}: {error}; choose another with"
+            " --port"
+        ) from error
+    return listening
 
 
 def _say_where(server: Server, url: str, *, is_in_the_clear: bool) -> None:
@@ -148,11 +165,11 @@ def _listen() -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
+            listening.listen()  # refused if another program has bound it too, and was first
         except OSError:
             listening.close()
             if port == 0:
                 raise
         else:
-            listening.listen()
             return listening
     raise AssertionError("unreachable")  # pragma: no cover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import threading
+import time
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
@@ -71,9 +71,10 @@ def dev(
             page = stack.enter_context(dashboard.beside(running.url, server.prefix))
         if opens and page is None:
             raise click.ClickException(dashboard.NOT_INSTALLED)
-        told = threading.Event()
+        # Only noted: a handler that set an event would wait for itself if we are just looking at it.
+        told: list[int] = []
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: told.set())
+            signal.signal(number, lambda one, _: told.append(one))
         if server.as_json:
             facts = {"url": url, "socket": running.url, "directory": str(running.directory)}
             print_json({**facts, "dashboard": page}, indent=None)
@@ -90,8 +91,8 @@ def dev(
             echo("Ctrl-C stops it, once no other program uses it.")
         if opens and page is not None:
             webbrowser.open(page)
-        while not told.wait(0.5):
-            pass
+        while not told:
+            time.sleep(0.1)
 
 
 def _open_port(own: Server, port: int) -> str:

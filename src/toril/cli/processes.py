@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from types import FrameType
+from collections import deque
 
 from toril.cli.lifeline import Lifeline
 from toril.cli.logs import notice
@@ -47,10 +47,6 @@ class _Child:
         self._started_at = time.monotonic()
         logger.info("process %d runs as pid %d", self.number, self.process.pid)
 
-    @property
-    def is_alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
     def bury(self) -> int:
         """Note that it died, and when it may be started again; returns its exit code."""
         assert self.process is not None
@@ -71,23 +67,6 @@ class _Child:
         return code
 
 
-class _Signals:
-    """Passes on what this process is told."""
-
-    def __init__(self, children: list[_Child]) -> None:
-        self._children = children
-        self.count = 0
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        self.tell(number)
-
-    def tell(self, number: int) -> None:
-        for child in self._children:
-            if child.process is not None and child.process.poll() is None:
-                child.process.send_signal(number)
-
-
 def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
     """Run this very command ``count`` times without ``--processes``; returns the exit code.
 
@@ -96,8 +75,12 @@ def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
     command = [sys.executable, "-m", "toril", *without_option(sys.argv[1:], "--processes")]
     lifeline = Lifeline()
     children = [_Child(number, command, lifeline) for number in range(count)]
-    told = _Signals(children)
-    before = {number: signal.signal(number, told) for number in (signal.SIGTERM, signal.SIGINT)}
+    # Only noted: a handler that passed it on would miss the child that is being started.
+    told: deque[int] = deque()
+    before = {
+        number: signal.signal(number, lambda one, _: told.append(one))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         return _watch(children, told, timeout_s, until_done)
     finally:
@@ -106,14 +89,12 @@ def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
             signal.signal(number, handler)
 
 
-def _watch(children: list[_Child], told: _Signals, timeout_s: float, until_done: bool) -> int:
-    for child in children:
-        child.start()
+def _watch(children: list[_Child], told: deque[int], timeout_s: float, until_done: bool) -> int:
     left = list(children)
-    while not told.count:
+    while not told:
         for child in list(left):
             if child.process is None:
-                if time.monotonic() >= child.start_at:
+                if not told and time.monotonic() >= child.start_at:
                     child.start()
                 continue
             code = child.process.poll()
@@ -138,21 +119,24 @@ def _watch(children: list[_Child], told: _Signals, timeout_s: float, until_done:
     return _end(children, told, timeout_s, 0)
 
 
-def _end(children: list[_Child], told: _Signals, timeout_s: float, code: int) -> int:
-    """Wait for the children that were told to end; kill those that do not."""
-    if not told.count:
-        told.tell(signal.SIGTERM)
+def _end(children: list[_Child], told: deque[int], timeout_s: float, code: int) -> int:
+    """Tell the children what this process is told, until they end; kill those that do not."""
+    if not told:
+        told.append(signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
-    codes = []
-    for child in children:
-        if child.process is None:
-            continue
-        try:
-            codes.append(child.process.wait(max(0.1, deadline - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            logger.warning("process %d did not end in time and is killed", child.number)
-            child.process.kill()
-            codes.append(child.process.wait())
+    started = {child.number: child.process for child in children if child.process is not None}
+    while time.monotonic() < deadline and any(one.poll() is None for one in started.values()):
+        if told:
+            # One at a time: the system makes one of two signals that come at once.
+            signal_number = told.popleft()
+            for process in started.values():
+                process.send_signal(signal_number)
+        time.sleep(_LOOK_S)
+    for number, process in started.items():
+        if process.poll() is None:
+            logger.warning("process %d did not end in time and is killed", number)
+            process.kill()
+    codes = [process.wait() for process in started.values()]
     return code or next((one for one in codes if one > 0), 0)
 
 

@@ -11,20 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from toril.cli.lifeline import Lifeline
 from toril.cli.printing import echo
 
 LOOK_EVERY_S = 0.4
+_TICK_S = 0.05
 _NOT_CODE = frozenset({"node_modules", "__pycache__", "venv", "build", "dist"})
-
-
-class _Told(Exception):
-    """This process was told to end."""
 
 
 def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
@@ -33,47 +29,54 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
     arguments = _without_reloading(sys.argv[1:])
     command = [sys.executable, "-m", "toril", *arguments]
     lifeline = Lifeline()
-    before = {number: signal.signal(number, _tell) for number in (signal.SIGTERM, signal.SIGINT)}
-    process = lifeline.start(command)
+    # Only noted: a handler that raised would do so anywhere, also in the middle of a restart.
+    told: list[int] = []
+    before = {
+        number: signal.signal(number, lambda one, _: told.append(one))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        seen = _times(roots)
-        while True:
-            time.sleep(LOOK_EVERY_S)
-            now = _times(roots)
-            if now == seen:
+        seen = _times(roots)  # before the start: what changes from now on may be read or not
+        process = lifeline.start(command)
+        while not told:
+            _wait(LOOK_EVERY_S, lambda: not told)
+            if told or (now := _times(roots)) == seen:
                 continue
             changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
             seen = now
             echo(f"{changed} changed: restarting", err=True)
-            _end(process, timeout_s)
-            process = lifeline.start(command)
-    except _Told:
-        return max(_end(process, timeout_s), 0)
+            _end(process, told, timeout_s)
+            if not told:
+                process = lifeline.start(command)
+        return max(_end(process, told, timeout_s), 0)
     finally:
         lifeline.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    if process.poll() is None:
-        process.terminate()
-    try:
-        return process.wait(timeout_s)
-    except (subprocess.TimeoutExpired, _Told):
-        process.kill()
-        return process.wait()
+def _end(process: subprocess.Popen[bytes], told: list[int], timeout_s: float) -> int:
+    """Ask it to end; kill it if it does not in time, or if this process was told twice."""
+    process.terminate()
+    # Told once during a restart, this process still gives running jobs their time.
+    _wait(timeout_s, lambda: process.poll() is None and len(told) < 2)
+    process.kill()  # does nothing to one that has ended
+    return process.wait()
 
 
-def _tell(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Told
+def _wait(seconds: float, going_on: Callable[[], bool]) -> None:
+    """Wait while it goes on, in short steps: a signal that is only noted ends no sleep."""
+    until = time.monotonic() + seconds
+    while going_on() and time.monotonic() < until:
+        time.sleep(_TICK_S)
 
 
 def _times(roots: list[Path]) -> dict[str, int]:
-    return {entry.path: entry.stat().st_mtime_ns for root in roots for entry in _files(root)}
+    return {path: changed_at for root in roots for path, changed_at in _files(root)}
 
 
-def _files(root: Path) -> Iterator[os.DirEntry[str]]:
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    """Each file of code below it, and when it was changed."""
     try:
         entries = list(os.scandir(root))
     except OSError:
@@ -83,8 +86,10 @@ def _files(root: Path) -> Iterator[os.DirEntry[str]]:
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path))
-        elif entry.name.endswith(".py") and entry.is_file():
-            yield entry
+        elif entry.name.endswith(".py"):
+            with suppress(OSError):  # it may be gone by now: editors replace files
+                if entry.is_file():
+                    yield entry.path, entry.stat().st_mtime_ns
 
 
 def _without_reloading(arguments: list[str]) -> list[str]:

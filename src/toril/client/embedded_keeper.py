@@ -156,22 +156,34 @@ def spawn(binary: str) -> Server:
 
 
 def adopt() -> Server | None:
-    """The server that a dead keeper left running in this directory, if there is one."""
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(SOCKET_NAME)
-            connection.settimeout(SHORTEST_LIFE_S)
-            connection.sendall(b"INFO server\r\n")
-            answer = b""
-            while b"process_id:" not in answer or not answer.endswith(b"\n"):
-                received = connection.recv(65536)
-                if not received:
-                    return None
-                answer += received
-    except OSError:
-        return None
-    pid = answer.split(b"process_id:")[1].split()[0]
-    return Server(int(pid), None)
+    """The server that a dead keeper left running in this directory, if there is one.
+
+    One that is frozen or busy, or that refuses us, is still there, and a second one would damage
+    its files. So this takes as long as it takes; users have a limit of their own, and say so.
+    """
+    while True:
+        try:
+            pid = _ask_for_pid()
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        except OSError:
+            pid = None
+        if pid is not None:
+            return Server(pid, None)
+        time.sleep(ADOPTED_POLL_S)
+
+
+def _ask_for_pid() -> int | None:
+    """The server's process id; None if it answers with an error or hangs up."""
+    answer = b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(SOCKET_NAME)
+        # After QUIT the server hangs up, so that the end of its answer is seen, whatever it is.
+        connection.sendall(b"INFO server\r\nQUIT\r\n")
+        while received := connection.recv(65536):
+            answer += received
+    found = answer.partition(b"process_id:")[2].split(maxsplit=1)
+    return int(found[0]) if found else None
 
 
 def _close_to_others() -> None:

@@ -28,7 +28,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     has_password: bool | None = None
     clock_ms: int = 0
-    """By how much our clock is ahead of the server's."""
+    """By how much our clock is ahead of the server's, at least."""
 
 
 async def examine_servers(reader: ConnectionReader) -> list[Finding]:
@@ -74,7 +74,11 @@ async def read_facts(reader: ConnectionReader, node: ClusterNode) -> ServerFacts
     text = await reader.try_to_ask_node(node, "INFO")
     before_ms = time.time() * 1000
     seconds, micros = await reader.ask_node(node, "TIME")
-    ours_ms = (before_ms + time.time() * 1000) / 2
+    after_ms = time.time() * 1000
+    server_ms = int(seconds) * 1000 + int(micros) / 1000
+    # The server read its clock at some moment in between. If its time lies there too, the clocks
+    # may agree; if not, they differ at least by what is missing.
+    ours_ms = min(max(server_ms, before_ms), after_ms)
     save = await reader.try_to_ask_node(node, "CONFIG", "GET", "save")
     user = await reader.try_to_ask_node(node, "ACL", "WHOAMI")
     account = await reader.try_to_ask_node(node, "ACL", "GETUSER", user or "default")
@@ -83,7 +87,7 @@ async def read_facts(reader: ConnectionReader, node: ClusterNode) -> ServerFacts
         save=save[1] if save else None,
         user=user,
         has_password=None if account is None else "nopass" not in str(account),
-        clock_ms=round(ours_ms - (int(seconds) * 1000 + int(micros) / 1000)),
+        clock_ms=round(ours_ms - server_ms),
     )
 
 
