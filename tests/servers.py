@@ -151,7 +151,7 @@ class Cluster:
     def __init__(self, options: dict[str, str] | None = None, *, replicas: bool = False) -> None:
         self._options = {
             "cluster-enabled": "yes",
-            # A node that gets no time for some seconds is not dead, whatever the machine is busy with.
+            # On a busy machine a node that is silent for some seconds is not dead.
             "cluster-node-timeout": "15000",
             **({"repl-diskless-sync-delay": "0"} if replicas else {}),
             **(options or {}),

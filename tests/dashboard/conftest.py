@@ -65,8 +65,12 @@ class Visitor:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first page shows the queues that were found in a moment; here it waits for all."""
+    """A first page shows the queues that were found in a moment; here it waits for all.
+
+    And a button what was done in a second; here it waits for the end.
+    """
     monkeypatch.setitem(Finder.names.__kwdefaults__, "patience_s", 60.0)
+    monkeypatch.setattr("toril.dashboard.actions.SHORT_S", 60.0)
 
 
 @pytest.fixture
@@ -101,8 +105,13 @@ async def served(app: Any) -> AsyncIterator[str]:
     """Serve an app on a free port of this machine."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
+    # On a busy machine a page may say nothing for longer than a connection is kept by default.
     config = uvicorn.Config(
-        app, log_level="error", timeout_graceful_shutdown=1, proxy_headers=False
+        app,
+        log_level="error",
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=60,
+        proxy_headers=False,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listening]))
@@ -128,12 +137,12 @@ def _chromium() -> Iterator[Callable[[Callable[[Any], Any]], Any]]:
 
         def start() -> tuple[Any, Any]:
             running = playwright_api.sync_playwright().start()
-            browser = running.chromium.launch(executable_path=path, args=flags)
+            browser = running.chromium.launch(executable_path=path, args=flags, timeout=100_000)
             return running, browser
 
-        running, browser = thread.submit(start).result(60)
+        running, browser = thread.submit(start).result(120)
         yield lambda scenario: thread.submit(scenario, browser)
-        thread.submit(lambda: (browser.close(), running.stop())).result(30)
+        thread.submit(lambda: (browser.close(), running.stop())).result(120)
 
 
 @pytest.fixture

@@ -71,10 +71,7 @@ def dev(
             page = stack.enter_context(dashboard.beside(running.url, server.prefix))
         if opens and page is None:
             raise click.ClickException(dashboard.NOT_INSTALLED)
-        # Only noted: a handler that set an event would wait for itself if we are just looking at it.
-        told: list[int] = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda one, _: told.append(one))
+        told = _note_signals()
         if server.as_json:
             facts = {"url": url, "socket": running.url, "directory": str(running.directory)}
             print_json({**facts, "dashboard": page}, indent=None)
@@ -93,6 +90,15 @@ def dev(
             webbrowser.open(page)
         while not told:
             time.sleep(0.1)
+
+
+def _note_signals() -> list[int]:
+    """Those that come from now on; only noted: a handler that set an event would wait for whoever
+    is just looking at it."""
+    told: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda one, _: told.append(one))
+    return told
 
 
 def _open_port(own: Server, port: int) -> str:

@@ -122,6 +122,8 @@ class Pulse:
         self._listeners: set[asyncio.Event] = set()
         self._told = ""
         self._next = 0
+        self._past = 0
+        """Higher than any version of a queue that has vanished: where one that comes begins."""
         self.looks = 0
         """How often the server was asked."""
         self.queues: dict[str, Watched] = {}
@@ -173,9 +175,9 @@ class Pulse:
         self.looks += 1
         known: Sequence[str] = (await self._finder.names())[:MOST_WATCHED]
         for name in set(self.queues) - set(known):
-            del self.queues[name]
+            self._past += self.queues.pop(name).version + 1
         names = self._next_of(known)
-        watched = [self.queues.setdefault(name, Watched()) for name in names]
+        watched = [self.queues.setdefault(name, Watched(version=self._past)) for name in names]
         commands = [
             glancing.look(Keys(self._prefix, name), after=one.last_event, most=EVENTS_PER_LOOK)
             for name, one in zip(names, watched, strict=True)
@@ -195,13 +197,16 @@ class Pulse:
     def _versions(self) -> dict[str, int]:
         """A number for each queue that changed; a whole changes with each partition.
 
+        None comes twice, though queues vanish and return: a page takes the same one for no change.
         Under no name stands how many queues there are: pages of all show a new one at once.
         """
         changed = {name: one.version for name, one in self.queues.items() if one.version}
-        versions = Counter(changed)
+        wholes: Counter[str] = Counter()
         for name, version in changed.items():
             if (found := partitioning.whole_of(name)) is not None:
-                versions[found[0]] += version
+                wholes[found[0]] += version
+        # What a partition that vanished takes from the sum is less than what it added to the past.
+        versions = Counter(changed) + Counter({one: n + self._past for one, n in wholes.items()})
         return versions | {"": len(self.queues)}
 
     def _tell(self, event: str, data: str) -> None:

@@ -9,6 +9,7 @@
   let told = null; // what was told last
   let isOld = true; // the page was drawn before anything was told
   let source = null;
+  let isPressed = false; // a press that may become a click
   const drawn = new WeakMap(); // the chart in each figure
 
   const main = () => document.getElementById("main");
@@ -62,24 +63,29 @@
     charts();
   }
 
-  function ticks() {
-    const all = document.getElementById("all");
-    if (!all) return;
-    all.addEventListener("change", () => {
-      for (const box of document.querySelectorAll("table.jobs tbody input[type=checkbox]")) box.checked = all.checked;
-    });
+  function tickAll({ target }) {
+    if (target.id !== "all") return;
+    for (const box of document.querySelectorAll("table.jobs tbody input[type=checkbox]")) box.checked = target.checked;
   }
 
   function draw() {
     localTimes();
     charts();
-    ticks();
   }
 
-  // Somebody who types, selects or reads what is folded out is not disturbed.
+  // What is pressed has to stay until it is let go of, or there is no click.
+  function press({ button, target }) {
+    isPressed = button === 0 && Boolean(target.closest("a, button, summary, label, input"));
+  }
+
+  function release() {
+    isPressed = false;
+  }
+
+  // Somebody who presses, types, selects or reads what is folded out is not disturbed.
   function isBusy() {
     const content = main();
-    if (!content) return true;
+    if (!content || isPressed) return true;
     const focused = document.activeElement;
     if (focused && content.contains(focused) && focused.matches("input, textarea, select, button")) return true;
     return Boolean(content.querySelector("input:checked, details[open]:not([data-was-open])"));
@@ -147,6 +153,7 @@
   for (const one of document.querySelectorAll("details[open]")) one.dataset.wasOpen = "yes";
   draw();
   document.addEventListener("keydown", keys);
+  document.addEventListener("change", tickAll);
   window.addEventListener("resize", redraw);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   if (body.dataset.live) {
@@ -175,9 +182,18 @@
       for (const one of unfolded) one.dataset.wasOpen = "yes";
       draw();
     });
-    document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
+    document.addEventListener("pointerdown", press);
+    // Not :active, which browsers forget to end when a link is dragged away.
+    for (const end of ["pointerup", "pointercancel", "dragstart", "contextmenu"]) {
+      document.addEventListener(end, release);
+    }
+    window.addEventListener("blur", release);
     window.addEventListener("pagehide", rest);
-    setInterval(follow, 1000); // who was busy at the last change is told when they no longer are
-    listen();
+    // Before this htmx hears nothing: what is told would count as drawn, and be lost.
+    document.addEventListener("DOMContentLoaded", () => {
+      document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));
+      setInterval(follow, 1000); // who was busy at the last change is told when they no longer are
+      listen();
+    });
   }
 })();
