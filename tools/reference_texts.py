@@ -472,6 +472,10 @@ ERRORS: dict[str, Error] = {
         "A request to an `@idempotent` view has no key.",
         "Answer 400; the client must send the header.",
     ),
+    "UnfinishedWorkError": Error(
+        "The record of idempotent work was committed before the work had ended: autocommit, or a caught error.",
+        "Open a transaction. Find out whether the work was done; if not, delete the record and run the job again.",
+    ),
     "ServerError": Error(
         "Never by itself: the root of what goes wrong with the server.",
         "Catch it to treat any trouble with the server alike.",

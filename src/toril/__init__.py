@@ -241,6 +241,7 @@ _HOMES = {
 _MOVED = frozenset(
     {
         "MissingKeyError",
+        "UnfinishedWorkError",
         "DuplicateRowError",
         "RunningLoopError",
         "UnsupportedPlatformError",

@@ -33,6 +33,7 @@ TorilError
 ├── NoHandlerError                      no handler is registered for the job's name
 ├── HandlerTimeoutError (TimeoutError)  a handler ran longer than the job's ``timeout``
 ├── HandlerProcessError                 the process that ran a handler died, or could not start
+├── UnfinishedWorkError                 a record of idempotent work says that it began, not its end
 ├── JobCancelledError                   the job was cancelled by ``queue.cancel``
 ├── EmbeddedServerError                 the embedded server could not be started
 └── Signal                              raised *by handlers* to decide what happens to the job
@@ -308,6 +309,10 @@ class HandlerTimeoutError(TorilError, TimeoutError):
 
 class HandlerProcessError(TorilError):
     """The process that ran the handler died, or could not be started."""
+
+
+class UnfinishedWorkError(TorilError):
+    """Idempotent work was recorded when it began, and never ended: it may not have been done."""
 
 
 class JobCancelledError(TorilError):

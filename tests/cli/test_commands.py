@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -431,3 +432,17 @@ def test_a_table_is_cut_where_it_hurts_least():
     names = ["id", "name", "state", "#jobs", "#completed", "#failed", "#cancelled", "created"]
     columns, ((first, *_),) = fitted(names, [group], 80)
     assert (first, columns[:4]) == (group[0], names[:4]), "the last columns go, the id stays"
+
+
+async def test_an_event_of_a_year_that_no_calendar_has_is_shown(
+    toril: Toril, queue, client, prefix
+):
+    """Another program wrote it; `toril events` and the monitor ended with a ValueError."""
+    queue.add("n")
+    strange = "300000000000000-0"
+    await client.xadd(f"{prefix}:payments:events", {"event": "strange"}, id=strange)
+
+    shown = await asyncio.to_thread(toril, "events", "payments", "--since", "0", "--count", "3")
+
+    assert shown.code == 0, shown
+    assert shown.out.splitlines()[2].startswith(f"{strange}  payments  strange"), shown

@@ -31,12 +31,15 @@ from toril import (
 )
 from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
+from toril.cli.monitor.rows import event_rows
 from toril.cli.monitor.table import Table
-from toril.cli.monitor.watcher import View, Watcher
+from toril.cli.monitor.watcher import QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
 from toril.protocol.discovering import KEYS_PER_SCAN
+from toril.protocol.events import Event
+from toril.protocol.keys import Keys
 
 
 @asynccontextmanager
@@ -767,3 +770,12 @@ async def test_news_of_a_table_may_come_after_the_screen_was_closed(url: str, pr
     row = next(iter(table.rows))
 
     app.on_data_table_row_highlighted(DataTable.RowHighlighted(table, 0, row))
+
+
+def test_an_event_of_a_year_that_no_calendar_has_is_a_row_like_others():
+    watch = QueueWatch(Keys("bull", "q"))
+    watch.events.append(Event("strange", "300000000000000-0"))
+
+    (row,) = event_rows(watch).values()
+
+    assert [str(cell) for cell in row[:2]] == ["300000000000000-0", "strange"]

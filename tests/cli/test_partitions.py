@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.cli.conftest import Toril
+from tests.features.dead_letters.forging import forge
 from toril import NewJob
+from toril import Queue as AsyncQueue
 from toril.protocol import partitioning
 from toril.protocol.partitioning import Numbers
 from toril.sync import Queue
@@ -69,3 +73,27 @@ def test_what_cannot_grow_is_refused(mail, toril: Toril):
     mail._connection.run(begun)
     assert toril("partitions", "grow", "mail", "--stop", "--json").json["partitions"] == 3
     assert toril("partitions", "grow", "plain", "4", "--yes").code == 1
+
+
+async def test_a_replay_tells_of_the_letters_of_every_partition(toril: Toril, client, url, prefix):
+    """It told what the last partition had held, and that was nothing."""
+    where = {"connection": url, "prefix": prefix, "partitions": 3}
+    async with AsyncQueue("mail-dlq", **where) as letters:
+        await letters.resume()  # so that the server knows how many partitions there are
+        first, second, _ = letters.partitions
+    await forge(client, prefix, first.name, 4, source="mail")
+    await forge(client, prefix, second.name, 2, source="mail")
+    await client.hset(f"{prefix}:mail:groups:g", mapping={"state": "FAILED", "totalJobs": 0})
+    await client.zadd(f"{prefix}:mail:groups", {"g": 1})
+    for part, count in ((first, 3), (second, 2)):
+        for number in range(1, count + 1):
+            member = f"{prefix}:mail:groups:g:m0"
+            await client.hset(f"{prefix}:{part.name}:{number}", "x.member", member)
+    line = ("dlq", "replay", "mail-dlq", "--all", "--yes")
+
+    some = await asyncio.to_thread(toril, *line)
+    none = await asyncio.to_thread(toril, *line)
+
+    assert (some.code, some.out) == (0, "Replayed 1 dead letter.\n"), some
+    assert "left alone: 5 letters of groups" in some.err
+    assert (none.code, none.out) == (1, "Replayed 0 dead letters.\n"), none

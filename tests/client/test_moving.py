@@ -53,11 +53,33 @@ async def test_a_completed_job_runs_again_with_its_priority(queue, url, client):
     assert await client.hget(queue.keys.job(job.id), "returnvalue") is None
 
 
+@pytest.mark.parametrize(("data", "stored"), [({"n": 2}, '{"n":2}'), (None, "{}"), ([], "[]")])
+async def test_a_job_runs_again_with_other_data(queue, url, client, data, stored):
+    job = await queue.add("a", {"n": 1})
+    await finish(queue, url, client, failing=True)
+
+    await queue.retry(job.id, data=data)
+
+    assert await client.hget(queue.keys.job(job.id), "data") == stored
+    assert await queue.get_state(job.id) == "waiting"
+
+
+async def test_data_that_are_not_given_stay(queue, url, client):
+    job = await queue.add("a", {"n": 1})
+    await finish(queue, url, client, failing=True)
+
+    await queue.retry(job.id)
+
+    assert (await queue.get_job(job.id)).data == {"n": 1}
+
+
 async def test_only_finished_jobs_can_be_retried(queue):
-    job = await queue.add("a")
+    job = await queue.add("a", {"n": 1})
 
     with pytest.raises(JobNotInStateError, match="neither failed nor completed"):
-        await queue.retry(job.id)
+        await queue.retry(job.id, data={"n": 2})
+
+    assert (await queue.get_job(job.id)).data == {"n": 1}, "a refusal changes nothing"
     with pytest.raises(JobNotFoundError):
         await queue.retry("never-was")
     with pytest.raises(InvalidOptionError):

@@ -36,6 +36,7 @@ from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
 from tests.contrib.django_site import tasks  # noqa: E402
+from tests.servers import SAFE_ON_DISK  # noqa: E402
 from tests.sql.conftest import mariadb_server, postgres  # noqa: E402, F401
 from toril import GroupJob, NewJob  # noqa: E402
 from toril.contrib.django import TorilBackend  # noqa: E402
@@ -47,6 +48,7 @@ from toril.contrib.django.names import (  # noqa: E402
     task_finished,
     task_started,
 )
+from toril.errors import UnrecoverableError  # noqa: E402
 from toril.outbox import Outbox, table_sql  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +202,50 @@ def test_what_cannot_be_tried_again_or_stored_fails(backend):
 
     assert (refused.attempts, unfit.errors[-1].exception_class) == (1, TypeError)
     assert refused.errors[0].exception_class.__name__ == "UnrecoverableError"
+
+
+@pytest.mark.parametrize("how", ["blocking", "async"])
+def test_a_task_that_must_not_run_again_does_not_because_its_error_cannot_be_recorded(
+    prefix, start_server, monkeypatch, how
+):
+    """The error of the record took the place of the task's own, and the task was tried again."""
+    server, is_back = start_server(SAFE_ON_DISK), threading.Event()
+    monkeypatch.setattr(tasks, "meanwhile", server.stop)
+
+    def bring_back(sender: Any, task_result: Any, **more: Any) -> None:
+        server.start()
+        is_back.set()
+
+    task_finished.connect(bring_back)
+    try:
+        options = configured(server.unix_url, prefix, JOB_OPTIONS={"attempts": 3})
+        with override_settings(TASKS=options), working(task_backends["default"]):
+            task = tasks.refuse_meanwhile if how == "blocking" else tasks.refuse_meanwhile_async
+            result = task.enqueue()
+            if not is_back.wait(30):
+                server.start()  # or the workers could not end
+            finished(result)
+    finally:
+        task_finished.disconnect(bring_back)
+
+    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+    assert [one.exception_class for one in result.errors] == [UnrecoverableError]
+    assert "card declined" in result.errors[0].traceback
+
+
+def test_what_a_receiver_raises_is_not_the_tasks_error(backend):
+    def fail(sender: Any, **more: Any) -> None:
+        raise ValueError("the receiver is broken")
+
+    task_finished.connect(fail)
+    try:
+        with working(backend):
+            refused, done = finished(tasks.refuse.enqueue()), finished(tasks.add.enqueue(1))
+    finally:
+        task_finished.disconnect(fail)
+
+    assert [one.exception_class for one in refused.errors] == [UnrecoverableError]
+    assert (refused.attempts, done.attempts, done.return_value) == (1, 1, 2)
 
 
 def test_a_task_past_its_time_limit_says_so(url, prefix):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 import shutil
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -60,17 +62,29 @@ class Visitor:
         """Make a change; ``sure`` also answers the question whether."""
         if COOKIE not in self.http.cookies:
             await self.get("/")
-        return await self.post(f"/do/{verb}", fields, **({"confirmed": "yes"} if sure else {}))
+        path = f"/do/{verb}"
+        answer = await self.post(path, fields, **({"confirmed": "yes"} if sure else {}))
+        if sure and (confirmed := confirmed_by(answer.text)):  # yes was not enough
+            answer = await self.post(path, fields, confirmed=confirmed)
+        return answer
+
+
+def confirmed_by(page: str) -> str | None:
+    """What the form of a question sends if somebody says yes; None if nothing was asked."""
+    found = re.search(r'name="confirmed" value="([^"]*)"', page)
+    return html.unescape(found[1]) if found else None
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first page shows the queues that were found in a moment; here it waits for all.
 
-    And a button what was done in a second; here it waits for the end.
+    And a button what was done in a second, or a page what was searched for in a moment; here they
+    wait for the end.
     """
     monkeypatch.setitem(Finder.names.__kwdefaults__, "patience_s", 60.0)
     monkeypatch.setattr("toril.dashboard.actions.SHORT_S", 60.0)
+    monkeypatch.setattr("toril.dashboard.beside.WAIT_S", 60.0)
 
 
 @pytest.fixture

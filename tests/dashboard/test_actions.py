@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import redis
 
-from tests.dashboard.conftest import Visitor
+from tests.dashboard.conftest import Visitor, confirmed_by
 from tests.dashboard.world import World
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
+from tests.servers import Server
 from toril import (
     FlowProducer,
     GroupJob,
@@ -23,6 +25,7 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
+from toril.dashboard import dashboard
 from toril.dashboard.actions import ACTIONS
 
 Visit = Callable[..., Visitor]
@@ -122,6 +125,8 @@ async def test_jobs_are_retried_promoted_cancelled_and_removed(
     assert await queue.get_job("b") is None
     page = await done(visitor, "retry", queue="pay", id=["a", "gone"])
     assert "1 of 2 done" in page
+    page = await done(visitor, "remove", queue="pay", id=["b", "c"])
+    assert "1 of 2 done; first refusal: it no longer exists" in page, "as of one job"
 
 
 async def test_a_job_is_edited_and_retried(visit: Visit, queue: Queue, url: str, prefix: str):
@@ -137,9 +142,61 @@ async def test_a_job_is_edited_and_retried(visit: Visit, queue: Queue, url: str,
     assert job.data == {"order": 99}
     assert job.attempts_made == 0
     assert await queue.get_state("a") == "waiting"
-    running = await visitor.do("edit-retry", queue="pay", id="a", data="{}")
-    assert running.status_code == 400
-    assert job.data == {"order": 99}
+    waiting = await visitor.do("edit-retry", queue="pay", id="a", data="{}")
+    assert waiting.status_code == 409
+    assert await data_of(queue, "a") == {"order": 99}
+
+
+async def data_of(queue: Queue, job_id: str) -> Any:
+    job = await queue.get_job(job_id)
+    assert job is not None
+    return job.data
+
+
+async def test_an_edit_that_is_refused_leaves_the_data_of_a_member(
+    visit: Visit, url: str, prefix: str
+):
+    """A group counts it as completed, so it is not run again."""
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    members = [
+        GroupJob("charge", queue_name="pay", data={"euros": 10}),
+        GroupJob("later", queue_name="pay", delay=3_600_000),
+    ]
+
+    async def handler(job: Any) -> None:
+        pass
+
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        await flow.add_group("order", members, group_id="g")
+        async with Worker("pay", handler, **options):
+            await wait_until(lambda: _has(queue, "completed"))
+        [job_id] = [one.job_id for one in await queue.get_group_jobs("g") if one.key == "charge"]
+
+        answer = await visit().do("edit-retry", queue="pay", id=job_id, data='{"euros": 99}')
+
+        assert answer.status_code == 409
+        assert "Nothing was changed" in answer.text
+        assert await data_of(queue, job_id) == {"euros": 10}
+
+
+async def test_of_two_who_edit_one_job_only_one_changes_it(
+    visit: Visit, queue: Queue, url: str, prefix: str
+):
+    both = [visit(), visit(("127.0.0.1", 5001))]
+    await fail(queue, url, prefix, "a")
+    for visitor in both:
+        await visitor.get("/")
+
+    answers = await asyncio.gather(
+        *(
+            visitor.do("edit-retry", queue="pay", id="a", data=f'{{"of": {number}}}')
+            for number, visitor in enumerate(both)
+        )
+    )
+
+    codes = [answer.status_code for answer in answers]
+    assert sorted(codes) == [303, 409]
+    assert await data_of(queue, "a") == {"of": codes.index(303)}
 
 
 async def test_all_jobs_of_a_state_are_changed_after_their_number_was_said(
@@ -344,8 +401,51 @@ async def test_a_signal_is_given_and_a_blocked_group_goes_on(visit: Visit, url: 
         assert (await visitor.do("retry-group", queue="pay", id="g")).status_code == 409
 
 
-async def _has(queue: Queue, status: str) -> bool:
-    return any(one.status == status for one in await queue.get_group_jobs("g"))
+async def _has(queue: Queue, status: str, key: str = "") -> bool:
+    members = await queue.get_group_jobs("g")
+    return any(one.status == status and key in ("", one.key) for one in members)
+
+
+async def test_who_resolves_a_blocked_group_is_told_that_it_continues(
+    visit: Visit, url: str, prefix: str
+):
+    visitor = visit()
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+
+    async def handler(job: Any) -> None:
+        if job.name in ("ship", "mail"):
+            raise UnrecoverableError("no lorry")
+
+    members = [
+        GroupJob("charge", queue_name="pay", pivot=True),
+        GroupJob("ship", queue_name="pay", after=["charge"]),
+        GroupJob("mail", queue_name="post", after=["charge"]),
+        GroupJob("thank", queue_name="pay", after=["ship", "mail"]),
+    ]
+    told = {"queue": "pay", "id": "g", "note": "by bike"}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        await flow.add_group("order", members, group_id="g")
+        async with Worker("pay", handler, **options):
+            await wait_until(lambda: _has(queue, "failed", "ship"))
+            page = (await visitor.get("/group?queue=pay&id=g")).text
+            assert "Resolve the group" not in page
+            await asked(
+                visitor, "resolve-group", "It is not closed", "by hand ('ship')",
+                "the members after it run", "'by bike'", "Let the group continue", **told,
+            )  # fmt: skip
+            first = await visitor.do("resolve-group", sure=False, **told)
+            async with Worker("post", handler, **options):
+                await wait_until(lambda: _has(queue, "failed", "mail"))
+            old = {**told, "confirmed": confirmed_by(first.text)}
+            again = await visitor.do("resolve-group", sure=False, **old)
+            assert "('ship', 'mail')" in html.unescape(again.text), "not what was asked before"
+            assert not await _has(queue, "completed", "ship")
+            new = {**told, "confirmed": confirmed_by(again.text), "back": "/queue?queue=pay"}
+            answer = await visitor.do("resolve-group", sure=False, **new)
+            page = (await visitor.get(answer.headers["location"])).text
+            assert "let the blocked group g continue: by bike" in page
+            assert "the group continues" in page
+            await wait_until(lambda: _has(queue, "completed", "thank"))
 
 
 async def make_it_ask(client: Any, queue: Queue, group_id: str, job_id: str) -> None:
@@ -432,6 +532,34 @@ async def test_schedules_are_run_now_paused_changed_and_removed(visit: Visit, sh
     await asked(visitor, "remove-schedule", "'nightly'", queue=queue.name, id="nightly")
     await done(visitor, "remove-schedule", queue=queue.name, id="nightly")
     assert await queue.get_job_scheduler("nightly") is None
+
+
+async def test_a_change_is_made_although_it_cannot_be_noted(
+    start_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+):
+    """A server without memory writes no notes, and lets jobs be removed."""
+    server = start_server()
+    visitor = Visitor(dashboard(connection=server.url))
+    async with Queue("pay", connection=server.url) as queue:
+        await queue.add_bulk([NewJob("x", job_id=f"j{number}") for number in range(9)])
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", 1)
+
+        page = await done(visitor, "remove", queue="pay", id="j0")
+        assert "remove job j0" in page
+        assert "The server could not write this into the log." in page
+        assert await queue.get_job("j0") is None
+        refused = await visitor.do("retry", queue="pay", id="j1")
+        assert refused.status_code == 409
+        assert "neither failed nor completed" in refused.text, "the refusal, not that of the note"
+        await done(visitor, "remove-all", queue="pay", state="waiting")
+        assert await queue.get_waiting_count() == 0
+        log = (await visitor.get("/log")).text
+        assert "8 jobs removed" in log
+        assert log.count("not on the server") == 4
+    assert "could not be noted" in caplog.text
+    await visitor.http.aclose()
+    await visitor.app.close()
 
 
 async def test_what_is_wrong_is_said_and_changes_nothing(visit: Visit, queue: Queue):

@@ -206,6 +206,7 @@ async def test_very_many_dead_letters_are_counted_beside_the_page(
         return await count(queue, **options)
 
     monkeypatch.setattr(Queue, "get_dead_letter_summary", slowly)
+    monkeypatch.setattr("toril.dashboard.beside.WAIT_S", 0.15)
 
     page = (await visitor.get("/dead-letters?queue=dead")).text
 
@@ -371,7 +372,7 @@ async def test_a_group_shows_its_stages_and_what_it_waits_for(
     blocked = html.unescape((await visitor.get(f"/group?queue=pay&id={shop.blocked_group}")).text)
     assert "point of no return" in blocked
     assert "Run it again" in blocked
-    assert "Resolve the group" in blocked
+    assert "Let the group continue" in blocked
     assert '<option value="late">' in blocked
     assert "no money" in blocked
     gone = await visitor.get("/group?queue=pay&id=nobody")
@@ -406,7 +407,11 @@ async def test_of_very_many_lanes_a_page_shows_a_hundred(
     await client.hset(f"{prefix}:pay:lanes:settings", mapping=settings)
     await queue.add_bulk([NewJob("x", lane=f"lane-{n}") for n in range(150)])
 
-    page = (await visitor.get("/lanes?queue=pay")).text
+    async def searched() -> str | None:
+        page = (await visitor.get("/lanes?queue=pay")).text
+        return None if "Looking for stopped lanes" in page else page
+
+    page = await wait_until(searched)  # a page does not wait long for the search
 
     assert page.count("s-paused") == 200, "a hundred of both tables"
     assert "200 more lanes are stopped" in page

@@ -16,6 +16,7 @@ from toril import (
     GroupNotFoundError,
     InvalidGroupStateError,
     Keep,
+    NewJob,
     WaitTimeoutError,
     Worker,
     compensation_worker,
@@ -498,6 +499,31 @@ async def test_a_member_that_is_gone_is_looked_up_in_the_events(world: World):
     assert undo.data["originalReturnValue"] == 7
     (undo,) = await world.queue("b:compensation").get_waiting()
     assert undo.data["originalReturnValue"] is None
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_member_that_ended_unnoticed_beside_many_others_is_undone(
+    world: World, is_gone: bool
+):
+    """In a list too long to search it must not count as one that waits."""
+    node = await world.order("ab")
+    keys = world.queue("b").keys
+    job_id = node.jobs[1].id
+    await end_elsewhere(world, "b", "completed", "1")
+    if is_gone:
+        await world.client.delete(keys.job(job_id))
+        await world.client.zrem(f"{keys.base}:completed", job_id)
+        event = {"event": "completed", "jobId": job_id, "returnvalue": "1", "prev": "active"}
+        await world.client.xadd(keys.events, event)
+    await world.queue("b").add_bulk([NewJob("plain")] * 2001)
+
+    await world.fail("a")
+    assert await world.state(node) == "COMPENSATING"
+    assert await world.client.exists(keys.job(job_id)) == (0 if is_gone else 1)
+    await world.queue("a").reconcile_groups()
+
+    await world.undo_all("b")
+    assert await world.state(node) == "FAILED"
 
 
 async def test_a_member_that_stalled_to_death_elsewhere_is_undone(world: World):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.features.group_support import World
+from tests.features.group_support import World, job, start, state
 from tests.helpers import wait_until
 from toril import (
     Compensation,
@@ -290,6 +290,117 @@ async def test_a_forced_member_that_completes_completes_its_group(world: World):
     await world.complete("a")
 
     assert await world.state(node) == "COMPLETED"
+
+
+# ------------------------------------------------------------------------ members that block
+
+
+async def blocked(world: World) -> str:
+    """A group past its pivot in which b has failed, and c comes after; returns the id of b."""
+    node = await start(world, job("a", pivot=True), job("b", "a"), job("c", "b"))
+    await world.complete("a")
+    await world.fail("b")
+    assert await state(world) == "BLOCKED"
+    return str(node.jobs[1].id)
+
+
+async def test_a_blocking_member_that_a_dashboard_retries_belongs_to_its_group(world: World):
+    job_id = await blocked(world)
+    await bring_back(world, "b", job_id)
+
+    again = await world.hand("b").take_one("b")
+    assert await state(world) == "ACTIVE"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").retry_group("g")
+    await world.hand("b").complete(again)
+
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_blocking_member_that_bullmq_starts_as_new_belongs_to_its_group(world: World):
+    """With its attempts forgotten; and if it fails, the group is blocked again."""
+    job_id = await blocked(world)
+    await bring_back(world, "b", job_id)
+    await world.client.hdel(world.queue("b").keys.job(job_id), "ats", "atm")
+
+    again = await world.hand("b").take_one("b")
+    assert await state(world) == "ACTIVE"
+    await world.hand("b").fail(again)
+
+    assert await state(world) == "BLOCKED"
+    assert await world.queue("a").retry_group("g") == 1
+    await world.complete("bc")
+    assert await state(world) == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_blocking_member_that_is_under_way_is_not_made_anew(world: World, is_taken: bool):
+    """Two handlers would run at once."""
+    job_id = await blocked(world)
+    keys = world.queue("b").keys
+    await bring_back(world, "b", job_id)
+    if is_taken:  # by a worker that knows of no groups
+        await world.client.lmove(keys.wait, keys.active, "RIGHT", "LEFT")
+        await world.client.set(f"{keys.job(job_id)}:lock", "node", px=60_000)
+
+    assert await world.queue("a").retry_group("g") == 1
+
+    assert await state(world) == "ACTIVE"
+    if is_taken:
+        assert await world.hand("b").take() == []
+        assert await world.client.get(f"{keys.job(job_id)}:lock") == "node"
+        await world.client.delete(f"{keys.job(job_id)}:lock")
+        await world.client.lmove(keys.active, keys.wait, "RIGHT", "RIGHT")
+    await world.complete("bc")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_blocking_member_that_completed_elsewhere_does_not_run_again(world: World):
+    """Its group hears of it when a person looks."""
+    job_id = await blocked(world)
+    keys = world.queue("b").keys
+    await bring_back(world, "b", job_id)
+    await world.client.rpop(keys.wait)
+    await world.client.hset(keys.job(job_id), mapping={"returnvalue": '"sent"', "finishedOn": 1})
+    await world.client.zadd(f"{keys.base}:completed", {job_id: 1})
+
+    assert await world.queue("a").retry_group("g") == 0
+
+    assert await world.hand("b").take() == []
+    assert await world.queue("a").get_group_results("g") == {"a": None, "b": "sent"}
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_blocking_member_that_is_doomed_is_made_anew(world: World):
+    """Brought back it would fail without being run."""
+    job_id = await blocked(world)
+    await bring_back(world, "b", job_id)
+    await world.client.hset(world.queue("b").keys.job(job_id), "defa", "stalled too often")
+
+    assert await world.queue("a").retry_group("g") == 1
+
+    await world.complete("bc")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_job_whose_id_is_in_the_way_of_a_blocking_member_stays(world: World):
+    """It is somebody else's: retrying the group removed it, whatever it was doing."""
+    await start(world, job("a", pivot=True), job("b", "a", job_id="taken"))
+    await world.queue("b").add("other", job_id="taken")
+    await world.complete("a")
+    assert await state(world) == "BLOCKED"
+
+    await world.queue("a").retry_group("g")
+
+    assert await state(world) == "BLOCKED"
+    other = await world.hand("b").take_one("other")
+    await world.hand("b").complete(other)
+    await world.queue("b").remove("taken")
+    await world.queue("a").retry_group("g")
+    await world.complete("b")
+    assert await state(world) == "COMPLETED"
 
 
 # ------------------------------------------------------------------------ cancelling

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.features.group_support import World
+from tests.features.group_support import World, start, state
+from tests.features.group_support import job as member
 from toril import Compensation, GroupJob, GroupSignal
 from toril.errors import GroupExistsError, InvalidOptionError
 from toril.protocol import groups
@@ -323,6 +324,94 @@ async def test_undoing_that_ends_late_asks_nobody_any_more(world: World):
     assert await asks(world, node) is None
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_member_that_completes_after_the_time_limit_of_undoing_can_be_undone(
+    world: World, is_first: bool
+):
+    """Before or after what was being undone then: the group is not over while it runs."""
+    node = await world.order("abc", undo_timeout=5_000)
+    await world.complete("a")
+    running = await world.hand("b").take_one()
+    await world.fail("c")
+    skew.ms += 5_001
+    await look_at_due(world)
+
+    if is_first:
+        await world.hand("b").complete(running)
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    if not is_first:
+        await world.hand("b").complete(running)
+    assert await world.state(node) == "FAILED_COMPENSATION"
+
+    await world.queue("a").retry_compensation(node.group_id)
+    await world.undo_all("b")
+    assert await world.state(node) == "FAILED"
+    assert await indexed(world, "asking") == []
+
+
+async def test_a_member_that_fails_after_the_time_limit_of_undoing_ends_its_group(world: World):
+    node = await world.order("abc", undo_timeout=5_000)
+    await world.complete("a")
+    running = await world.hand("b").take_one()
+    await world.fail("c")
+    skew.ms += 5_001
+    await look_at_due(world)
+    await world.undo_all("a")
+
+    await world.hand("b").fail(running)
+
+    assert await world.state(node) == "FAILED"
+    assert await indexed(world, "asking") == []
+
+
+async def test_what_failed_and_is_repaired_late_does_not_end_a_group_whose_member_runs(
+    world: World,
+):
+    """BullMQ starts the compensation as new, and it completes after the time limit."""
+    node = await world.order("abc", undo_timeout=5_000)
+    await world.complete("a")
+    running = await world.hand("b").take_one()
+    await world.fail("c")
+    await world.undo_all("a", failing="a")
+    skew.ms += 5_001
+    await look_at_due(world)
+
+    await bring_back_as_new(world, "a:compensation", f"{node.group_id}-c0")
+    await world.undo_all("a")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    await world.hand("b").complete(running)
+
+    await world.queue("a").retry_compensation(node.group_id)
+    await world.undo_all("b")
+    assert await world.state(node) == "FAILED"
+
+
+@pytest.mark.parametrize("undo", ["a", ""])
+async def test_a_pivot_that_completes_after_the_time_limit_of_undoing_blocks_its_group(
+    world: World, undo: str
+):
+    """There is no way back any more, whatever a person says."""
+    members = (member("a"), member("b", "a", pivot=True), member("c", "b"))
+    await start(world, *members, undo=undo, undo_timeout=5_000)
+    await world.complete("a")
+    running = await world.hand("b").take_one()
+    await world.queue("a").cancel_group("g")
+    skew.ms += 5_001
+    await look_at_due(world)
+    assert await state(world) == "FAILED_COMPENSATION"
+
+    await world.hand("b").complete(running)
+
+    assert await state(world) == "BLOCKED"
+    assert (await world.event_names())[-1] == "group:blocked"
+    assert await world.hand("a:compensation").take() == []
+    assert await indexed(world, "open") == await indexed(world, "asking") == ["g"]
+    assert await world.queue("a").retry_group("g") == 1
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
 async def test_a_staged_group_that_is_undone_again_is_looked_after_again(world: World):
     node = await world.order("ab", b={"after": ["a"]})
     await world.complete("a")
@@ -475,22 +564,18 @@ async def test_a_signal_that_failed_is_told_anew_in_a_group_that_is_retried(worl
     assert await world.state(node) == "COMPLETED"
 
 
-async def test_who_runs_a_job_that_its_group_creates_again_has_lost_it(world: World):
-    """A dashboard brought it back, a worker took it, and then somebody retried the group."""
+async def test_a_member_that_is_made_anew_has_no_lock_of_the_old_one(world: World):
+    """Another program took it up again and vanished: its lock would protect the new one."""
     node = await blocked(world)
     (b,) = [job.id for job in node.jobs if job.name == "b"]
-    keys = world.queue("b").keys
-    await world.client.zrem(keys.failed, b)
-    await world.client.hdel(keys.job(b), "finishedOn", "processedOn", "failedReason")
-    await world.client.lpush(keys.wait, b)
-    first = await world.hand("b").take_one("b")
+    lock = f"{world.queue('b').keys.job(b)}:lock"
+    await world.client.set(lock, "somebody else", px=60_000)
 
     await world.queue("a").retry_group(node.group_id)
 
+    assert await world.client.exists(lock) == 0
     members = await world.queue("a").get_group_jobs(node.group_id)
     assert [one.status for one in members] == ["completed", "pending", "planned"]
-    assert await world.hand("b").complete(first) != [0]
-    assert await world.statuses(node) == {"a": "completed", "b": "pending", "c": "planned"}
     await world.complete("bc")
     assert await world.state(node) == "COMPLETED"
 

@@ -635,10 +635,10 @@ async def test_an_iteration_that_exists_is_told(queue, connection, hand, client)
     after = await client.zscore(queue.keys.repeat, "s")
     await client.zadd(queue.keys.repeat, {"s": before})
 
-    assert await connection.follow(scheduling.advance(queue.keys, job, now_ms)) is None
+    following = await connection.follow(scheduling.advance(queue.keys, job, now_ms))
 
+    assert following == scheduling.iteration_id("s", int(after) + 60_000)
     assert [row["jobId"] for row in await events_of(client, queue, "duplicated")] == [next_id]
-    await client.zadd(queue.keys.repeat, {"s": after})
     await worker.complete(job)
 
 

@@ -293,6 +293,7 @@ def _server_steps(moment: _Moment, view: View) -> Iterator[Step]:
         due += [int(score) // 4096 for score in queue.scores.get("delayed", {}).values()]
         due += [int(score) for score in queue.lanes_later.values()]
         due += [int(score) for score in queue.parcels_due.values()]
+        due += [int(group.get("x.undoDeadline", 0)) for group in queue.groups.values()]
     later = [at for at in due if at > node.clock_ms]
     if later and node.clock_ms < START_MS + moment.world.ticks * TICK_MS:
         until = -(-min(later) // TICK_MS) * TICK_MS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -15,18 +16,20 @@ from sqlalchemy import (
     String,
     Table,
     create_engine,
+    delete,
     func,
     insert,
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
 
 from tests.helpers import wait_until
 from tests.interop.toril_side import TorilSide
 from toril import Backoff, NewJob, Queue, UnrecoverableError, Worker
-from toril.errors import InvalidOptionError, PayloadError
+from toril.errors import InvalidOptionError, PayloadError, UnfinishedWorkError
 from toril.idempotency import (
     RedisStore,
     SqlStore,
@@ -248,6 +251,90 @@ async def test_once_with_async_sessions(async_engine, table_name):
         await connection.run_sync(metadata.drop_all)
 
 
+@pytest.mark.parametrize("makes_sessions", [False, True], ids=["engine", "sessionmaker"])
+def test_work_that_failed_is_done_again_on_an_engine_in_autocommit_mode(
+    database_url, tables, engine, makes_sessions
+):
+    """The record would be committed before the work began, and the retry would find it done."""
+    records, charges = tables
+    automatic = create_engine(database_url, isolation_level="AUTOCOMMIT")
+    target = sessionmaker(automatic) if makes_sessions else automatic
+    runs = []
+
+    @idempotent(SqlStore(target, table=records))
+    def charge(job, session):
+        session.execute(insert(charges).values(key="k"))
+        runs.append(job.id)
+        if len(runs) == 1:
+            raise ConnectionError("the bank does not answer")
+        return "charged"
+
+    with pytest.raises(ConnectionError):
+        charge(FakeJob())
+    assert (count(engine, records), count(engine, charges)) == (0, 0)
+
+    assert [charge(FakeJob()) for _ in range(2)] == ["charged"] * 2
+    assert (len(runs), count(engine, records), count(engine, charges)) == (2, 1, 1)
+    automatic.dispose()
+
+
+async def test_async_work_that_failed_is_done_again_in_autocommit_mode(
+    async_database_url, table_name
+):
+    metadata = MetaData()
+    records = idempotency_table(metadata, table_name)
+    engine = create_async_engine(
+        async_database_url, poolclass=NullPool, isolation_level="AUTOCOMMIT"
+    )
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    runs = []
+
+    @idempotent(SqlStore(engine, table=records))
+    async def charge(job, session):
+        runs.append(job.id)
+        if len(runs) == 1:
+            raise ConnectionError("the bank does not answer")
+        return "charged"
+
+    with pytest.raises(ConnectionError):
+        await charge(FakeJob())
+
+    assert [await charge(FakeJob()) for _ in range(2)] == ["charged"] * 2
+    assert len(runs) == 2
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+    await engine.dispose()
+
+
+def test_a_record_whose_block_never_ended_does_not_pass_for_done_work(engine, tables):
+    """Autocommit, or an error that is caught in the transaction: the record alone is committed."""
+    records, charges = tables
+
+    def attempt(fails):
+        with Session(engine) as session, session.begin():
+            with (
+                contextlib.suppress(ConnectionError),
+                once(session, FakeJob(), table=records) as run,
+            ):
+                if not run.is_repeat:
+                    if fails:
+                        raise ConnectionError("the bank does not answer")
+                    session.execute(insert(charges).values(key="k"))
+            return run.is_repeat, run.result
+
+    attempt(fails=True)
+    for _ in range(2):
+        with pytest.raises(UnfinishedWorkError, match="autocommit"):
+            attempt(fails=False)
+    assert count(engine, charges) == 0
+
+    with engine.begin() as connection:
+        connection.execute(delete(records))
+    assert [attempt(fails=False) for _ in range(2)] == [(False, None), (True, None)]
+    assert count(engine, charges) == 1
+
+
 async def test_a_session_of_the_wrong_kind_is_refused(engine):
     with Session(engine) as session, pytest.raises(InvalidOptionError, match="'with once"):
         async with once(session, FakeJob()):
@@ -376,6 +463,13 @@ def test_handlers_and_engines_of_different_kinds_are_refused(engine):
         SqlStore(object())
     with pytest.raises(InvalidOptionError, match="not a store"):
         idempotent(object())
+
+
+def test_an_engine_that_would_commit_the_record_before_the_work_is_refused(engine):
+    automatic = engine.execution_options(isolation_level="AUTOCOMMIT")
+    for target in (automatic, sessionmaker(automatic)):
+        with pytest.raises(InvalidOptionError, match="record would stay"):
+            SqlStore(target)
 
 
 async def test_the_steps_key_is_usable_by_the_guard(engine, tables, queue, url, prefix):

@@ -20,6 +20,7 @@ from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailab
 from toril.outbox import Outbox, Relay
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
+from toril.protocol.keys import RESERVED_IDS
 
 
 def write(engine, outbox, count=1, **options):
@@ -413,6 +414,99 @@ async def test_a_row_that_cannot_be_a_job_is_parked_with_its_error(
     await relay.drain()
     assert (await queue.get_job("b")).data == {"now": "well"}
     assert (await relay.stats()).parked == 3
+
+
+def write_by_hand(engine, outbox, *rows):
+    """Rows as a service in another language writes them, with nothing checked."""
+    usual = {"queue": "payments", "name": "n", "data": "{}", "options": "{}", "created_at": 0}
+    with engine.begin() as connection:
+        connection.execute(
+            insert(outbox.table),
+            [{**usual, "id": f"by-hand-{n}", "key": f"k{n}", **row} for n, row in enumerate(rows)],
+        )
+
+
+@pytest.mark.parametrize("is_used", [False, True], ids=["empty", "used"])
+async def test_a_row_whose_id_is_no_jobs_id_is_parked_and_overwrites_no_key_of_its_queue(
+    engine, outbox, relay, queue, client, prefix, url, is_used
+):
+    """A job with the id "meta" or "delayed" would be written over that key of the queue."""
+    if is_used:
+        await queue.add("n", job_id="done")
+        async with Worker("payments", lambda job: None, connection=url, prefix=prefix):
+            await queue.wait_for("done", timeout=60_000)
+        await queue.add("n", delay=3_600_000)
+        await queue.add("n", priority=3)
+    before = await _types(client, prefix)
+    ids = [*sorted(RESERVED_IDS), "7", "", "a b", "a:b"]
+    starts = ('{"start":"flow"}', '{"nodes":[{"is":"FlowJob","name":"n","queue_name":"payments"}]}')
+    write_by_hand(
+        engine,
+        outbox,
+        *({"id": job_id} for job_id in ids),
+        *({"id": job_id, "options": starts[0], "data": starts[1]} for job_id in ids),
+    )
+    (good,) = write(engine, outbox)
+
+    await relay.drain()
+
+    assert [row.id for row in await relay.get_parked()] == ids * 2
+    assert (await relay.get_parked())[0].error.startswith("InvalidNameError: outbox row 1: the id")
+    after = await _types(client, prefix)
+    assert {key: after[key] for key in before} == before
+    async with Worker("payments", lambda job: "ran", connection=url, prefix=prefix):
+        assert await queue.wait_for(good, timeout=60_000) == "ran"
+
+
+async def _types(client, prefix):
+    return {key: await client.type(key) async for key in client.scan_iter(f"{prefix}:payments*")}
+
+
+DEEP = "[" * 3000 + "]" * 3000
+GROUP_JOB = '{"is":"GroupJob","name":"n","queue_name":"payments","%s":%s}'
+FLOW_JOB = '{"is":"FlowJob","name":"n","queue_name":"payments","%s":%s}'
+
+
+def a_group(member="", **fields):
+    more = "".join(f',"{name}":{value}' for name, value in fields.items())
+    member = member or GROUP_JOB % ("data", "1")
+    return {"options": '{"start":"group"}', "data": f'{{"name":"g","jobs":[{member}]{more}}}'}
+
+
+def a_flow(job):
+    return {"options": '{"start":"flow"}', "data": f'{{"nodes":[{job}]}}'}
+
+
+async def test_whatever_reading_a_row_raises_parks_that_row_alone(
+    engine, outbox, relay, url, prefix
+):
+    """An error that the loop does not catch would end every relay, at the same row each time."""
+    rows = [
+        {"data": DEEP},
+        {"options": f'{{"deduplication":{DEEP}}}'},
+        {"options": f'{{"start":{DEEP}}}'},
+        a_group(GROUP_JOB % ("data", DEEP)),
+        a_flow(FLOW_JOB % ("data", DEEP)),
+        a_group(GROUP_JOB % ("compensation", "{}")),
+        a_group(GROUP_JOB % ("compensation", "5")),
+        a_group(on_failed=FLOW_JOB % ("queue_name", "null")),
+        {**a_group(), "data": '{"name":"\\ud800","jobs":[%s]}' % (GROUP_JOB % ("data", "1"))},
+        a_flow(FLOW_JOB % ("job_id", '"\\ud800"')),
+        a_flow(FLOW_JOB % ("queue_name", "null")),
+        {**a_group(), "id": "a:b"},
+    ]
+
+    async with Queue("payments", connection=url, prefix=prefix, partitions=2) as parts:
+        await parts.add("n", job_id="first")
+        write_by_hand(engine, outbox, *rows)
+        (good,) = write(engine, outbox)
+        await relay.drain()
+
+        parked = await relay.get_parked()
+        assert [row.seq for row in parked] == list(range(1, len(rows) + 1))
+        assert "not JSON" in parked[0].error
+        assert "outbox row 6 cannot be a job" in parked[5].error
+        assert await parts.get_job(good) is not None
 
 
 @pytest.mark.no_audit("one of the queue's keys has the wrong type")

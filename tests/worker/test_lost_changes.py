@@ -109,6 +109,24 @@ async def test_it_is_not_made_again_when_the_job_has_run_meanwhile(
     assert await inside.ids("failed") == [job_id]
 
 
+async def test_data_of_a_retry_are_not_written_over_what_came_after_it(
+    proxy, far, queue, start_worker, inside
+):
+    job_id = await a_job_for("retry", queue, start_worker, inside)
+    proxy.rule = once("retry", "lose")
+    proxy.may_lose.clear()
+    changing = asyncio.create_task(far.retry(job_id, data="first"))
+    await wait_until(lambda: proxy.broken)
+    assert (await queue.get_job(job_id)).data == "first"
+    await queue.update_data(job_id, "second")
+
+    proxy.may_lose.set()
+    await changing
+
+    assert (await queue.get_job(job_id)).data == "second"
+    await queue.drain()
+
+
 @pytest.mark.parametrize("name", CHANGES)
 async def test_it_succeeds_although_the_job_is_gone_meanwhile(
     name, proxy, far, queue, start_worker, inside

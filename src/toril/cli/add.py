@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import click
@@ -10,7 +10,8 @@ import click
 from toril import NewJob
 from toril.cli.printing import echo, print_json, progress_bar, say
 from toril.cli.server import Server, queue_argument, with_server
-from toril.cli.values import DURATION, counted, read_json, refuse_given
+from toril.cli.values import DURATION, counted, parse_json, read_json, refuse_given
+from toril.errors import InvalidInputError
 from toril.options import OPTION_NAMES
 
 JOBS_PER_CALL = 1000
@@ -32,7 +33,7 @@ JOBS_PER_CALL = 1000
 @click.option(
     "--from",
     "lines",
-    type=click.File("r"),
+    type=click.File("rb"),
     metavar="FILE",
     help="Add a job for every line of this file, each the JSON of one job's data; - is stdin.",
 )
@@ -46,7 +47,7 @@ def add(
     queue_name: str,
     name: str,
     data: str | None,
-    lines: IO[str] | None,
+    lines: IO[bytes] | None,
     wait: bool,
     wait_timeout: int,
     **given: Any,
@@ -89,35 +90,65 @@ def _add_lines(
     server: Server,
     queue_name: str,
     name: str,
-    lines: IO[str],
+    lines: IO[bytes],
     options: dict[str, Any],
     *,
     has_data: bool,
 ) -> None:
     if has_data or "job_id" in options:
         raise click.UsageError("--from cannot be combined with DATA or --id")
-    total = 0
-    with (
-        server.queue(queue_name, may_be_missing=True) as queue,
-        progress_bar(server, "adding") as move,
-    ):
-        batch: list[NewJob] = []
-        for payload in _payloads(lines):
-            batch.append(NewJob(name, payload, **options))
-            if len(batch) == JOBS_PER_CALL:
-                total += len(queue.add_bulk(batch))
-                move(total)
-                batch = []
-        total += len(queue.add_bulk(batch))
-    say(server, f"Added {counted(total, 'job')}.", queue=queue_name, added=total)
+    far = _HowFar()
+    with server.queue(queue_name, may_be_missing=True) as queue:
+        try:
+            with progress_bar(server, "adding") as move:
+                for last_line, jobs in _batches(lines, name, options):
+                    far.begin(last_line)
+                    far.finish(len(queue.add_bulk(jobs)))
+                    move(far.added)
+        except BaseException as error:
+            echo(f"toril: {far.told(error)}", err=True)
+            raise
+    say(server, f"Added {counted(far.added, 'job')}.", queue=queue_name, added=far.added)
 
 
-def _payloads(lines: IO[str]) -> Iterator[Any]:
+def _batches(
+    lines: Iterable[bytes], name: str, options: dict[str, Any]
+) -> Iterator[tuple[int, list[NewJob]]]:
+    """The jobs of the lines, as many as go in one call, and the number of the last line."""
+    jobs: list[NewJob] = []
+    number = 0
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                yield read_json(line, f"line {number}")
-            except click.UsageError:
-                if number > JOBS_PER_CALL:
-                    echo(f"toril: the lines before line {number} may be added", err=True)
-                raise
+            jobs.append(NewJob(name, parse_json(line, f"line {number}"), **options))
+        if len(jobs) == JOBS_PER_CALL:
+            yield number, jobs
+            jobs = []
+    if jobs:
+        yield number, jobs
+
+
+class _HowFar:
+    """What has become of the lines: the jobs have no ids, so a line sent twice would run twice."""
+
+    def __init__(self) -> None:
+        self.added = 0
+        self._last_added = 0
+        self._last_sent = 0
+
+    def begin(self, last_line: int) -> None:
+        self._last_sent = last_line
+
+    def finish(self, added: int) -> None:
+        self.added += added
+        self._last_added = self._last_sent
+
+    def told(self, error: BaseException) -> str:
+        """What whoever goes on after this error has to know."""
+        first = self._last_added + 1
+        head = f"added {counted(self.added, 'job')}"
+        if self._last_sent < first or isinstance(error, InvalidInputError):
+            return f"{head}; go on with line {first}"
+        return (
+            f"{head}; some or all of lines {first} to {self._last_sent} may have been added, too:"
+            f" look into the queue before you go on with line {first}"
+        )

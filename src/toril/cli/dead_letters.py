@@ -313,11 +313,11 @@ def replay(
             return 0
         confirm(f"Replay {letters} of {queue_name!r}?", yes=yes)
         options |= {"rate": rate, "resume": resume, **wanted}
-        done, last = _replay_those(server, queue, total, options)
-    _say_replayed(server, queue_name, done, last)
-    if last.held:
-        echo(f"toril: {_held(last, max_replays)}", err=True)
-    return 1 if last.held and done == last.resumed else 0
+        done, told = _replay_those(server, queue, total, options)
+    _say_replayed(server, queue_name, done, told)
+    if told.held:
+        echo(f"toril: {_held(told, max_replays)}", err=True)
+    return 1 if told.held and done == told.resumed else 0
 
 
 def _repair(data: str | None, job_ids: tuple[str, ...]) -> dict[str, Any]:
@@ -331,26 +331,45 @@ def _repair(data: str | None, job_ids: tuple[str, ...]) -> dict[str, Any]:
 def _replay_those(
     server: Server, queue: Queue, total: int, options: dict[str, Any]
 ) -> tuple[int, DeadLetterProgress]:
-    """Replay many letters under a bar; how many went, and what was told last."""
-    last = DeadLetterProgress(done=0, examined=0, held=0, left=0)
+    """Replay many letters under a bar; how many went, and what was told of all of them."""
     with progress_bar(server, "replaying", total) as move:
-
-        def advance(progress: DeadLetterProgress) -> None:
-            nonlocal last
-            last = progress
-            move(progress.done - progress.resumed)
-
-        done = queue.replay_all_dead_letters(on_progress=advance, **options)
-    return done, last
+        told = _Told(move)
+        done = queue.replay_all_dead_letters(on_progress=told, **options)
+    return done, told.whole
 
 
-def _say_replayed(server: Server, queue_name: str, done: int, last: DeadLetterProgress) -> None:
+class _Told:
+    """What a queue has told about its letters.  Each partition has a run, and tells of that."""
+
+    def __init__(self, move: Callable[[int], None]) -> None:
+        self._move = move
+        self._runs: dict[str, DeadLetterProgress] = {}
+
+    def __call__(self, progress: DeadLetterProgress) -> None:
+        self._runs[progress.run] = progress
+        whole = self.whole
+        self._move(whole.done - whole.resumed)
+
+    @property
+    def whole(self) -> DeadLetterProgress:
+        runs = self._runs.values()
+        return DeadLetterProgress(
+            done=sum(run.done for run in runs),
+            examined=sum(run.examined for run in runs),
+            held=sum(run.held for run in runs),
+            left=sum(run.left for run in runs),
+            held_by_group=sum(run.held_by_group for run in runs),
+            resumed=sum(run.resumed for run in runs),
+        )
+
+
+def _say_replayed(server: Server, queue_name: str, done: int, told: DeadLetterProgress) -> None:
     say(
         server,
-        f"Replayed {counted(done, 'dead letter')}{_before(last)}.",
+        f"Replayed {counted(done, 'dead letter')}{_before(told)}.",
         queue=queue_name,
         replayed=done,
-        held=last.held,
+        held=told.held,
     )
 
 
@@ -393,7 +412,7 @@ def purge(
             done = queue.purge_dead_letters(
                 resume=resume,
                 force=force,
-                on_progress=lambda progress: move(progress.done - progress.resumed),
+                on_progress=_Told(move),
                 **wanted,
             )
     say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)
@@ -438,15 +457,15 @@ def _ask_for_name(queue: Queue, *, force: bool) -> None:
     confirm_name(f"{queue.name!r} is no dead letter queue; type its name to go on", queue.name)
 
 
-def _held(last: DeadLetterProgress, max_replays: int) -> str:
+def _held(told: DeadLetterProgress, max_replays: int) -> str:
     """Which letters were left alone, and what would replay them."""
     reasons = []
-    if last.held_by_group:
+    if told.held_by_group:
         reasons.append(
-            f"{counted(last.held_by_group, 'letter')} of groups that are over or being undone"
+            f"{counted(told.held_by_group, 'letter')} of groups that are over or being undone"
             f" (--force replays them)"
         )
-    if often := last.held - last.held_by_group:
+    if often := told.held - told.held_by_group:
         reasons.append(
             f"{counted(often, 'letter')} that came back {max_replays} times"
             f" (--max-replays -1 replays them)"
@@ -454,8 +473,8 @@ def _held(last: DeadLetterProgress, max_replays: int) -> str:
     return f"left alone: {', and '.join(reasons)}"
 
 
-def _before(last: DeadLetterProgress) -> str:
-    return f", {last.resumed:,} of them before it was interrupted" if last.resumed else ""
+def _before(told: DeadLetterProgress) -> str:
+    return f", {told.resumed:,} of them before it was interrupted" if told.resumed else ""
 
 
 def _filters(given: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from typing import Any
 
 import click
 
 from toril import Event, QueueEvents
-from toril.cli.printing import EVENT_COLOURS, Styled, echo, print_json, shortened
+from toril.cli.monitor.pace import time_of
+from toril.cli.printing import EVENT_COLOURS, Styled, echo, local, print_json, shortened
 from toril.cli.server import Server, complete_queue, with_server
 from toril.client.connection import Connection
 from toril.protocol import partitioning
@@ -107,18 +108,19 @@ class _Printer:
         if self._job_id is not None and event.job_id != self._job_id:
             return False
         if self._as_json:
-            facts = {"queue": queue_name, "event": event.name, "id": event.id}
-            print_json({**facts, "job_id": event.job_id, "data": event.data}, indent=None)
+            facts: dict[str, Any] = {"queue": queue_name, "event": event.name, "id": event.id}
+            facts |= {"job_id": event.job_id, "data": event.data}
+            is_read = print_json(facts, indent=None)
         else:
-            echo(*self._line(queue_name, event))
+            is_read = echo(*self._line(queue_name, event))
         if self._left is not None:
             self._left -= 1
-        return self._left == 0
+        return self._left == 0 or not is_read
 
     def _line(self, queue_name: str, event: Event) -> tuple[str | Styled, ...]:
-        moment = datetime.fromtimestamp(int(event.id.partition("-")[0]) / 1000, UTC).astimezone()
+        moment = local(time_of(event))
         name = Styled(f"{event.name:<14}", EVENT_COLOURS.get(event.name))
         data = shortened(event.data, 100) if event.data else ""
-        stamp = f"{moment:%H:%M:%S.%f}"[:-3]
+        stamp = event.id if moment is None else f"{moment:%H:%M:%S.%f}"[:-3]
         head = f"{stamp}  {queue_name:<{self._width}}  "
         return head, name, f"  {event.job_id or '':<24}  {data}"

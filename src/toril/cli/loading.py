@@ -55,6 +55,12 @@ class MakesWorkers(ABC):
     """A service that makes its workers when it runs, and tells its own health until then."""
 
     is_running = False
+    has_ended = False
+
+    @property
+    def is_starting(self) -> bool:
+        """Has it run no worker yet?"""
+        return not self.has_ended and not any(worker.is_running for worker in self.workers)
 
     @property
     @abstractmethod
@@ -106,7 +112,7 @@ class RunningApp(MakesWorkers):
                 self._queues, concurrency=self._wishes.concurrency, **self._wishes.worker_options()
             )
         finally:
-            self.is_running = False
+            self.is_running, self.has_ended = False, True
 
     async def close(self, timeout: Any = None) -> None:
         await self._app.close(timeout)
@@ -146,7 +152,7 @@ class RunningQueue(MakesWorkers):
                 callback(self._found)
             await self._found.run()
         finally:
-            self.is_running = False
+            self.is_running, self.has_ended = False, True
 
     async def close(self, timeout: Any = None) -> None:
         self._closing.set()

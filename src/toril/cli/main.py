@@ -7,7 +7,6 @@ Exit codes: 0 done; 1 refused, failed or not confirmed; 2 wrong usage; 3 no serv
 from __future__ import annotations
 
 import io
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ except ImportError:  # pragma: no cover (the extra is not installed)
 
 from toril.cli.catalogue import LazyGroup, NoCommand
 from toril.cli.lifeline import hold_lifeline
-from toril.cli.printing import echo, echo_lines, make_logs_visible
+from toril.cli.printing import echo, echo_lines, let_go, make_logs_visible
 from toril.cli.server import server_options
 
 DONE, REFUSED, USAGE, NO_SERVER, INTERRUPTED = 0, 1, 2, 3, 130
@@ -108,7 +107,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # Whoever read our output has enough; Python would complain once more when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        let_go(sys.stdout)
         return DONE
     except TorilError as error:
         return _say(str(error), code_for(error))

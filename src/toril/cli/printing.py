@@ -48,22 +48,28 @@ class Styled(NamedTuple):
     is_bold: bool = False
 
 
-def echo(*parts: str | Styled, err: bool = False) -> None:
-    """Print one line, on stderr if ``err``; a line break inside it is visible, too."""
+def echo(*parts: str | Styled, err: bool = False) -> bool:
+    """Print one line, on stderr if ``err``; a line break inside it is visible, too.
+
+    Returns whether there is somebody who reads.
+    """
     is_plain = not _wants_colours(sys.stderr if err else sys.stdout)
     line = "".join(_drawn(part, is_plain) for part in parts)
-    click.echo(line, err=err, color=not is_plain)
+    return _write(line, err=err, color=not is_plain)
 
 
 def echo_lines(text: str, *, err: bool = False) -> None:
     """Print a text of several lines."""
-    click.echo(visible_lines(text), err=err, color=False)
+    _write(visible_lines(text), err=err, color=False)
 
 
-def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """One JSON document; what JSON does not know is written as text."""
+def print_json(value: Any, *, indent: int | None = 2) -> bool:
+    """One JSON document; what JSON does not know is written as text.
+
+    Returns whether there is somebody who reads.
+    """
     document = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
-    click.echo(visible_json(document))
+    return _write(visible_json(document))
 
 
 def say(server: Server, sentence: str, **facts: Any) -> None:
@@ -131,7 +137,10 @@ def print_table(
         )
     for row in cells:
         table.add_row(*(Shown(text) for text in row))
-    console().print(table)
+    screen = console()
+    with screen.capture() as drawn:
+        screen.print(table)
+    _write(drawn.get().removesuffix("\n"), color=True)
 
 
 def fitted(
@@ -196,11 +205,18 @@ def when(ms: int | None) -> str | None:
     """A moment in the reader's time zone, and how long ago it was."""
     if not ms:
         return None
-    try:
-        moment = datetime.fromtimestamp(ms / 1000, UTC).astimezone()
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"  # of a year that no calendar has
+    moment = local(ms)
+    if moment is None:
+        return f"{ms} ms"
     return f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3] + f"  ({age(ms)})"
+
+
+def local(ms: int) -> datetime | None:
+    """A moment in the reader's time zone; None if it is of a year that no calendar has."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def age(ms: int | None) -> str:
@@ -250,6 +266,21 @@ def progress_bar(
     ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
+
+
+def _write(text: str, *, err: bool = False, color: bool | None = None) -> bool:
+    """Write to whoever reads.  When nobody does any more, what was begun is still finished."""
+    try:
+        click.echo(text, err=err, color=color)
+    except BrokenPipeError:
+        let_go(sys.stderr if err else sys.stdout)
+        return False
+    return True
+
+
+def let_go(stream: IO[str]) -> None:
+    """Nobody reads what is written here: it goes nowhere, and Python has nothing to complain of."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _wants_colours(stream: IO[str]) -> bool:

@@ -46,16 +46,22 @@ DURATION = DurationType()
 
 
 def read_json(text: str, what: str) -> Any:
-    """The value of a JSON text, of ``@file``, or of ``-`` for stdin."""
+    """The value of a JSON text that was typed, of ``@file``, or of ``-`` for stdin."""
     if text == "-":
-        text = sys.stdin.read()
-    elif text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text()
-        except OSError as error:
-            raise click.UsageError(f"cannot read {text[1:]!r}: {error.strerror}") from error
+        return parse_json(sys.stdin.buffer.read(), what)
+    if not text.startswith("@"):
+        return parse_json(text, what)
     try:
-        return json.loads(text)
+        content = Path(text[1:]).read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {text[1:]!r}: {error.strerror}") from error
+    return parse_json(content, what)
+
+
+def parse_json(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text; one that comes out of a file names no other file."""
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode())
     except ValueError as error:
         raise click.UsageError(
             f"{what} is not JSON: {error}; quote it for the shell, as in '{{\"order\": 123}}'"

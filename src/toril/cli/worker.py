@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,6 +16,8 @@ from toril.cli.processes import number_of_this, run_many
 from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import DURATION, refuse_given
+from toril.client.connection import Connection
+from toril.protocol.events import last_id
 from toril.worker.health import HealthServer, Metrics
 
 _LOOK_S = 0.1
@@ -211,13 +213,15 @@ class Burst:
 
     async def run(self) -> None:
         async with AsyncExitStack() as stack:
-            queues: dict[Worker, Queue] = {}
+            queues: dict[Worker, _Watched] = {}
             while not self._closing.is_set():
-                for one in workers_of(self._services):
-                    if isinstance(one, Worker) and one not in queues:
-                        queues[one] = await stack.enter_async_context(_queue_of(one))
-                if queues and await _are_empty(queues.values()):
-                    break
+                if not any(map(_is_starting, self._services)):
+                    for one in workers_of(self._services):
+                        if isinstance(one, Worker) and one not in queues:
+                            queues[one] = _Watched(one)
+                            stack.push_async_callback(queues[one].close)
+                    if queues and await _are_empty(queues.values()):
+                        break
                 await asyncio.sleep(_LOOK_S)
         for service in [*self._services, *self._beside]:
             if service is not self:
@@ -227,15 +231,55 @@ class Burst:
         self._closing.set()
 
 
-def _queue_of(worker: Worker) -> Queue:
-    where: dict[str, Any] = {"connection": worker.target, "prefix": worker.keys.prefix}
-    return Queue(worker.name, partitions=worker.partitions, **where)
+def _is_starting(service: Any) -> bool:
+    """Its queues are not known yet, or its workers have not begun and must not be closed."""
+    return isinstance(service, MakesWorkers) and service.is_starting
 
 
-async def _are_empty(queues: Iterable[Queue]) -> bool:
-    """Is nothing left that could run now? What is delayed is not waited for."""
+class _Watched:
+    """A queue that has to be empty before a burst ends."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._connection = Connection(worker.target)
+        self._queue = Queue(
+            worker.name,
+            connection=self._connection,
+            prefix=worker.keys.prefix,
+            partitions=worker.partitions,
+        )
+
+    async def has_jobs(self) -> bool:
+        """Is something left that could run now? What is delayed is not waited for."""
+        counts = await self._queue.get_job_counts("waiting", "prioritized", "active")
+        return any(counts.values())
+
+    async def newest_events(self) -> list[str]:
+        """The last event of each partition."""
+        looks = [last_id(part.keys) for part in self._queue.partitions]
+        return await self._connection.run_all(looks)
+
+    async def close(self) -> None:
+        await self._queue.close()
+        await self._connection.close()
+
+
+async def _are_empty(queues: Collection[_Watched]) -> bool:
+    """Were all of them empty at one moment?
+
+    They are asked one after another, and a job may add the next one to a queue that was asked
+    before it.  What comes to a queue leaves an event there: so a look at all of them counts if none
+    has an event since before the look.
+    """
+    if await _has_jobs(queues):
+        return False
+    before = [await queue.newest_events() for queue in queues]
+    if await _has_jobs(queues):
+        return False
+    return before == [await queue.newest_events() for queue in queues]
+
+
+async def _has_jobs(queues: Iterable[_Watched]) -> bool:
     for queue in queues:
-        counts = await queue.get_job_counts("waiting", "prioritized", "active")
-        if any(counts.values()):
-            return False
-    return True
+        if await queue.has_jobs():
+            return True
+    return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import TypeVar, cast
 
 from toril.client.connection import Connection
@@ -40,6 +39,16 @@ class _Line:
         self.waiting: deque[tuple[Prepared, asyncio.Future[Added]]] = deque()
         self.is_away = False
         self.sender: asyncio.Task[None] | None = None
+        self.closing: list[asyncio.Future[None]] = []
+        """Those who wait until nothing is away."""
+
+    def rest(self) -> None:
+        """Nothing is away, and nobody waits to be sent."""
+        self.is_away = False
+        for closing in self.closing:
+            if not closing.done():
+                closing.set_result(None)
+        self.closing.clear()
 
 
 class Batcher:
@@ -69,10 +78,12 @@ class Batcher:
         try:
             answer = (await self._connection.run(self._add([job])))[0]
         finally:
-            line.is_away = False
-            if line.waiting and not line.loop.is_closed():
-                line.is_away = True
+            if line.loop.is_closed():
+                line.is_away = False
+            elif line.waiting:
                 line.sender = line.loop.create_task(self._send_waiting(line))
+            else:
+                line.rest()
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -99,22 +110,33 @@ class Batcher:
         return adding.add(self._keys, jobs, replicas=self._replicas)
 
     async def close(self) -> None:
-        """Wait for the calls in flight."""
-        sender = self._lines.here().sender
-        if sender is not None:
-            await sender
+        """Wait for the calls in flight; whoever gives up here stops none of them."""
+        line = self._lines.here()
+        if line.is_away:
+            closing: asyncio.Future[None] = line.loop.create_future()
+            line.closing.append(closing)
+            await closing
 
     async def _send_waiting(self, line: _Line) -> None:
         """Send batch after batch until nobody waits, even if some callers have left."""
+        batch: list[tuple[Prepared, asyncio.Future[Added]]] = []
         try:
             while line.waiting:
                 count = count_for_one_call(job for job, _ in line.waiting)
-                batch = list(islice(line.waiting, count))
-                for _ in range(count):
-                    line.waiting.popleft()
+                batch = [line.waiting.popleft() for _ in range(count)]
                 await self._send(batch)
+        except BaseException:
+            # It was cancelled, with its loop: nobody else would ever answer these callers.
+            if not line.loop.is_closed():
+                for _, future in (*batch, *line.waiting):
+                    future.cancel()
+            line.waiting.clear()
+            raise
         finally:
-            line.is_away = False
+            if line.loop.is_closed():
+                line.is_away = False
+            else:
+                line.rest()
 
     async def _send(self, batch: list[tuple[Prepared, asyncio.Future[Added]]]) -> None:
         try:

@@ -95,7 +95,10 @@ class ClusterTransport:
         for node in dict.fromkeys(nodes):
             indices = [index for index, owner in enumerate(nodes) if owner == node]
             part = [sendings[index] for index in indices]
-            replies = await self._node(node).exchange_all(part, timeout_s, at_once)
+            try:
+                replies = await self._node(node).exchange_all(part, timeout_s, at_once)
+            except TROUBLES as error:  # closed, when other nodes may have answered
+                replies = [error] * len(part)
             for index, reply in zip(indices, replies, strict=True):
                 answers[index] = reply
         for index, answer in enumerate(answers):

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.client.letter_runs import Pace, Told, check_rate
+from toril.client.letter_runs import Leg, Pace, Told, check_rate, check_resumed
 from toril.deprecating import renamed
 from toril.errors import (
     CrossSlotError,
@@ -29,6 +29,7 @@ from toril.protocol.dead_letters import (
     DeadLetterProgress,
     Filter,
     Group,
+    Interrupted,
     Run,
     Walk,
     after,
@@ -301,25 +302,26 @@ class QueueDeadLetters:
 
         A run that resumes an earlier one gets its own name: the earlier one may still be running.
         """
-        if isinstance(resume, str) and wanted.args():
-            raise InvalidOptionError(
-                f"resume={resume!r} names a {verb}, which has its own filters; leave yours out"
-            )
-        earlier = resume if isinstance(resume, str) else None
-        if resume is True:
-            earlier = await self._connection.run(dead_letters.latest_run(self.keys, verb, wanted))
-        found = None
-        if earlier is not None:
-            found = await self._connection.run(dead_letters.interrupted(self.keys, verb, earlier))
-        if isinstance(resume, str) and found is None:
-            raise InvalidOptionError(
-                f"queue {self.name!r} has no interrupted {verb} {resume!r}: it has finished, or"
-                f" nothing continued it for a week; call it with its filters instead"
-            )
-        run = Run(verb, new_job_id(), wanted)
+        if isinstance(resume, Leg):
+            name, found = str(resume), resume.found
+        else:
+            name, found = new_job_id(), await self._interrupted(verb, wanted, resume=resume)
+            check_resumed(self.name, verb, wanted, resume, found)
+        run = Run(verb, name, wanted)
         if found is not None:
             return run, found.walk, found.wanted
         return run, Walk(), await self._at_times(wanted)
+
+    async def _interrupted(
+        self, verb: str, wanted: Filter, *, resume: bool | str
+    ) -> Interrupted | None:
+        """The run that is to be resumed, if it is one of this queue."""
+        earlier = resume if isinstance(resume, str) else None
+        if resume is True:
+            earlier = await self._connection.run(dead_letters.latest_run(self.keys, verb, wanted))
+        if earlier is None:
+            return None
+        return await self._connection.run(dead_letters.interrupted(self.keys, verb, earlier))
 
     async def _at_times(self, wanted: Filter) -> Filter:
         """The filter with times in place of durations, by the server's clock."""

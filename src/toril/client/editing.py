@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from toril.client.connection import Connection
+from toril.client.dead_letters import UNCHANGED
 from toril.client.ids import new_job_id
 from toril.options import Duration, epoch_ms, milliseconds, whole
 from toril.protocol import cancelling, editing, leasing, moving, pausing, removing
@@ -87,13 +88,18 @@ class QueueEditing:
         return await self._connection.follow(plan)
 
     async def retry(
-        self, job_id: str, *, reset_attempts: bool = False, force: bool = False
+        self,
+        job_id: str,
+        *,
+        reset_attempts: bool = False,
+        force: bool = False,
+        data: Any = UNCHANGED,
     ) -> None:
-        """Run a failed or completed job again.
+        """Run a failed or completed job again, with other ``data`` if they are given.
 
         Its attempt count is not reset, so it is not retried if it fails again, unless
         ``reset_attempts`` is given.  A member of a group that is over or being undone is refused
-        with ``InvalidGroupStateError``, unless ``force`` is given.
+        with ``InvalidGroupStateError``, unless ``force`` is given.  What is refused keeps its data.
         """
         await self._connection.run(
             moving.retry(
@@ -102,6 +108,7 @@ class QueueEditing:
                 call=new_job_id(),
                 resets_attempts=reset_attempts,
                 force=force,
+                data=data,
             )
         )
 

@@ -283,7 +283,10 @@ class ServerTransport:
     ) -> list[Any]:
         """Send on one socket, without waiting for one reply before the next request."""
         answers: list[Any] = []
-        sockets, line = await self._lend()
+        try:
+            sockets, line = await self._lend()
+        except TROUBLES as error:  # closed: what earlier tries were told is to be judged by each
+            return [error] * len(sendings)
         try:
             await self._pipeline(sockets, line, sendings, timeout_s, at_once, answers)
         except TROUBLES as error:

@@ -23,10 +23,12 @@ from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, To
 from toril.options import RateLimit
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
+from toril.protocol.groups import GroupState
 
 SHORT_S = 1.0
 """For so long a page waits for an operation, and shows its end."""
 MOST_SELECTED = 500
+MOST_NAMED = 20
 CANCELLED_AT_ONCE = 50
 GONE = "it no longer exists"
 LONGEST_MS = 100 * 365 * 86_400_000
@@ -105,6 +107,8 @@ class Question:
     sentence: str
     button: str
     is_destructive: bool = True
+    answer: str = "yes"
+    """What confirms it; one of its own is asked for anew when the question has changed."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,8 @@ def _on_jobs(
         refusals: list[str] = []
         for queue, job_id in ids:
             try:
-                await do(queue, job_id)
+                if await do(queue, job_id) is False:
+                    refusals.append(GONE)
             except TorilError as error:
                 refusals.append(str(error))
         done = f"{len(ids) - len(refusals)} of {len(ids)} done"
@@ -385,10 +390,8 @@ async def _edit_retry(on: Context) -> Change:
     await _refuse_masked(on, on.queue, job_id)
 
     async def edit() -> str:
-        if await on.queue.get_state(job_id) not in ("failed", "completed"):
-            raise InvalidOptionError(f"Job {job_id!r} is not finished; nothing was changed.")
-        await on.queue.update_data(job_id, data)
-        await on.queue.retry(job_id, reset_attempts=True)
+        # One call: a job that cannot be retried keeps its data.
+        await on.queue.retry(job_id, data=data, reset_attempts=True)
         return "data replaced, retried"
 
     return Change(f"edit and retry job {job_id}", edit)
@@ -532,6 +535,9 @@ async def _retry_group(on: Context) -> Change:
 @action("resolve-group")
 async def _resolve_group(on: Context) -> Change:
     group_id, note = on.form.needed("id"), on.form.needed("note")
+    info = await on.queue.get_group_state(group_id)
+    if info is not None and info.state is GroupState.BLOCKED:
+        return await _continue_group(on, group_id, note)
     return Change(
         f"resolve group {group_id}: {note}",
         _said(lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"), "resolved"),
@@ -540,6 +546,28 @@ async def _resolve_group(on: Context) -> Change:
             f" 1 group is closed with the note {note!r}.",
             "Resolve the group",
         ),
+    )
+
+
+async def _continue_group(on: Context, group_id: str, note: str) -> Change:
+    """Resolving a blocked group does not close it: what comes after the failed members runs."""
+    members = await on.queue.get_group_jobs(group_id)
+    undone = [repr(one.key) for one in members if one.status in ("failed", "cancelled")]
+    named = ", ".join(undone[:MOST_NAMED]) or "no member"
+    if len(undone) > MOST_NAMED:
+        named += f" and {len(undone) - MOST_NAMED:,} more"
+    sentence = (
+        f"Let the blocked group {group_id!r} of the queue {on.queue.name!r} continue? It is not"
+        f" closed: what failed counts as done by hand ({named}), and the members after it run."
+        f" The note is {note!r}."
+    )
+    return Change(
+        f"let the blocked group {group_id} continue: {note}",
+        _said(
+            lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"),
+            "what failed counts as done by hand; the group continues",
+        ),
+        question=Question(sentence, "Let the group continue", answer=sentence),
     )
 
 

@@ -271,7 +271,7 @@ class Pages:
         queue = await find(form.needed("queue"))
         context = Context(self._desk, self._audit, self._operations, user, form, queue)
         change = await prepare(context)
-        if change.question is not None and form.text("confirmed") != "yes":
+        if change.question is not None and form.text("confirmed") != change.question.answer:
             fields = [
                 (name, value)
                 for name, values in form.fields.items()

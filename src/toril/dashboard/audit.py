@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import secrets
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from toril.client.connection import Connection
+from toril.errors import TorilError
+from toril.logs import get_logger
 from toril.protocol import codec
 from toril.protocol.command import Command, Resend, plain
 from toril.protocol.keys import Keys
 
 MOST_ENTRIES = 1000
 KEPT_S = 90 * 24 * 3600
+MOST_UNWRITTEN = 100
 _MOST_TEXT = 500
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -25,6 +32,8 @@ class Entry:
     who: str
     what: str
     outcome: str
+    is_written: bool = True
+    """False: only this process knows it."""
 
     @property
     def at_ms(self) -> int:
@@ -37,9 +46,26 @@ class AuditLog:
     def __init__(self, connection: Connection, prefix: str) -> None:
         self._connection = connection
         self._prefix = prefix
+        self._unwritten: deque[Entry] = deque(maxlen=MOST_UNWRITTEN)
 
     async def write(self, queue: str, *, who: str, what: str, outcome: str) -> str:
-        """Note a change; returns the id of the entry."""
+        """Note a change; returns the id of the entry.
+
+        A change is made, or refused, whether it can be noted or not: a server without memory lets
+        jobs be removed and writes no notes.  What cannot be noted is logged, and kept here.
+        """
+        try:
+            return await self._write(queue, who=who, what=what, outcome=outcome)
+        except TorilError as error:
+            log.warning(
+                "%s by %s in the queue %s (%s) could not be noted: %s",
+                what, who, queue, outcome, error,
+            )  # fmt: skip
+        entry_id = f"{time.time_ns() // 1_000_000}-{secrets.randbits(63)}"
+        self._unwritten.append(Entry(entry_id, queue, who, what, outcome, is_written=False))
+        return entry_id
+
+    async def _write(self, queue: str, *, who: str, what: str, outcome: str) -> str:
         key = self._key(queue)
         words: list[str] = []
         for name, value in (("who", who), ("what", what), ("outcome", outcome)):
@@ -62,10 +88,14 @@ class AuditLog:
         entries = [
             _entry(name, *raw) for name, reply in zip(queues, replies, strict=True) for raw in reply
         ]
+        entries += [one for one in self._unwritten if one.queue in queues]
         return sorted(entries, key=lambda one: _order(one.id), reverse=True)[:most]
 
     async def one(self, queue: str, entry_id: str) -> Entry | None:
         """The entry with this id."""
+        for entry in self._unwritten:
+            if (entry.queue, entry.id) == (queue, entry_id):
+                return entry
         first, dash, second = entry_id.partition("-")
         if not (dash and first.isdecimal() and second.isdecimal() and len(entry_id) < 42):
             return None

@@ -91,7 +91,4 @@ class Operations:
         except Exception:
             log.exception("an operation of the dashboard ended by a mistake of its own")
             operation.outcome = f"ended after {operation.done:,} by an error; see the log"
-        try:
-            await ended(operation)
-        except TorilError as error:
-            log.warning("the end of %s could not be noted: %s", operation.what, error)
+        await ended(operation)

@@ -12,12 +12,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidOptionError, UnfinishedWorkError
 from toril.idempotency.record import KeyedJob, fitting, scope_of
 from toril.idempotency.table import DEFAULT_TABLE
 from toril.options import Duration, milliseconds
 from toril.protocol import codec
-from toril.sql import MYSQL, is_duplicate_key
+from toril.sql import MOST_TRIES, MYSQL, is_duplicate_key
 
 DEFAULT_TTL_MS = 30 * 24 * 3600 * 1000
 
@@ -77,11 +77,32 @@ class Once:
             "created_at": now_ms,
             "expires_at": now_ms + self._ttl_ms,
         }
-        self.is_repeat = not _insert_unless_there(target, self._table, values)
-        if self.is_repeat:
-            text = target.execute(self._recorded(_dialect(target))).scalar()
-            self.result = None if text is None else codec.decode(text.encode())
+        query = self._recorded(_dialect(target))
+        for _ in range(MOST_TRIES):
+            self.is_repeat = not _insert_unless_there(target, self._table, values)
+            record = target.execute(query).first() if self.is_repeat else None
+            if record is not None:
+                self.result = self._result_in(record[0])
+            if record is not None or not self.is_repeat:
+                break
+            # It expired, and was deleted after it was in the way.
+        else:
+            raise self._unfinished("cannot be read")
         self.has_begun = True
+
+    def _result_in(self, text: str | None) -> Any:
+        """What the first run returned; a block that ended has written at least "null"."""
+        if text is None:
+            raise self._unfinished("was committed before its block had ended")
+        return codec.decode(text.encode())
+
+    def _unfinished(self, what: str) -> UnfinishedWorkError:
+        return UnfinishedWorkError(
+            f"the record {self._key!r} of {self._scope!r} in {self._table.name!r} {what}, so the"
+            f" work may not have been done: its connection is in autocommit mode, or the block's"
+            f" error was caught and the transaction committed. Mend that, find out whether the work"
+            f" was done, and if it was not, delete the record and run the job again"
+        )
 
     def _recorded(self, dialect: Dialect) -> Any:
         """The result of the first run, even if it committed after this transaction began."""

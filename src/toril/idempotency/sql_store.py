@@ -172,9 +172,32 @@ def _is_final(run: Once, error: DBAPIError, tries: int) -> bool:
 
 def _opener(engine: Sessions) -> Callable[[], Any]:
     if isinstance(engine, AsyncEngine):
-        return async_sessionmaker(engine, expire_on_commit=False)
+        return async_sessionmaker(_with_transactions(engine), expire_on_commit=False)
     if isinstance(engine, Engine):
-        return sessionmaker(engine, expire_on_commit=False)
+        return sessionmaker(_with_transactions(engine), expire_on_commit=False)
     if isinstance(engine, sessionmaker | async_sessionmaker):
-        return engine
+        bind = engine.kw.get("bind")
+        if not isinstance(bind, Engine | AsyncEngine):
+            return engine
+        return functools.partial(engine, bind=_with_transactions(bind))
     raise InvalidOptionError(f"{engine!r} is not an SQLAlchemy engine or sessionmaker")
+
+
+def _with_transactions(engine: Any) -> Any:
+    """The same engine; if it commits each statement by itself, one whose sessions do not.
+
+    Otherwise the record would stay although the work failed.
+    """
+    options, dialect = engine.get_execution_options(), engine.dialect
+    if options.get("isolation_level") == "AUTOCOMMIT":  # it would prevail over ours
+        raise InvalidOptionError(
+            f"{engine!r} commits each statement by itself, so the record would stay although the"
+            f" work failed; pass an engine without isolation_level='AUTOCOMMIT' in its"
+            f" execution_options"
+        )
+    # SQLAlchemy has no other way to ask what create_engine(isolation_level=…) was told.
+    level = getattr(dialect, "_on_connect_isolation_level", None)
+    if "isolation_level" in options or level != "AUTOCOMMIT":
+        return engine
+    wanted = "SERIALIZABLE" if dialect.name == "sqlite" else "READ COMMITTED"
+    return engine.execution_options(isolation_level=wanted)

@@ -10,7 +10,6 @@ import msgspec
 
 from toril.client.agreeing import Agreeing
 from toril.client.connection import Connection
-from toril.errors import InvalidInputError
 from toril.options import Deduplication
 from toril.outbox.rows import OutboxRow
 from toril.outbox.starts import FLOW, GROUP, kind_of, names_of, root_of
@@ -97,8 +96,8 @@ def _jobs(rows: Sequence[OutboxRow]) -> list[tuple[str, str]]:
 
 def _names_in(row: OutboxRow) -> set[str]:
     try:
-        return names_of(row)
-    except InvalidInputError:  # told when it is opened
+        return {name for name in names_of(row) if isinstance(name, str)}
+    except Exception:  # noqa: BLE001 (told when it is opened)
         return set()
 
 
@@ -117,7 +116,7 @@ def _home(row: OutboxRow, count: int) -> int:
 def _home_of_root(row: OutboxRow, count: int) -> int | None:
     try:
         return partitioning.home_of_job(root_of(row), count, hash_tag(row.queue) or row.queue)
-    except InvalidInputError:  # told when it is opened
+    except Exception:  # noqa: BLE001 (told when it is opened)
         return None
 
 
@@ -126,5 +125,5 @@ def _deduplication_id(row: OutboxRow) -> str | None:
         return None
     try:
         return Deduplication(**msgspec.json.decode(row.options)["deduplication"]).id
-    except (msgspec.DecodeError, TypeError, KeyError, InvalidInputError):
-        return None  # told when the row is read
+    except Exception:  # noqa: BLE001 (told when the row is read)
+        return None

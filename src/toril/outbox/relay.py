@@ -37,6 +37,7 @@ from toril.errors import (
     ServerRefusalError,
     ServerUnavailableError,
     ServerUnusableError,
+    TorilError,
 )
 from toril.logs import get_logger
 from toril.options import Backoff, Duration, Replicas, milliseconds, whole
@@ -388,9 +389,10 @@ class Relay:
                     self._connection.check_slots(Keys(self.prefix, queue))
                     known.add(queue)
                 packing.put(row, prepare(row, once_ms=self._remember_ms), queue)
-            except InvalidInputError as error:
-                results[row.seq] = Sent(row, error)
-                if row.lane is not None and (self._claim.halts or not self._parks(row, error)):
+            except Exception as error:  # noqa: BLE001 (no row may stop the others)
+                fault = _fault_of(row, error)
+                results[row.seq] = Sent(row, fault)
+                if row.lane is not None and (self._claim.halts or not self._parks(row, fault)):
                     held.add((row.queue, row.lane))
         async for sent in self._send_parcels(packing.parcels, starting):
             lane = (sent.row.queue, sent.row.lane)
@@ -711,6 +713,13 @@ def _answered(parcel: Parcel, answers: Sequence[Added | Exception]) -> list[Sent
         else Sent(row, is_duplicate=answer.is_duplicate)
         for row, answer in zip(parcel.rows, answers, strict=True)
     ]
+
+
+def _fault_of(row: OutboxRow, error: Exception) -> Exception:
+    """What we refuse is known; any other error also means that the row is wrong."""
+    if isinstance(error, TorilError):
+        return error
+    return InvalidOptionError(f"outbox row {row.seq} cannot be a job: {_told(error)}")
 
 
 def _told(error: Exception | None) -> str:

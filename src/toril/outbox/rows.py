@@ -22,7 +22,10 @@ from toril.options import (
 from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import adding
 from toril.protocol.adding import Prepared
-from toril.protocol.keys import check_queue_name
+from toril.protocol.keys import check_job_id, check_queue_name
+
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What JSON raises that is wrong, or nested deeper than the stack."""
 
 
 class OutboxRow(msgspec.Struct, frozen=True):
@@ -90,10 +93,11 @@ def check_length(what: str, text: str, longest: int) -> None:
 
 def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:
     """The job of a row, to be added at most once; raises if a row written by hand is wrong."""
+    check_row_id(row)
     data = row.data.encode()
     try:
         msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
     if _is_sound(row):
         pattern = _pattern_of(row.options, row.lane is not None, once_ms)
@@ -105,6 +109,11 @@ def prepare(row: OutboxRow, *, once_ms: int) -> Prepared:
         options["lane"] = row.lane
     job = new_job(row.name, msgspec.Raw(data), options, {})
     return adding.prepare(job, row.id, once_ms=once_ms)
+
+
+def check_row_id(row: OutboxRow) -> None:
+    """Refuse an id that is no job's: one like "meta" would overwrite a key of the queue."""
+    check_job_id(row.id, f"outbox row {row.seq}: the id")
 
 
 class Pattern:
@@ -180,7 +189,7 @@ def _read_options(text: str, seq: int) -> dict[str, Any]:
     try:
         options = msgspec.json.decode(text, type=dict[str, Any])
         return {name: _read_option(name, value) for name, value in options.items()}
-    except (msgspec.DecodeError, TypeError) as error:
+    except (*UNREADABLE, TypeError) as error:
         raise InvalidOptionError(
             f"the options of outbox row {seq} cannot be read: {error}"
         ) from error

@@ -2,7 +2,8 @@
 
 seq           the order in which rows were written; never used as a watermark, because rows
               become visible in the order of their commits
-id            the job's id; several rows may have the same one, and the queue decides
+id            the job's id, such as a UUID or "order-17", but no number; several rows may have the
+              same one, and the queue decides
 queue, name   where the job goes and what it is called
 data          its data, as JSON text
 options       its options, as a JSON object with the names of ``Queue.add``

@@ -30,7 +30,7 @@ from toril.options import (
     milliseconds,
     refuse_unknown,
 )
-from toril.outbox.rows import OutboxRow, check_length
+from toril.outbox.rows import UNREADABLE, OutboxRow, check_length, check_row_id
 from toril.outbox.schema import LONGEST_KEY, LONGEST_NAME
 from toril.protocol import codec, flows, groups, starting
 from toril.protocol.command import Command, Plan
@@ -97,7 +97,7 @@ def kind_of(row: OutboxRow) -> str | None:
 def _options_of(row: OutboxRow) -> dict[str, Any]:
     try:
         options = msgspec.json.decode(row.options)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return {}
     return options if isinstance(options, dict) else {}
 
@@ -117,12 +117,14 @@ def open_start(
     check_home(row.name, _options_of(row).get("prefix"), prefix)
     match kind_of(row):
         case "group":
+            check_group_id(row.id)
             group = _read_group(row)
             check_home(row.name, group.prefix, prefix)
             if placing is not None:
                 group = placing.of_group(group, row.id)
             return _until_replicated(_start_group(group, row.id, prefix), row, replicas)
         case "flow":
+            check_row_id(row)
             place = None if placing is None else placing.of_flow_job
             start = _start_flow(_read_flow(row), row.id, prefix, once_ms, place)
             return _until_replicated(start, row, replicas)
@@ -324,7 +326,7 @@ def _values(
 def _decode(row: OutboxRow) -> dict[str, Any]:
     try:
         stored = codec.decode(row.data.encode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PayloadError(f"the data of outbox row {row.seq} is not JSON: {error}") from error
     if not isinstance(stored, dict):
         raise _unreadable(row, "its data is not an object")

@@ -16,17 +16,22 @@ def update_progress(
     keys: Keys, job_id: str, value: Any, *, token: str | None = None
 ) -> Command[None]:
     """Store how far a job is and tell the listeners."""
-    return _update(keys, job_id, "progress", value, token)
+    text = codec.encode(value, f"the progress of job {job_id!r}")
+    return _update(keys, job_id, "progress", text, token)
 
 
 def update_data(keys: Keys, job_id: str, data: Any, *, token: str | None = None) -> Command[None]:
     """Replace a job's data."""
-    return _update(keys, job_id, "data", {} if data is None else data, token)
+    return _update(keys, job_id, "data", encode_data(job_id, data), token)
 
 
-def _update(keys: Keys, job_id: str, field: str, value: Any, token: str | None) -> Command[None]:
+def encode_data(job_id: str, data: Any) -> bytes:
+    """The new data of a job as they are stored."""
+    return codec.encode({} if data is None else data, f"the data of job {job_id!r}")
+
+
+def _update(keys: Keys, job_id: str, field: str, text: bytes, token: str | None) -> Command[None]:
     check_known_id(job_id)
-    text = codec.encode(value, f"the {field} of job {job_id!r}")
     args: dict[str, Any] = {"field": field, "id": job_id}
     if token is not None:
         args["token"] = token

@@ -15,16 +15,24 @@ from toril.errors import (
     JobNotInStateError,
 )
 from toril.options import MAX_PRIORITY, whole
+from toril.protocol import codec
 from toril.protocol.command import Command, Plan, Resend, script
+from toril.protocol.editing import encode_data
 from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.refusals import Refusal
 from toril.protocol.removing import SLICE, OnProgress
 
 
 def retry(
-    keys: Keys, job_id: str, *, call: str, resets_attempts: bool = False, force: bool = False
+    keys: Keys,
+    job_id: str,
+    *,
+    call: str,
+    resets_attempts: bool = False,
+    force: bool = False,
+    data: Any = codec.UNSET,
 ) -> Command[None]:
-    """Run a failed or completed job again."""
+    """Run a failed or completed job again, with other data if they are given."""
     check_known_id(job_id)
     refuse = _refuser(job_id, "is neither failed nor completed, so it cannot be retried")
 
@@ -42,6 +50,7 @@ def retry(
         keys,
         {"id": job_id, "call": call, "resets_attempts": resets_attempts, "force": force},
         parse,
+        payloads=() if data is codec.UNSET else (encode_data(job_id, data),),
         resend=Resend.SAME,
     )
 

@@ -288,26 +288,39 @@ def advance(keys: Keys, job: StoredJob, now_ms: int) -> Plan[str | None]:
         "lifo": job.opts.lifo,
         **lane_args(job.opts),
     }
+    if end is not None:
+        args["end_ms"] = end
     every = codec.number_in(repeat.get("every"))
     if every:
         args["every"] = every
-    elif repeat.get("pattern"):
-        next_ms = _cron_ms_after(job, repeat, now_ms)
-        if next_ms is None:
-            return None
-        args["next_ms"] = next_ms
-    if end is not None:
-        args["end_ms"] = end
-    next_id: str | None = yield script(
-        "advanceScheduler",
-        keys,
-        args,
-        lambda reply: None if reply is None else codec.name(reply),
-        extra=keys_of(keys, scheduler_id),
-        payloads=(codec.encode(opts, "options"),),
-        resend=Resend.SAME,
-    )
-    return next_id
+    taken_ms = 0
+    while True:
+        if not every and repeat.get("pattern"):
+            next_ms = _cron_ms_after(job, repeat, max(now_ms, taken_ms))
+            if next_ms is None:
+                return None
+            args["next_ms"] = next_ms
+        made: str | int | None = yield script(
+            "advanceScheduler",
+            keys,
+            args,
+            _made_or_taken,
+            extra=keys_of(keys, scheduler_id),
+            payloads=(codec.encode(opts, "options"),),
+            resend=Resend.SAME,
+        )
+        if not isinstance(made, int):
+            return made
+        if made <= taken_ms:
+            return None  # a damaged interval leads nowhere
+        # The jobs of these times exist already: the schedule goes on after them.
+        taken_ms = made
+        args = {**args, "taken_ms": taken_ms}
+
+
+def _made_or_taken(reply: Any) -> str | int | None:
+    """The id of the new iteration, or the last time that is taken."""
+    return reply if reply is None or isinstance(reply, int) else codec.name(reply)
 
 
 def lane_args(opts: JobOpts) -> dict[str, Any]:

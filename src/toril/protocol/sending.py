@@ -231,6 +231,8 @@ class Sending:
         sign of a failover, and else of a wrong address.
         """
         if isinstance(error, TorilError):
+            if isinstance(error, ServerUnavailableError) and self._resent and self.command.writes:
+                return _lost(server, error)  # this try did nothing, but an earlier one may have
             return error
         trouble = classify(error)
         may_have_run = self.was_sent and trouble is Trouble.LOST
@@ -261,9 +263,7 @@ def _explained(
     """The error for the user: what happened, to what, and what to do."""
     words = str(error) or type(error).__name__
     if may_have_run and trouble is not Trouble.WRONG:
-        return AmbiguousResultError(
-            f"the reply of {server} was lost ({words}); the command may have been done"
-        )
+        return _lost(server, words)
     why = why_unusable(error) or ("" if finds_primary else why_not_primary(error))
     if why:
         return ServerUnusableError(f"{server} cannot serve: {why} (its answer: {words})")
@@ -282,3 +282,9 @@ def _explained(
             f" done; the doctor names it (WRONGTYPE)"
         )
     return ServerRefusalError(f"{server} answered with an error: {words}")
+
+
+def _lost(server: str, why: object) -> AmbiguousResultError:
+    return AmbiguousResultError(
+        f"the reply of {server} was lost ({why}); the command may have been done"
+    )

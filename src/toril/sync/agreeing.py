@@ -46,7 +46,7 @@ class Agreeing:
         self._connection = connection
         self._prefix = prefix
         self._asks = asks
-        self._known: dict[str, tuple[float, Numbers | Exception]] = {}
+        self._known: dict[str, tuple[float, Numbers]] = {}
 
     @property
     def is_needed(self) -> bool:
@@ -75,29 +75,36 @@ class Agreeing:
         told = {name: told_of(name, self.told) for name in dict.fromkeys(names)}
         wanted = [name for name, count in told.items() if count > 1 or self._asks]
         now = time.monotonic()
-        unknown = [name for name in wanted if self._known.get(name, (0.0,))[0] < now]
+        # Taken before the server is asked: while it answers, others may forget what is known.
+        found: dict[str, Numbers | Exception] = {
+            name: self._known[name][1]
+            for name in wanted
+            if name in self._known and self._known[name][0] >= now
+        }
+        unknown = {name: told[name] for name in wanted if name not in found}
         if unknown:
-            self._ask({name: told[name] for name in unknown}, now)
+            found |= self._ask(unknown, now)
         answers: dict[str, Numbers | Exception] = {}
         for name in wanted:
-            answer = self._known[name][1]
+            answer = found[name]
             if isinstance(answer, Numbers):
                 count = told[name] if told[name] > 1 else answer.now
                 answer = _refusal(answer, Keys(self._prefix, name), count) or answer
             if isinstance(answer, Exception):
-                del self._known[name]  # it may be over soon
+                self._known.pop(name, None)  # it may be over soon
             answers[name] = answer
         return answers
 
-    def _ask(self, told: Mapping[str, int], now: float) -> None:
+    def _ask(self, told: Mapping[str, int], now: float) -> dict[str, Numbers | Exception]:
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
+        answers: dict[str, Numbers | Exception] = {}
         commands: dict[str, Command[Numbers]] = {}
         for name, count in told.items():
             try:
                 keys = Keys(self._prefix, name)
             except InvalidInputError as error:
-                self._known[name] = (now, error)
+                answers[name] = error
                 continue
             commands[name] = (
                 partitioning.agree(keys, count) if count > 1 else partitioning.read(keys)
@@ -105,8 +112,10 @@ class Agreeing:
         replies = self._connection.run_each(list(commands.values()))
         for name, reply in zip(commands, replies, strict=True):
             is_new = isinstance(reply, Numbers) and not reply.now and told[name] > 1
-            known = Numbers((), told[name]) if is_new else reply
-            self._known[name] = (now + AGREE_AGAIN_S, known)
+            answers[name] = known = Numbers((), told[name]) if is_new else reply
+            if isinstance(known, Numbers):
+                self._known[name] = (now + AGREE_AGAIN_S, known)
+        return answers
 
 
 def sizes_of(connection: Connection, prefix: str, names: Iterable[str]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from toril.protocol.cancelling import Cancelled
 from toril.protocol.keys import Keys
 from toril.protocol.removing import OnProgress
 from toril.sync.connection import Connection
+from toril.sync.dead_letters import UNCHANGED
 
 
 class QueueEditing:
@@ -85,12 +86,19 @@ class QueueEditing:
         plan = removing.remove(self.keys, job_id, children=remove_children)
         return self._connection.follow(plan)
 
-    def retry(self, job_id: str, *, reset_attempts: bool = False, force: bool = False) -> None:
-        """Run a failed or completed job again.
+    def retry(
+        self,
+        job_id: str,
+        *,
+        reset_attempts: bool = False,
+        force: bool = False,
+        data: Any = UNCHANGED,
+    ) -> None:
+        """Run a failed or completed job again, with other ``data`` if they are given.
 
         Its attempt count is not reset, so it is not retried if it fails again, unless
         ``reset_attempts`` is given.  A member of a group that is over or being undone is refused
-        with ``InvalidGroupStateError``, unless ``force`` is given.
+        with ``InvalidGroupStateError``, unless ``force`` is given.  What is refused keeps its data.
         """
         self._connection.run(
             moving.retry(
@@ -99,6 +107,7 @@ class QueueEditing:
                 call=new_job_id(),
                 resets_attempts=reset_attempts,
                 force=force,
+                data=data,
             )
         )
 

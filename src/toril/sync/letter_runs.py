@@ -5,11 +5,77 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from toril.errors import InvalidOptionError
-from toril.protocol.dead_letters import DeadLetterProgress, Slice, Walk
+from toril.protocol.dead_letters import DeadLetterProgress, Filter, Interrupted, Slice, Walk
+
+
+class Leg(str):
+    """The part of a run in one partition: the run's name, and where it goes on there.
+
+    In place of ``resume``: all partitions know the run by one name.
+    """
+
+    __slots__ = ("found",)
+
+    found: Interrupted | None
+
+    def __new__(cls, run: str, found: Interrupted | None) -> Self:
+        leg = super().__new__(cls, run)
+        leg.found = found
+        return leg
+
+
+def check_resumed(
+    queue: str, verb: str, wanted: Filter, resume: bool | str, found: Interrupted | None
+) -> None:
+    """Refuse to resume by its name a run that is not there, or with other filters than its own."""
+    if not isinstance(resume, str):
+        return
+    if wanted.args():
+        raise InvalidOptionError(
+            f"resume={resume!r} names a {verb}, which has its own filters; leave yours out"
+        )
+    if found is None:
+        raise InvalidOptionError(
+            f"queue {queue!r} has no interrupted {verb} {resume!r}: it has finished, or nothing"
+            f" continued it for a week; call it with its filters instead"
+        )
+
+
+class Sums:
+    """Adds up what a bulk operation tells of one partition after another.
+
+    ``left`` says how many letters each has.
+    """
+
+    def __init__(
+        self, on_progress: Callable[[DeadLetterProgress], Any], left: Sequence[int]
+    ) -> None:
+        self._on_progress = on_progress
+        self._left = list(left)
+        self._last = DeadLetterProgress(done=0, examined=0, held=0, left=sum(left))
+
+    def of_part(self, number: int) -> Callable[[DeadLetterProgress], Any]:
+        """What the partition is to tell, once those before it have told everything."""
+        before = self._last
+
+        def tell(now: DeadLetterProgress) -> Any:
+            self._left[number] = now.left
+            self._last = DeadLetterProgress(
+                done=before.done + now.done,
+                examined=before.examined + now.examined,
+                held=before.held + now.held,
+                left=sum(self._left),
+                held_by_group=before.held_by_group + now.held_by_group,
+                resumed=before.resumed + now.resumed,
+                run=now.run,
+            )
+            return self._on_progress(self._last)
+
+        return tell
 
 
 class Told:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 from toril.errors import ServerUnavailableError
 from toril.protocol import events, groups
@@ -26,23 +27,30 @@ class Waiter:
 
     def __init__(self, job_id: str | None) -> None:
         self.job_id = job_id
+        self.seen = ""
+        """The newest event before its last look, which found no end: those up to it are of earlier
+        runs of the job, however late they are read."""
         self._signal = threading.Event()
-        self._event: Event | None = None
+        # The first end of a job counts: it may complete, and then be removed at once.
+        self._told: deque[Event] = deque(maxlen=1 if job_id is None else None)
 
     def tell(self, event: Event | None) -> None:
         """Wake it with ``event``, or with None if nobody reads events any more."""
-        # The first event of a job counts: it may complete, and then be removed at once.
-        if self._event is None or self.job_id is None:
-            self._event = event
+        if event is not None:
+            self._told.append(event)
         self._signal.set()
 
     def wait(self, timeout_s: float) -> Event | None:
-        """The event that came, or None after ``timeout_s``."""
+        """The event that came, or None after ``timeout_s`` or if it was an old one."""
         if not is_set_within(self._signal, timeout_s):
             return None
         self._signal.clear()
-        event, self._event = self._event, None
-        return event
+        new = None
+        while self._told:
+            event = self._told.popleft()
+            if new is None and _place(event.id) > _place(self.seen):
+                new = event
+        return new
 
 
 class Listening:
@@ -149,3 +157,8 @@ class Listening:
                 return True
             self._is_reading = False
             return False
+
+
+def _place(event_id: str) -> tuple[int, ...]:
+    """An event's id, to be compared with others."""
+    return tuple(map(int, event_id.split("-"))) if event_id else ()

@@ -15,8 +15,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
-from toril.checking import by_hand
-from toril.errors import InvalidOptionError
+from toril.checking import by_hand, checked_call
+from toril.client.ids import new_job_id
+from toril.errors import AmbiguousResultError, InvalidOptionError
 from toril.options import (
     OPTION_NAMES,
     Duration,
@@ -33,7 +34,14 @@ from toril.options import (
 from toril.protocol import adding, deduplicating, groups, partitioning, pausing, reading, scheduling
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
 from toril.protocol.command import plain
-from toril.protocol.dead_letters import DeadLetterGroup
+from toril.protocol.dead_letters import (
+    FILTER_NAMES,
+    DeadLetterGroup,
+    DeadLetterProgress,
+    Filter,
+    Interrupted,
+    Walk,
+)
 from toril.protocol.groups import GroupInfo
 from toril.protocol.job import Job, StoredJob
 from toril.protocol.keys import Keys, check_known_id, hash_tag
@@ -45,6 +53,7 @@ from toril.sync.adder import Adder
 from toril.sync.agreeing import AGREE_AGAIN_S
 from toril.sync.batching import MOST_CALLS_AT_ONCE
 from toril.sync.connection import Connection, Target
+from toril.sync.letter_runs import Leg, Sums, check_resumed
 from toril.sync.queue import Queue, new_jobs
 
 MOST_IN_A_ROW = 50
@@ -301,11 +310,19 @@ class PartitionedQueue(Queue):
         return owners[0] if owners else self._parts[0]
 
     def _part_of_scheduler(self, scheduler_id: str) -> Queue | None:
+        found = self._schedulers(scheduler_id)
+        return found[0][0] if found else None
+
+    def _schedulers(self, scheduler_id: str) -> list[tuple[Queue, JobScheduler]]:
+        """The partitions that have a scheduler, and what they have; one that runs comes first.
+
+        Several have it while it moves, after a move that was interrupted, and where an old and a
+        new version of a program disagree about its lane.
+        """
         self._agree()
-        for part in self._parts:
-            if part.get_job_scheduler(scheduler_id) is not None:
-                return part
-        return None
+        found = [(part, part.get_job_scheduler(scheduler_id)) for part in self._parts]
+        known = [(part, one) for part, one in found if one is not None]
+        return sorted(known, key=lambda pair: pair[1].is_paused)
 
     # ------------------------------------------------------------------ reading
 
@@ -552,10 +569,25 @@ class PartitionedQueue(Queue):
         self._agree(writes=True)
         lane = None if template is None else template.lane
         number = partitioning.home_of(scheduler_id if lane is None else lane, self._count)
-        before = self._part_of_scheduler(scheduler_id)
-        if before is not None and before is not self._parts[number]:
-            before.remove_job_scheduler(scheduler_id)
-        return self._parts[number].upsert_job_scheduler(scheduler_id, template=template, **schedule)
+        home = self._parts[number]
+        found = self._schedulers(scheduler_id)
+        elsewhere = [(part, one) for part, one in found if part is not home]
+        # Paused, it makes no job twice while it is in two partitions. It is removed last: whatever
+        # happens in between, it is somewhere, and the same call again puts it right.
+        running = [part for part, one in elsewhere if not one.is_paused]
+        for part in running:
+            part.pause_job_scheduler(scheduler_id)
+        try:
+            job = home.upsert_job_scheduler(scheduler_id, template=template, **schedule)
+        except AmbiguousResultError:
+            raise  # its home may have it: then those elsewhere must not run
+        except Exception:
+            for part in running:
+                part.resume_job_scheduler(scheduler_id)
+            raise
+        for part, _ in elsewhere:
+            part.remove_job_scheduler(scheduler_id)
+        return job
 
     def _add_repeating(self, repeat: Repeat, template: NewJob) -> Job:
         owner = template.lane or template.name
@@ -565,8 +597,8 @@ class PartitionedQueue(Queue):
         return part._add_repeating(repeat, template)
 
     def get_job_scheduler(self, scheduler_id: str) -> JobScheduler | None:
-        part = self._part_of_scheduler(scheduler_id)
-        return None if part is None else part.get_job_scheduler(scheduler_id)
+        found = self._schedulers(scheduler_id)
+        return found[0][1] if found else None
 
     def get_job_schedulers(self, start: int = 0, end: int = -1) -> list[JobScheduler]:
         self._agree()
@@ -575,12 +607,14 @@ class PartitionedQueue(Queue):
         return _window([every], start, end)
 
     def remove_job_scheduler(self, scheduler_id: str) -> bool:
-        part = self._part_of_scheduler(scheduler_id)
-        return part is not None and part.remove_job_scheduler(scheduler_id)
+        found = self._schedulers(scheduler_id)
+        removed = [part.remove_job_scheduler(scheduler_id) for part, _ in found]
+        return any(removed)
 
     def pause_job_scheduler(self, scheduler_id: str) -> bool:
-        part = self._part_of_scheduler(scheduler_id)
-        return part is not None and part.pause_job_scheduler(scheduler_id)
+        found = self._schedulers(scheduler_id)
+        paused = [part.pause_job_scheduler(scheduler_id) for part, _ in found]
+        return any(paused)
 
     def resume_job_scheduler(self, scheduler_id: str) -> bool:
         part = self._part_of_scheduler(scheduler_id)
@@ -639,6 +673,22 @@ class PartitionedQueue(Queue):
                 merged[group.fingerprint] = group if known is None else known.with_more(group)
         return sorted(merged.values(), key=lambda group: -group.count)
 
+    def _interrupted_run(
+        self, verb: str, wanted: Filter, resume: bool | str
+    ) -> tuple[Interrupted | None, int]:
+        """The run to be resumed, and the partition that it was interrupted in.
+
+        Of several with the same filters that is the first: a later run, had it gone past there,
+        would have taken its place.
+        """
+        for number, part in enumerate(self._parts if resume else ()):
+            found = part._interrupted(verb, wanted, resume=resume)
+            if found is not None:
+                check_resumed(self.name, verb, wanted, resume, found)
+                return found, number
+        check_resumed(self.name, verb, wanted, resume or False, None)
+        return None, 0
+
     def publish_event(
         self, name: str, data: Mapping[str, Any] | None = None, *, job_id: str | None = None
     ) -> str:
@@ -667,8 +717,9 @@ _ABOUT_A_GROUP = (
 _ADDED_UP = (
     *("get_dead_letter_count", "get_dead_lettered_total", "get_failed_compensation_count"),
     *("get_job_scheduler_count", "get_lane_count", "reconcile_groups", "recover_lanes"),
-    *("trim_events", "purge_dead_letters", "replay_all_dead_letters"),
+    "trim_events",
 )
+_THROUGH_LETTERS = {"purge_dead_letters": "purge", "replay_all_dead_letters": "replay"}
 _ADDED_UP_WITH_PROGRESS = ("drain", "obliterate", "promote_all", "retry_all")
 _TOLD_TO_ALL = (
     *("pause", "resume", "rate_limit", "remove_rate_limit"),
@@ -712,6 +763,38 @@ def _adds_up_and_tells(name: str) -> Callable[..., Any]:
     return call
 
 
+def _goes_through_letters(name: str) -> Callable[..., Any]:
+    verb = _THROUGH_LETTERS[name]
+
+    @functools.wraps(getattr(Queue, name))
+    def call(
+        self: PartitionedQueue,
+        *,
+        resume: bool | str = False,
+        on_progress: Callable[[DeadLetterProgress], Any] | None = None,
+        **options: Any,
+    ) -> int:
+        """One run, under one name, through one partition after another."""
+        self._agree()
+        wanted = Filter.of(**{key: options[key] for key in FILTER_NAMES & options.keys()})
+        found, first = self._interrupted_run(verb, wanted, resume)
+        sums = None
+        if on_progress is not None:
+            sums = Sums(on_progress, [part.get_dead_letter_count() for part in self._parts])
+        run, total = new_job_id(), 0
+        for number, part in enumerate(self._parts):
+            if number < first:
+                continue  # the run has finished there
+            if sums is not None:
+                options["on_progress"] = sums.of_part(number)
+            total += getattr(part, name)(resume=Leg(run, found), **options)
+            if found is not None:
+                found = Interrupted(Walk(), found.wanted)
+        return total
+
+    return checked_call(call)
+
+
 def _tells_all(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(Queue, name))
     def call(self: PartitionedQueue, *args: Any, **options: Any) -> None:
@@ -742,6 +825,7 @@ _define(functools.partial(_goes_to, "_part_of_lane"), _ABOUT_A_LANE)
 _define(functools.partial(_goes_to, "_part_of_group"), _ABOUT_A_GROUP)
 _define(_adds_up, _ADDED_UP)
 _define(_adds_up_and_tells, _ADDED_UP_WITH_PROGRESS)
+_define(_goes_through_letters, _THROUGH_LETTERS)
 _define(_tells_all, _TOLD_TO_ALL)
 
 __all__ = ["PartitionedQueue"]

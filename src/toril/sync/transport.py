@@ -100,7 +100,10 @@ class ServerTransport:
         answers: list[Any] = []
         if self._news:
             self._follow_primary()
-        line = self._borrow()
+        try:
+            line = self._borrow()
+        except TROUBLES as error:  # closed: what earlier tries were told is to be judged by each
+            return [error] * len(sendings)
         try:
             self._pipeline(line, sendings, timeout_s, at_once, answers)
         except TROUBLES as error:

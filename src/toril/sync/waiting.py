@@ -12,12 +12,13 @@ import msgspec
 from toril.errors import JobFailedError, JobRemovedError, WaitTimeoutError
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, events, reading
+from toril.protocol.command import Command
 from toril.protocol.events import Event
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.reading import UNFINISHED, Whereabouts
 from toril.sync.connection import Connection
-from toril.sync.listening import Listening
+from toril.sync.listening import Listening, Waiter
 from toril.sync.places import PerPlace
 
 LOOK_AGAIN_S = 5.0
@@ -58,7 +59,7 @@ class QueueWaiting:
         look_s = LOOK_AGAIN_S
         try:
             while True:
-                result = self._result(job_id, may_come=may_come)
+                result = self._result(job_id, may_come=may_come, waiter=waiter)
                 if result.is_known:
                     return result.value
                 may_come = may_come and not result.is_there
@@ -104,9 +105,18 @@ class QueueWaiting:
         counts = self._connection.run(reading.counts(self.keys, UNFINISHED))
         return not any(counts.values())
 
-    def _result(self, job_id: str, *, may_come: bool) -> Result:
-        """Whether the job has finished, and with what; raises its failure."""
-        found = self._connection.run(reading.locate(self.keys, job_id))
+    def _result(self, job_id: str, *, may_come: bool, waiter: Waiter | None = None) -> Result:
+        """Whether the job has finished, and with what; raises its failure.
+
+        If it has not, the ``waiter`` is told which events come too early to be its end.
+        """
+        look: Command[Any] = reading.locate(self.keys, job_id)
+        if waiter is None:
+            found = self._connection.run(look)
+        else:
+            seen, found = self._connection.run_all([events.last_id(self.keys), look])
+            if found is not None:
+                waiter.seen = seen
         if found is None:
             # It may have been removed when it finished: then only the event log knows.
             end = self._connection.follow(events.find_end(self.keys, job_id))

@@ -148,8 +148,7 @@ class ActiveJob(StoredJob):
         A write with a smaller number than one seen before comes from a worker that has lost the
         job.
         """
-        fence = codec.number(self._fields.get(b"x.fence"))
-        return self.attempts_started if fence is None else fence
+        return fence_of(self)
 
     async def report(self, value: Any) -> None:
         """Report progress: a number, a string or any JSON."""
@@ -196,3 +195,9 @@ class ActiveJob(StoredJob):
     async def read_family(self, kind: str) -> Any:
         """What one of the methods above returns, by its name."""
         return await self._writer.read_family(self, kind)
+
+
+def fence_of(job: StoredJob) -> int:
+    """A lane's job carries the lane's number; any other is fenced by how often it was taken."""
+    fence = codec.number(job.raw(b"x.fence"))
+    return job.attempts_started if fence is None else fence

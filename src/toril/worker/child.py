@@ -29,6 +29,7 @@ from toril.errors import InvalidOptionError
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import StoredJob, warn_of_progress
+from toril.worker.active_job import fence_of
 from toril.worker.handlers import Handler, Router, is_async, wrap
 
 LENGTH = struct.Struct("!I")
@@ -51,10 +52,10 @@ def main(descriptor: int) -> None:
     """Run handlers until the parent closes the pipe."""
     global _is_child
     _is_child = True
-    # The parent decides when a handler ends, but Ctrl-C reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.set_inheritable(descriptor, False)
     pipe = Pipe(socket.socket(fileno=descriptor))
+    _be_deaf()
+    os.register_at_fork(after_in_child=lambda: _become_ordinary(pipe))
     with asyncio.Runner() as runner:
         try:
             boot = pipe.receive()
@@ -70,6 +71,24 @@ def main(descriptor: int) -> None:
         Child(pipe, handler, runner).run()
         if lifespan is not None:
             runner.run(lifespan.__aexit__(None, None, None))
+
+
+def _be_deaf() -> None:
+    """The parent decides when a handler ends, but Ctrl-C reaches the whole process group.
+
+    Programs that a handler starts would inherit ``SIG_IGN``, and nobody could stop them politely.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+        signal.siginterrupt(number, False)  # nor does a C library notice anything
+
+
+def _become_ordinary(pipe: Pipe) -> None:
+    """A copy of this process that a handler forks obeys signals, and does not hold the pipe: the
+    parent sees by its end that this process is gone."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    pipe.close()
 
 
 def resolve(reference: str) -> Handler | Router:
@@ -113,6 +132,10 @@ class Pipe:
         with self._lock:
             self._socket.sendall(LENGTH.pack(len(data)) + data)
 
+    def close(self) -> None:
+        """Close this process's end; other processes keep theirs."""
+        self._socket.close()
+
     def receive(self) -> dict[str, Any]:
         """The next message; raises ``EOFError`` when the other side is gone."""
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
@@ -137,7 +160,9 @@ class Child:
         self._pipe = pipe
         self._handler = handler
         self._runner = runner
-        self._is_busy = False
+        self._received = 0
+        """Jobs, as the listener counts them; each counter has one writer."""
+        self._ended = 0
         self._jobs: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._asked: dict[int, concurrent.futures.Future[Any]] = {}
@@ -170,16 +195,30 @@ class Child:
         """Return when the parent has closed the pipe and no handler is running."""
         threading.Thread(target=self._listen, name="toril-parent", daemon=True).start()
         while (message := self._jobs.get()) is not None:
-            self._pipe.send(self._perform(message))
-            self._is_busy = False
+            outcome = self._perform(message)
+            # Before it is sent: the parent may answer with the next job at once.
+            self._ended += 1
+            try:
+                self._pipe.send(outcome)
+            except OSError:
+                return
 
-    def ask(self, verb: str, argument: Any) -> concurrent.futures.Future[Any]:
-        """Have the parent write something for the running job."""
+    def ask(self, job: _ChildJob, verb: str, argument: Any) -> concurrent.futures.Future[Any]:
+        """Have the parent write something for this job, if it is still the running one."""
         number = next(self._numbers)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._asked[number] = answer
         text = codec.encode(argument, f"the argument of job.{verb}()")
-        self._pipe.send({"kind": "ask", "number": number, "verb": verb, "argument": text})
+        self._pipe.send(
+            {
+                "kind": "ask",
+                "number": number,
+                "id": job.id,
+                "token": job.token,
+                "verb": verb,
+                "argument": text,
+            }
+        )
         return answer
 
     def _listen(self) -> None:
@@ -187,7 +226,7 @@ class Child:
             while True:
                 message = self._pipe.receive()
                 if message["kind"] == "job":
-                    self._is_busy = True
+                    self._received += 1
                     self._jobs.put(message)
                 elif message["kind"] == "signal":
                     self._tell(message["id"], message["token"])
@@ -195,7 +234,7 @@ class Child:
                     self._answer(message)
         except (EOFError, OSError):
             # Nobody is left to report the outcome to, and nobody renews the job's lock any more.
-            if self._is_busy:
+            if self._received != self._ended:
                 os._exit(0)
             self._jobs.put(None)
 
@@ -262,8 +301,8 @@ class _ChildJob(StoredJob):
 
     @property
     def fence(self) -> int:
-        """Grows each time this job is taken: refuse writes with a smaller number."""
-        return self.attempts_started
+        """Grows each time this job, or a job of its lane, is taken."""
+        return fence_of(self)
 
 
 class BlockingChildJob(_ChildJob):
@@ -283,7 +322,7 @@ class BlockingChildJob(_ChildJob):
 
     def report(self, value: Any) -> None:
         """Report progress: a number, a string or any JSON."""
-        self._child.ask("report", value).result()
+        self._child.ask(self, "report", value).result()
 
     def progress(self, value: Any) -> None:
         """The old name of ``report``."""
@@ -292,35 +331,37 @@ class BlockingChildJob(_ChildJob):
 
     def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""
-        count: int = self._child.ask("log", row).result()
+        count: int = self._child.ask(self, "log", row).result()
         return count
 
     def update_data(self, data: Any) -> None:
         """Replace the job's data, for later attempts as well."""
-        self._child.ask("update_data", data).result()
+        self._child.ask(self, "update_data", data).result()
         self._data = data
 
     def extend_lock(self, duration: int) -> None:
         """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
-        self._child.ask("extend_lock", duration).result()
+        self._child.ask(self, "extend_lock", duration).result()
 
     def children_values(self) -> dict[str, Any]:
         """What the completed children returned, by their full keys."""
-        values: dict[str, Any] = self._child.ask("read_family", "children_values").result()
+        values: dict[str, Any] = self._child.ask(self, "read_family", "children_values").result()
         return values
 
     def failed_children(self) -> dict[str, str]:
         """Why children failed that did not fail this job, by their full keys."""
-        reasons: dict[str, str] = self._child.ask("read_family", "failed_children").result()
+        reasons: dict[str, str] = self._child.ask(self, "read_family", "failed_children").result()
         return reasons
 
     def dependencies(self) -> Dependencies:
         """All children of this job, by outcome."""
-        return Dependencies(**self._child.ask("read_family", "dependencies").result())
+        return Dependencies(**self._child.ask(self, "read_family", "dependencies").result())
 
     def dependencies_count(self) -> DependenciesCount:
         """How many children are completed, pending, ignored and failed."""
-        return DependenciesCount(**self._child.ask("read_family", "dependencies_count").result())
+        return DependenciesCount(
+            **self._child.ask(self, "read_family", "dependencies_count").result()
+        )
 
 
 class AsyncChildJob(_ChildJob):
@@ -341,7 +382,7 @@ class AsyncChildJob(_ChildJob):
 
     async def report(self, value: Any) -> None:
         """Report progress: a number, a string or any JSON."""
-        await asyncio.wrap_future(self._child.ask("report", value))
+        await asyncio.wrap_future(self._child.ask(self, "report", value))
 
     async def progress(self, value: Any) -> None:
         """The old name of ``report``."""
@@ -350,42 +391,42 @@ class AsyncChildJob(_ChildJob):
 
     async def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""
-        count: int = await asyncio.wrap_future(self._child.ask("log", row))
+        count: int = await asyncio.wrap_future(self._child.ask(self, "log", row))
         return count
 
     async def update_data(self, data: Any) -> None:
         """Replace the job's data, for later attempts as well."""
-        await asyncio.wrap_future(self._child.ask("update_data", data))
+        await asyncio.wrap_future(self._child.ask(self, "update_data", data))
         self._data = data
 
     async def extend_lock(self, duration: int) -> None:
         """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
-        await asyncio.wrap_future(self._child.ask("extend_lock", duration))
+        await asyncio.wrap_future(self._child.ask(self, "extend_lock", duration))
 
     async def children_values(self) -> dict[str, Any]:
         """What the completed children returned, by their full keys."""
         values: dict[str, Any] = await asyncio.wrap_future(
-            self._child.ask("read_family", "children_values")
+            self._child.ask(self, "read_family", "children_values")
         )
         return values
 
     async def failed_children(self) -> dict[str, str]:
         """Why children failed that did not fail this job, by their full keys."""
         reasons: dict[str, str] = await asyncio.wrap_future(
-            self._child.ask("read_family", "failed_children")
+            self._child.ask(self, "read_family", "failed_children")
         )
         return reasons
 
     async def dependencies(self) -> Dependencies:
         """All children of this job, by outcome."""
         return Dependencies(
-            **await asyncio.wrap_future(self._child.ask("read_family", "dependencies"))
+            **await asyncio.wrap_future(self._child.ask(self, "read_family", "dependencies"))
         )
 
     async def dependencies_count(self) -> DependenciesCount:
         """How many children are completed, pending, ignored and failed."""
         return DependenciesCount(
-            **await asyncio.wrap_future(self._child.ask("read_family", "dependencies_count"))
+            **await asyncio.wrap_future(self._child.ask(self, "read_family", "dependencies_count"))
         )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from toril.errors import InvalidOptionError
 from toril.logs import get_logger
 
 logger = get_logger("toril.worker")
+
+LONGEST_DRAIN_S = 30.0
+"""How long a worker that is closed without a time limit waits for its async callbacks."""
 
 Callback = Callable[..., Any]
 
@@ -37,6 +41,10 @@ ALIASES = {"dead_lettered": "deadLettered"}
 TELL_ERRORS = frozenset({"failed", "retrying", "deadLettered"})
 
 
+_call: ContextVar[object] = ContextVar("toril-callback")
+"""The async callback that runs here, also in the tasks that it starts and waits for."""
+
+
 class Emitter:
     """Calls the registered callbacks; if one fails, that is logged and affects nothing else."""
 
@@ -45,7 +53,9 @@ class Emitter:
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running: dict[object, asyncio.Task[Any]] = {}
+        self._excused: set[object] = set()
+        self._is_quiet = asyncio.Event()
 
     def on(self, event: str, callback: Callback) -> None:
         event = ALIASES.get(event, event)
@@ -73,17 +83,43 @@ class Emitter:
         if inspect.iscoroutine(result):
             self._follow(event, result)
 
-    async def drain(self) -> None:
-        """Wait for the async callbacks that are still running."""
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    def excuse(self) -> None:
+        """The callback that calls this waits for the worker's end, which must not wait for it."""
+        call = _call.get(None)
+        if call in self._running:
+            self._excused.add(call)
+            self._look_if_quiet()
+
+    async def drain(self, hurry: asyncio.Event, grace_s: float) -> None:
+        """Wait for the async callbacks that are still running, at most until ``grace_s`` after
+        ``hurry``; those that hang keep nobody from ending."""
+        self._is_quiet.clear()
+        self._look_if_quiet()
+        quiet, hurried = (asyncio.create_task(one.wait()) for one in (self._is_quiet, hurry))
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait([quiet, hurried], timeout=LONGEST_DRAIN_S, return_when=first)
+        if hurried.done():
+            await asyncio.wait([quiet], timeout=grace_s)
+        if not quiet.done():
+            count = len(self._running) - len(self._excused)
+            logger.warning("a worker stops while %d of its callbacks still run", count)
+        for one in (quiet, hurried):
+            one.cancel()
+
+    def _look_if_quiet(self) -> None:
+        if len(self._running) == len(self._excused):
+            self._is_quiet.set()
 
     def _follow(self, event: str, coroutine: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
+        call, context = object(), copy_context()
+        context.run(_call.set, call)
+        task = asyncio.get_running_loop().create_task(coroutine, context=context)
+        self._running[call] = task
 
         def done(task: asyncio.Task[Any]) -> None:
-            self._tasks.discard(task)
+            del self._running[call]
+            self._excused.discard(call)
+            self._look_if_quiet()
             if not task.cancelled() and task.exception() is not None:
                 logger.error("a callback for %r failed", event, exc_info=task.exception())
 

@@ -92,6 +92,7 @@ class Life:
             self._closing = asyncio.create_task(self._close())
         if limit_s is not None:
             asyncio.get_running_loop().call_later(limit_s, self._hurry.set)
+        self._parts.emitter.excuse()
         await asyncio.shield(self._closing)
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
@@ -128,7 +129,7 @@ class Life:
             await asyncio.to_thread(parts.lease.close)
         await parts.release()
         parts.emitter.emit("closed")
-        await parts.emitter.drain()
+        await parts.emitter.drain(self._hurry, GRACE_S)
 
     async def _end_services(self) -> None:
         parts = self._parts

@@ -34,6 +34,7 @@ from toril.protocol.settling import Reply, Settled
 from toril.worker.active_job import ActiveJob
 from toril.worker.burial import BurialTarget
 from toril.worker.child import refuse_in_child
+from toril.worker.crew import GRACE_S
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor
 from toril.worker.fate import Fate
@@ -202,13 +203,19 @@ class SharingPump(Pump):
     async def wait_and_take(self, block_ms: int) -> None:
         """Wait at the server without reserving room, and take jobs when something comes."""
         flight = self._waiting_flight
+        if not self._takes:
+            return  # paused since the watch asked
+        self._is_waiting = True
         try:
             marker = await flight.pop_marker(block_ms)
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and self._takes:
+            if self._is_end_of_loop(error):
                 raise
+            self._is_waiting = False
             await self._after_broken_wait()
             raise
+        finally:
+            self._is_waiting = False
         wanted = min(self._free(), MOST_PER_CALL)
         if not wanted:
             if marker is not None:
@@ -425,6 +432,7 @@ class PartitionedWorker(Worker):
         self._is_paused = False
         self._has_started = False
         self._closing: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self._starting: asyncio.Task[None] | None = None
         self._watches: list[asyncio.Task[None]] = []
 
@@ -509,6 +517,9 @@ class PartitionedWorker(Worker):
 
     async def close(self, timeout: Duration | None = None) -> None:
         limit = None if timeout is None else milliseconds(timeout, "timeout")
+        self._shared.emitter.excuse()
+        if limit is not None:
+            asyncio.get_running_loop().call_later(limit / 1000, self._hurry.set)
         if self._closing is None:
             self._fate.is_closing = True
             self._closing = asyncio.create_task(self._close(limit))
@@ -528,7 +539,7 @@ class PartitionedWorker(Worker):
             await asyncio.gather(*self._watches, return_exceptions=True)
             await self._shared.release()
             self._shared.emitter.emit("closed")
-            await self._shared.emitter.drain()
+            await self._shared.emitter.drain(self._hurry, GRACE_S)
         finally:
             self._fate.is_over.set()
 

@@ -19,7 +19,12 @@ from collections.abc import Iterator
 from multiprocessing import spawn
 from typing import Any
 
-from toril.errors import HandlerProcessError, InvalidOptionError, UnsupportedPlatformError
+from toril.errors import (
+    HandlerProcessError,
+    InvalidOptionError,
+    LockLostError,
+    UnsupportedPlatformError,
+)
 from toril.protocol import codec
 from toril.worker.active_job import ActiveJob
 from toril.worker.child import LENGTH, describe, pack, resolve, revive, unpack
@@ -50,7 +55,7 @@ class ProcessExecutor:
         return 0
 
     async def run(self, job: ActiveJob) -> Any:
-        process = self._free.pop() if self._free else await self._start(job)
+        process = await self._find_idle() or await self._start(job)
         try:
             result = await process.run(job)
         finally:
@@ -59,6 +64,15 @@ class ProcessExecutor:
             else:
                 await process.kill()
         return result
+
+    async def _find_idle(self) -> Process | None:
+        """One that still lives: a system without memory kills idle processes too."""
+        while self._free:
+            process = self._free.pop()
+            if process.is_alive:
+                return process
+            await process.kill()
+        return None
 
     async def _start(self, job: ActiveJob) -> Process:
         """The job's ``timeout`` covers its handler, not the imports of a new process."""
@@ -91,6 +105,10 @@ class Process:
         self._writer = writer
         self.is_idle = True
         """Has it answered everything that was sent to it?"""
+
+    @property
+    def is_alive(self) -> bool:
+        return self._child.poll() is None and not self._reader.at_eof()
 
     @classmethod
     async def start(cls, reference: str) -> Process:
@@ -176,6 +194,11 @@ class Process:
     async def _answer(self, job: ActiveJob, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"kind": "answer", "number": message["number"]}
         try:
+            if (message["id"], message["token"]) != (job.id, job.token):
+                # A task or thread that an earlier handler left behind still runs in the process.
+                raise LockLostError(
+                    f"job {message['id']!r} has ended; this run can no longer write to it"
+                )
             call = getattr(job, message["verb"])
             answer["value"] = await call(codec.decode(message["argument"]))
         except Exception as error:  # noqa: BLE001 (the handler gets it, whatever it is)

@@ -69,6 +69,8 @@ class Pump:
         self._may_find = True
         self._has_found = False
         self._takes = True
+        self._is_waiting = False
+        """Does a call wait at the server that nobody has recalled?"""
         self._held_until = 0.0
         self._is_closing = False
         self._is_busy = False
@@ -117,6 +119,15 @@ class Pump:
     def resume_taking(self) -> None:
         self._takes = True
         self.look_again()
+
+    def recall(self) -> bool:
+        """The wait at the server is to end: True if it has to be cancelled for that.
+
+        Once is enough, and while its result is asked for it ends by itself: a second cancellation
+        would lose the jobs that are on their way.
+        """
+        is_waiting, self._is_waiting = self._is_waiting, False
+        return is_waiting
 
     def close(self) -> None:
         """End when nothing runs and everything is written; take nothing more."""
@@ -203,8 +214,9 @@ class Pump:
 
         The requested slots stay free in the meantime. If the wait is cut short, by cancellation or
         a lost connection, the server is asked for its result: a job may already be on its way. The
-        exception is a loop that ends, which cancels without notice: then nothing is asked, since
-        the server may be silent, and a sweep brings back what is lost.
+        exception is a loop that ends, which cancels without notice (neither ``recall`` nor
+        ``stop_taking``): then nothing is asked, since the server may be silent, and a sweep brings
+        back what is lost.
         """
         flight = self._waiting_flight
         wanted = min(self._free(), MOST_PER_CALL)
@@ -222,11 +234,13 @@ class Pump:
             self._asked_for -= wanted
             self._context.run(self._take_in, trip, reply)
 
+        self._is_waiting = True
         try:
             await flight.wait_and_take(block_ms, trip, landed)
         except BaseException as error:
-            if has_landed or (isinstance(error, asyncio.CancelledError) and self._takes):
+            if has_landed or self._is_end_of_loop(error):
                 raise
+            self._is_waiting = False
             same = Trip(flight, trip.request, self._make_take(0, trip.take.token))
             reply = await flight.call(same)
             self._asked_for -= wanted
@@ -237,6 +251,12 @@ class Pump:
             else:
                 await flight.leave()
             raise
+        finally:
+            self._is_waiting = False
+
+    def _is_end_of_loop(self, error: BaseException) -> bool:
+        """Was the wait cancelled by nobody who told this pump?"""
+        return isinstance(error, asyncio.CancelledError) and self._takes and self._is_waiting
 
     async def _fly(self, trip: Trip) -> None:
         """Make a call that could not be posted, or whose reply did not come."""

@@ -50,12 +50,13 @@ class Threads:
         """Call ``function(argument)`` in a thread, in a copy of the caller's context."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        if self._threads < min(self._pending + 1, self._most + len(self._abandoned)):
+            # First, since the system may refuse it: then this call must not be left in the queue.
+            name = f"toril-handler-{self._threads + 1}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+            self._threads += 1
         self._pending += 1
         self._calls.put(_Call(future, loop, copy_context(), function, argument))
-        if self._threads < min(self._pending, self._most + len(self._abandoned)):
-            self._threads += 1
-            name = f"toril-handler-{self._threads}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
         return future
 
     def close(self) -> None:

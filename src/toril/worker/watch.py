@@ -50,14 +50,19 @@ class Watch:
 
     async def interrupt(self) -> None:
         """End the wait at the server; any job it took has been handed to the pump."""
-        if self._wait is not None and not self._wait.done():
-            self._wait.cancel()
-            await asyncio.wait([self._wait])
+        wait = self._wait
+        if wait is None or wait.done():
+            return
+        if self._pump.recall():
+            wait.cancel()
+        await asyncio.wait([wait])
 
     async def _stop(self) -> None:
         """Like ``interrupt``; if this is cancelled too, it no longer asks how the wait ended."""
         try:
-            await self.interrupt()
+            if self._wait is not None and not self._wait.done():
+                self._wait.cancel()
+                await asyncio.wait([self._wait])
         except asyncio.CancelledError:
             if self._wait is not None:
                 self._wait.cancel()

@@ -39,6 +39,22 @@ def refuse() -> None:
     raise UnrecoverableError("no use")
 
 
+def meanwhile() -> None:
+    """What a test does while the task runs."""
+
+
+@task
+def refuse_meanwhile() -> None:
+    meanwhile()
+    raise UnrecoverableError("card declined")
+
+
+@task
+async def refuse_meanwhile_async() -> None:
+    meanwhile()
+    raise UnrecoverableError("card declined")
+
+
 @task
 async def explode() -> None:
     raise ValueError("boom")

@@ -71,7 +71,9 @@ class _Group:
         self.planned = [key for key, status in self.members.items() if status == "planned"]
         self.awaited = [key for key, status in self.members.items() if status == "awaited"]
         self.is_staged = "x.staged" in record
-        self.is_overdue = "x.overdue" in record
+        self.is_side_by_side = record["name"] in ("joined", "beside")
+        # Its time limit has passed, and what is under way goes on.
+        self.is_overdue = "x.overdue" in record and self.state == "FAILED_COMPENSATION"
         self.running = [key for key, status in self.undoings.items() if status == "pending"]
         self.asks = "x.asks" in record
         # What BullMQ took, ended or removed; the group learns of it when somebody looks.
@@ -88,12 +90,14 @@ class _Group:
 
     def before(self, number: int) -> tuple[int, ...]:
         """Those for whom a member of a staged group waits, directly or not."""
-        if self.record["name"] == "joined":
-            return (0, 1) if number == 2 else ()
+        if self.is_side_by_side:
+            return (0, 1) if self.record["name"] == "joined" and number == 2 else ()
         return tuple(range(number))
 
     @property
     def mapped(self) -> int:
+        if self.record["name"] == "beside":
+            return MAPPED
         if len(self.members) < MAPPED + 1 or "g-s1" in str(self.members):
             has_none = "x.pivot" in self.record or "g-s0" in str(self.members)
             return 0 if has_none else 1 if self.is_staged else MAPPED
@@ -133,7 +137,7 @@ class _Group:
                 is_cancelled = self.members.get(f"{there.base}:{held.job_id}") == "cancelled"
                 if is_cancelled and there.locks.get(held.job_id) == held.token:
                     yield f"{held.job_id} is cancelled while {worker.name} runs it"
-        if self.state == "FAILED" or (self.state == "FAILED_COMPENSATION" and not self.is_overdue):
+        if self.state in ("FAILED", "FAILED_COMPENSATION") and not self.is_overdue:
             yield from self._undone(node.begun)
 
     def _counts(self) -> Iterator[str]:
@@ -163,8 +167,8 @@ class _Group:
         has_plans = self.planned or self.awaited
         if self.state == "COMPENSATING" and has_plans:
             yield f"group is COMPENSATING with {self.members}"
-        goes_on = self.running and not self.is_overdue
-        if self.state in OVER and (self.live or goes_on or has_plans):
+        goes_on = (self.running or self.live) and not self.is_overdue
+        if self.state in OVER and (goes_on or has_plans):
             yield f"group is {self.state} with {self.members} and {self.undoings}"
         is_stopped = self.state == "FAILED_COMPENSATION" and self.record.get("x.order") == "reverse"
         if self.state in OVER and self.undo and not is_stopped and not self.is_overdue:
@@ -175,7 +179,7 @@ class _Group:
             yield f"group is {self.state} and nobody knows why"
         if len(set(self.undo)) != len(self.undo):
             yield f"something is to be undone twice: {self.undo}"
-        is_line = self.record.get("x.order") == "reverse" and self.record["name"] != "joined"
+        is_line = self.record.get("x.order") == "reverse" and not self.is_side_by_side
         if is_line and len(self.running) > 1 and not self.repeated:
             yield f"{self.running} are undone at once and not in reverse order"
 
@@ -270,6 +274,10 @@ class _Group:
                 yield f"member {key} is pending and in {place}"
             if status in ("planned", "awaited") and place is not None:
                 yield f"member {key} is {status} and in {place}"
+            # Brought back by another tool it waits, and its group learns of it when it is taken.
+            is_back = place in ("active", "completed") and not is_known
+            if self.state == "BLOCKED" and status == "failed" and is_back:
+                yield f"member {key} blocks its group and is in {place}"
             if status == "cancelled" and place is not None:
                 yield f"member {key} is cancelled and in {place}"
 
@@ -337,6 +345,19 @@ def _undo_order(before: View, after: View, name: str, group_id: str) -> Iterator
         yield f"{was.undo} are to be undone and {tried} were tried"
 
 
+def _removed(before: View, after: View, name: str, group_id: str) -> Iterator[str]:
+    """A member that ended without its group noticing has ended so, also when it is removed."""
+    was, now = (
+        _Group(view, view.queues[name], group_id, view.queues[name].groups[group_id])
+        for view in (before, after)
+    )
+    for key in was.live:
+        place, status = before.place_of(key), now.members.get(key)
+        is_gone = after.place_of(key) is None
+        if place in FINISHED and is_gone and status not in ("pending", place):
+            yield f"{key} had {place} and is {status}"
+
+
 def group_step_problems(
     before: View, after: View, events: Events, step: Step, reply: Any
 ) -> Iterator[str]:
@@ -345,8 +366,11 @@ def group_step_problems(
         wanted = []
         for group_id, group in queue.groups.items():
             if group_id in before.queues[name].groups:
-                for problem in _undo_order(before, after, name, group_id):
-                    yield f"T7: {name}: {problem}"
+                problems = (
+                    *_undo_order(before, after, name, group_id),
+                    *_removed(before, after, name, group_id),
+                )
+                yield from (f"T7: {name}: {problem}" for problem in problems)
             old = before.queues[name].groups.get(group_id, group)["state"]
             new = group["state"]
             is_cancelled = step.request.script == "cancelGroup" and reply == b"ACTIVE"
@@ -367,8 +391,9 @@ def group_step_problems(
                 pass
             elif old == "FAILED_COMPENSATION" and new == "COMPENSATING":
                 wanted.append(b"group:retrying")
-            elif old == "BLOCKED" and new == "ACTIVE":
+            elif old == "BLOCKED" and new in ("ACTIVE", "COMPLETED"):
                 wanted += [event for event in told if event == b"group:retrying"]
+                wanted += [GROUP_EVENTS[new]] if new == "COMPLETED" else []
             elif old != new:
                 wanted.append(GROUP_EVENTS[new])
         if before.queues[name].groups.keys() - queue.groups.keys():  # over and forgotten

@@ -27,6 +27,7 @@ from tests.model.worlds.common import (
     REMOVES_ORPHANS,
     add,
     adds,
+    by_bullmq,
     first,
     removes,
     retried_by_bullmq,
@@ -35,14 +36,17 @@ from tests.model.worlds.common import (
 from tests.model.worlds.deduplication import LAST
 from tests.model.worlds.flows import family, late_child
 from tests.model.worlds.groups import (
+    CANCEL,
     GIVEN,
     LOOK,
+    NODE_RUNS,
     QUEUES,
     REFUSED,
     RESOLVE,
     RETRY_GROUP,
     UNDO_MORE,
     awaited,
+    beside,
     group,
     pair,
 )
@@ -367,6 +371,16 @@ WORLDS = (
         may_remove=True,
     ),
     World(
+        "a member that BullMQ ended is removed",
+        QUEUES,
+        (*ONE, Worker("c", COMPENSATION)),
+        (group(names=("one", "two")),),
+        (*NODE_RUNS, removes("j1"), LOOK),
+        ends=failing("two"),
+        faults=(),
+        may_remove=True,
+    ),
+    World(
         "blocked behind a pivot",
         QUEUES,
         ONE,
@@ -408,6 +422,32 @@ WORLDS = (
         may_remove=True,
     ),
     World(
+        "undone too late while a member runs",
+        QUEUES,
+        (*ONE, Worker("c", COMPENSATION)),
+        (beside(undo_timeout=1000),),
+        (CANCEL, LOOK),
+        faults=(),
+        may_remove=True,
+        ticks=1,
+    ),
+    World(
+        "blocked, and BullMQ retries what blocks it",
+        QUEUES,
+        ONE,
+        (pair(pivot=True),),
+        (
+            retried_by_bullmq("j2"),
+            by_bullmq("bullTake", "j2", place="wait"),
+            by_bullmq("bullEnd", "j2", "completed", '"result of j2"', place="active"),
+            RETRY_GROUP,
+            LOOK,
+        ),
+        ends=failing("two"),
+        faults=((LOST, 1),),
+        may_remove=True,
+    ),
+    World(
         "a job at the end of a group",
         QUEUES,
         (*ONE, Worker("c", COMPENSATION)),
@@ -432,10 +472,12 @@ _ELSEWHERE = {
     "two operators replay the same letters": (),
     "undone backwards after a stall": ("j1", "j3"),
     "tried again while it is undone": ("j2",),
+    "a member that BullMQ ended is removed": ("j1",),
     "blocked behind a pivot": ("j2",),
     "a pivot of which nobody knows": ("j1",),
     "a signal that comes twice or never": ("j2",),
     "undone too late": ("j1",),
+    "undone too late while a member runs": ("j2",),
     "a job at the end of a group": ("j1", "on_completed", "on_failed"),
 }
 """The corners in which something may cross slots, and the jobs that are in another one."""

@@ -108,6 +108,12 @@ def pair(name: str = "order", *, pivot: bool = False, **options: Any) -> Placed:
     return _placed(jobs, () if pivot else MEMBERS[:1], name=name, seed="j", **options)
 
 
+def beside(**options: Any) -> Placed:
+    """Two members side by side that can be undone."""
+    jobs = [(name, f"j{n + 1}", {}) for n, name in enumerate(MEMBERS[:2])]
+    return _placed(jobs, MEMBERS[:2], name="beside", **options)
+
+
 def awaited() -> Placed:
     """A signal, and a member after it."""
     return _placed([GroupSignal("two", timeout=2000), ("one", "j2", {"after": ["two"]})], seed="j")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.pace import sparkline, time_of
 from toril.cli.monitor.watcher import QueueWatch
-from toril.cli.printing import EVENT_COLOURS, age, shortened, span
+from toril.cli.printing import EVENT_COLOURS, age, local, shortened, span
 from toril.cli.shown import Shown
+from toril.protocol.events import Event
 from toril.protocol.glancing import ActiveJob, FailedJob, LaneGlance
 from toril.protocol.groups import GroupInfo, GroupMember
 
@@ -211,13 +211,18 @@ def event_rows(watch: QueueWatch | None) -> Rows:
         return {}
     return {
         event.id: _texts(
-            f"{datetime.fromtimestamp(time_of(event) / 1000, UTC).astimezone():%H:%M:%S}",
+            _clock(event),
             event.name,
             event.job_id or "",
             shortened(event.data, 60) if event.data else "",
         )
         for event in reversed(watch.events)
     }
+
+
+def _clock(event: Event) -> str:
+    moment = local(time_of(event))
+    return event.id if moment is None else f"{moment:%H:%M:%S}"
 
 
 def summary_line(watch: QueueWatch | None, width: int) -> Shown:

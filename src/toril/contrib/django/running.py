@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,14 @@ from toril.contrib.django.names import (
 )
 from toril.contrib.django.records import Record, records_of
 from toril.contrib.django.results import find_task, result_of
-from toril.errors import Signal, UnrecoverableError
+from toril.errors import Signal, TorilError, UnrecoverableError
+from toril.logs import get_logger
 from toril.worker.handlers import Handler, Router
 
 if TYPE_CHECKING:
     from toril.contrib.django.backend import TorilBackend
+
+logger = get_logger("toril.django")
 
 _HOST_LENGTH = 30
 
@@ -60,7 +65,9 @@ class TaskRouter(Router):
             except BaseException as error:
                 # SystemExit and KeyboardInterrupt too: in a thread they end only the task.
                 if _is_failure(error):
-                    job.report(attempt.fail(error))
+                    record = attempt.fail(error)
+                    with _as_far_as_possible(job):
+                        job.report(record)
                     self._tell_end(attempt)
                 raise
             attempt.succeed(value)
@@ -83,7 +90,9 @@ class TaskRouter(Router):
             value = normalize_json(await attempt.task.func(*attempt.args, **attempt.kwargs))
         except (Exception, SystemExit) as error:
             if _is_failure(error):
-                await job.report(attempt.fail(error))
+                record = attempt.fail(error)
+                with _as_far_as_possible(job):
+                    await job.report(record)
                 await sync_to_async(self._tell_end)(attempt)
             raise
         attempt.succeed(value)
@@ -92,7 +101,19 @@ class TaskRouter(Router):
 
     def _tell_end(self, attempt: _Attempt) -> None:
         if attempt.result.is_finished:
-            task_finished.send(type(self._backend), task_result=attempt.result)
+            # What a receiver raises is logged by Django: it is no error of the task.
+            task_finished.send_robust(type(self._backend), task_result=attempt.result)
+
+
+@contextmanager
+def _as_far_as_possible(job: Any) -> Iterator[None]:
+    """The task's own error decides what becomes of its job, also if it cannot be recorded."""
+    try:
+        yield
+    except TorilError as error:
+        logger.warning(
+            "the error of task %s (%s) could not be recorded: %s", job.name, job.id, error
+        )
 
 
 def _is_failure(error: BaseException) -> bool:

@@ -2,16 +2,18 @@
   advanceScheduler: add the scheduler's iteration that comes after the one just taken.
 
   Only the pending iteration advances its scheduler, so retries, old iterations and a second worker
-  change nothing.
+  change nothing. A time is passed over if its job exists already (the clock may have been ahead, or an
+  earlier scheduler had this id): nobody else would bring the schedule back.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, id, events, repeat,
             scheduler
   Args      scheduler_id str, id_json str (the beginning of an iteration's id as JSON), job_id str (the
             iteration that was taken), name str, every int?, next_ms int? (when it is a cron
-            pattern), end_ms int? (nothing is due after it), priority int, lifo bool, lane str?,
+            pattern), taken_ms int? (what an earlier call returned), end_ms int? (nothing is due after it), priority int, lifo bool, lane str?,
             ordering_delay int?
             After the map, raw: the options of an iteration.
-  Returns   the id of the new iteration, or nothing
+  Returns   the id of the new iteration; nothing if there is none; or, if the times that were tried are
+            taken, the last of them: the caller asks again for what comes after it
   Emits     added, waiting, delayed, duplicated
   Keeps     I1, I5
   Flags     allow-oom
@@ -29,15 +31,18 @@ function calls.advanceScheduler(KEYS, a, ARGV)
   local every = tonumber(known.every) or a.every
   local at = a.next_ms
   if every then
-    at = schedules.slotAfter(previous, now, every, tonumber(known.offset) or 0)
+    at = schedules.slotAfter(math.max(previous, a.taken_ms or 0), now, every, tonumber(known.offset) or 0)
   end
-  if not at or a.end_ms and at > a.end_ms then return false end
+  if not at then return false end
 
   local gate = gates.read(queue)
   local next_id = schedules.iterationId(a.scheduler_id, at)
-  if redis.call("EXISTS", base .. ":" .. next_id) == 1 then
+  local free, taken = schedules.freeSlot(queue, a.scheduler_id, every, at)
+  if a.end_ms and (free or taken) > a.end_ms then return false end
+  if free ~= at then
     journal.emitTrimmed(queue, gate, "duplicated", "jobId", next_id)
-    return false
+    if taken then return taken end
+    at, next_id = free, schedules.iterationId(a.scheduler_id, free)
   end
   redis.call("ZADD", repeat_, at, a.scheduler_id)
   redis.call("HINCRBY", scheduler, "ic", 1)

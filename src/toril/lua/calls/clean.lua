@@ -40,13 +40,16 @@ local function takeFinished(queue, a, cutoff)
   return gone, #gone
 end
 
---- Jobs that wait in lanes leave their places when they are removed.
+--- They leave their lanes here, because a job without a hash does not say what its lane is.
 local function takeFromLanes(queue, a, cutoff)
   local gone = {}
   local found = redis.call("ZRANGE", queue[a.place], a.skip, a.skip + a.slice - 1)
   for _, member in ipairs(found) do
     local id = laneNames.idIn(member)
-    if mayGo(queue, a.place, id, cutoff) then gone[#gone + 1] = id end
+    if mayGo(queue, a.place, id, cutoff) then
+      lanes.discard(queue, member)
+      gone[#gone + 1] = id
+    end
   end
   return gone, #found
 end

@@ -1,8 +1,9 @@
 --[[
-  retry: let one finished job run again.
+  retry: let one finished job run again, with other data if they are given.
 
   Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
   Args      id str, call str, resets_attempts bool, force bool?
+            After the map, raw: the new data as JSON, or nothing, which leaves them as they are.
   Returns   0
   Refuses   MISSING             the job does not exist   JobNotFoundError
             NOT_IN_STATE        it is not finished   JobNotInStateError
@@ -15,6 +16,7 @@
 function calls.retry(KEYS, a, ARGV)
   local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
   local queue = queues.at(base)
+  local data = ARGV[2]
   if requests.wasMade(queue, a.call) then return 0 end
   if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return refusals.MISSING end
   local job = base .. ":" .. a.id
@@ -28,6 +30,7 @@ function calls.retry(KEYS, a, ARGV)
     if redis.call("ZREM", completed, a.id) == 0 then return refusals.NOT_IN_STATE end
   end
   requests.remember(queue, a.call)
+  if data then redis.call("HSET", job, "data", data) end
   local gate = gates.read(queue)
   jobs.retry(queue, gate, a.id, state, a.resets_attempts)
   places.wake(queue, gate)

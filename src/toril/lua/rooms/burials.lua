@@ -59,7 +59,8 @@ end
 local MORE_REMOVED = 50
 
 --- Remove the oldest letters beyond the retention, of `length` in the list: as many as came, and a few
---- more. It stops at any other job, and while a walk turns the list: the oldest are elsewhere then.
+--- more. It stops at any other job, and while a walk turns the list: the oldest are elsewhere then. A
+--- letter whose key holds no hash is as old as can be.
 local function retainLetters(dead_letters, list, length, now)
   local keep, target = dead_letters.keep, dead_letters.queue
   local excess = type(keep.count) == "number" and length - keep.count or 0
@@ -69,9 +70,10 @@ local function retainLetters(dead_letters, list, length, now)
   local removed = {}
   for i = 1, #dead_letters.ids + MORE_REMOVED do
     local letter = dead_letters.prefix .. (redis.call("LINDEX", list, -1) or "")
-    local known = hashes.read(letter, "x.letter", "timestamp")
-    local is_old = oldest_ms and (tonumber(known.timestamp) or now) < oldest_ms
-    if not known["x.letter"] or i > excess and not is_old then break end
+    local known = hashes.tryRead(letter, "x.letter", "timestamp")
+    local at = known.err and 0 or tonumber(known.timestamp) or now
+    local is_old = oldest_ms and at < oldest_ms
+    if not (known["x.letter"] or known.err) or i > excess and not is_old then break end
     redis.call("RPOP", list)
     removed[i] = letter
   end

@@ -5,7 +5,8 @@
 local SLICE, MOST_SLICES = 1000, 3
 local STALLED = "job stalled more than allowable limit"
 
---- Note what an event says about the job that it names.
+--- Note what an event says about the job that it names. That a job was removed after it had ended does
+--- not say how: an older event does.
 local function hear(ends, fields)
   local event = {}
   for i = 1, #fields, 2 do
@@ -24,7 +25,7 @@ local function hear(ends, fields)
     known.state, known.value = "completed", event.returnvalue
   elseif event.event == "failed" then
     known.state, known.value = "failed", event.failedReason
-  elseif event.event == "removed" then
+  elseif event.event == "removed" and event.prev ~= "completed" and event.prev ~= "failed" then
     known.state, known.value = "cancelled", "removed"
   end
 end
@@ -61,6 +62,16 @@ function endings.begin()
   return { slices = 0, pages = {} }
 end
 
+--- How a job with this hash ended in this state.
+local function endedAs(state, id, hash)
+  local at = tonumber(hash.finishedOn)
+  if state == "completed" then
+    return { id = id, state = state, value = hash.returnvalue or "null", at = at }
+  end
+  return { id = id, state = state, value = hash.failedReason or "", at = at, started = true,
+    is_open = hash.failedReason == STALLED or jobs.isOpenEnd(hash.ats, hash["x.lost"], hash.defa) }
+end
+
 --- How a job ended, if it did: { id, state, value, at, started, is_open }; or nothing, and whether it is
 --- gone.
 function endings.read(job)
@@ -68,16 +79,22 @@ function endings.read(job)
   local hash = hashes.read(job, "name", "finishedOn", "returnvalue", "failedReason", "ats", "x.lost",
     "defa")
   if not hash.name then return nil, true end
-  local at = tonumber(hash.finishedOn)
   if not hash.finishedOn then return nil, false end
   if redis.call("ZSCORE", queue_base .. ":completed", id) then
-    return { id = id, state = "completed", value = hash.returnvalue or "null", at = at }
+    return endedAs("completed", id, hash)
   end
   if redis.call("ZSCORE", queue_base .. ":failed", id) then
-    return { id = id, state = "failed", value = hash.failedReason or "", at = at, started = true,
-      is_open = hash.failedReason == STALLED or jobs.isOpenEnd(hash.ats, hash["x.lost"], hash.defa) }
+    return endedAs("failed", id, hash)
   end
   return nil, false
+end
+
+--- The same for a job that is being removed and is in no set any more: only its hash, which the caller
+--- has read, can tell. Nothing if it has not ended.
+function endings.ofRemoved(id, hash)
+  if not hash.finishedOn then return nil end
+  if hash.returnvalue then return endedAs("completed", id, hash) end
+  return hash.failedReason and endedAs("failed", id, hash) or nil
 end
 
 --- Where the search for a job that is gone continues, in the record of its group; "" if a person is

@@ -56,6 +56,17 @@ local function liveMembers(group)
   return group.total - group.completed - group.failed - group.cancelled
 end
 
+--- Does a member run that is undone if it completes? Then its group is not over.
+local function isAwaited(group)
+  return group.undoes_late and liveMembers(group) > 0
+end
+
+--- Is a group being undone, or was it until its time limit passed while members ran? In both they are
+--- undone if they complete; in the second, as soon as a person says so.
+local function isTurned(group)
+  return group.state == "COMPENSATING" or group.state == "FAILED_COMPENSATION" and group.undoes_late
+end
+
 function groups.emit(group, event, ...)
   local most = redis.pcall("HGET", group.owner .. ":meta", "opts.maxLenEvents")
   most = type(most) == "string" and string.match(most, "^%d+$")
@@ -192,7 +203,7 @@ end
 --- that would be undone is still running: it could complete later than what is being undone.
 local function takeUndoable(group)
   local most = group.is_reverse and 1 or group.follows_graph and MOST_IN_GRAPH or MOST_AT_ONCE
-  local waits = group.is_reverse and group.undoes_late and liveMembers(group) > 0
+  local waits = group.is_reverse and isAwaited(group)
   if group.running >= most or waits or isStopped(group) then return nil end
   if group.follows_graph then return retreats.take(group, most - group.running) end
   return redis.call(group.is_reverse and "RPOP" or "LPOP", group.key .. ":undo", most - group.running)
@@ -349,8 +360,7 @@ function groups.turn(group, cause, now, released)
   redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason, "x.failedMember",
     cause.label or "")
   stages.log(group, now, "compensating", cause.label, cause.reason)
-  local runs = group.undoes_late and liveMembers(group) > 0
-  if not runs and redis.call("EXISTS", group.key .. ":undo") == 0 then
+  if not isAwaited(group) and redis.call("EXISTS", group.key .. ":undo") == 0 then
     endGroup(group, "FAILED", now)
     return
   end
@@ -374,7 +384,7 @@ end
 --- Must what this member did be undone if the group turns?
 local function isUndone(group, kind, state, ended)
   if kind == "u" or kind == "s" then return false end
-  if group.state ~= "ACTIVE" and group.state ~= "COMPENSATING" then return false end
+  if group.state ~= "ACTIVE" and not isTurned(group) then return false end
   if (state == "completed" or ended.is_open) and (group.state == "ACTIVE" or group.undoes_late) then
     return true
   end
@@ -400,6 +410,31 @@ local function goOn(group, number, state, ended, now)
   end
 end
 
+--- A job has ended after the time limit of undoing: perhaps nothing is left to undo.
+local function endedLate(group, now)
+  if group.state ~= "FAILED_COMPENSATION" or group.running > 0 or group.broken > 0 then return end
+  if isAwaited(group) or redis.call("EXISTS", group.key .. ":undo") == 1 then return end
+  endGroup(group, "FAILED", now)
+end
+
+--- Look after a group again that could not be undone.
+local function lookAfter(group, now)
+  redis.call("HDEL", group.key, "x.overdue", "x.asks", "x.undoDeadline")
+  redis.call("ZADD", openGroups(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
+  if group.is_staged then
+    redis.call("ZADD", stages.index(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
+  end
+end
+
+--- The pivot has completed in a group that had turned: there is no way back any more.
+local function endPivotLate(group, now)
+  if group.state == "FAILED_COMPENSATION" then
+    lookAfter(group, now)
+    group.state = "COMPENSATING"
+  end
+  stages.keep(group, now)
+end
+
 --- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
 --- released }; the value is the return value or the reason. A member whose outcome is open may have done
 --- its work, so it is undone as if it had completed, without a return value.
@@ -418,9 +453,10 @@ function groups.memberEnded(key, kind, number, job, state, ended, now)
 
   if group.state == "ACTIVE" or group.state == "BLOCKED" then
     goOn(group, number, state, ended, now)
-  elseif group.state == "COMPENSATING" and number == group.pivot and state == "completed" then
-    stages.keep(group, now)
+  elseif isTurned(group) and number == group.pivot and state == "completed" then
+    endPivotLate(group, now)
   else
+    endedLate(group, now)
     groups.settle(group, now)
   end
 end
@@ -429,12 +465,8 @@ end
 function groups.reopen(group, count, now)
   group.state = "COMPENSATING"
   redis.call("HSET", group.key, "state", "COMPENSATING", "updatedAt", clock.stamp(now))
-  redis.call("HDEL", group.key, "x.overdue", "x.asks", "x.undoDeadline")
+  lookAfter(group, now)
   stages.log(group, now, "retrying")
-  redis.call("ZADD", openGroups(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
-  if group.is_staged then
-    redis.call("ZADD", stages.index(group.owner), clock.stamp(now + LOOK_AGAIN_MS), group.id)
-  end
   if group.undo_ms then limitUndoing(group, now) end
   redis.call("ZREM", groups.asking(group.owner), group.id)
   groups.emit(group, "group:retrying", "count", clock.digits(count))
@@ -445,17 +477,11 @@ local function repaired(group, now)
   group.broken = redis.call("HINCRBY", group.key, "x.broken", "-1")
   if group.state ~= "FAILED_COMPENSATION" or group.broken > 0 then return end
   local left = redis.call("LLEN", group.key .. ":undo")
-  if left == 0 and group.running == 0 then
-    endGroup(group, "FAILED", now)
-  elseif left > 0 then
+  if left > 0 then
     groups.reopen(group, left, now)
+  else
+    endedLate(group, now)
   end
-end
-
---- A compensation that exceeded its time limit has ended: perhaps nothing is left to undo.
-local function endedLate(group, now)
-  if group.state ~= "FAILED_COMPENSATION" or group.running > 0 or group.broken > 0 then return end
-  if redis.call("EXISTS", group.key .. ":undo") == 0 then endGroup(group, "FAILED", now) end
 end
 
 --- A job that undoes a member ended; `letter` is the key of the dead letter that it became. If it
@@ -522,18 +548,20 @@ end
 --- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
 --- while its group is not over; `job` is its key, unless it is a dead letter now.
 --- With `is_again` a member that its group counts as completed may not: it would be undone only once.
+--- Also returns whether the group is blocked, perhaps by this member.
 function groups.stateOf(membership, job, is_again)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
   if not key then return "ACTIVE" end
   if parcels.isAway(key) then return remotes.stateOf(job) end
   if kind ~= "c" then
     local state = readState(key)
-    if state == "BLOCKED" then
+    local is_blocked = state == "BLOCKED"
+    if is_blocked then
       if not job and not stages.mayRejoin(key, number) then return state end
       state = "ACTIVE"
     end
-    if state ~= "ACTIVE" or not is_again then return state end
-    return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE"
+    if state ~= "ACTIVE" or not is_again then return state, is_blocked end
+    return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE", is_blocked
   end
   local status
   if job then
@@ -591,11 +619,14 @@ local function repeatMember(key, number, job, now)
   return true
 end
 
---- A job of a group starts that was started before: a tool that does not know about groups may have
---- brought it back.
-function groups.onTaken(membership, job, now)
+--- A job of a group starts that was started before, or whose group is blocked: a tool that does not know
+--- about groups may have brought it back.
+function groups.onTaken(membership, job, is_blocked, now)
   local key, kind = string.match(membership, "^(.*):(%a)%d+$")
   if kind == "c" and not parcels.isAway(key) then groups.reviveCompensation(key, job, job, now) end
+  if not is_blocked then return end
+  local status, group = redis.call("HGET", key .. ":jobs", job), groups.read(key)
+  if group and (status == "failed" or status == "cancelled") then stages.revive(group, job, status, now) end
 end
 
 --- Somebody retries a finished job of a group. If the group does not wait for it, it runs only because

@@ -252,6 +252,16 @@ function jobs.finish(queue, gate, ended, known, points, now)
   return ended.letter_id
 end
 
+--- Tell the group of a job that it was removed: it is cancelled, unless a worker that knows of no groups
+--- had ended it and nobody has looked since. `known` is what was read of its hash.
+local function tellRemoved(job, id, known, was_active)
+  local ended = endings.ofRemoved(id, known) or { id = id, state = "cancelled", value = "removed",
+    started = known.ats ~= false,
+    is_open = was_active or jobs.isOpenEnd(known.ats, known["x.lost"], known.defa) }
+  ended.told = known["x.toldGroup"]
+  groups.onSettled(known["x.group"], job, ended.state, ended, clock.now())
+end
+
 --- Remove a job that is no longer in any container: from its parent, its deduplication id, its
 --- group, its keys.
 --- Everything that removes a job that has not just finished comes through here. `how` may say:
@@ -263,7 +273,7 @@ end
 function jobs.remove(queue, id, how)
   local job = queue.base .. ":" .. id
   local known = hashes.read(job, "name", "parentKey", "parent", "deid", "x.group", "ats",
-    "x.lane", "x.lost", "defa", "x.told", "x.toldGroup")
+    "x.lane", "x.lost", "defa", "x.told", "x.toldGroup", "finishedOn", "returnvalue", "failedReason")
   if known.deid and not (how and how.keeps_deduplication) then
     deduplication.forget(queue, id, known.deid)
   end
@@ -271,11 +281,7 @@ function jobs.remove(queue, id, how)
     lanes.leave(queue, known["x.lane"], id)
   end
   jobs.delete(job)
-  if known["x.group"] then
-    groups.onSettled(known["x.group"], job, "cancelled",
-      { id = id, value = "removed", started = known.ats ~= false, told = known["x.toldGroup"],
-        is_open = how and how.was_active or jobs.isOpenEnd(known.ats, known["x.lost"], known.defa) }, clock.now())
-  end
+  if known["x.group"] then tellRemoved(job, id, known, how and how.was_active) end
   local parent_key, parent_json = known.parentKey, known.parent
   if not parent_key or not parent_json then return known.name ~= false end
   local is_hard = how and how.is_hard

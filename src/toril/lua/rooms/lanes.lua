@@ -463,6 +463,16 @@ function lanes.pull(queue, field, id)
   return nil
 end
 
+--- Take a member that waits out of its lane for good, whatever is left of its job: whoever deleted the
+--- hash may have known of no lanes.
+function lanes.discard(queue, member)
+  local lane, _, _, id = laneNames.readMember(member)
+  if lanes.removeFromWaiting(queue, lane, member) == 0 then lanes.takeFromAside(queue, member) end
+  lanes.dropKept(queue, id)
+  local turn, holders = dropLaneHolder(queue, lane, id)
+  lanes.place(queue, lane, holders, turn)
+end
+
 --- Take a job out of its lane for good, whether it waits there or holds it; returns as above.
 function lanes.leave(queue, field, id)
   local place = lanes.pull(queue, field, id)

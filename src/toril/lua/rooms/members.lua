@@ -113,8 +113,11 @@ local function pullOut(queue, ids, started, known, released)
       listed = rest
     elseif #listed > 0 and length > SHORT_LIST then
       for _, id in ipairs(listed) do
-        redis.call("HSET", queue.base .. ":" .. id, "defa", members.CANCELLED)
-        place_of[id] = "marked"
+        -- One that a worker ended that knows of no groups is in no list, and perhaps gone: its end counts.
+        if known[id].name and not known[id].finishedOn then
+          redis.call("HSET", queue.base .. ":" .. id, "defa", members.CANCELLED)
+          place_of[id] = "marked"
+        end
       end
       listed = {}
     end
@@ -138,7 +141,7 @@ function members.cancel(base, job_keys, released)
   for i, job in ipairs(job_keys) do
     if not holders[i] or released[lock_keys[i]] then
       local id = string.sub(job, #base + 2)
-      local fields = hashes.read(job, "ats", "x.group", "x.lane", "x.lost", "defa")
+      local fields = hashes.read(job, "name", "finishedOn", "ats", "x.group", "x.lane", "x.lost", "defa")
       has_lanes = has_lanes or fields["x.lane"]
       ids[#ids + 1] = id
       started[id] = tonumber(fields.ats) ~= nil

@@ -71,17 +71,23 @@ function schedules.takeOut(queue, pending)
   jobs.delete(queue.base .. ":" .. pending.id)
 end
 
+--- The first time from `at` on that has no job yet; or nothing, and the last time that was tried.
+function schedules.freeSlot(queue, scheduler_id, every, at)
+  local last
+  for _ = 0, every and MOST_SLOTS or 0 do
+    if not exists(queue, scheduler_id, at) then return at end
+    last, at = at, at + (every or 0)
+  end
+  return nil, last
+end
+
 --- The first free time from `at` on (the pending iteration's own time counts as free), or nothing and a
 --- refusal.
 function schedules.slotFor(queue, a, pending, at)
   if pending.place and at == pending.at then return at end
-  if not exists(queue, a.scheduler_id, at) then return at end
-  if not a.every then return nil, refusals.TIME_TAKEN end
-  for _ = 1, MOST_SLOTS do
-    at = at + a.every
-    if not exists(queue, a.scheduler_id, at) then return at end
-  end
-  return nil, refusals.TIMES_TAKEN
+  local free = schedules.freeSlot(queue, a.scheduler_id, a.every, at)
+  if free then return free end
+  return nil, a.every and refusals.TIMES_TAKEN or refusals.TIME_TAKEN
 end
 
 --- Rewrite the record of a scheduler. `offset` is 0 or nothing if `at` decides.

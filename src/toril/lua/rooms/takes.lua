@@ -86,12 +86,13 @@ end
 --- A member of a group that is over or being undone does not run: a tool that does not know about groups
 --- brought it back, and nothing would undo it again. It fails for good here, unless somebody forced its
 --- retry. If its last run has an unknown outcome, it may have done its work. Returns whether it ended.
---- A compensation that failed and was brought back runs, and its group is told.
+--- A compensation that failed and was brought back runs, and its group is told; so does a member that
+--- blocks its group.
 local function endStranded(queue, gate, id, membership, is_again, now)
   local job = queue.base .. ":" .. id
-  local state = groups.stateOf(membership, job, is_again)
+  local state, is_blocked = groups.stateOf(membership, job, is_again)
   if state == "ACTIVE" then
-    if is_again then groups.onTaken(membership, job, now) end
+    if is_again or is_blocked then groups.onTaken(membership, job, is_blocked, now) end
     return false
   end
   if redis.call("HDEL", job, "x.forced") == 1 then return false end

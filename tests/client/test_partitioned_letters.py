@@ -1,0 +1,118 @@
+"""Bulk operations on the dead letters of a queue with partitions: one run through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.features.dead_letters.forging import forge
+from toril import Queue
+from toril.errors import InvalidOptionError
+
+PER_PART = 20
+INTERRUPTED_AT = 25
+"""In the second of three partitions."""
+IN_FIVES = 50
+"""The rate at which a slice has five letters."""
+
+
+@pytest.fixture
+async def letters(make_queue, client, prefix):
+    queue = make_queue("{mail}-dlq", partitions=3)
+    await queue.get_dead_letter_count()
+    await fill(client, prefix, queue, 0, 1, 2)
+    return queue
+
+
+async def fill(client: Any, prefix: str, letters: Queue, *numbers: int) -> None:
+    for number in numbers:
+        part = letters.partitions[number]
+        await forge(client, prefix, part.name, PER_PART, source=f"{{mail-{number}}}")
+
+
+async def left(letters: Queue) -> list[int]:
+    return [await part.get_dead_letter_count() for part in letters.partitions]
+
+
+async def interrupt(letters: Queue, **options: Any) -> str:
+    """The name of a run that was interrupted in the second partition."""
+    names = set()
+
+    def stop(now: Any) -> None:
+        names.add(now.run)
+        if now.done >= INTERRUPTED_AT:
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        await letters.replay_all_dead_letters(on_progress=stop, rate=IN_FIVES, **options)
+    (name,) = names
+    first, second, third = await left(letters)
+    assert (first, 0 < second < PER_PART, third) == (0, True, PER_PART)
+    return name
+
+
+@pytest.mark.parametrize("filters", [{}, {"name": "charge"}])
+@pytest.mark.parametrize("resume", [lambda name: name, lambda name: True])
+async def test_a_replay_is_resumed_in_the_partition_where_it_stopped(
+    letters, client, prefix, filters, resume: Callable[[str], bool | str]
+):
+    """What has come back into those before it is not of this run."""
+    name = await interrupt(letters, **filters)
+    await fill(client, prefix, letters, 0)
+    before = PER_PART - (await left(letters))[1]
+    told = []
+
+    again = resume(name)
+    done = await letters.replay_all_dead_letters(
+        resume=again, on_progress=told.append, **({} if again is name else filters)
+    )
+
+    assert await left(letters) == [PER_PART, 0, 0]
+    assert done == told[-1].done == 2 * PER_PART  # the first had gone before
+    assert {now.resumed for now in told} == {before}
+    assert told[-1].left == PER_PART
+
+
+async def test_a_resumed_run_that_is_interrupted_is_resumed_again(letters):
+    name = await interrupt(letters)
+    told = []
+
+    def stop(now: Any) -> None:
+        told.append(now)
+        if now.done > PER_PART:  # in the last partition
+            raise RuntimeError("again")
+
+    with pytest.raises(RuntimeError, match="again"):
+        await letters.replay_all_dead_letters(resume=name, on_progress=stop, rate=IN_FIVES)
+    assert [count > 0 for count in await left(letters)] == [False, False, True]
+    await letters.replay_all_dead_letters(resume=told[-1].run)
+
+    assert await left(letters) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("verb", ["replay_all_dead_letters", "purge_dead_letters"])
+async def test_what_is_told_is_of_the_whole(letters, verb):
+    told = []
+
+    done = await getattr(letters, verb)(on_progress=told.append)
+
+    assert done == told[-1].done == told[-1].examined == 3 * PER_PART
+    assert told[-1].left == 0
+    assert [now.done for now in told] == sorted(now.done for now in told)
+    assert len({now.run for now in told}) == 1
+
+
+async def test_what_cannot_be_resumed_is_refused(letters):
+    name = await interrupt(letters)
+
+    with pytest.raises(InvalidOptionError, match="dlq' has no interrupted replay 'jx'"):
+        await letters.replay_all_dead_letters(resume="jx")
+    with pytest.raises(InvalidOptionError, match="has its own filters"):
+        await letters.replay_all_dead_letters(resume=name, name="charge")
+    with pytest.raises(InvalidOptionError, match="resume"):
+        await letters.purge_dead_letters(resume=5)
+    left_to_do = 3 * PER_PART - INTERRUPTED_AT
+    assert await letters.replay_all_dead_letters(resume=name, dry_run=True) == left_to_do
+    assert await letters.purge_dead_letters(resume=True) == left_to_do  # no purge was interrupted

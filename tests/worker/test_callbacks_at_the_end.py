@@ -1,0 +1,105 @@
+"""A worker ends although its callbacks close it, or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.helpers import let_pass, wait_until
+from toril import Queue, Worker
+from toril.worker import events
+from toril.worker.crew import GRACE_S
+
+LATE_S = 20
+"""Where a worker that has to end at once has not."""
+
+
+async def do_nothing(job):
+    pass
+
+
+@pytest.fixture(params=[1, 2])
+def options(request, url, prefix) -> dict:
+    return {"connection": url, "prefix": prefix, "partitions": request.param}
+
+
+async def close_plainly(worker):
+    await worker.close()
+
+
+async def close_in_time(worker):
+    await asyncio.wait_for(worker.close(), 60)
+
+
+async def close_in_a_group(worker):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.close())
+
+
+@pytest.mark.parametrize("close", [close_plainly, close_in_time, close_in_a_group])
+@pytest.mark.parametrize("event", ["drained", "closing", "closed"])
+async def test_a_callback_may_close_its_worker(event, close, options):
+    worker = Worker("q", do_nothing, **options)
+    ended = []
+
+    async def stop():
+        await close(worker)
+        ended.append(event)
+
+    worker.on(event, stop)
+    async with Queue("q", **options) as queue:
+        await queue.add("x")
+        running = asyncio.create_task(worker.run())
+        if event != "drained":
+            await wait_until(lambda: worker.is_running)
+            await asyncio.wait_for(worker.close(), LATE_S)
+        await asyncio.wait_for(running, LATE_S)
+        await wait_until(lambda: ended)
+
+
+async def test_a_callback_that_hangs_keeps_no_worker_from_ending(options, caplog):
+    begun = asyncio.Event()
+
+    async def hang(job, result):
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with Queue("q", **options) as queue:
+        worker = Worker("q", do_nothing, **options)
+        worker.on("completed", hang)
+        await worker.start()
+        await queue.add("x")
+        await begun.wait()
+
+        first = asyncio.create_task(worker.close())
+        await let_pass(0.1, "it waits for the callback meanwhile")
+        assert not first.done()
+        with caplog.at_level(logging.WARNING, "toril.worker"):
+            await asyncio.wait_for(worker.close(timeout=0), GRACE_S + LATE_S)
+        await first
+
+    assert "1 of its callbacks still run" in caplog.text
+
+
+async def test_without_a_limit_a_callback_that_hangs_has_a_while(options, caplog, monkeypatch):
+    monkeypatch.setattr(events, "LONGEST_DRAIN_S", 0.1)
+    done = []
+
+    async def hang():
+        await asyncio.Event().wait()
+
+    async def end():
+        done.append(True)
+
+    worker = Worker("q", do_nothing, **options)
+    worker.on("closing", hang)
+    worker.on("closed", end)
+    await worker.start()
+
+    with caplog.at_level(logging.WARNING, "toril.worker"):
+        await asyncio.wait_for(worker.close(), LATE_S)
+
+    assert done == [True]
+    assert "1 of its callbacks still run" in caplog.text
