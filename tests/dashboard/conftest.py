@@ -59,12 +59,12 @@ class Visitor:
         )
 
     async def do(self, verb: str, *, sure: bool = True, **fields: Any) -> httpx.Response:
-        """Make a change; ``sure`` also answers the question whether."""
+        """Make a change; ``sure`` also answers the question whether, again if it is another one."""
         if COOKIE not in self.http.cookies:
             await self.get("/")
         path = f"/do/{verb}"
         answer = await self.post(path, fields, **({"confirmed": "yes"} if sure else {}))
-        if sure and (confirmed := confirmed_by(answer.text)):  # yes was not enough
+        while sure and (confirmed := confirmed_by(answer.text)):  # yes was not enough
             answer = await self.post(path, fields, confirmed=confirmed)
         return answer
 

@@ -440,3 +440,23 @@ async def test_a_job_that_runs_is_cancelled(options):
         await queue.cancel(job.id, "not wanted")
         await asyncio.wait_for(stopped.wait(), 60)
         await wait_until(queue.get_failed_count)
+
+
+async def test_a_worker_that_is_closed_while_it_starts_ends_without_an_error(options):
+    worker = Worker("mail", lambda job: None, **options)
+    agree, asked, may_go_on = worker._agree, asyncio.Event(), asyncio.Event()
+
+    async def agree_later():
+        await agree()
+        asked.set()
+        await may_go_on.wait()
+
+    worker._agree = agree_later
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(asked.wait(), 60)
+    closing = asyncio.create_task(worker.close())
+    await wait_until(lambda: worker._fate.is_closing)
+    may_go_on.set()
+
+    await asyncio.wait_for(closing, 60)
+    await asyncio.wait_for(running, 60)

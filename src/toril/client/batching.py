@@ -40,10 +40,10 @@ class _Line:
         self.is_away = False
         self.sender: asyncio.Task[None] | None = None
         self.closing: list[asyncio.Future[None]] = []
-        """Those who wait until nothing is away."""
+        """Those who wait until no call is under way."""
 
     def rest(self) -> None:
-        """Nothing is away, and nobody waits to be sent."""
+        """No call is under way, and nobody waits to be sent."""
         self.is_away = False
         for closing in self.closing:
             if not closing.done():

@@ -505,6 +505,8 @@ class PartitionedWorker(Worker):
     async def _start_parts(self) -> None:
         self._absence = None
         for worker in self._workers:
+            if self._fate.is_closing:
+                return  # whoever closes it while it starts is no reason to fail
             await worker.start()
             self._watches.append(asyncio.create_task(self._follow(worker.fate)))
         self._shared.emitter.emit("ready")
