@@ -407,11 +407,7 @@ async def test_of_very_many_lanes_a_page_shows_a_hundred(
     await client.hset(f"{prefix}:pay:lanes:settings", mapping=settings)
     await queue.add_bulk([NewJob("x", lane=f"lane-{n}") for n in range(150)])
 
-    async def searched() -> str | None:
-        page = (await visitor.get("/lanes?queue=pay")).text
-        return None if "Looking for stopped lanes" in page else page
-
-    page = await wait_until(searched)  # a page does not wait long for the search
+    page = (await visitor.get("/lanes?queue=pay")).text
 
     assert page.count("s-paused") == 200, "a hundred of both tables"
     assert "200 more lanes are stopped" in page

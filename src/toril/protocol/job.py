@@ -242,6 +242,12 @@ class Job(StoredJob):
         return attempts.history_of(self._fields)
 
 
+def fence_of(job: StoredJob) -> int:
+    """A lane's job carries the lane's number; any other is fenced by how often it was taken."""
+    fence = codec.number(job.raw(b"x.fence"))
+    return job.attempts_started if fence is None else fence
+
+
 def warn_of_progress() -> None:
     """``ctx.progress(…)`` is an old name; ``job.progress`` is what was reported, and stays."""
     deprecating.warn("progress(…) of a running job", "report(…)", level=3)

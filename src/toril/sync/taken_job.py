@@ -17,7 +17,7 @@ from toril.errors import (
 )
 from toril.options import Duration, milliseconds
 from toril.protocol import codec, editing, families, leasing
-from toril.protocol.job import Fields, StoredJob, warn_of_progress
+from toril.protocol.job import Fields, StoredJob, fence_of, warn_of_progress
 from toril.protocol.settling import Attempt, Raised, Released, Result, Returned
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class TakenJob(StoredJob):
     @property
     def fence(self) -> int:
         """Grows each time this job, or a job of its lane, is taken."""
-        fence = codec.number(self.raw(b"x.fence"))
-        return self.attempts_started if fence is None else fence
+        return fence_of(self)
 
     # ------------------------------------------------------------------ how it ends
 

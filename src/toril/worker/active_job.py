@@ -11,9 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import Fields, StoredJob, warn_of_progress
+from toril.protocol.job import Fields, StoredJob, fence_of, warn_of_progress
 
 if TYPE_CHECKING:
     from toril.worker.writer import JobWriter
@@ -195,9 +194,3 @@ class ActiveJob(StoredJob):
     async def read_family(self, kind: str) -> Any:
         """What one of the methods above returns, by its name."""
         return await self._writer.read_family(self, kind)
-
-
-def fence_of(job: StoredJob) -> int:
-    """A lane's job carries the lane's number; any other is fenced by how often it was taken."""
-    fence = codec.number(job.raw(b"x.fence"))
-    return job.attempts_started if fence is None else fence

@@ -28,8 +28,7 @@ import msgspec
 from toril.errors import InvalidOptionError
 from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
-from toril.protocol.job import StoredJob, warn_of_progress
-from toril.worker.active_job import fence_of
+from toril.protocol.job import StoredJob, fence_of, warn_of_progress
 from toril.worker.handlers import Handler, Router, is_async, wrap
 
 LENGTH = struct.Struct("!I")
