@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import tempfile
 import time
 import webbrowser
@@ -14,6 +13,7 @@ import click
 from toril.cli import dashboard
 from toril.cli.printing import echo, print_json
 from toril.cli.server import Server, with_server
+from toril.cli.signals import note_signals
 from toril.cli.values import refuse_given
 from toril.client import embedded
 from toril.protocol.command import plain
@@ -71,7 +71,7 @@ def dev(
             page = stack.enter_context(dashboard.beside(running.url, server.prefix))
         if opens and page is None:
             raise click.ClickException(dashboard.NOT_INSTALLED)
-        told = _note_signals()
+        told = note_signals()
         if server.as_json:
             facts = {"url": url, "socket": running.url, "directory": str(running.directory)}
             print_json({**facts, "dashboard": page}, indent=None)
@@ -90,15 +90,6 @@ def dev(
             webbrowser.open(page)
         while not told:
             time.sleep(0.1)
-
-
-def _note_signals() -> list[int]:
-    """Those that come from now on; only noted: a handler that set an event would wait for whoever
-    is just looking at it."""
-    told: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda one, _: told.append(one))
-    return told
 
 
 def _open_port(own: Server, port: int) -> str:

@@ -16,6 +16,7 @@ from collections import deque
 
 from toril.cli.lifeline import Lifeline
 from toril.cli.logs import notice
+from toril.cli.signals import noted_signals
 from toril.logs import get_logger
 
 logger = get_logger("toril.processes")
@@ -75,18 +76,11 @@ def run_many(count: int, *, timeout_s: float, until_done: bool) -> int:
     command = [sys.executable, "-m", "toril", *without_option(sys.argv[1:], "--processes")]
     lifeline = Lifeline()
     children = [_Child(number, command, lifeline) for number in range(count)]
-    # Only noted: a handler that passed it on would miss the child that is being started.
-    told: deque[int] = deque()
-    before = {
-        number: signal.signal(number, lambda one, _: told.append(one))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        return _watch(children, told, timeout_s, until_done)
-    finally:
-        lifeline.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with noted_signals() as told:
+        try:
+            return _watch(children, told, timeout_s, until_done)
+        finally:
+            lifeline.close()
 
 
 def _watch(children: list[_Child], told: deque[int], timeout_s: float, until_done: bool) -> int:

@@ -7,16 +7,17 @@ that run are finished or handed back, and nothing is lost by saving a file.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from toril.cli.lifeline import Lifeline
 from toril.cli.printing import echo
+from toril.cli.signals import noted_signals
 
 LOOK_EVERY_S = 0.4
 _TICK_S = 0.05
@@ -29,33 +30,32 @@ def run_and_reload(directories: Iterable[str], *, timeout_s: float) -> int:
     arguments = _without_reloading(sys.argv[1:])
     command = [sys.executable, "-m", "toril", *arguments]
     lifeline = Lifeline()
-    # Only noted: a handler that raised would do so anywhere, also in the middle of a restart.
-    told: list[int] = []
-    before = {
-        number: signal.signal(number, lambda one, _: told.append(one))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        seen = _times(roots)  # before the start: what changes from now on may be read or not
-        process = lifeline.start(command)
-        while not told:
-            _wait(LOOK_EVERY_S, lambda: not told)
-            if told or (now := _times(roots)) == seen:
-                continue
-            changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
-            seen = now
-            echo(f"{changed} changed: restarting", err=True)
-            _end(process, told, timeout_s)
-            if not told:
-                process = lifeline.start(command)
-        return max(_end(process, told, timeout_s), 0)
-    finally:
-        lifeline.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with noted_signals() as told:
+        try:
+            return _run_until(told, command, roots, lifeline, timeout_s)
+        finally:
+            lifeline.close()
 
 
-def _end(process: subprocess.Popen[bytes], told: list[int], timeout_s: float) -> int:
+def _run_until(
+    told: deque[int], command: list[str], roots: list[Path], lifeline: Lifeline, timeout_s: float
+) -> int:
+    seen = _times(roots)  # before the start: what changes from now on may be read or not
+    process = lifeline.start(command)
+    while not told:
+        _wait(LOOK_EVERY_S, lambda: not told)
+        if told or (now := _times(roots)) == seen:
+            continue
+        changed = sorted(set(now.items()) ^ set(seen.items()))[0][0]
+        seen = now
+        echo(f"{changed} changed: restarting", err=True)
+        _end(process, told, timeout_s)
+        if not told:
+            process = lifeline.start(command)
+    return max(_end(process, told, timeout_s), 0)
+
+
+def _end(process: subprocess.Popen[bytes], told: deque[int], timeout_s: float) -> int:
     """Ask it to end; kill it if it does not in time, or if this process was told twice."""
     process.terminate()
     # Told once during a restart, this process still gives running jobs their time.
