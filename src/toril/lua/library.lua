@@ -25,7 +25,7 @@ local function serve(call)
     end
     local a = cmsgpack.unpack(ARGV[1])
     memory = { skew_ms = a.skew_ms or 0, outbox = a.spread and KEYS[1], carries = a.carries, now = false,
-      stamped_ms = false, stamp = false, lanes = false }
+      micros = false, stamped_ms = false, stamp = false, lanes = false }
     -- If they cannot be forgotten they are delivered again; the call itself has to be made.
     if a.delivered then pcall(parcels.forget, KEYS[1], a.delivered) end
     local reply = call(KEYS, a, ARGV)

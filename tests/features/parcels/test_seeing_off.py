@@ -12,7 +12,7 @@ from tests.features.parcels.conftest import Slots
 from tests.helpers import wait_until
 from toril import Queue
 from toril.client.connection import Connection
-from toril.protocol import reading, settling
+from toril.protocol import parceling, reading, settling
 from toril.protocol.burying import BurialPolicy
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
@@ -78,6 +78,20 @@ async def test_parcels_of_calls_that_went_together_are_delivered(slots, producer
     assert await slots.parcels(orders) == 0
     async with Queue(dlq, **slots.options) as letters:
         assert await letters.get_dead_letter_count() == 2
+
+
+async def test_parcels_of_calls_in_the_same_millisecond_keep_their_order(slots, producer):
+    """Those of a burial and of the diversion behind it, for example."""
+    orders, dlq = slots.name(0), slots.name(1)
+    calls = await burials(slots, orders, dlq, 40)
+
+    await producer.run_each(calls)
+
+    async with Queue(dlq, **slots.options) as queue:
+        letters = (await queue.get_dead_letter_jobs(0, -1))[::-1]
+        assert [letter.data["n"] for letter in letters] == list(range(40))
+    left_at = [parceling.sent_at(letter.id) for letter in letters]
+    assert len(set(left_at)) < len(left_at), "no two were left in one millisecond"
 
 
 async def test_a_producer_says_that_parcels_have_to_wait(slots, producer, caplog):

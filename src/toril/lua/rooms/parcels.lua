@@ -46,13 +46,16 @@ local function handOver(id, target, body, transit)
 end
 
 --- Leave a parcel for the queue at `target`. Its id, which is returned, is derived from what happened:
---- `what` in this queue, at this time, in order within a call. `transit` is the id of the job that is in no other place now.
+--- `what` in this queue, at this time, in order within a call. Ids sort in the order in which parcels
+--- were left, also those of calls in the same millisecond. `transit` is the id of the job that is in no
+--- other place now.
 function parcels.send(target, what, body, transit)
   local all, due, in_transit = outboxOf(memory.outbox)
   local at = clock.stamp(clock.now())
   memory.has_parcels = (memory.has_parcels or 0) + 1
-  local id = "p" .. at .. string.format("-%04d-", memory.has_parcels) .. string.sub(redis.sha1hex(
-    table.concat({ memory.outbox, target, body.verb, what }, "\n")), 1, 16)
+  local hash = redis.sha1hex(table.concat({ memory.outbox, target, body.verb, what }, "\n"))
+  local id = string.format("p%s-%s%04d-%s", at, clock.micros(), memory.has_parcels,
+    string.sub(hash, 1, 16))
   local head = cmsgpack.pack({ target = target, at = clock.now(), transit = transit })
   local text = cmsgpack.pack(body)
   redis.call("HSET", all, id, #head .. ":" .. head .. text)
