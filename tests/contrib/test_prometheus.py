@@ -168,6 +168,24 @@ async def test_a_delay_is_no_wait(queue, registry, url, prefix):
     assert wait_sum() == pytest.approx((ran.processed_on - ran.timestamp) / 1000 - 0.3, abs=0.01)
 
 
+async def test_the_time_before_run_at_is_no_wait(queue, registry, url, prefix):
+    def wait_sum():
+        return registry.get_sample_value(
+            "toril_job_wait_seconds_sum", {"queue": "q", "name": "later"}
+        )
+
+    worker = Worker("q", handler, connection=url, prefix=prefix)
+    WorkerMetrics(worker, registry=registry)
+    added = await queue.add("now")
+    at = added.timestamp + 500
+    job = await queue.add("later", run_at=at)
+    async with worker:
+        await wait_until(lambda: wait_sum() is not None)
+        ran = await queue.get_job(job.id)
+
+    assert wait_sum() == pytest.approx((ran.processed_on - at) / 1000, abs=0.01)
+
+
 async def test_the_number_of_names_is_bounded(queue, registry, url, prefix):
     worker = Worker("q", handler, connection=url, prefix=prefix, concurrency=5)
     WorkerMetrics(worker, registry=registry, most_names=3)

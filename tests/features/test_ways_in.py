@@ -106,6 +106,8 @@ class Place:
         if abs(int(fields["timestamp"]) - now_ms) < 100_000:
             fields["timestamp"] = "now"
         fields["delay"] = _about(now_ms + int(fields["delay"]))
+        if "x.due" in fields:
+            fields["x.due"] = _about(int(fields["x.due"]))
         if "x.lane" in fields:
             order = int(fields["x.lane"][:16])
             is_now = abs(order - now_ms) < 100_000

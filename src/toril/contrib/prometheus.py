@@ -250,7 +250,7 @@ class WorkerMetrics:
     def _on_active(self, job: StoredJob) -> None:
         self._started[job.id] = time.monotonic()
         if job.attempts_started == 1:
-            waited_ms = (job.processed_on or 0) - job.timestamp - job.opts.delay
+            waited_ms = (job.processed_on or 0) - job.first_due_at
             label = self._label(job.name)
             self._meters.wait.labels(self._queue, label).observe(max(0, waited_ms) / 1000)
 

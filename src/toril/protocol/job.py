@@ -117,7 +117,19 @@ class StoredJob:
         limit_ms = self.opts.expires
         if limit_ms is None or self.attempts_started > 1:
             return False
-        return (self.processed_on or 0) > self.timestamp + self.delay + limit_ms
+        return (self.processed_on or 0) > self.first_due_at + limit_ms
+
+    @property
+    def first_due_at(self) -> int:
+        """When it could first run, in ms since the epoch.
+
+        That is when it was added, when its delay was over, or when its last child had ended.
+        """
+        known = codec.number(self._fields.get(b"x.due"))
+        if known is not None:
+            return known
+        # The field is 0 once the delay is over; what the job was given is in its options.
+        return self.timestamp + max(self.delay, self.opts.delay)
 
     @property
     def lane(self) -> str | None:

@@ -27,7 +27,7 @@ function calls.changeDelay(KEYS, a, ARGV)
     lanes.wakeWhenDue(queue)
   end
   requests.remember(queue, a.call)
-  redis.call("HSET", job, "delay", a.delay_ms)
+  redis.call("HSET", job, "delay", a.delay_ms, "x.due", due)
   journal.emitTrimmed(queue, gates.read(queue), "delayed", "jobId", a.id, "delay", due)
   return 0
 end

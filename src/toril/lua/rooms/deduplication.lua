@@ -54,7 +54,7 @@ local function putOff(queue, gate, owner, new)
     lanes.putAside(queue, laneNames.laneOf(lane), laneNames.member(lane, owner, mark), new.due)
     lanes.wakeWhenDue(queue)
   end
-  redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay)
+  redis.call("HSET", queue.base .. ":" .. owner, "delay", new.delay, "x.due", new.due)
   journal.emitTrimmed(queue, gate, "delayed", "jobId", owner, "delay", new.due)
 end
 

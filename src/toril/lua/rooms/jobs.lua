@@ -39,7 +39,7 @@ end
 --- Write the hash of a new job; nothing else does. `job.more` are further fields and their values.
 function jobs.write(key, job, data, opts, timestamp, delay)
   local priority = clock.digits(job.priority or 0)
-  if not (job.place or job.parent_key or job.group or job.de or job.deid or job.rjk or job.more) then
+  if not (job.place or job.parent_key or job.group or job.de or job.deid or job.rjk or job.due or job.more) then
     redis.call("HSET", key, "name", job.name, "data", data, "opts", opts, "timestamp", timestamp,
       "delay", delay, "priority", priority)
     return
@@ -54,6 +54,7 @@ function jobs.write(key, job, data, opts, timestamp, delay)
   add(record, "x.lane", job.place)
   add(record, "deid", job.deid or job.de and job.de.id)
   add(record, "rjk", job.rjk)
+  add(record, "x.due", job.due and clock.digits(job.due))
   if job.more then
     for _, word in ipairs(job.more) do record[#record + 1] = word end
   end
@@ -70,6 +71,14 @@ local function delayOf(job, order_ms, timestamp, now)
     delay = math.max(0, due - now)
   end
   return delay, due
+end
+
+--- Note when it could first run, if its options do not tell: they have its delay, also that of a
+--- scheduler's job, unless that of an earlier life is there. What is in the hash is 0 once it has passed.
+local function noteDue(job, due, timestamp)
+  if job.ordering_delay or job.had_delay or job.run_at and not job.rjk then
+    job.due = math.max(due, timestamp)
+  end
 end
 
 --- Put a new job where it belongs.
@@ -115,6 +124,7 @@ function jobs.insert(queue, gate, job, data, opts, now)
       data = data, opts = opts, delay = delay, due = due, job = job, order_ms = order_ms })
     if owner then return nil, owner end
   end
+  noteDue(job, due, timestamp)
   local put_off = delay > 0 and due or nil
   -- Its place first: if that key is damaged, the script ends here, before there is a job that
   -- exists but will never run.
@@ -324,6 +334,7 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then
     redis.call("HDEL", job, "atm", "ats")
+    redis.call("HSET", job, "x.due", clock.stamp(clock.now()))
   end
   parents.relink(job, known.parentKey, known.parent)
   if known["x.lane"] then

@@ -25,19 +25,26 @@ function parents.of(parent_key, parent_json)
   return { key = parent_key, id = id or "", queue = queues.at(base or parent_key), flags = {} }
 end
 
+--- From now on the parent could run, or from `due` on: its children no longer count against its `expires`.
+local function noteRelease(parent, name, due)
+  if name then redis.call("HSET", parent.key, "x.due", clock.digits(due)) end
+end
+
 --- Release a parent that waits for children: to its delay, its priority, or the front of the list.
+--- A delay counts from now; a time that it was given is kept.
 function parents.release(parent, now)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
   local gate = gates.read(queue)
-  local settings = hashes.read(parent.key, "priority", "delay", "x.lane")
-  local delay = tonumber(settings.delay) or 0
-  if delay > 0 then
-    journal.emit(queue, "delayed", "jobId", parent.id, "delay", now + delay)
+  local settings = hashes.read(parent.key, "name", "priority", "delay", "x.lane", "x.due")
+  local due = math.max(now, tonumber(settings["x.due"]) or now + (tonumber(settings.delay) or 0))
+  noteRelease(parent, settings.name, due)
+  if due > now then
+    journal.emit(queue, "delayed", "jobId", parent.id, "delay", due)
     if settings["x.lane"] then
-      releaseIntoLane(queue, gate, parent.id, settings["x.lane"], now + delay)
+      releaseIntoLane(queue, gate, parent.id, settings["x.lane"], due)
     else
-      redis.call("ZADD", queue.delayed, (now + delay) * 4096, parent.id)
+      redis.call("ZADD", queue.delayed, due * 4096, parent.id)
       places.wakeWhenDue(queue)
     end
     return
@@ -56,9 +63,10 @@ function parents.releasePlainly(parent, silently)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
   local gate = gates.read(queue)
-  local lane = redis.call("HGET", parent.key, "x.lane")
-  if lane then
-    releaseIntoLane(queue, gate, parent.id, lane)
+  local known = hashes.read(parent.key, "name", "x.lane")
+  noteRelease(parent, known.name, clock.now())
+  if known["x.lane"] then
+    releaseIntoLane(queue, gate, parent.id, known["x.lane"])
   else
     redis.call("RPUSH", gates.readyList(queue, gate), parent.id)
     places.wake(queue, gate)
@@ -119,7 +127,7 @@ local function failParent(parent, child_key, now)
     redis.call("HSET", parent.key, "defa", reason)
     parents.release(parent, now)
   elseif redis.call("ZREM", queue.delayed, parent.id) == 1 then
-    redis.call("HSET", parent.key, "defa", reason, "delay", 0)
+    redis.call("HSET", parent.key, "defa", reason, "delay", 0, "x.due", now)
     redis.call("ZADD", queue.waiting_children, now, parent.id)
     parents.release(parent, now)
   elseif not redis.call("ZSCORE", queue.failed, parent.id) then

@@ -126,6 +126,7 @@ local function bringBack(known, id, new_id, how, sources, transit, now)
     run_at = changes.run_at, lifo = changes.lifo,
     lane = changes.lane or note.lane, order_ms = changes.order_ms or tonumber(note.order_ms or at) }
   local opts = changedOpts(how.opts or nextOpts(note, quoted_id, at), changes)
+  job.had_delay = string.find(opts, '"delay":', 1, true) ~= nil
   job.more = { "x.replays", clock.digits((tonumber(known["x.replays"]) or 0) + 1),
     "x.history", historyWith(known["x.history"], letter, how, now) }
   local original = known["x.original"] or (how.is_repaired and not raw and first)
