@@ -1,11 +1,19 @@
 """A queue in plain Python: what the public API promises, without a server.
 
-Time does not pass here: delays are long, and jobs that wait for a time run when they are promoted.
+Time passes by whole hours, when it is told to; what takes milliseconds makes no difference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+LIVES = (
+    "in time",
+    "in time after a delay",
+    "too late",
+    "too late after a delay",
+    "without a limit",
+)
 
 
 @dataclass
@@ -21,6 +29,12 @@ class ModelJob:
     lane: str | None = None
     is_doomed: bool = False
     backs_off: bool = False
+    due: int = 0
+    """The hour from which on it could first run."""
+    expires: int | None = None
+    """It may wait for so many hours and a half."""
+    has_waited: bool = False
+    """For its delay, until it was over."""
 
 
 @dataclass
@@ -30,7 +44,8 @@ class ModelQueue:
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     wait: list[str] = field(default_factory=list)
     prioritized: list[tuple[int, int, str]] = field(default_factory=list)
-    delayed: set[str] = field(default_factory=set)
+    delayed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """In which hour they are due, and in which order within it."""
     active: dict[str, str] = field(default_factory=dict)
     """Who holds each running job."""
     expired: set[str] = field(default_factory=set)
@@ -40,17 +55,44 @@ class ModelQueue:
     """Names of the dead letters, the oldest first."""
     is_paused: bool = False
     clock: int = 0
+    hour: int = 0
 
-    def add(self, job: ModelJob, *, is_delayed: bool = False) -> bool:
+    def add(self, job: ModelJob, *, delay: int = 0) -> bool:
         """False when a job with this id exists."""
         if job.id in self.jobs:
             return False
         self.jobs[job.id] = job
-        if is_delayed:
-            self.delayed.add(job.id)
+        job.due = self.hour + delay
+        if delay:
+            self.put_off(job.id, delay)
         else:
             self.place(job, is_first=job.is_lifo)
         return True
+
+    def put_off(self, job_id: str, hours: int) -> None:
+        self.clock += 1
+        self.delayed[job_id] = (self.hour + hours, self.clock)
+
+    def let_in(self) -> None:
+        """Who takes jobs lets in those that are due, whoever may run now."""
+        for due, job_id in sorted((due, job_id) for job_id, due in self.delayed.items()):
+            if due[0] <= self.hour:
+                del self.delayed[job_id]
+                self.jobs[job_id].has_waited = True
+                self.place(self.jobs[job_id])
+
+    def has_expired(self, job_id: str) -> bool:
+        """Was it taken for the first time, and too late?"""
+        job = self.jobs[job_id]
+        return job.expires is not None and job.started == 1 and self.hour > job.due + job.expires
+
+    def life_of(self, job_id: str) -> str:
+        """How it was when it was taken."""
+        job = self.jobs[job_id]
+        if job.expires is None or job.started > 1:
+            return "without a limit"
+        life = "too late" if self.has_expired(job_id) else "in time"
+        return f"{life} after a delay" if job.has_waited else life
 
     def place(self, job: ModelJob, *, is_first: bool = False) -> None:
         """At the end of those who wait, or before them."""
@@ -69,6 +111,7 @@ class ModelQueue:
             self.wait.insert(0, job.id)
 
     def take(self, token: str, count: int) -> list[str]:
+        self.let_in()
         if self.is_paused:
             return []
         taken = []
@@ -97,8 +140,9 @@ class ModelQueue:
             self.letters.append(job.name)
             del self.jobs[job_id]
         elif job.backs_off:
-            self.delayed.add(job_id)
+            self.put_off(job_id, 1)
         else:
+            self.let_in()
             self.place(job, is_first=job.is_lifo)
 
     def give_back(self, job_id: str) -> None:
@@ -125,7 +169,7 @@ class ModelQueue:
             if job_id in place:
                 place.remove(job_id)
         self.prioritized = [one for one in self.prioritized if one[2] != job_id]
-        self.delayed.discard(job_id)
+        self.delayed.pop(job_id, None)
         self.jobs.pop(job_id, None)
 
     def state_of(self, job_id: str) -> str | None:
