@@ -15,10 +15,10 @@ from toril.errors import (
     ServerUnavailableError,
     ServerUnusableError,
 )
-from toril.protocol.command import Command, Resend
+from toril.protocol.command import Command, Resend, plain
 from toril.protocol.numbering import RESEND_WITHIN_S, Flights
 from toril.protocol.scripts import Library, Script
-from toril.protocol.sending import MOST_LOADS, Dialect, Sending
+from toril.protocol.sending import MOST_LOADS, WORTH_A_MESSAGE, Dialect, Sending, messages
 
 LOST = redis.ConnectionError("Connection closed by server.")
 LOADING = redis.BusyLoadingError("LOADING the dataset")
@@ -391,3 +391,17 @@ def test_the_wrong_server_is_asked_again_and_then_told_from_a_failover(error):
     assert isinstance(named.end_after(error, "server", is_last=True), ServerUnusableError)
     end = found.end_after(error, "server", is_last=True, finds_primary=True)
     assert isinstance(end, ServerUnavailableError)
+
+
+def test_small_requests_leave_together_and_a_large_one_before_the_next_is_packed():
+    large = "x" * WORTH_A_MESSAGE
+    words = [("GET", "a"), ("GET", "b"), ("SET", "c", large), ("GET", "d")]
+    sendings = [Sending(plain(*each, parse=str)) for each in words]
+    leaving = messages(sendings, 0.0)
+
+    first, replies = next(leaving)
+
+    assert (first, replies) == (b"".join(each.packed(0.0) for each in sendings[:3]), 3)
+    assert [each.was_sent for each in sendings] == [True, True, True, False]
+    assert list(leaving) == [(sendings[3].packed(0.0), 1)]
+    assert sendings[3].was_sent

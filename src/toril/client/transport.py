@@ -29,7 +29,7 @@ from toril.client.sockets import (
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
 from toril.protocol.failovers import Told
-from toril.protocol.sending import ASKING, Sending
+from toril.protocol.sending import ASKING, Sending, messages
 from toril.protocol.slots import Node
 
 MOST_SOCKETS = 16
@@ -316,12 +316,9 @@ class ServerTransport:
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                now = time.monotonic()
-                packed = b"".join([sending.packed(now) for sending in part])
-                for sending in part:
-                    sending.was_sent = True
+                for packed, replies in messages(part, time.monotonic()):
+                    line.send(packed, replies)
                 sent += len(part)
-                line.send(packed, sum([sending.replies for sending in part]))
             if not line.replies:
                 sockets.expect_reply(line, timeout_s)
                 await line.arrival()

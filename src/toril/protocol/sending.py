@@ -13,7 +13,7 @@ Both connections keep to these rules, the async and the blocking one:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from toril.errors import (
@@ -40,6 +40,9 @@ PARCELS = b"toril:parcels"
 
 _SPREAD: Mapping[str, Any] = {"spread": True}
 _CARRIES: Mapping[str, Any] = {"spread": True, "carries": True}
+
+WORTH_A_MESSAGE = 16_384
+"""So many bytes leave at once: the server reads them while the next request is packed."""
 
 MOST_LOADS = 32
 """How often a call has the library loaded before it goes as a script: once for every node that it
@@ -247,6 +250,23 @@ class Sending:
         self._resent = self._resent or may_have_run
         self.was_sent = False
         return None
+
+
+def messages(sendings: Iterable[Sending], now_s: float) -> Iterator[tuple[bytes, int]]:
+    """Their requests, small ones put together, and how many replies each message has."""
+    packed: list[bytes] = []
+    size = replies = 0
+    for sending in sendings:
+        packed.append(sending.packed(now_s))
+        sending.was_sent = True
+        size += len(packed[-1])
+        replies += sending.replies
+        if size >= WORTH_A_MESSAGE:
+            yield b"".join(packed), replies
+            packed = []
+            size = replies = 0
+    if packed:
+        yield b"".join(packed), replies
 
 
 _PASSING = (Trouble.LOST, Trouble.NOT_NOW, Trouble.GHOST)

@@ -16,7 +16,7 @@ from toril.client import embedded
 from toril.errors import ServerUnavailableError
 from toril.protocol import failovers
 from toril.protocol.failovers import Told
-from toril.protocol.sending import ASKING, Sending
+from toril.protocol.sending import ASKING, Sending, messages
 from toril.protocol.slots import Node
 from toril.sync.line import Line
 from toril.sync.sockets import (
@@ -131,12 +131,9 @@ class ServerTransport:
         while len(answers) < len(sendings):
             if sent < len(sendings) and sent - len(answers) <= at_once // 2:
                 part = sendings[sent : len(answers) + at_once]
-                now = time.monotonic()
-                packed = b"".join([sending.packed(now) for sending in part])
-                for sending in part:
-                    sending.was_sent = True
+                for packed, _ in messages(part, time.monotonic()):
+                    line.send(packed, timeout_s)
                 sent += len(part)
-                line.send(packed, timeout_s)
             reply = line.read()
             if sendings[len(answers)].replies > 1:
                 reply = _with_replicas(line, reply)
