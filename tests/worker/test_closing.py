@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -377,3 +378,23 @@ async def test_a_worker_closes_although_a_handler_raised_what_ends_loops(
     await inside.until_finished(1)
 
     assert await inside.ids("completed") == [job.id]
+
+
+async def test_an_end_waits_for_no_function_that_handlers_left_in_threads(queue, start_worker):
+    """``asyncio.to_thread`` goes on after its handler, and the threads of a loop are few."""
+    may_end = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    async def handler(job):
+        await asyncio.to_thread(may_end.wait, 600)
+
+    try:
+        worker = await start_worker(handler, concurrency=4)
+        await queue.add_bulk([NewJob("blocks") for _ in range(4)])
+        await wait_until(lambda: len(worker.current_jobs) == 4)
+
+        await asyncio.wait_for(worker.close(timeout=0), 60)
+
+        assert not may_end.is_set()
+    finally:
+        may_end.set()

@@ -55,6 +55,17 @@ async def test_a_thread_that_outlives_its_job_cannot_write_to_the_next_one(
     assert (json.loads(stored["data"]), stored.get("progress", "0")) == ({"n": 2}, "0")
 
 
+async def test_a_handler_that_stops_waiting_for_an_answer_leaves_a_process_that_listens(
+    queue, start_worker, inside
+):
+    jobs = [await queue.add("stop waiting") for _ in range(3)]
+    await start_worker(leftovers.router, executor="process")
+    await inside.until_finished(3)
+
+    pids = [await returned(inside, job.id) for job in jobs]
+    assert len(set(pids)) == 1
+
+
 async def test_the_fence_of_a_lane_grows_in_processes_too(queue, start_worker, inside):
     added = [await queue.add("fence", lane="L") for _ in range(3)]
     await start_worker(leftovers.router, executor="process")

@@ -62,7 +62,7 @@ async def test_everything_runs_with_one_budget(options, concurrency):
             if concurrency == 50:
                 assert await queue.wait_until_empty(timeout=30_000)
             else:
-                await wait_until(lambda: len({name for name, _, _ in ledger.ran}) == 4, 30)
+                await wait_until(lambda: len({name for name, _, _ in ledger.ran}) == 4, 120)
 
         assert ledger.most == concurrency
         assert len({queue_name for queue_name, _, _ in ledger.ran}) == 4
@@ -460,3 +460,20 @@ async def test_a_worker_that_is_closed_while_it_starts_ends_without_an_error(opt
 
     await asyncio.wait_for(closing, 60)
     await asyncio.wait_for(running, 60)
+
+
+async def test_one_that_is_closed_while_it_starts_leaves_nothing_that_asks_again(
+    start_server, prefix
+):
+    server = start_server()
+    server.freeze()
+    try:
+        worker = Worker("q", Ledger(), connection=server.unix_url, prefix=prefix, partitions=2)
+        starting = asyncio.create_task(worker.start())
+        await let_pass(0.1, "it asks the server, which is silent")
+        await worker.close(timeout=0)
+    finally:
+        server.thaw()
+    await asyncio.gather(starting, return_exceptions=True)
+
+    assert worker._starting is None

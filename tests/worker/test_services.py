@@ -14,8 +14,10 @@ from toril import NewJob, Queue, Worker
 from toril.protocol import leasing
 from toril.protocol.keys import Keys
 from toril.worker.group_keeper import GroupKeeper
+from toril.worker.health import trouble_of
 from toril.worker.lease import Berth, Lease
 from toril.worker.locks import Locks
+from toril.worker.pulse import Pulse
 
 
 async def nothing(job):
@@ -107,7 +109,7 @@ async def test_a_lock_that_was_let_go_meanwhile_is_not_lost(is_held):
             return leasing.Renewal(lost=["1"], cancelled=[])
 
     locks.hold("1", "t")
-    lease = Lease(Server, Berth(Keys("bull", "q"), "w", locks, Crew()), lock_ms=1000)
+    lease = Lease(Server, Berth(Keys("bull", "q"), "w", locks, Crew(), Pulse()), lock_ms=1000)
     lease._loop, lease._connection = asyncio.get_running_loop(), Server()
 
     lease._renew()
@@ -222,6 +224,28 @@ async def test_health_is_how_long_ago_the_server_answered(start_server):
     server.thaw()
     await wait_until(lambda: worker.last_reply_age < 1, 30)
     await worker.close(timeout=0)
+
+
+@pytest.mark.parametrize("why", ["full", "paused", "waiting"])
+async def test_a_worker_that_asks_for_no_job_still_hears_from_its_server(why, queue, start_worker):
+    """Its lease does: else a worker with long jobs would be taken out of service."""
+    go_on = asyncio.Event()
+
+    async def handler(job):
+        await go_on.wait()
+
+    worker = await start_worker(handler, lock_duration=900, drain_delay=600_000)
+    await wait_until(lambda: worker.last_reply_age is not None)
+    if why == "full":
+        await queue.add("long")
+        await wait_until(lambda: worker.current_jobs)
+    elif why == "paused":
+        worker.pause()
+    pulse = worker._parts.pulse
+    signs: set[float] = set()
+    await wait_until(lambda: signs.add(pulse.last_sign_at) or len(signs - {pulse.heard_at}) > 3)
+    assert trouble_of(worker) is None
+    go_on.set()
 
 
 async def test_an_idle_worker_whose_wait_is_never_answered_opens_another_line(server, prefix):

@@ -206,6 +206,8 @@ class Child:
         """Have the parent write something for this job, if it is still the running one."""
         number = next(self._numbers)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        # A handler may stop waiting; the answer comes all the same, and has to find its place.
+        answer.set_running_or_notify_cancel()
         self._asked[number] = answer
         text = codec.encode(argument, f"the argument of job.{verb}()")
         self._pipe.send(
@@ -236,6 +238,9 @@ class Child:
             if self._received != self._ended:
                 os._exit(0)
             self._jobs.put(None)
+        except BaseException:  # noqa: BLE001 (a process that no longer listens would never end)
+            traceback.print_exc()
+            os._exit(1)
 
     def _answer(self, message: dict[str, Any]) -> None:
         answer = self._asked.pop(message["number"])

@@ -1,12 +1,14 @@
 """Leases: the locks of running jobs, renewed from a thread with a connection of its own.
 
 A handler may block the event loop for as long as it likes; the locks are still held.
-The thread sleeps in a blocking read of the worker's mailbox, so a cancellation reaches it at once.
+The thread sleeps in a blocking read of the worker's mailbox, so a cancellation reaches it at once,
+and the worker knows that its server is there even while it asks for no jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from toril.protocol.keys import Keys
 from toril.sync.connection import Connection
 from toril.worker.crew import Crew
 from toril.worker.locks import Locks
+from toril.worker.pulse import Pulse
 
 logger = get_logger("toril.worker")
 
@@ -34,6 +37,7 @@ class Berth(msgspec.Struct, frozen=True):
     worker_id: str
     locks: Locks
     crew: Crew
+    pulse: Pulse
 
     @property
     def mailbox(self) -> str:
@@ -75,8 +79,28 @@ class Lease:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop renewing; returns when the thread has ended, or can no longer send anything."""
+    async def close(self) -> None:
+        """Stop renewing; returns when the thread has ended, or can no longer send anything.
+
+        A thread of its own waits for that: those of the loop may all be busy with functions of
+        handlers, which nobody can stop.
+        """
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+
+        def wait_for_end() -> None:
+            self._end()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_note, ended)
+
+        try:
+            threading.Thread(target=wait_for_end, name="toril-lease-end", daemon=True).start()
+        except RuntimeError:  # the system gives no more threads: the lease ends by itself
+            self._closing.set()
+            return
+        await ended
+
+    def _end(self) -> None:
         self._closing.set()
         deadline = time.monotonic() + _LONGEST_GOODBYE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
@@ -98,6 +122,8 @@ class Lease:
                 self._read_mail(wait_s)
                 # Here and not above: when no locks are held, renewing sends nothing.
                 self._is_in_trouble = False
+                for berth in self._berths.values():
+                    self._tell(berth.pulse.feel)
             except Exception as error:  # noqa: BLE001 (a lease that ends loses every lock)
                 if not self._goes_on():
                     break
@@ -162,3 +188,8 @@ class Lease:
 
     def _tell(self, what: Callable[..., None], *words: str) -> None:
         self._loop.call_soon_threadsafe(what, *words)
+
+
+def _note(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)

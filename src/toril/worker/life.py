@@ -126,7 +126,7 @@ class Life:
             doubting = asyncio.create_task(self._hurry_when_nobody_answers())
             await self._end_services()
             doubting.cancel()
-            await asyncio.to_thread(parts.lease.close)
+            await parts.lease.close()
         await parts.release()
         parts.emitter.emit("closed")
         await parts.emitter.drain(self._hurry, GRACE_S)

@@ -299,7 +299,7 @@ class Shared:
     async def end_lease(self) -> None:
         lease, self._lease = self._lease, None
         if lease is not None:
-            await asyncio.to_thread(lease.close)
+            await lease.close()
 
     def open(self, design: Design) -> None:
         """All designs are alike except for their names, so the first one is used."""
@@ -332,9 +332,9 @@ class SharedLease:
         else:
             self._shared.start_lease()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._own is not None:
-            self._own.close()
+            await self._own.close()
 
 
 class SharingParts(Parts):
@@ -471,6 +471,8 @@ class PartitionedWorker(Worker):
             await self.close(timeout=0)
             raise
         except ServerError as error:
+            if self._fate.is_closing:
+                return  # whoever closes it while it starts is no reason to fail
             logger.warning("the worker of queue %r waits for its server: %s", self.name, error)
             self._absence = error
             self._starting = asyncio.create_task(self._start_when_served())

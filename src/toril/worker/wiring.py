@@ -153,7 +153,7 @@ class Parts:
         return self._lease_of(self._berth())
 
     def _berth(self) -> Berth:
-        return Berth(self.keys, self.worker_id, self.locks, self.crew)
+        return Berth(self.keys, self.worker_id, self.locks, self.crew, self.pulse)
 
     def _lease_of(self, *berths: Berth) -> Lease:
         lock_ms = _ms(self._design.options.lock_duration)

@@ -193,8 +193,8 @@ class Worker:
     @property
     def last_reply_age(self) -> float | None:
         """Seconds since the server last answered; use it in health checks."""
-        heard_at, loop = self._parts.pulse.heard_at, self._life.loop
-        return None if loop is None or not heard_at else loop.time() - heard_at
+        last_sign_at, loop = self._parts.pulse.last_sign_at, self._life.loop
+        return None if loop is None or not last_sign_at else loop.time() - last_sign_at
 
     @property
     def server_error(self) -> Exception | None:
