@@ -110,6 +110,19 @@ def test_dead_letters_are_replayed_and_purged_after_a_yes(
     assert toril("dlq", "list", "payments-dlq", "--json").json == []
 
 
+def test_as_many_jobs_of_a_lane_are_removed_as_were_named(toril: Toril, payments: BlockingQueue):
+    payments.add("sync", lane="user:42")
+    for _ in range(2):
+        payments.add("sync", lane="user:42", delay=3_600_000)
+    drain = ("lanes", "drain", "payments", "user:42")
+
+    assert "Remove 1 waiting job of lane 'user:42'?" in toril(*drain).err
+    asked = toril(*drain, "--delayed")
+    assert "Remove 3 waiting and delayed jobs of lane 'user:42'?" in asked.err
+    assert asked.code == 1
+    assert toril(*drain, "--delayed", typed="y\n").out == "Removed 3 jobs.\n"
+
+
 def test_lanes_are_listed_shown_paused_resumed_and_drained(toril: Toril, payments: BlockingQueue):
     """FIFO-22 from the command line."""
     for number in range(3):
