@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -108,6 +109,19 @@ def test_dead_letters_are_replayed_and_purged_after_a_yes(
     purged = toril("dlq", "purge", "payments-dlq", "--name", "refund", "--yes", "--json")
     assert purged.json == {"queue": "payments-dlq", "removed": 1}
     assert toril("dlq", "list", "payments-dlq", "--json").json == []
+
+
+def test_as_many_jobs_of_a_lane_are_removed_as_were_named(toril: Toril, payments: BlockingQueue):
+    payments.add("sync", lane="user:42")
+    for _ in range(2):
+        payments.add("sync", lane="user:42", delay=3_600_000)
+    drain = ("lanes", "drain", "payments", "user:42")
+
+    assert "Remove 1 waiting job of lane 'user:42'?" in toril(*drain).err
+    asked = toril(*drain, "--delayed")
+    assert "Remove 3 waiting and delayed jobs of lane 'user:42'?" in asked.err
+    assert asked.code == 1
+    assert toril(*drain, "--delayed", typed="y\n").out == "Removed 3 jobs.\n"
 
 
 def test_lanes_are_listed_shown_paused_resumed_and_drained(toril: Toril, payments: BlockingQueue):
@@ -226,6 +240,59 @@ async def test_stages_are_drawn_and_signals_given(toril: Toril, url: str, prefix
         assert "ACTIVE" in toril("groups", "resolve", "payments", "order-2", *note).out
 
 
+async def test_an_answer_about_one_failure_is_not_given_for_the_next(
+    toril: Toril, cli_env: dict[str, str], url: str, prefix: str
+):
+    """While the question is open, somebody else resolves the group, and another member fails."""
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    members = [
+        GroupJob("ship", queue_name="payments", pivot=True),
+        GroupJob("label", queue_name="payments", after=["ship"]),
+        GroupJob("invoice", queue_name="payments", after=["label"]),
+        GroupJob("close", queue_name="payments", after=["invoice"]),
+    ]
+
+    async def handle(job: Any) -> None:
+        if job.name in ("label", "invoice"):
+            raise UnrecoverableError("no")
+
+    resolve = ("groups", "resolve", "payments", "order-1", "--note", "printed by hand")
+    async with FlowProducer(**options) as flow, Queue("payments", **options) as queue:
+        await flow.add_group("order", members, group_id="order-1")
+
+        async def statuses() -> dict[str, str]:
+            return {one.key: one.status for one in await queue.get_group_jobs("order-1")}
+
+        async def has_failed(name: str) -> bool:
+            return (await statuses())[name] == "failed"
+
+        async with Worker("payments", handle, **options):
+            await wait_until(lambda: has_failed("label"))
+            asked = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "toril", *resolve),
+                env=cli_env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert asked.stderr is not None
+            question = await asyncio.wait_for(asked.stderr.readuntil(b"[y/N]"), 60)
+            assert "'order' (BLOCKED) continue as if what failed were done ('label')" in str(
+                question, "utf-8"
+            )
+            await queue.resolve_group("order-1", "by somebody else")
+            await wait_until(lambda: has_failed("invoice"))
+            _, refused = await asyncio.wait_for(asked.communicate(b"y\n"), 60)
+
+        assert asked.returncode == 1
+        assert b"BLOCKED now ('invoice')" in refused
+        assert (await statuses())["invoice"] == "failed"
+        assert (await statuses())["close"] == "planned"
+        again = await asyncio.to_thread(toril, *resolve, typed="y\n")
+        assert (again.code, "('invoice')" in again.err) == (0, True), again
+        assert (await statuses())["invoice"] == "completed"
+
+
 async def _is_awaited(queue: Queue, group_id: str) -> bool:
     return any(m.status == "awaited" for m in await queue.get_group_jobs(group_id))
 
@@ -273,7 +340,11 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
         async with Worker("payments:compensation", handle, **options):
             await wait_until(lambda: is_in("FAILED_COMPENSATION"))
         note = ("--note", "refunded by hand")
-        assert toril("groups", "resolve", "payments", node.group_id, *note).code == 1
+        unsure = toril("groups", "resolve", "payments", node.group_id, *note)
+        assert (unsure.code, "what could not be undone were undone ('charge')" in unsure.err) == (
+            1,
+            True,
+        ), unsure
         resolved = toril("groups", "resolve", "payments", node.group_id, *note, "-y", "--json")
         assert (resolved.json["state"], resolved.json["note"]) == ("FAILED", "refunded by hand")
 

@@ -25,7 +25,7 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
-from toril.dashboard import dashboard
+from toril.dashboard import actions, dashboard
 from toril.dashboard.actions import ACTIONS
 
 Visit = Callable[..., Visitor]
@@ -446,6 +446,97 @@ async def test_who_resolves_a_blocked_group_is_told_that_it_continues(
             assert "let the blocked group g continue: by bike" in page
             assert "the group continues" in page
             await wait_until(lambda: _has(queue, "completed", "thank"))
+
+
+async def test_a_group_is_resolved_only_as_it_was_when_somebody_said_yes(
+    visit: Visit, url: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Another member fails after the question has been answered, and before the group is told."""
+    visitor = visit()
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    make = actions.make
+
+    async def handler(job: Any) -> None:
+        if job.name in ("label", "invoice"):
+            raise UnrecoverableError("no")
+
+    members = [
+        GroupJob("ship", queue_name="pay", pivot=True),
+        GroupJob("label", queue_name="pay", after=["ship"]),
+        GroupJob("invoice", queue_name="pay", after=["label"]),
+        GroupJob("close", queue_name="pay", after=["invoice"]),
+    ]
+    told = {"queue": "pay", "id": "g", "note": "printed by hand"}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        await flow.add_group("order", members, group_id="g")
+        async with Worker("pay", handler, **options):
+            await wait_until(lambda: _has(queue, "failed", "label"))
+
+            async def make_later(context: Any, change: Any) -> str:
+                await queue.resolve_group("g", "by somebody else")
+                await wait_until(lambda: _has(queue, "failed", "invoice"))
+                return await make(context, change)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(actions, "make", make_later)
+                refused = await visitor.do("resolve-group", **told)
+            assert refused.status_code == 409
+            assert "BLOCKED now ('invoice')" in html.unescape(refused.text)
+            assert await _has(queue, "failed", "invoice")
+            await asked(visitor, "resolve-group", "by hand ('invoice')", **told)
+            await done(visitor, "resolve-group", **told)
+            await wait_until(lambda: _has(queue, "completed", "close"))
+
+
+async def test_members_that_a_question_does_not_name_are_part_of_it(
+    visit: Visit, url: str, prefix: str
+):
+    """Of 22 the first 20 are named: if another is among the two that are not, it is asked anew."""
+    visitor = visit()
+    options: dict[str, Any] = {"connection": url, "prefix": prefix}
+    names = [f"m{number:02}" for number in range(22)]
+
+    async def handler(job: Any) -> None:
+        if job.name != "ship":
+            raise UnrecoverableError("no")
+
+    members = [GroupJob("ship", queue_name="pay", pivot=True)]
+    members += [GroupJob(name, queue_name="pay", after=["ship"]) for name in names]
+    members.append(GroupJob("last", queue_name="pay", after=["m21"]))
+    told = {"queue": "pay", "id": "g", "note": "by hand"}
+    async with FlowProducer(**options) as flow, Queue("pay", **options) as queue:
+        await flow.add_group("order", members, group_id="g")
+
+        async def have_failed(*wanted: str) -> bool:
+            found = await queue.get_group_jobs("g")
+            return [one.key for one in found if one.status == "failed"] == list(wanted)
+
+        async with Worker("pay", handler, **options):
+            await wait_until(lambda: have_failed(*names))
+            first = await visitor.do("resolve-group", sure=False, **told)
+            assert "'m19' and 2 more)" in html.unescape(first.text)
+            await queue.complete_member("g", "m21")
+            await wait_until(lambda: have_failed(*names[:21], "last"))
+
+        confirmed = confirmed_by(first.text)
+        again = await visitor.do("resolve-group", sure=False, confirmed=confirmed, **told)
+        assert "'m19' and 2 more)" in html.unescape(again.text)
+        assert await have_failed(*names[:21], "last")
+        assert "the group continues" in await done(visitor, "resolve-group", **told)
+        assert await have_failed()
+
+
+async def test_who_closes_a_group_is_told_what_was_not_undone(visit: Visit, shop: World):
+    visitor, queue, name = visit(), shop.queue, shop.queue.name
+    members = await queue.get_group_jobs(shop.stuck_group)
+    (broken,) = [one.key for one in members if one.compensation_status == "failed"]
+    told = {"queue": name, "id": shop.stuck_group, "note": "refunded"}
+
+    await asked(
+        visitor, "resolve-group", f"could not be undone counts as undone ({broken!r})", **told
+    )
+
+    assert (await visitor.do("resolve-group", queue=name, id="none", note="x")).status_code == 409
 
 
 async def make_it_ask(client: Any, queue: Queue, group_id: str, job_id: str) -> None:

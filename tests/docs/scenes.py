@@ -283,6 +283,7 @@ async def groups(play: Play) -> None:
     assert [name for name, _, _ in n["bank"].calls] == ["refund"]
     await play.block(refusing=InvalidGroupStateError)
     assert n["info"].reason == "no such address"
+    await play.block(raises=InvalidGroupStateError)
 
 
 async def raise_no_address(job: Any) -> None:

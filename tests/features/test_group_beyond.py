@@ -239,6 +239,57 @@ async def test_a_group_is_resolved_with_a_note(world: World):
         await world.queue("a").resolve_group(node.group_id, "again")
 
 
+async def test_a_group_that_could_not_be_undone_is_closed_only_as_it_was_looked_at(world: World):
+    """b was refunded by hand, but meanwhile somebody retries it, and then a cannot be undone."""
+    node = await world.order("abc", compensation_order="reverse")
+    await world.complete("ab")
+    await world.fail("c")
+    await world.undo_all("b", failing="b")
+    queue = world.queue("a")
+    members = await queue.get_group_jobs(node.group_id)
+    seen = groups.broken(groups.GroupState.FAILED_COMPENSATION, members)
+    assert seen == ["b"]
+    assert await queue.retry_compensation(node.group_id) == 1
+    await world.undo_all("ba", failing="a")
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    before = await world.record(node)
+
+    with pytest.raises(InvalidGroupStateError, match=r"FAILED_COMPENSATION now \('a'\)"):
+        await queue.resolve_group(node.group_id, "b refunded", expected_members=seen)
+    with pytest.raises(InvalidGroupStateError, match="not as expected"):
+        await queue.resolve_group(node.group_id, "b refunded", expected_state="BLOCKED")
+
+    assert await world.record(node) == before
+    await queue.resolve_group(
+        node.group_id,
+        "a refunded",
+        expected_state="FAILED_COMPENSATION",
+        expected_members=["a"],
+    )
+    assert await world.state(node) == "FAILED"
+
+
+async def test_an_earlier_run_that_could_not_be_undone_is_nobody_that_a_caller_can_name(
+    world: World,
+):
+    """It is not among the members that are shown, so it is not among those that are compared."""
+    node = await world.order("ab")
+    await world.complete("a")
+    await world.queue("a").retry(node.jobs[0].id, force=True)
+    await world.complete("a")
+    await world.fail("b")
+    hand = world.hand("a:compensation")
+    for undo in await hand.take(2):
+        await (hand.fail(undo) if undo.id.endswith("2") else hand.complete(undo))
+    assert await world.state(node) == "FAILED_COMPENSATION"
+    members = await world.queue("a").get_group_jobs(node.group_id)
+    seen = groups.broken(groups.GroupState.FAILED_COMPENSATION, members)
+
+    await world.queue("a").resolve_group(node.group_id, "refunded", expected_members=seen)
+
+    assert (seen, await world.state(node)) == ([], "FAILED")
+
+
 async def test_only_a_broken_group_can_be_repaired(world: World):
     """SAGA-15: every other state refuses and stays."""
     node = await world.order("ab")

@@ -27,6 +27,7 @@ from toril.errors import (
     GroupNotFoundError,
     GroupValidationError,
     InvalidGroupStateError,
+    InvalidOptionError,
     JobNotFoundError,
 )
 from toril.options import Keep
@@ -750,6 +751,60 @@ async def test_a_blocked_group_is_resolved_by_hand(world: World):
     assert info is not None
     assert (info.state, info.note) == ("COMPLETED", "sent by post")
     assert (await world.queue("a").get_group_results("g"))["c"] is None
+
+
+async def test_a_blocked_group_is_resolved_only_as_it_was_looked_at(world: World):
+    """What somebody says of one failure is not said of a later one, which nobody has looked at."""
+    await past_pivot(world)
+    await world.fail("c")
+    seen: dict[str, Any] = {"expected_state": "BLOCKED", "expected_members": ["c"]}
+    await world.queue("a").resolve_group("g", "c by post", **seen)
+    await world.fail("d")
+    before = await world.client.hgetall(f"{world.prefix}:a:groups:g")
+
+    with pytest.raises(InvalidGroupStateError, match=r"BLOCKED now \('d'\)"):
+        await world.queue("b").resolve_group("g", "c by post, too", **seen)
+
+    assert await world.client.hgetall(f"{world.prefix}:a:groups:g") == before
+    assert (await statuses(world))["d"] == "failed"
+    with pytest.raises(InvalidOptionError, match="expected_state"):
+        await world.queue("a").resolve_group("g", "d by post", expected_state="blocked")
+    await world.queue("a").resolve_group("g", "d by post", expected_members=["d"])
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_failure_in_a_group_that_is_blocked_already_changes_what_blocks_it(world: World):
+    members = (job("a", pivot=True), job("b", "a"), job("c", "a"), job("d", "b", "c"))
+    await start(world, *members)
+    await world.complete("a")
+    await world.fail("b")
+    await world.fail("c")
+
+    for wrong in (["b"], ["c"], ["b", "d"], ["b", "c", "d"], []):
+        with pytest.raises(InvalidGroupStateError, match="not as expected"):
+            await world.queue("a").resolve_group("g", "by post", expected_members=wrong)
+
+    assert await waiting(world, "d") == ""
+    await world.queue("a").resolve_group("g", "by post", expected_members=["c", "b"])
+    assert await waiting(world, "d") == "d"
+
+
+async def test_a_group_that_only_its_time_limit_blocks_names_no_member(world: World):
+    members = (job("a", pivot=True), job("b", "a"))
+    await start(world, *members, timeout=1)
+    await world.complete("a")
+    await wait_until(lambda: _is_blocked(world))
+
+    await world.queue("a").resolve_group(
+        "g", "let it run", expected_state="BLOCKED", expected_members=[]
+    )
+
+    assert await state(world) == "ACTIVE"
+
+
+async def _is_blocked(world: World) -> bool:
+    await world.queue("a").reconcile_groups()
+    return await state(world) == "BLOCKED"
 
 
 async def test_one_member_of_a_blocked_group_is_completed_by_hand(world: World):

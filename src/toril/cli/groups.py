@@ -14,6 +14,7 @@ from toril.cli.printing import age, echo, heading, print_facts, print_json, prin
 from toril.cli.server import Server, queue_argument, with_server
 from toril.cli.values import confirm, counted, read_json, yes_option
 from toril.errors import GroupNotFoundError
+from toril.protocol import groups as protocol
 from toril.protocol import reading
 from toril.protocol.groups import GroupInfo, GroupMember, GroupState
 from toril.protocol.keys import Keys
@@ -297,12 +298,19 @@ def resolve(server: Server, queue_name: str, group_id: str, note: str, yes: bool
     """Close a group in FAILED_COMPENSATION that was fixed by hand; continue one in BLOCKED."""
     with server.queue(queue_name) as queue:
         group = _known(queue, group_id)
-        verb = "Let" if group.state is GroupState.BLOCKED else "Close"
-        end = "continue as if it were done" if verb == "Let" else "as fixed"
-        confirm(f"{verb} group {group.name!r} ({group.state.value}) {end}?", yes=yes)
-        queue.resolve_group(group_id, note)
+        broken = protocol.broken(group.state, queue.get_group_jobs(group_id))
+        confirm(_question(group, broken), yes=yes)
+        queue.resolve_group(group_id, note, expected_state=group.state, expected_members=broken)
         after = _known(queue, group_id)
     say(server, f"Group {group_id} is {after.state.value}.", **_facts(after))
+
+
+def _question(group: GroupInfo, broken: list[str]) -> str:
+    """What somebody who resolves a group is asked; it names the members that count as fixed."""
+    which, names = f"group {group.name!r} ({group.state.value})", protocol.named(broken)
+    if group.state is GroupState.BLOCKED:
+        return f"Let {which} continue as if what failed were done ({names})?"
+    return f"Close {which} as if what could not be undone were undone ({names})?"
 
 
 def _known(queue: Queue, group_id: str) -> GroupInfo:

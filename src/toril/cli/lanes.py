@@ -170,8 +170,11 @@ def drain(server: Server, queue_name: str, lane: str, delayed: bool, yes: bool) 
     """Remove the waiting jobs of a lane."""
     with server.queue(queue_name) as queue:
         found = queue.get_lane(lane)
-        depth = found.depth if found is not None else 0
-        confirm(f"Remove {counted(depth, 'job')} of lane {lane!r}?", yes=yes)
+        waiting, later = (found.depth, found.delayed) if found is not None else (0, 0)
+        jobs = counted(waiting, "waiting job")
+        if delayed:
+            jobs = counted(waiting + later, "waiting and delayed job")
+        confirm(f"Remove {jobs} of lane {lane!r}?", yes=yes)
         removed = queue.drain_lane(lane, delayed=delayed)
     say(server, f"Removed {counted(removed, 'job')}.", lane=lane, removed=removed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from toril.dashboard.security import User
 from toril.dashboard.showing import counted, span
 from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, TorilError
 from toril.options import RateLimit
+from toril.protocol import groups
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
 from toril.protocol.groups import GroupState
@@ -28,7 +30,6 @@ from toril.protocol.groups import GroupState
 SHORT_S = 1.0
 """For so long a page waits for an operation, and shows its end."""
 MOST_SELECTED = 500
-MOST_NAMED = 20
 CANCELLED_AT_ONCE = 50
 GONE = "it no longer exists"
 LONGEST_MS = 100 * 365 * 86_400_000
@@ -536,39 +537,53 @@ async def _retry_group(on: Context) -> Change:
 async def _resolve_group(on: Context) -> Change:
     group_id, note = on.form.needed("id"), on.form.needed("note")
     info = await on.queue.get_group_state(group_id)
-    if info is not None and info.state is GroupState.BLOCKED:
-        return await _continue_group(on, group_id, note)
+    if info is None:
+        raise groups.not_found(group_id)
+    broken = groups.broken(info.state, await on.queue.get_group_jobs(group_id))
+
+    async def resolve() -> None:
+        await on.queue.resolve_group(
+            group_id,
+            f"{note} ({on.user.name})",
+            expected_state=info.state,
+            expected_members=broken,
+        )
+
+    if info.state is GroupState.BLOCKED:
+        return Change(
+            f"let the blocked group {group_id} continue: {note}",
+            _said(resolve, "what failed counts as done by hand; the group continues"),
+            question=_ask_to_continue(on, group_id, note, broken),
+        )
     return Change(
         f"resolve group {group_id}: {note}",
-        _said(lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"), "resolved"),
-        question=Question(
-            f"Resolve the group {group_id!r} of the queue {on.queue.name!r} as fixed by hand?"
-            f" 1 group is closed with the note {note!r}.",
-            "Resolve the group",
-        ),
+        _said(resolve, "resolved"),
+        question=_ask_to_close(on, group_id, note, broken),
     )
 
 
-async def _continue_group(on: Context, group_id: str, note: str) -> Change:
+def _ask_to_continue(on: Context, group_id: str, note: str, broken: list[str]) -> Question:
     """Resolving a blocked group does not close it: what comes after the failed members runs."""
-    members = await on.queue.get_group_jobs(group_id)
-    undone = [repr(one.key) for one in members if one.status in ("failed", "cancelled")]
-    named = ", ".join(undone[:MOST_NAMED]) or "no member"
-    if len(undone) > MOST_NAMED:
-        named += f" and {len(undone) - MOST_NAMED:,} more"
     sentence = (
         f"Let the blocked group {group_id!r} of the queue {on.queue.name!r} continue? It is not"
-        f" closed: what failed counts as done by hand ({named}), and the members after it run."
-        f" The note is {note!r}."
+        f" closed: what failed counts as done by hand ({groups.named(broken)}), and the members"
+        f" after it run. The note is {note!r}."
     )
-    return Change(
-        f"let the blocked group {group_id} continue: {note}",
-        _said(
-            lambda: on.queue.resolve_group(group_id, f"{note} ({on.user.name})"),
-            "what failed counts as done by hand; the group continues",
-        ),
-        question=Question(sentence, "Let the group continue", answer=sentence),
+    return Question(sentence, "Let the group continue", answer=_answer(sentence, broken))
+
+
+def _ask_to_close(on: Context, group_id: str, note: str, broken: list[str]) -> Question:
+    sentence = (
+        f"Resolve the group {group_id!r} of the queue {on.queue.name!r} as fixed by hand? What"
+        f" could not be undone counts as undone ({groups.named(broken)}). 1 group is closed with"
+        f" the note {note!r}."
     )
+    return Question(sentence, "Resolve the group", answer=_answer(sentence, broken))
+
+
+def _answer(sentence: str, members: list[str]) -> str:
+    """What confirms this sentence about these members, those included that it does not name."""
+    return hashlib.sha256(repr((sentence, members)).encode()).hexdigest()
 
 
 @action("complete-member")

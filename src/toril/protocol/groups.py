@@ -36,6 +36,7 @@ JOBS_PER_LOOK = 500
 OWNERS_PER_LOOK = 100
 _CANCELLED = "cancelled"
 _PAST_PIVOT = "PAST_PIVOT"
+_BROKEN = ("failed", "cancelled")
 
 
 class GroupState(StrEnum):
@@ -159,6 +160,26 @@ class GroupStep(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+MOST_NAMED = 20
+
+
+def broken(state: GroupState, members: Iterable[GroupMember]) -> list[str]:
+    """The keys of the members that a person has to put right before ``resolve``.
+
+    They block the group, or undoing them failed.
+    """
+    if state is GroupState.BLOCKED:
+        return [one.key for one in members if one.status in _BROKEN]
+    return [one.key for one in members if one.compensation_status in _BROKEN]
+
+
+def named(members: Sequence[str]) -> str:
+    """The keys of members in a sentence; of very many, the first."""
+    words = ", ".join(map(repr, members[:MOST_NAMED])) or "no member"
+    more = len(members) - MOST_NAMED
+    return f"{words} and {more:,} more" if more > 0 else words
+
+
 def stage_of(members: Sequence[GroupMember]) -> dict[str, int]:
     """The stage of each member by its key: one more than the latest of those that it waits for."""
     after = {member.key: member.after for member in members}
@@ -276,6 +297,15 @@ def _state(group_id: str, state: str) -> GroupState:
             f"group {group_id!r} has the state {state[:100]!r}, which this version does not know:"
             f" a newer version wrote it, or it is damaged; run the doctor"
         ) from None
+
+
+def _state_given(state: str, name: str) -> GroupState:
+    try:
+        return GroupState(state)
+    except ValueError as error:
+        raise InvalidOptionError(
+            f"{name}: {error}; the states are {', '.join(GroupState)}"
+        ) from error
 
 
 def members(keys: Keys, group_id: str) -> Plan[list[GroupMember]]:
@@ -471,12 +501,7 @@ def groups(
     keys: Keys, states: Iterable[str], start: int, end: int, *, newest_first: bool
 ) -> Plan[list[GroupInfo]]:
     """The groups that the queue owns, from ``start`` to ``end`` of those in ``states``."""
-    try:
-        wanted = {GroupState(state) for state in states}
-    except ValueError as error:
-        raise InvalidOptionError(
-            f"state: {error}; the states are {', '.join(GroupState)}"
-        ) from error
+    wanted = {_state_given(state, "state") for state in states}
     if wanted and wanted <= NEED_A_PERSON:
         asking: list[GroupInfo] | None = yield from _asking_in(
             keys, wanted, newest_first=newest_first
@@ -732,19 +757,42 @@ def retry_group(keys: Keys, group_id: str, *, request: str) -> Command[int]:
     )
 
 
-def resolve(keys: Keys, group_id: str, note: str, *, request: str) -> Command[None]:
-    """Say that what could not be done, or undone, has been put right by other means."""
+def resolve(
+    keys: Keys,
+    group_id: str,
+    note: str,
+    *,
+    request: str,
+    expected_state: str | None = None,
+    expected_members: Iterable[str] | None = None,
+) -> Command[None]:
+    """Say that what could not be done, or undone, has been put right by other means.
+
+    What is expected is compared in the call itself, so that nothing lies between looking and doing.
+    """
     if not isinstance(note, str) or not note:
         raise InvalidOptionError(f"note={note!r} must be a string that says what was done")
+    args: dict[str, Any] = {"request": request, "note": note}
+    if expected_state is not None:
+        args["expected_state"] = _state_given(expected_state, "expected_state").value
+    if expected_members is not None:
+        args["expected_members"] = list(expected_members)
 
     def parse(reply: Any) -> None:
+        if isinstance(reply, list):
+            _, state, keys_now = reply
+            raise InvalidGroupStateError(
+                f"group {group_id!r} is not as expected, and was left alone: it is"
+                f" {codec.text(state)} now ({named([codec.text(key) for key in keys_now])});"
+                f" look at it again"
+            )
         if reply not in (b"FAILED_COMPENSATION", b"BLOCKED"):
             raise _refused(reply, group_id, "resolve", "FAILED_COMPENSATION or BLOCKED")
 
     return script(
         "resolveGroup",
         keys,
-        {"request": request, "note": note},
+        args,
         parse,
         extra={"group": record_key(keys, group_id)},
         resend=Resend.SAME,

@@ -281,15 +281,37 @@ class QueueGroups(GroupReading, QueueWaiting):
             group_id, lambda keys: groups.retry_group(keys, group_id, request=request)
         )
 
-    def resolve_group(self, group_id: str, note: str) -> None:
+    def resolve_group(
+        self,
+        group_id: str,
+        note: str,
+        *,
+        expected_state: str | None = None,
+        expected_members: Iterable[str] | None = None,
+    ) -> None:
         """Say that a failed group was fixed by hand; ``note`` is kept with it.
 
         A FAILED_COMPENSATION group becomes FAILED.  A BLOCKED one continues, as if the members that
         block it had completed and returned None.  Raises ``InvalidGroupStateError`` for any other
         state.
+
+        Between your look at the group and this call, another member may have failed.  With
+        ``expected_state`` and ``expected_members``, the keys of the members that block it or whose
+        undoing failed, the call is refused with ``InvalidGroupStateError`` if they are others.
         """
         request = uuid.uuid4().hex
-        self._steer(group_id, lambda keys: groups.resolve(keys, group_id, note, request=request))
+        members = None if expected_members is None else list(expected_members)
+        self._steer(
+            group_id,
+            lambda keys: groups.resolve(
+                keys,
+                group_id,
+                note,
+                request=request,
+                expected_state=expected_state,
+                expected_members=members,
+            ),
+        )
 
     def complete_member(self, group_id: str, member: str, result: Any = None) -> None:
         """Say that a member completed: a signal, one that blocks its group, or one whose outcome is

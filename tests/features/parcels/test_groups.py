@@ -274,6 +274,31 @@ async def test_a_blocked_group_runs_its_members_elsewhere_again(shop):
     await shop.check()
 
 
+async def test_a_blocked_group_is_resolved_only_as_it_was_looked_at_from_anywhere(shop):
+    shop.refused = {"c", "d"}
+    members = [
+        shop.member("a", 0, pivot=True, undo=None),
+        shop.member("c", 2, after=["a"], undo=None),
+        shop.member("d", 1, after=["c"], undo=None),
+    ]
+    group_id = await shop.add(*members)
+
+    async def has_failed(name: str) -> bool:
+        return (await shop.statuses(group_id))[name] == "failed"
+
+    async with shop.open():
+        await wait_until(lambda: has_failed("c"))
+        await shop.queues[1].resolve_group(group_id, "by hand", expected_members=["c"])
+        await wait_until(lambda: has_failed("d"))
+        with pytest.raises(InvalidGroupStateError, match=r"BLOCKED now \('d'\)"):
+            await shop.queues[1].resolve_group(group_id, "by hand", expected_members=["c"])
+        assert await has_failed("d")
+        await shop.queues[2].resolve_group(group_id, "by hand", expected_members=["d"])
+        await shop.until(group_id, "COMPLETED")
+
+    await shop.check()
+
+
 async def test_a_finished_member_elsewhere_runs_again_only_if_forced(shop):
     shop.refused = {"c"}
     members = [
