@@ -190,6 +190,18 @@ def swap(keys: Keys, expected: Numbers, wanted: Numbers) -> Command[Numbers]:
     )
 
 
+def forget(keys: Keys, expected: Numbers) -> Command[Numbers]:
+    """Delete the numbers, if they are still the expected ones; returns what is there now."""
+    return script(
+        "swap",
+        keys,
+        {"expected": str(expected)},
+        _numbers,
+        extra={"record": record_key(keys)},
+        resend=Resend.SAME,
+    )
+
+
 def _numbers(reply: bytes | None) -> Numbers:
     had, _, to_have = codec.text(reply or b"").partition(">")
     words = had.split(",")
