@@ -470,6 +470,21 @@ async def test_the_doctor_tells_of_jobs_beside_the_partitions(mail, make_queue, 
     await beside.obliterate(force=True)
 
 
+async def test_the_doctor_examines_the_partitions_of_a_named_queue(mail, make_queue, url, prefix):
+    """It said that the queue did not exist."""
+    await mail.add("x", job_id="a")
+    [home] = [part for part in mail.partitions if await part.get_waiting_count()]
+
+    report = await examine(url, prefix=prefix, queues=["mail", "none"])
+
+    assert {one.subject for one in report.findings if one.code == "D226"} == {"queue none"}
+    assert f"queue {home.name}" in {one.subject for one in report.findings if one.code == "D201"}
+    beside = make_queue("mail")
+    await beside.add("x")
+    report = await examine(url, prefix=prefix, queues=["mail"])
+    assert "D234" in [one.code for one in report.findings]
+
+
 async def test_a_scheduler_of_a_partition_is_paused_changed_and_run(mail):
     await mail.upsert_job_scheduler("digest", every=3_600_000)
 
