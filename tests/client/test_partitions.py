@@ -168,6 +168,13 @@ async def test_the_whole_is_paused_drained_cleaned_and_retried(mail):
     await mail.obliterate(force=True)
 
 
+async def test_a_limit_below_zero_is_refused_as_in_a_plain_queue(mail):
+    with pytest.raises(InvalidOptionError, match="limit=-1"):
+        await mail.clean("completed", limit=-1)
+    with pytest.raises(InvalidOptionError, match="limit=-1"):
+        await mail.clean_groups(limit=-1)
+
+
 async def test_limits_are_shared_out(mail):
     await mail.set_global_concurrency(10)
     assert await mail.get_global_concurrency() == 10

@@ -35,6 +35,7 @@ from toril.options import (
     new_job,
     refuse_unknown,
     schedule_of,
+    whole,
 )
 from toril.protocol import (
     adding,
@@ -474,6 +475,7 @@ class PartitionedQueue(Queue):
         *,
         on_progress: Callable[[int], Any] | None = None,
     ) -> list[str]:
+        whole(limit, "limit")
         await self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -530,6 +532,7 @@ class PartitionedQueue(Queue):
         return parts
 
     async def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
+        whole(limit, "limit")
         await self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -839,6 +842,8 @@ def _goes_through_letters(name: str) -> Callable[..., Any]:
         await self._agree()
         wanted = Filter.of(**{key: options[key] for key in FILTER_NAMES & options.keys()})
         found, first = await self._interrupted_run(verb, wanted, resume)
+        for part in self._parts[first:]:
+            await part._are_letters(force=options.get("force", False))
         sums = None
         if on_progress is not None:
             sums = Sums(on_progress, [await part.get_dead_letter_count() for part in self._parts])

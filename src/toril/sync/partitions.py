@@ -30,6 +30,7 @@ from toril.options import (
     new_job,
     refuse_unknown,
     schedule_of,
+    whole,
 )
 from toril.protocol import (
     adding,
@@ -471,6 +472,7 @@ class PartitionedQueue(Queue):
         *,
         on_progress: Callable[[int], Any] | None = None,
     ) -> list[str]:
+        whole(limit, "limit")
         self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -527,6 +529,7 @@ class PartitionedQueue(Queue):
         return parts
 
     def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
+        whole(limit, "limit")
         self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -832,6 +835,8 @@ def _goes_through_letters(name: str) -> Callable[..., Any]:
         self._agree()
         wanted = Filter.of(**{key: options[key] for key in FILTER_NAMES & options.keys()})
         found, first = self._interrupted_run(verb, wanted, resume)
+        for part in self._parts[first:]:
+            part._are_letters(force=options.get("force", False))
         sums = None
         if on_progress is not None:
             sums = Sums(on_progress, [part.get_dead_letter_count() for part in self._parts])
