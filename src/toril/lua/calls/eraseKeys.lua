@@ -3,7 +3,8 @@
   keys at a time; `meta`, which says that it is paused, goes last.
 
   Keys of the queue `<name>:compensation`, and of a queue whose prefix is this queue's name, begin
-  like ours. So a key is erased only if its name is one that this queue uses.
+  like ours. So a key is erased only if its name is one that this queue uses. How many partitions
+  the queue of the same name has is theirs, and stays.
 
   Keys      base, meta
   Args      cursor str ("0" to begin), slice int, resend bool? (`meta` may have gone with a reply
@@ -31,11 +32,12 @@ function calls.eraseKeys(KEYS, a, ARGV)
     return PARTS[part] ~= nil and redis.call("TYPE", key).ok == PARTS[part]
   end
 
+  local partitions = base .. ":toril:partitions"
   local pattern = string.gsub(base, "([%*%?%[%]\\%^])", "\\%1") .. ":*"
   local page = redis.call("SCAN", a.cursor, "MATCH", pattern, "COUNT", a.slice)
   local erased = 0
   for _, key in ipairs(page[2]) do
-    if key ~= meta and isOurs(key) then
+    if key ~= meta and key ~= partitions and isOurs(key) then
       erased = erased + redis.call("UNLINK", key)
     end
   end
