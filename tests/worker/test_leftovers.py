@@ -88,6 +88,24 @@ async def test_a_process_that_died_while_it_was_idle_fails_no_job(queue, start_w
     assert await returned(inside, after.id) != pid
 
 
+async def test_a_process_that_dies_before_the_handler_begins_fails_no_job(
+    queue, start_worker, inside
+):
+    """It is being killed when it is given the job, and nobody can see that yet."""
+    before = await queue.add("pid")
+    await start_worker(leftovers.router, executor="process")
+    await inside.until_finished(1)
+    pid = await returned(inside, before.id)
+
+    os.kill(pid, signal.SIGSTOP)
+    after = await queue.add("pid")
+    await inside.until_active()
+    os.kill(pid, signal.SIGKILL)
+    await inside.until_finished(2)
+
+    assert await returned(inside, after.id) != pid
+
+
 async def test_programs_and_forks_of_a_handler_obey_signals(queue, start_worker, inside):
     program, fork = await queue.add("stop a program"), await queue.add("stop a fork")
     deaf = await queue.add("ignore")

@@ -194,10 +194,12 @@ class Child:
         """Return when the parent has closed the pipe and no handler is running."""
         threading.Thread(target=self._listen, name="toril-parent", daemon=True).start()
         while (message := self._jobs.get()) is not None:
-            outcome = self._perform(message)
-            # Before it is sent: the parent may answer with the next job at once.
-            self._ended += 1
             try:
+                # If this process is killed before it, another one may run the job.
+                self._pipe.send({"kind": "begun"})
+                outcome = self._perform(message)
+                # Before it is sent: the parent may answer with the next job at once.
+                self._ended += 1
                 self._pipe.send(outcome)
             except OSError:
                 return

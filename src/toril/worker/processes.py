@@ -1,8 +1,8 @@
 """``executor="process"``: handlers in processes that can be killed.
 
 Each process runs one job at a time.  It is killed when the job times out, is cancelled, loses its
-lock, or is handed back; one that dies by itself fails that attempt.  A new one takes its place when
-it is needed.
+lock, or is handed back; one that dies by itself fails that attempt, if its handler had begun.  A
+new one takes its place when it is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,17 @@ class ProcessExecutor:
         return 0
 
     async def run(self, job: ActiveJob) -> Any:
-        process = await self._find_idle() or await self._start(job)
+        process = await self._find_idle()
+        if process is not None:
+            try:
+                return await self._run_in(process, job)
+            except HandlerProcessError:
+                if process.has_begun:
+                    raise
+                # It was dying while it was idle, which is no fault of this job.
+        return await self._run_in(await self._start(job), job)
+
+    async def _run_in(self, process: Process, job: ActiveJob) -> Any:
         try:
             result = await process.run(job)
         finally:
@@ -105,6 +115,8 @@ class Process:
         self._writer = writer
         self.is_idle = True
         """Has it answered everything that was sent to it?"""
+        self.has_begun = False
+        """Has it called the handler of its last job?"""
 
     @property
     def is_alive(self) -> bool:
@@ -141,7 +153,7 @@ class Process:
 
     async def run(self, job: ActiveJob) -> Any:
         """Run one job; whoever cancels this must kill the process."""
-        self.is_idle = False
+        self.is_idle = self.has_begun = False
         self._send(
             {
                 "kind": "job",
@@ -168,6 +180,9 @@ class Process:
                 raise HandlerProcessError(
                     f"the process that ran job {job.id!r} ({job.name!r}) {await self._obituary()}"
                 )
+            if message["kind"] == "begun":
+                self.has_begun = True
+                continue
             if message["kind"] == "ask":
                 await self._answer(job, message)
                 continue
