@@ -45,7 +45,7 @@ def test_pickles_are_read_only_where_security_says():
         )
     }
 
-    assert readers == {"worker/child.py", "worker/processes.py"}
+    assert readers == {"worker/child.py", "worker/processes.py", "worker/remote_error.py"}
     assert "a worker and its own child processes exchange two kinds of pickles" in SECURITY
 
 

@@ -75,6 +75,18 @@ class CannotTravel(Exception):
         self.handle = open(os.devnull)  # noqa: SIM115 (nobody can pickle it)
 
 
+class BankError(Exception):
+    """Unpickling it would call it with its text alone."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+class Declined(UnrecoverableError, BankError):
+    pass
+
+
 @router.on("raise")
 def fail(job: Any) -> None:
     match job.data:
@@ -84,6 +96,10 @@ def fail(job: Any) -> None:
             raise CannotTravel(7, text="stuck")
         case "unrecoverable":
             raise UnrecoverableError("hopeless")
+        case "bank":
+            raise BankError(503, "try later")
+        case "declined":
+            raise Declined(402, "declined")
         case "delayed" if job.fence == 1:
             raise DelayedError(10)
         case "exit":

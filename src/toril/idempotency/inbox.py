@@ -29,6 +29,7 @@ class Delivery:
     """
 
     queue_name, fence = "webhooks", 1
+    is_cancelled = is_lost = False
 
     def __init__(self, name: str, key: str, arguments: inspect.BoundArguments, prefix: str) -> None:
         self.prefix = prefix

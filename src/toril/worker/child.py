@@ -18,7 +18,6 @@ import signal
 import socket
 import struct
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
 from multiprocessing import spawn
 from typing import Any
@@ -30,6 +29,7 @@ from toril.protocol import codec
 from toril.protocol.families import Dependencies, DependenciesCount
 from toril.protocol.job import StoredJob, fence_of, warn_of_progress
 from toril.worker.handlers import Handler, Router, is_async, wrap
+from toril.worker.remote_error import describe, revive
 
 LENGTH = struct.Struct("!I")
 pack = msgspec.msgpack.Encoder().encode
@@ -99,24 +99,6 @@ def resolve(reference: str) -> Handler | Router:
     if not callable(found) and not isinstance(found, Router):
         raise InvalidOptionError(f"{reference!r} is neither a function nor a Router: {found!r}")
     return found  # type: ignore[no-any-return]
-
-
-def describe(error: BaseException) -> dict[str, Any]:
-    """An error to send to another process: pickled if that works, and its text in any case."""
-    try:
-        pickled: bytes | None = pickle.dumps(error)
-    except Exception:  # noqa: BLE001 (the user's class)
-        pickled = None
-    try:
-        message = str(error)
-    except Exception:  # noqa: BLE001 (the user's class)
-        message = "its message cannot be shown"
-    return {
-        "error": pickled,
-        "type": type(error).__name__,
-        "message": message.encode("utf-8", "replace"),
-        "trace": "".join(traceback.format_exception(error)).encode("utf-8", "replace"),
-    }
 
 
 class Pipe:
@@ -434,24 +416,3 @@ class AsyncChildJob(_ChildJob):
         return DependenciesCount(
             **await asyncio.wrap_future(self._child.ask(self, "read_family", "dependencies_count"))
         )
-
-
-class RemoteTraceback(Exception):
-    """Where an error was raised in another process: the cause of the error here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
-def revive(message: dict[str, Any]) -> BaseException:
-    """The error that ``describe`` described; one that cannot be pickled keeps its name and text."""
-    error: BaseException | None = None
-    if message["error"] is not None:
-        try:
-            error = pickle.loads(message["error"])  # noqa: S301 (our own child's)
-        except Exception:  # noqa: BLE001 (the user's class)
-            error = None
-    if not isinstance(error, BaseException):
-        error = type(message["type"], (Exception,), {})(message["message"].decode())
-    error.__cause__ = RemoteTraceback(message["trace"].decode())
-    return error

@@ -27,8 +27,9 @@ from toril.errors import (
 )
 from toril.protocol import codec
 from toril.worker.active_job import ActiveJob
-from toril.worker.child import LENGTH, describe, pack, resolve, revive, unpack
+from toril.worker.child import LENGTH, pack, resolve, unpack
 from toril.worker.handlers import Handler, Router
+from toril.worker.remote_error import describe, revive
 
 _KILL_TIMEOUT_S = 5.0
 _START_TIMEOUT_S = 120.0
