@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -66,6 +67,30 @@ def test_force_asks_for_no_name_in_a_dead_letter_queue(toril: Toril, forged: Non
     done = toril("dlq", "purge", DLQ, "--all", "--yes", "--force")
 
     assert (done.code, done.out) == (0, "Removed 40 dead letters.\n")
+
+
+def test_an_empty_filter_is_refused(toril: Toril, forged: None, dlq: Queue):
+    """`--reason "$R"` with R not set chose every letter, and `--yes` deleted them."""
+    for option in ("--reason", "--name", "--source"):
+        for line in (("purge", DLQ, "--yes"), ("replay", DLQ, "--yes"), ("summary", DLQ)):
+            refused = toril("dlq", *line, option, "")
+            assert refused.code == 2, refused
+            assert option in refused.err
+            assert "it is empty" in refused.err
+    assert dlq.get_dead_letter_count() == 40
+
+
+async def test_letters_without_a_fingerprint_are_chosen_by_an_empty_one(
+    toril: Toril, forged: None, client: Any, prefix: str
+):
+    meta = {"sourceQueue": "payments", "originalJobId": "1", "failedReason": "no"}
+    fields = {"name": "theirs", "data": json.dumps({"_dlqMeta": meta}), "timestamp": 1}
+    await client.hset(f"{prefix}:{DLQ}:41", mapping=fields)
+    await client.lpush(f"{prefix}:{DLQ}:wait", "41")
+
+    done = await asyncio.to_thread(toril, "dlq", "purge", DLQ, "--fingerprint", "", "--yes")
+
+    assert (done.code, done.out) == (0, "Removed 1 dead letter.\n"), done
 
 
 def test_every_option_is_obeyed_for_letters_that_are_named(

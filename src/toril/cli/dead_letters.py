@@ -61,15 +61,27 @@ def dlq() -> None:
     """
 
 
+def _filled(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty text: a shell gives it for a variable that is not set."""
+    if value == "":
+        raise click.BadParameter("it is empty; give a text, or leave the option out", ctx, param)
+    return value
+
+
 def filter_options(command: F) -> F:
     """Which dead letters are meant; all that are given must hold."""
     for option in (
         click.option("--until", type=DURATION, help="Only those that died more than this ago: 1h."),
         click.option("--since", type=DURATION, help="Only those that died less than this ago: 1h."),
-        click.option("--source", "source_queue", help="Only from this queue."),
-        click.option("--fingerprint", help="Only with this fingerprint, see 'dlq summary'."),
-        click.option("--reason", "failed_reason", help="Only if the reason contains this."),
-        click.option("--name", help="Only with exactly this name."),
+        click.option("--source", "source_queue", callback=_filled, help="Only from this queue."),
+        click.option(
+            "--fingerprint",
+            help="Only with this fingerprint, see 'dlq summary'; '' for those that have none.",
+        ),
+        click.option(
+            "--reason", "failed_reason", callback=_filled, help="Only if the reason contains this."
+        ),
+        click.option("--name", callback=_filled, help="Only with exactly this name."),
     ):
         command = option(command)
     return command
