@@ -118,6 +118,32 @@ def test_every_option_is_obeyed_for_letters_that_are_named(
     assert payments.get_waiting_count() == 3
 
 
+async def test_a_slip_among_letters_that_are_named_replays_none(
+    toril: Toril, client: Any, forged: None, payments: Queue, dlq: Queue, prefix: str
+):
+    note = json.loads(await client.hget(f"{prefix}:{DLQ}:2", "x.letter"))
+    await client.hset(f"{prefix}:{DLQ}:2", "x.letter", json.dumps({**note, "lane": "ana"}))
+
+    for line, words in (
+        (("1", "wait", "3"), "cannot be the id"),
+        (("1", "2", "3", "--priority", "1"), "belongs to lane 'ana'"),
+        (("1", "3", "--to", DLQ), "itself"),
+    ):
+        refused = await asyncio.to_thread(toril, "dlq", "replay", DLQ, *line, "--json")
+        assert (refused.code, refused.out) == (2, ""), refused
+        assert words in refused.err
+    assert (payments.get_waiting_count(), dlq.get_dead_letter_count()) == (0, 40)
+
+    done = await asyncio.to_thread(toril, "dlq", "replay", DLQ, "1", "nobody", "3", "--json")
+
+    assert done.code == 1
+    first, refused_one, last = json.loads(done.out)
+    assert first["new_id"]
+    assert last["new_id"]
+    assert "nobody" in refused_one["error"]
+    assert payments.get_waiting_count() == 2
+
+
 def test_a_replay_with_a_relative_time_is_resumed(
     toril: Toril, client: Any, dlq: Queue, payments: Queue, prefix: str
 ):
