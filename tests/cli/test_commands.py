@@ -146,6 +146,71 @@ def test_pausing_promoting_cancelling_and_emptying(toril: Toril, queue):
     assert queue.get_job("j-0") is None
 
 
+@pytest.fixture
+def other(url: str, prefix: str):
+    """Another queue, which has a job "j-1" too."""
+    with BlockingQueue("other", connection=url, prefix=prefix) as other:
+        other.add("n", job_id="j-1")
+        yield other
+
+
+def test_a_slip_in_one_of_several_ids_changes_nothing(toril: Toril, queue, other):
+    """The jobs before it were changed, those after it were not, and no answer told which."""
+    queue.add_bulk([NewJob("n", job_id=f"j-{n}") for n in range(3)])
+
+    for line, words in (
+        (("remove", "j-0", "j-1", "j-2", "--yes"), "exists in the queues"),
+        (("remove", "j-0", "wait", "j-2", "--yes", "-q", "payments"), "cannot be the id"),
+        (("cancel", "nobody", "j-0", "wait", "-q", "payments"), "cannot be the id"),
+        (("cancel", "j-0", "j-2", "-q", "a:b"), "cannot be used"),
+    ):
+        for more in ((), ("--json",)):
+            refused = toril(*line, *more)
+            assert (refused.code, refused.out) == (2, ""), refused
+            assert words in refused.err
+    assert queue.get_job_counts("waiting", "failed") == {"waiting": 3, "failed": 0}
+
+
+def test_a_job_that_is_refused_does_not_stop_the_others(toril: Toril, queue):
+    queue.add_bulk([NewJob("n", job_id=f"j-{n}") for n in range(2)])
+
+    done = toril("cancel", "j-0", "nobody", "j-1", "--json")
+
+    assert done.code == 1
+    first, refused, last = json.loads(done.out)
+    told = {"done": True, "queue": "payments", "how": "ended"}
+    assert [first, last] == [{"id": "j-0", **told}, {"id": "j-1", **told}]
+    assert list(refused) == ["id", "done", "error"]
+    assert "nobody" in refused["error"]
+    assert queue.get_failed_count() == 2
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_server_that_is_lost_half_way_takes_no_answers_along(
+    as_json: bool, cli_env, monkeypatch, capsys, start_server
+):
+    """Which jobs had been changed was told only behind the last of them."""
+    server = start_server(tcp=True)
+    with BlockingQueue("payments", connection=server.url) as payments:
+        payments.add_bulk([NewJob("n", job_id=f"j-{n}", delay=60_000) for n in range(3)])
+    promote = BlockingQueue.promote
+
+    def kill_after_the_first(queue: BlockingQueue, job_id: str) -> None:
+        if job_id == "j-1":
+            server.kill()
+        promote(queue, job_id)
+
+    monkeypatch.setattr(BlockingQueue, "promote", kill_after_the_first)
+    line = ["--url", server.url, "promote", "j-0", "j-1", "j-2", "-q", "payments"]
+
+    assert run([*line, "--json"] if as_json else line) == 3
+
+    printed = capsys.readouterr()
+    told = {"id": "j-0", "done": True, "queue": "payments", "how": "promoted"}
+    assert printed.out == "j-0: promoted\n" if not as_json else json.loads(printed.out) == [told]
+    assert len(printed.err.splitlines()) == 1, printed.err
+
+
 def test_nothing_is_destroyed_before_somebody_said_yes(toril: Toril, queue):
     queue.add_bulk([NewJob("n") for _ in range(3)])
     job_id = queue.get_job_ids("waiting")["waiting"][0]
@@ -195,6 +260,11 @@ def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queu
         (["pause", "a:b"], 2, "cannot be used"),
         (["add", "payments", "n", "{no"], 2, "DATA is not JSON"),
         (["add", "payments", "n", "--delay", "soon"], 2, "is no duration"),
+        (["add", "payments", "n", "--delay", "²"], 2, "is no duration"),
+        (["add", "payments", "n", "--delay", "٣s"], 2, "is no duration"),
+        (["add", "payments", "n", "--delay", "9" * 5000], 2, "longer than a hundred years"),
+        (["add", "payments", "n", "--delay", "9" * 400 + "d"], 2, "longer than a hundred years"),
+        (["dlq", "purge", "q", "--since", "1000000000d"], 2, "longer than a hundred years"),
         (["add", "payments", "n", "@missing.json"], 2, "cannot read"),
         (["add", "payments", "n", "--id", "41"], 2, "is a number"),
         (["jobs", "payments", "--state", "lost"], 2, "lost"),
@@ -203,6 +273,7 @@ def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queu
         (["quues"], 2, "did you mean 'queues'"),
         (["worker", "nowhere:worker"], 2, "no module 'nowhere'"),
         (["worker", "json:loads"], 2, "--queue"),
+        (["worker", "json:loads", "--queue", "payments:²"], 2, "cannot be used"),
         (["worker", "json"], 2, "module:object"),
     ],
 )

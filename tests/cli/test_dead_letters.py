@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -68,6 +69,30 @@ def test_force_asks_for_no_name_in_a_dead_letter_queue(toril: Toril, forged: Non
     assert (done.code, done.out) == (0, "Removed 40 dead letters.\n")
 
 
+def test_an_empty_filter_is_refused(toril: Toril, forged: None, dlq: Queue):
+    """`--reason "$R"` with R not set chose every letter, and `--yes` deleted them."""
+    for option in ("--reason", "--name", "--source"):
+        for line in (("purge", DLQ, "--yes"), ("replay", DLQ, "--yes"), ("summary", DLQ)):
+            refused = toril("dlq", *line, option, "")
+            assert refused.code == 2, refused
+            assert option in refused.err
+            assert "it is empty" in refused.err
+    assert dlq.get_dead_letter_count() == 40
+
+
+async def test_letters_without_a_fingerprint_are_chosen_by_an_empty_one(
+    toril: Toril, forged: None, client: Any, prefix: str
+):
+    meta = {"sourceQueue": "payments", "originalJobId": "1", "failedReason": "no"}
+    fields = {"name": "theirs", "data": json.dumps({"_dlqMeta": meta}), "timestamp": 1}
+    await client.hset(f"{prefix}:{DLQ}:41", mapping=fields)
+    await client.lpush(f"{prefix}:{DLQ}:wait", "41")
+
+    done = await asyncio.to_thread(toril, "dlq", "purge", DLQ, "--fingerprint", "", "--yes")
+
+    assert (done.code, done.out) == (0, "Removed 1 dead letter.\n"), done
+
+
 def test_every_option_is_obeyed_for_letters_that_are_named(
     toril: Toril, forged: None, payments: Queue, dlq: Queue, prefix: str
 ):
@@ -91,6 +116,32 @@ def test_every_option_is_obeyed_for_letters_that_are_named(
     assert paced.code == 0
     assert time.monotonic() - began >= 0.1
     assert payments.get_waiting_count() == 3
+
+
+async def test_a_slip_among_letters_that_are_named_replays_none(
+    toril: Toril, client: Any, forged: None, payments: Queue, dlq: Queue, prefix: str
+):
+    note = json.loads(await client.hget(f"{prefix}:{DLQ}:2", "x.letter"))
+    await client.hset(f"{prefix}:{DLQ}:2", "x.letter", json.dumps({**note, "lane": "ana"}))
+
+    for line, words in (
+        (("1", "wait", "3"), "cannot be the id"),
+        (("1", "2", "3", "--priority", "1"), "belongs to lane 'ana'"),
+        (("1", "3", "--to", DLQ), "itself"),
+    ):
+        refused = await asyncio.to_thread(toril, "dlq", "replay", DLQ, *line, "--json")
+        assert (refused.code, refused.out) == (2, ""), refused
+        assert words in refused.err
+    assert (payments.get_waiting_count(), dlq.get_dead_letter_count()) == (0, 40)
+
+    done = await asyncio.to_thread(toril, "dlq", "replay", DLQ, "1", "nobody", "3", "--json")
+
+    assert done.code == 1
+    first, refused_one, last = json.loads(done.out)
+    assert first["new_id"]
+    assert last["new_id"]
+    assert "nobody" in refused_one["error"]
+    assert payments.get_waiting_count() == 2
 
 
 def test_a_replay_with_a_relative_time_is_resumed(

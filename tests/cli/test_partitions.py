@@ -99,6 +99,26 @@ def test_what_cannot_grow_is_refused(mail, toril: Toril):
     assert toril("partitions", "grow", "plain", "4", "--yes").code == 1
 
 
+async def test_an_id_of_several_partitions_changes_nothing(toril: Toril, client, url, prefix):
+    """The letters before it were replayed, and no answer told so."""
+    where = {"connection": url, "prefix": prefix, "partitions": 3}
+    async with AsyncQueue("mail-dlq", **where) as letters:
+        await letters.resume()  # so that the server knows how many partitions there are
+        first, second, _ = letters.partitions
+        await forge(client, prefix, first.name, 2, source="mail")
+        await forge(client, prefix, second.name, 1, source="mail")
+
+        for line in (("dlq", "replay", "mail-dlq"), ("remove", "--yes", "-q", "mail-dlq")):
+            refused = await asyncio.to_thread(toril, *line, "2", "1", "--json")
+            assert (refused.code, refused.out) == (2, ""), refused
+            assert "'1' exists in the partitions 0, 1" in refused.err
+        assert await letters.get_dead_letter_count() == 3
+
+        done = await asyncio.to_thread(toril, "dlq", "replay", "mail-dlq", "2", "gone", "--json")
+        assert done.code == 1
+        assert await letters.get_dead_letter_count() == 2
+
+
 async def test_a_replay_tells_of_the_letters_of_every_partition(toril: Toril, client, url, prefix):
     """It told what the last partition had held, and that was nothing."""
     where = {"connection": url, "prefix": prefix, "partitions": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from toril import (
 )
 from toril.dashboard import actions, dashboard
 from toril.dashboard.actions import ACTIONS
+from toril.dashboard.showing import link
 
 Visit = Callable[..., Visitor]
 
@@ -298,6 +300,72 @@ async def test_dead_letters_are_replayed_repaired_and_purged(
         assert await dead.get_dead_letter_count() == left
         await done(visitor, "replay-all", queue="dead")
         assert await dead.get_dead_letter_count() == 0
+
+
+def buttons(page: str, verb: str) -> list[dict[str, str]]:
+    """What the buttons of a page send that stand for all letters of a group."""
+    forms = re.findall(rf'<form method="post" action="/do/{verb}">(.*?)</form>', page, re.S)
+    return [
+        {
+            name: html.unescape(value)
+            for name, value in re.findall(r'name="(\w+)" value="([^"]*)"', one)
+        }
+        for one in forms
+    ]
+
+
+@pytest.mark.parametrize("verb", ["purge", "replay-all"])
+async def test_the_buttons_of_a_group_mean_its_letters_on_the_page_and_no_others(
+    verb: str, visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """Those of "(no fingerprint)" meant all, and those of a filtered page forgot its filter."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 4, source="pay", names=("charge", "mail"))
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        theirs = {"_dlqMeta": {"sourceQueue": "pay", "originalJobId": "1", "failedReason": "no"}}
+        await dead.add_bulk([NewJob(name, theirs) for name in ("charge", "charge", "mail")])
+        where = link("", "/dead-letters", queue="dead", name="charge", since="9999d")
+
+        page = (await visitor.get(where)).text
+        ours, none = sorted(buttons(page, verb)[:2], key=lambda sent: sent["no_fingerprint"])
+        assert none.pop("fingerprint") == ""
+        words = ("2 dead letters", "name charge", "no fingerprint")
+        await asked(visitor, verb, *words, **none)
+        await visitor.do(verb, **none)
+        left = await dead.get_dead_letter_jobs(0, -1, newest_first=False)
+        assert sorted(job.name for job in left) == ["charge", "charge", "mail", "mail", "mail"]
+        await asked(visitor, verb, "2 dead letters", "fingerprint ConnectionError@", **ours)
+        await visitor.do(verb, **ours)
+        left = await dead.get_dead_letter_jobs(0, -1, newest_first=False)
+        assert [job.name for job in left].count("mail") == len(left) == 3
+
+
+async def test_a_page_shows_the_letters_without_a_fingerprint(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    visitor = visit()
+    await forge(client, prefix, "dead", 3, source="pay")
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        theirs = {"_dlqMeta": {"sourceQueue": "pay", "originalJobId": "1", "failedReason": "no"}}
+        job = await dead.add("theirs", theirs)
+        of_job = (await visitor.get(link("", "/job", queue="dead", id=job.id))).text
+        where = html.unescape(
+            re.search(r'<dt>Fingerprint</dt><dd><a href="([^"]+)">none', of_job)[1]
+        )
+
+        page = (await visitor.get(where)).text
+
+        assert re.findall(r'name="id" value="([^"]+)"', page) == [job.id]
+        assert '<input type="checkbox" name="no_fingerprint" value="yes" checked>' in page
+        (sent,) = buttons(page, "purge")
+        await asked(visitor, "purge", "1 dead letter", "no fingerprint", **sent)
+        (whole,) = re.findall(r'action="/do/replay-all" class="fields">(.*?)</form>', page, re.S)
+        fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', whole))
+        await asked(visitor, "purge", "1 dead letter", "no fingerprint", **fields)
+        both = await visitor.do("purge", queue="dead", fingerprint="x", no_fingerprint="yes")
+        assert both.status_code == 400
+        empty = dict.fromkeys(("name", "failed_reason", "fingerprint", "since"), "")
+        await asked(visitor, "purge", "4 dead letters", queue="dead", **empty)
 
 
 async def test_a_long_operation_shows_how_far_it_is_and_is_stopped(

@@ -404,6 +404,37 @@ def test_a_filter_refuses_what_it_does_not_know():
         Filter.of(fingerprint=5)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["name", "failed_reason", "source_queue"])
+def test_a_filter_refuses_an_empty_text(option):
+    """Each reason contains it, so it meant all letters: a variable that is not set deleted them."""
+    with pytest.raises(InvalidOptionError, match=f"{option}='' is empty"):
+        Filter.of(**{option: ""})
+
+
+def test_a_run_of_a_version_that_took_empty_texts_is_understood():
+    parse = dead_letters.interrupted(KEYS, "purge", "jx").parse
+    text = b'{"is_done":false,"offset":3,"anchor":"7","count":2,"examined":5,"not_after":99}'
+
+    found = parse([b"wait", b"12", text, b'{"failed_reason":"","source_queue":"","since":7}'])
+
+    assert found is not None
+    assert found.wanted.args() == {"failed_reason": "", "source_queue": "", "since": 7}
+    assert found.wanted.at(1000) == found.wanted
+
+
+def test_an_empty_fingerprint_is_that_of_letters_without_one():
+    told = {"sourceQueue": "orders", "failedReason": "ETIMEDOUT"}
+    without, with_one = (
+        metadata_in({"_dlqMeta": meta}) for meta in (told, {**told, "fingerprint": "x"})
+    )
+
+    assert without is not None
+    assert with_one is not None
+    assert Filter.of(fingerprint="").admits(without)
+    assert not Filter.of(fingerprint="").admits(with_one)
+    assert Filter.of(fingerprint="").args() == {"fingerprint": ""}
+
+
 def test_a_filter_looks_at_letters_of_others():
     meta = metadata_in({"_dlqMeta": {"sourceQueue": "orders", "failedReason": "ETIMEDOUT"}})
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import click
 
-from toril.cli.finding import queue_of
-from toril.cli.printing import echo, print_json, progress_bar, say
+from toril.cli.answering import Answers
+from toril.cli.finding import queues_of
+from toril.cli.printing import progress_bar, say
 from toril.cli.server import Server, queue_option, with_server
 from toril.cli.values import confirm, counted, refuse_given, yes_option
 from toril.errors import InvalidOptionError, JobNotFoundError, RefusedError
@@ -150,27 +152,24 @@ def _each(
     done: str,
     change: Callable[[Queue, str], Any],
 ) -> int:
-    """Change one job after another; what is refused is told, and the others go on."""
+    """Change one job after another; what is refused is told, and the others go on.
+
+    All queues are found before the first change, so that a slip in an id changes nothing.
+    """
     if not job_ids:
         raise click.UsageError("name at least one job by its ID")
-    answers: list[dict[str, Any]] = []
-    for job_id in job_ids:
-        answer: dict[str, Any] = {"id": job_id, "done": True}
-        try:
-            with server.queue(queue_of(server, job_id, queue_name)) as queue:
-                answer["queue"] = queue.name
-                answer["how"] = change(queue, job_id) or done
-        except RefusedError as error:
-            answer |= {"done": False, "error": str(error)}
-            if not server.as_json:
-                echo(f"toril: {error}", err=True)
-        else:
-            if not server.as_json:
-                echo(f"{job_id}: {answer['how']}")
-        answers.append(answer)
-    if server.as_json:
-        print_json(answers)
-    return 0 if all(answer["done"] for answer in answers) else 1
+    with ExitStack() as opened:
+        queues = queues_of(server, job_ids, queue_name, opened)
+        with Answers(server) as answers:
+            for job_id, found in zip(job_ids, queues, strict=True):
+                with answers.about(job_id, done=False) as answer:
+                    if isinstance(found, RefusedError):
+                        raise found
+                    answer["queue"] = found.name
+                    how = change(found, job_id) or done
+                    answer.update(done=True, how=how)
+                    answers.tell(f"{job_id}: {how}")
+    return answers.code
 
 
 def _only_queue(job_ids: tuple[str, ...], queue_name: str | None) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from toril.cli.answering import Answers
 from toril.cli.catalogue import CommandGroup
 from toril.cli.jobs import data_of
 from toril.cli.printing import (
@@ -61,15 +63,27 @@ def dlq() -> None:
     """
 
 
+def _filled(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Refuse an empty text: a shell gives it for a variable that is not set."""
+    if value == "":
+        raise click.BadParameter("it is empty; give a text, or leave the option out", ctx, param)
+    return value
+
+
 def filter_options(command: F) -> F:
     """Which dead letters are meant; all that are given must hold."""
     for option in (
         click.option("--until", type=DURATION, help="Only those that died more than this ago: 1h."),
         click.option("--since", type=DURATION, help="Only those that died less than this ago: 1h."),
-        click.option("--source", "source_queue", help="Only from this queue."),
-        click.option("--fingerprint", help="Only with this fingerprint, see 'dlq summary'."),
-        click.option("--reason", "failed_reason", help="Only if the reason contains this."),
-        click.option("--name", help="Only with exactly this name."),
+        click.option("--source", "source_queue", callback=_filled, help="Only from this queue."),
+        click.option(
+            "--fingerprint",
+            help="Only with this fingerprint, see 'dlq summary'; '' for those that have none.",
+        ),
+        click.option(
+            "--reason", "failed_reason", callback=_filled, help="Only if the reason contains this."
+        ),
+        click.option("--name", callback=_filled, help="Only with exactly this name."),
     ):
         command = option(command)
     return command
@@ -426,28 +440,29 @@ def _replay_each(
     options: dict[str, Any],
 ) -> int:
     dry_run = options["dry_run"]
-    answers: list[dict[str, Any]] = []
-    began = time.monotonic()
-    with server.queue(queue_name) as queue:
+    with server.queue(queue_name) as queue, Answers(server) as answers:
+        if len(job_ids) > 1:
+            _check_each(queue, job_ids, options)
+        began = time.monotonic()
         for number, job_id in enumerate(job_ids):
             if rate is not None and not dry_run:
                 time.sleep(max(0.0, number / rate - (time.monotonic() - began)))
-            answer: dict[str, Any] = {"id": job_id, "new_id": None}
-            try:
+            with answers.about(job_id, new_id=None) as answer:
                 new_id = queue.replay_dead_letter(job_id, **options)
-            except RefusedError as error:
-                answer["error"] = str(error)
-                if not server.as_json:
-                    echo(f"toril: {error}", err=True)
-            else:
-                answer |= {"would_replay": True} if dry_run else {"new_id": new_id}
+                answer.update({"would_replay": True} if dry_run else {"new_id": new_id})
                 how = "would be replayed" if dry_run else f"replayed as {new_id}"
-                if not server.as_json:
-                    echo(f"{job_id}: {how}")
-            answers.append(answer)
-    if server.as_json:
-        print_json(answers)
-    return 1 if any("error" in answer for answer in answers) else 0
+                answers.tell(f"{job_id}: {how}")
+    return answers.code
+
+
+def _check_each(queue: Queue, job_ids: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Raise for a slip in an id or an option that fits some letters only, before one is replayed.
+
+    What is refused is told later, and the other letters go.
+    """
+    for job_id in job_ids:
+        with suppress(RefusedError):
+            queue.replay_dead_letter(job_id, **{**options, "dry_run": True})
 
 
 def _ask_for_name(queue: Queue, *, force: bool) -> None:

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 else:
     _TypeOfNumber = click.ParamType
 
+LONGEST_MS = 100 * 365 * 86_400_000
+"""A hundred years: a longer duration is a slip, and no calendar can count it."""
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 
 
@@ -35,11 +37,14 @@ class DurationType(_TypeOfNumber):
         if isinstance(value, int):
             return value
         text = str(value).strip().lower()
-        if text.isdigit():
-            return int(text)
+        if text.isdecimal():
+            text += "ms"
         if not _DURATION.fullmatch(text):
             self.fail(f"{value!r} is no duration; write 500ms, 10s, 5m, 2h or 7d", param, ctx)
-        return int(sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(text)))
+        ms = sum(float(number) * _UNIT_MS[unit] for number, unit in _PART.findall(text))
+        if ms > LONGEST_MS:
+            self.fail(f"{text[:40]!r} is longer than a hundred years", param, ctx)
+        return int(ms)
 
 
 DURATION = DurationType()

@@ -37,7 +37,10 @@ LONGEST_MS = 100 * 365 * 86_400_000
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 
-LETTER_FILTERS = ("name", "failed_reason", "fingerprint", "source_queue", "since", "until")
+LETTER_FILTERS = (
+    *("name", "failed_reason", "fingerprint", "no_fingerprint", "source_queue", "since", "until"),
+)
+"""The fields of a form; an empty one means any, so letters without a fingerprint have their own."""
 
 
 class Form:
@@ -423,14 +426,16 @@ async def _stop(on: Context) -> Change:
 
 def letter_filter(form: Form) -> DeadLetterFilter:
     """Which dead letters are meant; ``since`` and ``until`` say how long ago."""
-    wanted: dict[str, Any] = {}
-    for name in LETTER_FILTERS:
-        if name in ("since", "until"):
-            ms = form.duration_ms(name)
-            wanted[name] = None if ms is None else timedelta(milliseconds=ms)
-        else:
-            wanted[name] = form.text(name) or None
-    return cast(DeadLetterFilter, {name: one for name, one in wanted.items() if one is not None})
+    texts = ("name", "failed_reason", "fingerprint", "source_queue")
+    wanted: dict[str, Any] = {name: form.text(name) for name in texts if form.text(name)}
+    for name in ("since", "until"):
+        if (ms := form.duration_ms(name)) is not None:
+            wanted[name] = timedelta(milliseconds=ms)
+    if form.text("no_fingerprint"):
+        if "fingerprint" in wanted:
+            raise InvalidOptionError("Letters cannot have a fingerprint and none; choose one.")
+        wanted["fingerprint"] = ""
+    return cast(DeadLetterFilter, wanted)
 
 
 @action("replay")
@@ -770,7 +775,10 @@ def _ask(
 
 
 def _in_words(wanted: DeadLetterFilter) -> str:
-    said = [f"{name.replace('_', ' ')} {value!s}" for name, value in wanted.items()]
+    said = [
+        f"no {name}" if value == "" else f"{name.replace('_', ' ')} {value!s}"
+        for name, value in wanted.items()
+    ]
     return f" with {' and '.join(said)}" if said else ""
 
 

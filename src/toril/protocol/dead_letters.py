@@ -95,13 +95,20 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, **conditions: Unpack[DeadLetterFilter]) -> Filter:
-        """The filter that keyword arguments describe."""
+        """The filter that keyword arguments describe.
+
+        Raises for an empty text, as a variable has that was never set: each reason contains it, so
+        it would mean all letters.  Only ``fingerprint`` may be empty, for letters that have none.
+        """
         refuse_unknown(conditions, frozenset(cls.__struct_fields__), "dead letters")
+        for option in ("name", "failed_reason", "source_queue"):
+            if conditions.get(option) == "":
+                raise InvalidOptionError(f"{option}='' is empty; give a text, or leave it out")
         return cls(**conditions)
 
     @classmethod
     def of_args(cls, args: dict[str, Any]) -> Filter:
-        """The filter that was given to scripts."""
+        """The filter that was given to scripts, also by a version that took empty texts."""
         return cls(**{("until" if name == "before" else name): args[name] for name in args})
 
     @property

@@ -155,6 +155,86 @@ async def test_filters_by_fingerprint_source_and_time(side, url, prefix):
     await refunds.close()
 
 
+async def without_fingerprints(client, prefix: str, queue: str) -> None:
+    """Four letters: one with a fingerprint, one whose note has none, two of another program."""
+    await forge(client, prefix, queue, 2, names=("known", "noted"))
+    note = json.loads(await client.hget(f"{prefix}:{queue}:2", "x.letter"))
+    del note["fp"]
+    await client.hset(f"{prefix}:{queue}:2", "x.letter", json.dumps(note))
+    meta = {"sourceQueue": "orders", "originalJobId": "1", "failedReason": "no"}
+    for letter_id, more in (("3", {}), ("4", {"fingerprint": "theirs"})):
+        data = json.dumps({"_dlqMeta": {**meta, **more}})
+        fields = {"name": f"stranger-{letter_id}", "data": data, "timestamp": 1, "opts": "{}"}
+        await client.hset(f"{prefix}:{queue}:{letter_id}", mapping=fields)
+        await client.lpush(f"{prefix}:{queue}:wait", letter_id)
+
+
+@pytest.mark.parametrize("verb", ["purge_dead_letters", "replay_all_dead_letters"])
+async def test_letters_without_a_fingerprint_are_a_group_of_their_own(verb, side):
+    """One whose note has none ended the summary with an error of the script."""
+    await without_fingerprints(side.client, side.prefix, DLQ)
+
+    counted = {group.fingerprint: group.count for group in await side.dlq.get_dead_letter_summary()}
+    assert counted == {"ConnectionError@bank.py:call": 1, "": 2, "theirs": 1}
+    (only,) = await side.dlq.get_dead_letter_summary(fingerprint="")
+    assert only.count == 2
+    assert await getattr(side.dlq, verb)(fingerprint="", dry_run=True) == 2
+    assert await getattr(side.dlq, verb)(fingerprint="") == 2
+
+    jobs = await side.dlq.get_dead_letter_jobs(0, -1, newest_first=False)
+    assert [job.name for job in jobs] == ["known", "stranger-4"]
+
+
+async def test_letters_without_a_fingerprint_are_found_in_every_partition(client, url, prefix):
+    async with Queue("many-dlq", connection=url, prefix=prefix, partitions=2) as dlq:
+        await dlq.resume()  # so that the server knows how many partitions there are
+        for part in dlq.partitions:
+            await without_fingerprints(client, prefix, part.name)
+        (group,) = await dlq.get_dead_letter_summary(fingerprint="")
+        assert group.count == 4
+
+    def purge() -> list[int]:
+        with BlockingQueue("many-dlq", connection=url, prefix=prefix, partitions=2) as dlq:
+            with pytest.raises(InvalidOptionError, match="failed_reason"):
+                dlq.purge_dead_letters(failed_reason="")
+            return [dlq.purge_dead_letters(fingerprint=""), dlq.get_dead_letter_count()]
+
+    assert await asyncio.to_thread(purge) == [4, 4]
+
+
+@pytest.mark.parametrize("option", ["name", "failed_reason", "source_queue"])
+async def test_an_empty_filter_changes_nothing(option, side):
+    """It was that of a variable that was not set, and an empty reason chose all letters."""
+    await forge(side.client, side.prefix, DLQ, 3)
+    dlq = side.dlq
+
+    for call in (
+        dlq.purge_dead_letters,
+        dlq.replay_all_dead_letters,
+        dlq.get_dead_letter_summary,
+        dlq.dead_letters.purge,
+    ):
+        with pytest.raises(InvalidOptionError, match=f"{option}='' is empty"):
+            await call(**{option: ""})
+
+    assert await dlq.get_dead_letter_count() == 3
+
+
+async def test_a_run_that_began_with_an_empty_filter_is_resumed(side, monkeypatch):
+    """Versions before took an empty text, and remember it with their runs."""
+    await forge(side.client, side.prefix, DLQ, 4)
+    monkeypatch.setattr(dead_letters, "PURGES_PER_SLICE", 1)
+    wanted = dead_letters.Filter(failed_reason="")
+    run = dead_letters.Run("purge", "before", wanted)
+    command = dead_letters.purge_slice(side.dlq.keys, dead_letters.Walk(), wanted, run=run)
+    await side.dlq._connection.run(command)
+    assert await side.dlq.get_dead_letter_count() == 3
+
+    assert await side.dlq.purge_dead_letters(resume="before") == 4
+
+    assert await side.dlq.get_dead_letter_count() == 0
+
+
 async def test_the_summary_groups_by_fingerprint(side):
     async def other_trouble(job):
         raise KeyError("amount")

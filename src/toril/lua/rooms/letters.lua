@@ -1,11 +1,13 @@
 --- What was noted about a dead letter when it was written: { size (of the metadata), source, why, fp,
 --- opts (unless they are the default), key (its idempotency key, if it chose one; false if it never
 --- ran), priority, delay, lane, order_ms (the last four if it has them) }. Nothing if another program
---- wrote it.
+--- wrote it. One without a fingerprint has an empty one, as in its metadata.
 function letters.readNote(text)
   if not text then return nil end
   local is_read, note = pcall(cjson.decode, text)
-  return is_read and type(note) == "table" and note.source and note or nil
+  if not (is_read and type(note) == "table" and note.source) then return nil end
+  note.fp = note.fp or ""
+  return note
 end
 
 --- Walking through the dead letters of a queue, the oldest first, slice by slice.
