@@ -16,6 +16,7 @@ from tests.tasks.test_tasks import Receipt, Running, app, run
 from toril import (
     App,
     ArgumentsError,
+    Compensation,
     FlowJob,
     FlowProducer,
     GroupJob,
@@ -25,6 +26,7 @@ from toril import (
 )
 from toril.errors import InvalidOptionError
 from toril.outbox import Outbox, Relay, table_sql
+from toril.tasks.calls import Call
 
 __all__ = ["app", "run"]
 
@@ -90,6 +92,132 @@ async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
     assert info.state == "FAILED"
     paid = Receipt(1, Decimal(5))
     assert undone == [("tear", paid), ("refund", 1, paid)]
+
+
+async def undo_all(app: App, *calls: Call[Any]) -> str:
+    """How a group of these calls and one that fails has ended."""
+
+    @app.task(attempts=1)
+    async def fail() -> None:
+        raise RuntimeError("no lorry")
+
+    async with app.group("order") as saga:
+        steps = [saga.add(call) for call in calls]
+        saga.add(fail.call(), after=steps)
+    return (await saga.wait(60_000)).state
+
+
+async def test_an_undo_gets_what_the_task_got_as_far_as_it_takes_it(app: App, run: Running):
+    """Regression: it was read as a call of its own, without the defaults of the task."""
+    undone: dict[str, Any] = {}
+
+    async def pay(order: int, amount: int = 5, currency: str = "EUR") -> None: ...
+
+    def own_name(name: str) -> Any:
+        return app.task(name=name)(pay)
+
+    @own_name("needed").undo
+    async def undo_needed(order: int, currency: str) -> None:
+        undone["needed"] = order, currency
+
+    @own_name("less").undo
+    async def undo_less(order: int) -> None:
+        undone["less"] = order
+
+    @own_name("other_default").undo
+    async def undo_other(order: int, currency: str = "USD", reason: str = "group") -> None:
+        undone["other_default"] = order, currency, reason
+
+    @own_name("all").undo
+    async def undo_all_of_it(order: int, **rest: int | str) -> None:
+        undone["all"] = order, rest
+
+    run()
+    names = ("needed", "less", "other_default", "all")
+    state = await undo_all(app, *(app.tasks[name].call(1, 7) for name in names))
+
+    assert state == "FAILED"
+    assert undone == {
+        "needed": (1, "EUR"),
+        "less": 1,
+        "other_default": (1, "EUR", "group"),
+        "all": (1, {"amount": 7, "currency": "EUR"}),
+    }
+
+
+async def test_an_undo_ignores_what_its_task_ignores_and_nothing_else(
+    app: App, run: Running, url: str, prefix: str
+):
+    """A newer producer may send more."""
+    undone: list[int] = []
+
+    @app.task(extra="ignore")
+    async def hold(order: int) -> None: ...
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    @hold.undo
+    async def release(order: int) -> None:
+        undone.append(order)
+
+    @charge.undo
+    async def refund(order: int) -> None:
+        undone.append(-order)
+
+    run()
+    sent = {"order": 1, "new": 2}
+    last = GroupJob("nobody", queue_name="default", after=["first"])
+    states = {}
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for task, undo, data in (("hold", "release", sent), ("charge", "refund", {"order": 1})):
+            first = GroupJob(task, data, queue_name="default", key="first")
+            mapping = {task: Compensation(undo, sent, attempts=1)}
+            await flow.add_group("order", [first, last], mapping, group_id=task)
+            states[task] = (await app.queue("default").wait_for_group(task, 60_000)).state
+
+    assert states == {"hold": "FAILED", "charge": "FAILED_COMPENSATION"}
+    assert undone == [1]
+
+
+async def test_results_whose_keys_are_no_texts_can_be_read(app: App, run: Running):
+    """Regression: JSON's keys are texts, and they were not read as anything else."""
+    undone: list[Any] = []
+
+    @app.task
+    async def count(order: int) -> dict[int, list[dict[float, int]]]:
+        return {order: [{1.5: 2}]}
+
+    @count.undo
+    async def discount(order: int, *, result: dict[int, Any] | None) -> None:
+        undone.append(result)
+
+    run()
+    handle = await count.enqueue(5)
+    state = await undo_all(app, count.call(6))
+
+    assert await handle.result(60_000) == {5: [{1.5: 2}]}
+    assert state == "FAILED"
+    assert undone == [{6: [{1.5: 2}]}]
+
+
+async def test_an_undo_that_needs_more_than_its_task_has_is_refused(app: App):
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    @app.task
+    async def anything(**rest: int) -> None: ...
+
+    @anything.undo
+    async def nothing(order: int) -> None: ...
+
+    with pytest.raises(InvalidOptionError, match="needs 'amount', which is no parameter"):
+
+        @charge.undo
+        async def refund(order: int, amount: int) -> None: ...
+
+    assert charge.undoing is None
+    assert "refund" not in app.tasks
 
 
 async def test_a_chain_and_a_gather(app: App, run: Running):

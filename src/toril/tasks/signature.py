@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -34,10 +34,12 @@ class Signature:
         *,
         names: Mapping[str, Any] | None = None,
         without: frozenset[str] = frozenset(),
+        optional: Container[str] = frozenset(),
         ignores_unknown: bool = False,
     ) -> None:
         """``names`` are the names visible where the function is defined, for annotations that are
-        strings; the parameters in ``without`` are filled in by the caller and are not data."""
+        strings; the parameters in ``without`` are filled in by the caller and are not data; those
+        in ``optional`` may be missing in the data, and the caller fills them in then."""
         self.name = name
         self._what = f"the arguments of task {name!r}"
         parameters = inspect.signature(function).parameters
@@ -58,14 +60,16 @@ class Signature:
                 continue
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 self.positional += (parameter.name,)
-            if parameter.default is parameter.empty:
-                fields.append((parameter.name, hint))
-            else:
+            if parameter.default is not parameter.empty:
                 self._defaults[parameter.name] = parameter.default
+            if parameter.name in self._defaults or parameter.name in optional:
                 fields.append((parameter.name, hint, msgspec.UNSET))
+            else:
+                fields.append((parameter.name, hint))
         self.fields = frozenset(field[0] for field in fields)
+        self.required = frozenset(field[0] for field in fields if len(field) == 2)
+        self._may_be_missing = self.fields - self.required
         self._fields = fields
-        self._needs_nothing = self.fields == self._defaults.keys()
         self._forbids_unknown = not (ignores_unknown or self.rest)
         self._arguments = _decoder(
             msgspec.defstruct(
@@ -150,6 +154,10 @@ class Signature:
             )
         )
 
+    def takes(self, name: str) -> bool:
+        """Whether the data may have an argument with this name."""
+        return name in self.fields or not self._forbids_unknown
+
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, and the defaults of those that were left out."""
         return {**self._defaults, **arguments}
@@ -159,7 +167,8 @@ class Signature:
         if self._result is None:
             return value
         try:
-            return msgspec.convert(value, self.result, dec_hook=_decode_custom)
+            # Keys in JSON are texts, whatever the keys of the dict were.
+            return msgspec.convert(value, self.result, dec_hook=_decode_custom, str_keys=True)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise ResultError(f"the result of task {self.name!r} does not fit: {error}") from error
 
@@ -167,14 +176,14 @@ class Signature:
 
     def read(self, text: bytes) -> dict[str, Any]:
         """The arguments in a job's data; unknown ones are refused."""
-        if text == b"{}" and self._needs_nothing:
+        if text == b"{}" and not self.required:
             return {}
         try:
             arguments = msgspec.structs.asdict(self._arguments.decode(text))
             rest = self._read_rest(text) if self.rest else None
         except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise self._misfit(error) from error
-        for name in self._defaults:
+        for name in self._may_be_missing:
             if arguments[name] is msgspec.UNSET:
                 del arguments[name]
         return arguments if rest is None else arguments | rest
