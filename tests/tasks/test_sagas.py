@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from tests.helpers import wait_until
@@ -24,9 +24,11 @@ from toril import (
     InvalidInputError,
     JobFailedError,
 )
+from toril.contrib.opentelemetry import TracedFlowProducer, TracedOutbox
 from toril.errors import InvalidOptionError
 from toril.outbox import Outbox, Relay, table_sql
 from toril.tasks.calls import Call
+from toril.testing import running
 
 __all__ = ["app", "run"]
 
@@ -442,3 +444,89 @@ async def test_calls_under_another_prefix_are_refused_with_what_to_do(
     for error in parked.values():
         assert f"a Relay, with prefix='{prefix}-other'" in error
     assert [job.name for job in await app.queue("default").get_waiting()] == ["charge"]
+
+
+def a_database(path: Path) -> tuple[Engine, Outbox]:
+    engine = create_engine(f"sqlite:///{path}/outbox.db")
+    with engine.begin() as connection:
+        for statement in table_sql("sqlite"):
+            connection.execute(text(statement))
+    return engine, Outbox()
+
+
+def outboxes(outbox: Outbox) -> list[Outbox | TracedOutbox]:
+    return [outbox, TracedOutbox(outbox)]
+
+
+async def test_no_way_into_a_group_forgets_the_prefix_of_a_call(
+    app: App, url: str, prefix: str, tmp_path: Path
+):
+    """Regression: traced groups, sagas, chains and gathers waited forever for such members."""
+    other = App(connection=url, prefix=f"{prefix}-other")
+
+    @other.task
+    async def ship(order: int) -> None: ...
+
+    async def in_saga() -> None:
+        async with app.group("order", group_id="saga") as saga:
+            saga.add(ship.call(1))
+
+    for way in (in_saga(), app.chain(ship.call(1)), app.gather([ship.call(1)])):
+        with pytest.raises(GroupValidationError, match=f"with prefix='{prefix}-other', and"):
+            await way
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for producer in (flow, TracedFlowProducer(flow)):
+            with pytest.raises(InvalidOptionError, match=f"with prefix='{prefix}-other'"):
+                await producer.add_group("order", [ship.call(1)], group_id="flow")
+    engine, outbox = a_database(tmp_path)
+    with engine.begin() as connection:
+        rows = [one.add_group(connection, "order", [ship.call(1)]) for one in outboxes(outbox)]
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.drain()
+        assert {row.id for row in await relay.get_parked()} == set(rows)
+    engine.dispose()
+
+    assert await app.queue("default").get_groups() == []
+    assert await app.queue("default").get_waiting() == []
+
+
+async def test_traced_groups_of_calls_run_at_home(
+    app: App, run: Running, url: str, prefix: str, tmp_path: Path
+):
+    """A relay of the version before can read their rows, too: no member says the prefix."""
+    ran: list[int] = []
+
+    @app.task
+    async def charge(order: int) -> None:
+        ran.append(order)
+
+    run()
+    engine, outbox = a_database(tmp_path)
+    with engine.begin() as connection:
+        for number, one in enumerate(outboxes(outbox)):
+            one.add_group(connection, "order", [charge.call(number)])
+        stored = connection.execute(text("SELECT data FROM toril_outbox")).scalars().all()
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.drain()
+    engine.dispose()
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        await TracedFlowProducer(flow).add_group("order", [charge.call(2)])
+    await wait_until(lambda: len(ran) == 3)
+
+    assert sorted(ran) == [0, 1, 2]
+    assert not any("prefix" in str(data) for data in stored)
+
+
+async def test_a_saga_takes_calls_that_are_older_than_the_test(app: App):
+    """`running` moves an app to a prefix of its own, and a call may be a constant."""
+
+    @app.task
+    async def charge(order: int) -> str:
+        return "paid"
+
+    call = charge.call(1)
+    async with running(app) as rig:
+        handle = await app.chain(call)
+        await rig.drain()
+
+        assert await handle.result(60_000) == "paid"
