@@ -23,6 +23,7 @@ from toril import (
     GroupValidationError,
     InvalidInputError,
     JobFailedError,
+    PayloadError,
 )
 from toril.contrib.opentelemetry import TracedFlowProducer, TracedOutbox
 from toril.errors import InvalidOptionError
@@ -301,6 +302,39 @@ async def test_arguments_are_checked_where_the_call_is_made(app: App):
     with pytest.raises(GroupValidationError):
         await app.chain()
     assert (step.key, again.key) == ("one", "one-2")
+
+
+async def test_a_result_is_a_whole_argument_or_refused(app: App):
+    """Regression: inside a list it was sent as {"key": ...}, and the call did not wait for it."""
+
+    @app.task
+    async def reserve(order: int) -> str:
+        return "shelf 7"
+
+    @app.task
+    async def ship(order: int, boxes: list[Any], note: Any = None, **rest: Any) -> None: ...
+
+    saga = app.group("order")
+    box: Any = saga.add(reserve.call(1)).result
+    calls: list[dict[str, Any]] = [
+        {"boxes": [box, box]},
+        {"boxes": [{"box": box}]},
+        {"boxes": [], "note": (box,)},
+        {"boxes": [2**70, box]},
+        {"boxes": [box], "note": box},
+        {"boxes": [], "other": {"box": box}},
+    ]
+    for arguments in calls:
+        with pytest.raises(ArgumentsError, match="the result of 'reserve' can only be a whole"):
+            ship.call(1, **arguments)
+    with pytest.raises(ArgumentsError, match=r"saga\.add\(ship\.call"):
+        await ship.enqueue(1, [], box)
+    with pytest.raises(PayloadError, match="Reference"):
+        await app.queue("default").add("ship", {"boxes": box})
+    whole = ship.call(1, [], box, other=box)
+
+    assert sorted(whole.references) == ["note", "other"]
+    assert await app.queue("default").get_waiting() == []
 
 
 @pytest.mark.parametrize("way", ["flow", "outbox"])

@@ -13,7 +13,8 @@ from toril.errors import GroupValidationError, InvalidOptionError, JobFailedErro
 from toril.options import Duration
 from toril.protocol.groups import GroupInfo, GroupNode, GroupState
 from toril.protocol.new_group import GroupJob, GroupSignal, member_of
-from toril.tasks.calls import Call, Reference
+from toril.tasks.calls import Call
+from toril.tasks.references import Reference
 
 if TYPE_CHECKING:
     from toril.tasks.app import App

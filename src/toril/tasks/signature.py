@@ -16,6 +16,7 @@ import msgspec
 
 from toril.errors import ArgumentsError, InvalidOptionError, PayloadError, ResultError
 from toril.protocol import codec
+from toril.tasks.references import Reference
 from toril.worker.context import Context
 
 _NO_RESULT: Any = inspect.Signature.empty
@@ -48,12 +49,15 @@ class Signature:
         self.positional: tuple[str, ...] = ()
         self.rest: str | None = None
         self._defaults: dict[str, Any] = {}
+        self._models: tuple[type, ...] = ()
+        self._encoder = msgspec.json.Encoder(enc_hook=self._plain)
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for parameter in parameters.values():
             if parameter.name == self.context or parameter.name in without:
                 continue
             _refuse_kind(name, parameter)
             hint = _checked(name, f"parameter {parameter.name!r}", hints.get(parameter.name, Any))
+            self._models += _models_in(hint)
             if parameter.kind is parameter.VAR_KEYWORD:
                 self.rest = parameter.name
                 self._rest = _decoder(dict[str, hint])  # type: ignore[valid-type]
@@ -119,7 +123,7 @@ class Signature:
         """
         if later:
             return self._write_some(arguments, later)
-        text = codec.encode(arguments, self._what)
+        text = codec.encode(arguments, self._what, self._encoder)
         try:
             self._arguments.decode(text)
             if self.rest:
@@ -130,7 +134,7 @@ class Signature:
 
     def _write_some(self, arguments: Mapping[str, Any], later: frozenset[str]) -> msgspec.Raw:
         known = {name: value for name, value in arguments.items() if name not in later}
-        text = codec.encode(known, self._what)
+        text = codec.encode(known, self._what, self._encoder)
         try:
             self._some(later).decode(text)
         except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -142,6 +146,18 @@ class Signature:
                 f" it has no parameter {min(unknown)!r}"
             )
         return msgspec.Raw(text)
+
+    def _plain(self, value: Any) -> Any:
+        """What the encoder does not know: a model as it will be read, and what has no place."""
+        if isinstance(value, self._models):
+            return codec.write_model(value)
+        if isinstance(value, Reference):
+            raise ArgumentsError(
+                f"the result of {value.key!r} can only be a whole argument of a call in a group, as"
+                f" in saga.add({self.name}.call(step.result)); nobody would fill it in inside a"
+                f" list or an object, or in a job of its own"
+            )
+        return codec.plain(value)
 
     def _some(self, later: frozenset[str]) -> msgspec.json.Decoder[Any]:
         """The type that reads the arguments without those that come later."""
@@ -255,7 +271,7 @@ def _decode_custom(kind: type, value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
         return kind(value)
-    return kind.model_validate(value)  # type: ignore[attr-defined]
+    return codec.read_model(kind, value)
 
 
 def _checked(name: str, what: str, hint: Any) -> Any:
@@ -273,6 +289,12 @@ def _checked(name: str, what: str, hint: Any) -> Any:
                 f" msgspec.Struct or a pydantic model"
             )
     return hint
+
+
+def _models_in(hint: Any) -> tuple[type, ...]:
+    """The types in ``hint`` that validate themselves."""
+    custom = _custom_types(msgspec.inspect.type_info(hint), set())
+    return tuple(one for one in custom if not issubclass(one, PurePath))
 
 
 def _custom_types(info: Any, seen: set[Any]) -> Iterator[type]:
