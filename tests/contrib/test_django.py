@@ -48,7 +48,7 @@ from toril.contrib.django.names import (  # noqa: E402
     task_finished,
     task_started,
 )
-from toril.errors import UnrecoverableError  # noqa: E402
+from toril.errors import PayloadError, PayloadTooLargeError, UnrecoverableError  # noqa: E402
 from toril.outbox import Outbox, table_sql  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -334,6 +334,26 @@ def test_a_task_is_enqueued_when_the_transaction_is_committed(backend, database)
         _ = 1 / 0
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(lost.id)
+
+
+@pytest.mark.parametrize("when", ["commit", "now"])
+def test_arguments_that_cannot_be_sent_are_refused_by_enqueue(url, prefix, database, when):
+    """Regression: they were refused after the commit, and later tasks and hooks were lost."""
+    hooks: list[str] = []
+    given = {"n": 1}
+    options = {"ENQUEUE": when, "JOB_OPTIONS": {"size_limit": 100}}
+    with override_settings(TASKS=configured(url, prefix, **options)):
+        with transaction.atomic():
+            with pytest.raises(PayloadError, match="nan"):
+                tasks.add.enqueue(float("nan"))
+            with pytest.raises(PayloadTooLargeError):
+                tasks.add.enqueue("x" * 100)
+            result = tasks.add.enqueue(given)
+            given["n"] = 2
+            transaction.on_commit(lambda: hooks.append("later"))
+
+        assert hooks == ["later"]
+        assert tasks.add.get_result(result.id).args == [{"n": 1}]
 
 
 @pytest.mark.parametrize("how", ["blocking", "async"])

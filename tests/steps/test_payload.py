@@ -70,6 +70,20 @@ def test_data_is_decoded_by_type(data_type, text, expected):
     assert decode(job, data_type).data == expected
 
 
+def test_a_model_that_validates_aliases_comes_out_with_its_values():
+    """Regression: it goes in under the names of its fields, which were not found."""
+    import pydantic
+
+    class Order(pydantic.BaseModel):
+        order_id: int = pydantic.Field(0, alias="orderId")
+
+    order = Order.model_validate({"orderId": 7})
+
+    for data in (order, {"orderId": 7}):
+        text = codec.encode(JobPayload("w", "s", data), "a payload")
+        assert decode(stored(text), Order).data == order
+
+
 def test_pydantic_models_go_in_and_come_out():
     import pydantic
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from tests.helpers import wait_until
@@ -16,15 +16,20 @@ from tests.tasks.test_tasks import Receipt, Running, app, run
 from toril import (
     App,
     ArgumentsError,
+    Compensation,
     FlowJob,
     FlowProducer,
     GroupJob,
     GroupValidationError,
     InvalidInputError,
     JobFailedError,
+    PayloadError,
 )
+from toril.contrib.opentelemetry import TracedFlowProducer, TracedOutbox
 from toril.errors import InvalidOptionError
 from toril.outbox import Outbox, Relay, table_sql
+from toril.tasks.calls import Call
+from toril.testing import running
 
 __all__ = ["app", "run"]
 
@@ -90,6 +95,132 @@ async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
     assert info.state == "FAILED"
     paid = Receipt(1, Decimal(5))
     assert undone == [("tear", paid), ("refund", 1, paid)]
+
+
+async def undo_all(app: App, *calls: Call[Any]) -> str:
+    """How a group of these calls and one that fails has ended."""
+
+    @app.task(attempts=1)
+    async def fail() -> None:
+        raise RuntimeError("no lorry")
+
+    async with app.group("order") as saga:
+        steps = [saga.add(call) for call in calls]
+        saga.add(fail.call(), after=steps)
+    return (await saga.wait(60_000)).state
+
+
+async def test_an_undo_gets_what_the_task_got_as_far_as_it_takes_it(app: App, run: Running):
+    """Regression: it was read as a call of its own, without the defaults of the task."""
+    undone: dict[str, Any] = {}
+
+    async def pay(order: int, amount: int = 5, currency: str = "EUR") -> None: ...
+
+    def own_name(name: str) -> Any:
+        return app.task(name=name)(pay)
+
+    @own_name("needed").undo
+    async def undo_needed(order: int, currency: str) -> None:
+        undone["needed"] = order, currency
+
+    @own_name("less").undo
+    async def undo_less(order: int) -> None:
+        undone["less"] = order
+
+    @own_name("other_default").undo
+    async def undo_other(order: int, currency: str = "USD", reason: str = "group") -> None:
+        undone["other_default"] = order, currency, reason
+
+    @own_name("all").undo
+    async def undo_all_of_it(order: int, **rest: int | str) -> None:
+        undone["all"] = order, rest
+
+    run()
+    names = ("needed", "less", "other_default", "all")
+    state = await undo_all(app, *(app.tasks[name].call(1, 7) for name in names))
+
+    assert state == "FAILED"
+    assert undone == {
+        "needed": (1, "EUR"),
+        "less": 1,
+        "other_default": (1, "EUR", "group"),
+        "all": (1, {"amount": 7, "currency": "EUR"}),
+    }
+
+
+async def test_an_undo_ignores_what_its_task_ignores_and_nothing_else(
+    app: App, run: Running, url: str, prefix: str
+):
+    """A newer producer may send more."""
+    undone: list[int] = []
+
+    @app.task(extra="ignore")
+    async def hold(order: int) -> None: ...
+
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    @hold.undo
+    async def release(order: int) -> None:
+        undone.append(order)
+
+    @charge.undo
+    async def refund(order: int) -> None:
+        undone.append(-order)
+
+    run()
+    sent = {"order": 1, "new": 2}
+    last = GroupJob("nobody", queue_name="default", after=["first"])
+    states = {}
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for task, undo, data in (("hold", "release", sent), ("charge", "refund", {"order": 1})):
+            first = GroupJob(task, data, queue_name="default", key="first")
+            mapping = {task: Compensation(undo, sent, attempts=1)}
+            await flow.add_group("order", [first, last], mapping, group_id=task)
+            states[task] = (await app.queue("default").wait_for_group(task, 60_000)).state
+
+    assert states == {"hold": "FAILED", "charge": "FAILED_COMPENSATION"}
+    assert undone == [1]
+
+
+async def test_results_whose_keys_are_no_texts_can_be_read(app: App, run: Running):
+    """Regression: JSON's keys are texts, and they were not read as anything else."""
+    undone: list[Any] = []
+
+    @app.task
+    async def count(order: int) -> dict[int, list[dict[float, int]]]:
+        return {order: [{1.5: 2}]}
+
+    @count.undo
+    async def discount(order: int, *, result: dict[int, Any] | None) -> None:
+        undone.append(result)
+
+    run()
+    handle = await count.enqueue(5)
+    state = await undo_all(app, count.call(6))
+
+    assert await handle.result(60_000) == {5: [{1.5: 2}]}
+    assert state == "FAILED"
+    assert undone == [{6: [{1.5: 2}]}]
+
+
+async def test_an_undo_that_needs_more_than_its_task_has_is_refused(app: App):
+    @app.task
+    async def charge(order: int) -> None: ...
+
+    @app.task
+    async def anything(**rest: int) -> None: ...
+
+    @anything.undo
+    async def nothing(order: int) -> None: ...
+
+    with pytest.raises(InvalidOptionError, match="needs 'amount', which is no parameter"):
+
+        @charge.undo
+        async def refund(order: int, amount: int) -> None: ...
+
+    assert charge.undoing is None
+    assert "refund" not in app.tasks
 
 
 async def test_a_chain_and_a_gather(app: App, run: Running):
@@ -171,6 +302,39 @@ async def test_arguments_are_checked_where_the_call_is_made(app: App):
     with pytest.raises(GroupValidationError):
         await app.chain()
     assert (step.key, again.key) == ("one", "one-2")
+
+
+async def test_a_result_is_a_whole_argument_or_refused(app: App):
+    """Regression: inside a list it was sent as {"key": ...}, and the call did not wait for it."""
+
+    @app.task
+    async def reserve(order: int) -> str:
+        return "shelf 7"
+
+    @app.task
+    async def ship(order: int, boxes: list[Any], note: Any = None, **rest: Any) -> None: ...
+
+    saga = app.group("order")
+    box: Any = saga.add(reserve.call(1)).result
+    calls: list[dict[str, Any]] = [
+        {"boxes": [box, box]},
+        {"boxes": [{"box": box}]},
+        {"boxes": [], "note": (box,)},
+        {"boxes": [2**70, box]},
+        {"boxes": [box], "note": box},
+        {"boxes": [], "other": {"box": box}},
+    ]
+    for arguments in calls:
+        with pytest.raises(ArgumentsError, match="the result of 'reserve' can only be a whole"):
+            ship.call(1, **arguments)
+    with pytest.raises(ArgumentsError, match=r"saga\.add\(ship\.call"):
+        await ship.enqueue(1, [], box)
+    with pytest.raises(PayloadError, match="Reference"):
+        await app.queue("default").add("ship", {"boxes": box})
+    whole = ship.call(1, [], box, other=box)
+
+    assert sorted(whole.references) == ["note", "other"]
+    assert await app.queue("default").get_waiting() == []
 
 
 @pytest.mark.parametrize("way", ["flow", "outbox"])
@@ -314,3 +478,89 @@ async def test_calls_under_another_prefix_are_refused_with_what_to_do(
     for error in parked.values():
         assert f"a Relay, with prefix='{prefix}-other'" in error
     assert [job.name for job in await app.queue("default").get_waiting()] == ["charge"]
+
+
+def a_database(path: Path) -> tuple[Engine, Outbox]:
+    engine = create_engine(f"sqlite:///{path}/outbox.db")
+    with engine.begin() as connection:
+        for statement in table_sql("sqlite"):
+            connection.execute(text(statement))
+    return engine, Outbox()
+
+
+def outboxes(outbox: Outbox) -> list[Outbox | TracedOutbox]:
+    return [outbox, TracedOutbox(outbox)]
+
+
+async def test_no_way_into_a_group_forgets_the_prefix_of_a_call(
+    app: App, url: str, prefix: str, tmp_path: Path
+):
+    """Regression: traced groups, sagas, chains and gathers waited forever for such members."""
+    other = App(connection=url, prefix=f"{prefix}-other")
+
+    @other.task
+    async def ship(order: int) -> None: ...
+
+    async def in_saga() -> None:
+        async with app.group("order", group_id="saga") as saga:
+            saga.add(ship.call(1))
+
+    for way in (in_saga(), app.chain(ship.call(1)), app.gather([ship.call(1)])):
+        with pytest.raises(GroupValidationError, match=f"with prefix='{prefix}-other', and"):
+            await way
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for producer in (flow, TracedFlowProducer(flow)):
+            with pytest.raises(InvalidOptionError, match=f"with prefix='{prefix}-other'"):
+                await producer.add_group("order", [ship.call(1)], group_id="flow")
+    engine, outbox = a_database(tmp_path)
+    with engine.begin() as connection:
+        rows = [one.add_group(connection, "order", [ship.call(1)]) for one in outboxes(outbox)]
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.drain()
+        assert {row.id for row in await relay.get_parked()} == set(rows)
+    engine.dispose()
+
+    assert await app.queue("default").get_groups() == []
+    assert await app.queue("default").get_waiting() == []
+
+
+async def test_traced_groups_of_calls_run_at_home(
+    app: App, run: Running, url: str, prefix: str, tmp_path: Path
+):
+    """A relay of the version before can read their rows, too: no member says the prefix."""
+    ran: list[int] = []
+
+    @app.task
+    async def charge(order: int) -> None:
+        ran.append(order)
+
+    run()
+    engine, outbox = a_database(tmp_path)
+    with engine.begin() as connection:
+        for number, one in enumerate(outboxes(outbox)):
+            one.add_group(connection, "order", [charge.call(number)])
+        stored = connection.execute(text("SELECT data FROM toril_outbox")).scalars().all()
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        await relay.drain()
+    engine.dispose()
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        await TracedFlowProducer(flow).add_group("order", [charge.call(2)])
+    await wait_until(lambda: len(ran) == 3)
+
+    assert sorted(ran) == [0, 1, 2]
+    assert not any("prefix" in str(data) for data in stored)
+
+
+async def test_a_saga_takes_calls_that_are_older_than_the_test(app: App):
+    """`running` moves an app to a prefix of its own, and a call may be a constant."""
+
+    @app.task
+    async def charge(order: int) -> str:
+        return "paid"
+
+    call = charge.call(1)
+    async with running(app) as rig:
+        handle = await app.chain(call)
+        await rig.drain()
+
+        assert await handle.result(60_000) == "paid"

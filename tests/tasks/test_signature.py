@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
+from unittest.mock import ANY
 from uuid import UUID
 
 import msgspec
 import pydantic
 import pytest
+from pydantic.alias_generators import to_camel
 
 from toril.errors import ArgumentsError, InvalidOptionError, PayloadError, ResultError
 from toril.tasks.signature import Signature
@@ -305,3 +308,116 @@ def test_without_arguments_only_what_is_needed_is_missed():
     for other in (b"[]", b"null", b'{"a":1}', b""):
         with pytest.raises(ArgumentsError):
             signature_of(nothing).read(other)
+
+
+class Camel(pydantic.BaseModel):
+    """Validates aliases alone, as what comes from a web page does; each field has a default."""
+
+    model_config = pydantic.ConfigDict(alias_generator=to_camel)
+    order_id: int = 0
+    gift_note: str = ""
+
+
+class Both(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(alias_generator=to_camel, populate_by_name=True)
+    order_id: int = 0
+
+
+class Swapped(pydantic.BaseModel):
+    left: int = pydantic.Field(0, alias="right")
+    right: int = pydantic.Field(0, alias="left")
+
+
+class OutOnly(pydantic.BaseModel):
+    order_id: int = pydantic.Field(0, serialization_alias="id")
+
+
+class InAndOut(pydantic.BaseModel):
+    order_id: int = pydantic.Field(0, validation_alias="in", serialization_alias="out")
+
+
+class Odd(pydantic.BaseModel):
+    number: int = pydantic.Field(0, alias="n")
+
+    @pydantic.field_validator("number")
+    @classmethod
+    def more(cls, number: int) -> int:
+        return number + 1
+
+
+class Aging(pydantic.BaseModel):
+    order_id: int = pydantic.Field(0, alias="id")
+
+    @pydantic.computed_field
+    def age(self) -> int:
+        return next(_ages)
+
+
+_ages = itertools.count()
+
+
+class Parent(pydantic.BaseModel):
+    order: Camel
+    others: list[Camel] = []
+
+
+CAMEL = Camel.model_validate({"orderId": 7, "giftNote": "hi"})
+ON_THE_WIRE = {"orderId": 7, "giftNote": "hi"}
+ALIASES: list[tuple[Any, Any, Any]] = [
+    (Camel, CAMEL, ON_THE_WIRE),
+    (list[Camel], [CAMEL], [ON_THE_WIRE]),
+    (Camel | None, CAMEL, ON_THE_WIRE),
+    (
+        Parent,
+        Parent(order=CAMEL, others=[CAMEL]),
+        {"order": ON_THE_WIRE, "others": [ON_THE_WIRE]},
+    ),
+    (Both, Both(order_id=7), {"order_id": 7}),
+    (Swapped, Swapped.model_validate({"left": 1, "right": 2}), {"left": 1, "right": 2}),
+    (OutOnly, OutOnly(order_id=7), {"order_id": 7}),
+    (Aging, Aging.model_validate({"id": 7}), {"id": 7, "age": ANY}),
+    (InAndOut, InAndOut.model_validate({"in": 7}), {"order_id": 7}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "wire"), ALIASES, ids=[str(v[0]) for v in ALIASES])
+def test_a_model_with_aliases_comes_back_with_its_values(kind: Any, value: Any, wire: Any):
+    """Regression: its fields went under their names, were not found, and had their defaults."""
+
+    def function(thing: Any) -> Any: ...
+
+    function.__annotations__ = {"thing": kind}
+
+    text = bytes(signature_of(function).write({"thing": value}))
+
+    assert json.loads(text) == {"thing": wire}
+    assert signature_of(function).read(text) == {"thing": value}
+
+
+def test_what_an_earlier_version_wrote_under_the_names_of_fields_is_read():
+    """Results are still written like this: without a task nobody knows how they will be read."""
+
+    def function(thing: Camel) -> Parent: ...
+
+    by_name = CAMEL.model_dump(mode="json")
+    signature = signature_of(function)
+    signature.check_result(Parent(order=CAMEL))
+
+    assert signature.read(json.dumps({"thing": by_name}).encode()) == {"thing": CAMEL}
+    assert signature.read_result({"order": by_name}) == Parent(order=CAMEL)
+    assert signature.read_result({"order": ON_THE_WIRE}) == Parent(order=CAMEL)
+
+
+def test_a_model_that_would_come_back_as_another_is_refused():
+    def function(thing: Odd) -> None: ...
+
+    with pytest.raises(PayloadError, match="'Odd' would not come back as it is"):
+        signature_of(function).write({"thing": Odd(n=1)})
+
+
+def test_a_model_is_written_by_its_names_where_nothing_says_that_it_is_read_as_one():
+    def function(thing: Any) -> None: ...
+
+    assert json.loads(bytes(signature_of(function).write({"thing": CAMEL}))) == {
+        "thing": {"order_id": 7, "gift_note": "hi"}
+    }

@@ -28,7 +28,7 @@ from toril.options import (
 )
 from toril.protocol import codec
 from toril.protocol.job import StoredJob
-from toril.protocol.keys import COMPENSATION_SUFFIX, Keys, check_queue_name
+from toril.protocol.keys import COMPENSATION_SUFFIX, Keys, check_prefix, check_queue_name
 from toril.protocol.stages import Graph, graph_of
 
 MOST_MEMBERS = 1000
@@ -94,10 +94,12 @@ class GroupJob(NewJob, frozen=True, kw_only=True):
     It becomes a job when the members that ``after`` names have completed; they are named by their
     ``key``, or by their names.  ``inputs`` puts results of members into its data.  Once a ``pivot``
     has completed nothing is undone any more.  ``compensation`` undoes this job alone; it goes
-    before the group's entry for its name.
+    before the group's entry for its name.  A group that would be under another ``prefix`` than
+    this one is refused.
     """
 
     queue_name: str
+    prefix: str | None = None
     compensation: Compensation | None = None
     key: str | None = None
     after: Sequence[str] = ()
@@ -107,6 +109,8 @@ class GroupJob(NewJob, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         NewJob.__post_init__(self)
         check_queue_name(self.queue_name)
+        if self.prefix is not None:
+            check_prefix(self.prefix)
         _check_place(self)
         if not isinstance(self.inputs, Mapping):
             raise GroupValidationError(
@@ -299,8 +303,9 @@ def _listed(name: Any, jobs: Any) -> list[Any]:
 
 
 def _prefix_of(name: str, jobs: Sequence[Any]) -> str | None:
-    """The prefix of the calls among ``jobs``; a group is under one."""
-    found = {job.prefix for job in jobs if isinstance(job, FlowJob) and job.prefix is not None}
+    """The prefix that ``jobs`` say, such as calls do; a group is under one."""
+    said = [job.prefix for job in jobs if isinstance(job, FlowJob | GroupJob)]
+    found = {prefix for prefix in said if prefix is not None}
     if len(found) > 1:
         raise GroupValidationError(
             f"group {name!r} has calls of apps with different prefixes"
@@ -494,7 +499,7 @@ def member_of(job: FlowJob, **place: Any) -> GroupJob:
     if job.children:
         raise GroupValidationError("A job cannot belong to both a group and a flow")
     fields = {name: getattr(job, name) for name in NewJob.__struct_fields__}
-    own = {**job.membership, **place}
+    own = {"prefix": job.prefix, **job.membership, **place}
     return GroupJob(
         fields.pop("name"), fields.pop("data"), queue_name=job.queue_name, **fields, **own
     )

@@ -8,6 +8,7 @@ import msgspec
 
 from toril.checking import shown
 from toril.errors import InvalidNameError, InvalidOptionError, PayloadMismatchError
+from toril.protocol import codec
 from toril.protocol.job import StoredJob
 
 T = TypeVar("T")
@@ -64,11 +65,10 @@ def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
 
 def _decode_model(data_type: Any, value: Any) -> Any:
     """Types that msgspec does not know but that validate themselves, like pydantic's models."""
-    validate = getattr(data_type, "model_validate", None)
-    if validate is None:
+    if not hasattr(data_type, "model_validate"):
         raise TypeError(f"cannot decode into {data_type!r}; use a dataclass, Struct or model")
     try:
-        return validate(value)
+        return codec.read_model(data_type, value)
     except ValueError as error:
         raise ValueError(_in_one_line(error)) from error
 

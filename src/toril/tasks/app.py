@@ -202,10 +202,23 @@ class App:
     def register_undo(self, task: AnyTask, function: Callable[..., Any]) -> AnyTask:
         """Used by ``@task.undo``; use that instead."""
         name = function.__name__
+        signature = Signature(
+            name,
+            function,
+            names=_names_in_sight(),
+            without=frozenset({"result"}),
+            optional=task.signature.with_defaults({}),
+        )
+        for missing in sorted(signature.required):
+            if missing not in task.signature.fields and task.signature.rest is None:
+                raise InvalidOptionError(
+                    f"{name!r} undoes task {task.name!r} and needs {missing!r}, which is no"
+                    f" parameter of {task.name!r}; give it a default, or leave it out"
+                )
         undo: AnyTask = Task(
             self,
             function,
-            Signature(name, function, names=_names_in_sight(), without=frozenset({"result"})),
+            signature,
             {},
             name=name,
             queue=f"{self._stem(task.queue_name)}{COMPENSATION_SUFFIX}",

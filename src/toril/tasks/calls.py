@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-import msgspec
-
 from toril.client.queue import Queue
 from toril.options import Duration, FlowJob
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.job import Job
 from toril.protocol.new_group import Compensation
 from toril.sync.queue import Queue as BlockingQueue
+from toril.tasks.references import Reference
 from toril.tasks.signature import Signature
 
 R = TypeVar("R")
@@ -30,12 +29,6 @@ _UNDO_FIELDS = (
     "remove_on_complete",
     "remove_on_fail",
 )
-
-
-class Reference(msgspec.Struct, frozen=True):
-    """A placeholder, in the arguments of a call, for the result of another member of its group."""
-
-    key: str
 
 
 class Call(FlowJob, Generic[R], frozen=True, kw_only=True):

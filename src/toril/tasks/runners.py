@@ -38,14 +38,24 @@ def undo_runner_of(
                 f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, but"
                 f" its data does not say what to undo"
             )
-        data = _with_inputs(undo.name, payload)
-        found = undo.signature.read(codec.encode(data, "the arguments"))
+        found = _arguments_of_undo(undo.signature, task.signature, _with_inputs(undo.name, payload))
         if wants_result:
             value = payload.original_return_value
             found["result"] = None if value is None else task.signature.read_result(value)
         return found
 
     return _runner(app, undo.function, undo.signature, arguments)
+
+
+def _arguments_of_undo(undo: Signature, task: Signature, data: Any) -> dict[str, Any]:
+    """What the task was given, as far as the undo takes it, with the task's own defaults."""
+    if isinstance(data, Mapping):
+        data = {
+            name: value for name, value in data.items() if undo.takes(name) or not task.takes(name)
+        }
+    found = undo.read(codec.encode(data, "the arguments"))
+    defaults = {name: one for name, one in task.with_defaults({}).items() if undo.takes(name)}
+    return defaults | found
 
 
 def _with_inputs(name: str, payload: CompensationPayload) -> Any:

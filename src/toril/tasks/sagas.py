@@ -13,7 +13,8 @@ from toril.errors import GroupValidationError, InvalidOptionError, JobFailedErro
 from toril.options import Duration
 from toril.protocol.groups import GroupInfo, GroupNode, GroupState
 from toril.protocol.new_group import GroupJob, GroupSignal, member_of
-from toril.tasks.calls import Call, Reference
+from toril.tasks.calls import Call
+from toril.tasks.references import Reference
 
 if TYPE_CHECKING:
     from toril.tasks.app import App
@@ -86,9 +87,16 @@ class Saga:
         """Make a call a member; it runs after those whose results it uses, and after ``after``."""
         if not isinstance(call, Call):
             raise GroupValidationError(f"saga.add() got {shown(call)}; write task.call(…)")
+        if not _is_at_home(call, self._app):
+            raise GroupValidationError(
+                f"call of task {call.name!r} is of an app with prefix={call.prefix!r}, and"
+                f" {self!r} would be under {self._app.prefix!r}, where no worker of that app looks;"
+                f" a group is under one prefix"
+            )
         step: Step[R] = Step(self._new_key(key, call.name))
         before = dict.fromkeys([*(one.key for one in after), *call.membership["after"]])
-        self._members.append(member_of(call, key=step.key, after=tuple(before), pivot=pivot))
+        place = {"key": step.key, "after": tuple(before), "pivot": pivot}
+        self._members.append(member_of(call, prefix=None, **place))
         return step
 
     def signal(
@@ -145,6 +153,16 @@ class Saga:
             raise GroupValidationError(f"two members of {self!r} have the key {key!r}")
         self._keys.add(key)
         return key
+
+
+def _is_at_home(call: Call[Any], app: App) -> bool:
+    """Whether the workers that know the call look where ``app`` adds it.
+
+    A call of one of its own tasks may be older than a move of the app to another prefix.
+    """
+    own = app._tasks.get(call.name)
+    is_own = own is not None and own.signature is call.signature
+    return is_own or call.prefix in (None, app.prefix)
 
 
 class GroupHandle(Generic[R]):

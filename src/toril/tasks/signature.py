@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from toril.errors import ArgumentsError, InvalidOptionError, PayloadError, ResultError
 from toril.protocol import codec
+from toril.tasks.references import Reference
 from toril.worker.context import Context
 
 _NO_RESULT: Any = inspect.Signature.empty
@@ -34,10 +35,12 @@ class Signature:
         *,
         names: Mapping[str, Any] | None = None,
         without: frozenset[str] = frozenset(),
+        optional: Container[str] = frozenset(),
         ignores_unknown: bool = False,
     ) -> None:
         """``names`` are the names visible where the function is defined, for annotations that are
-        strings; the parameters in ``without`` are filled in by the caller and are not data."""
+        strings; the parameters in ``without`` are filled in by the caller and are not data; those
+        in ``optional`` may be missing in the data, and the caller fills them in then."""
         self.name = name
         self._what = f"the arguments of task {name!r}"
         parameters = inspect.signature(function).parameters
@@ -46,26 +49,31 @@ class Signature:
         self.positional: tuple[str, ...] = ()
         self.rest: str | None = None
         self._defaults: dict[str, Any] = {}
+        self._models: tuple[type, ...] = ()
+        self._encoder = msgspec.json.Encoder(enc_hook=self._plain)
         fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
         for parameter in parameters.values():
             if parameter.name == self.context or parameter.name in without:
                 continue
             _refuse_kind(name, parameter)
             hint = _checked(name, f"parameter {parameter.name!r}", hints.get(parameter.name, Any))
+            self._models += _models_in(hint)
             if parameter.kind is parameter.VAR_KEYWORD:
                 self.rest = parameter.name
                 self._rest = _decoder(dict[str, hint])  # type: ignore[valid-type]
                 continue
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 self.positional += (parameter.name,)
-            if parameter.default is parameter.empty:
-                fields.append((parameter.name, hint))
-            else:
+            if parameter.default is not parameter.empty:
                 self._defaults[parameter.name] = parameter.default
+            if parameter.name in self._defaults or parameter.name in optional:
                 fields.append((parameter.name, hint, msgspec.UNSET))
+            else:
+                fields.append((parameter.name, hint))
         self.fields = frozenset(field[0] for field in fields)
+        self.required = frozenset(field[0] for field in fields if len(field) == 2)
+        self._may_be_missing = self.fields - self.required
         self._fields = fields
-        self._needs_nothing = self.fields == self._defaults.keys()
         self._forbids_unknown = not (ignores_unknown or self.rest)
         self._arguments = _decoder(
             msgspec.defstruct(
@@ -115,7 +123,7 @@ class Signature:
         """
         if later:
             return self._write_some(arguments, later)
-        text = codec.encode(arguments, self._what)
+        text = codec.encode(arguments, self._what, self._encoder)
         try:
             self._arguments.decode(text)
             if self.rest:
@@ -126,7 +134,7 @@ class Signature:
 
     def _write_some(self, arguments: Mapping[str, Any], later: frozenset[str]) -> msgspec.Raw:
         known = {name: value for name, value in arguments.items() if name not in later}
-        text = codec.encode(known, self._what)
+        text = codec.encode(known, self._what, self._encoder)
         try:
             self._some(later).decode(text)
         except (msgspec.DecodeError, ValueError, TypeError) as error:
@@ -139,6 +147,18 @@ class Signature:
             )
         return msgspec.Raw(text)
 
+    def _plain(self, value: Any) -> Any:
+        """What the encoder does not know: a model as it will be read, and what has no place."""
+        if isinstance(value, self._models):
+            return codec.write_model(value)
+        if isinstance(value, Reference):
+            raise ArgumentsError(
+                f"the result of {value.key!r} can only be a whole argument of a call in a group, as"
+                f" in saga.add({self.name}.call(step.result)); nobody would fill it in inside a"
+                f" list or an object, or in a job of its own"
+            )
+        return codec.plain(value)
+
     def _some(self, later: frozenset[str]) -> msgspec.json.Decoder[Any]:
         """The type that reads the arguments without those that come later."""
         return _decoder(
@@ -150,6 +170,10 @@ class Signature:
             )
         )
 
+    def takes(self, name: str) -> bool:
+        """Whether the data may have an argument with this name."""
+        return name in self.fields or not self._forbids_unknown
+
     def with_defaults(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, and the defaults of those that were left out."""
         return {**self._defaults, **arguments}
@@ -159,7 +183,8 @@ class Signature:
         if self._result is None:
             return value
         try:
-            return msgspec.convert(value, self.result, dec_hook=_decode_custom)
+            # Keys in JSON are texts, whatever the keys of the dict were.
+            return msgspec.convert(value, self.result, dec_hook=_decode_custom, str_keys=True)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise ResultError(f"the result of task {self.name!r} does not fit: {error}") from error
 
@@ -167,14 +192,14 @@ class Signature:
 
     def read(self, text: bytes) -> dict[str, Any]:
         """The arguments in a job's data; unknown ones are refused."""
-        if text == b"{}" and self._needs_nothing:
+        if text == b"{}" and not self.required:
             return {}
         try:
             arguments = msgspec.structs.asdict(self._arguments.decode(text))
             rest = self._read_rest(text) if self.rest else None
         except (msgspec.DecodeError, ValueError, TypeError) as error:
             raise self._misfit(error) from error
-        for name in self._defaults:
+        for name in self._may_be_missing:
             if arguments[name] is msgspec.UNSET:
                 del arguments[name]
         return arguments if rest is None else arguments | rest
@@ -246,7 +271,7 @@ def _decode_custom(kind: type, value: Any) -> Any:
         if not isinstance(value, str):
             raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
         return kind(value)
-    return kind.model_validate(value)  # type: ignore[attr-defined]
+    return codec.read_model(kind, value)
 
 
 def _checked(name: str, what: str, hint: Any) -> Any:
@@ -264,6 +289,12 @@ def _checked(name: str, what: str, hint: Any) -> Any:
                 f" msgspec.Struct or a pydantic model"
             )
     return hint
+
+
+def _models_in(hint: Any) -> tuple[type, ...]:
+    """The types in ``hint`` that validate themselves."""
+    custom = _custom_types(msgspec.inspect.type_info(hint), set())
+    return tuple(one for one in custom if not issubclass(one, PurePath))
 
 
 def _custom_types(info: Any, seen: set[Any]) -> Iterator[type]:

@@ -17,7 +17,8 @@ from toril.options import (
     refuse_unknown,
 )
 from toril.protocol import codec
-from toril.tasks.calls import BlockingHandle, Call, Handle, Reference
+from toril.tasks.calls import BlockingHandle, Call, Handle
+from toril.tasks.references import Reference
 from toril.tasks.signature import Signature
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from toril.contrib.django.names import (
 from toril.contrib.django.records import records_of
 from toril.errors import NoHandlerError, PayloadMismatchError
 from toril.options import NewJob
+from toril.protocol import codec
 from toril.protocol.job import Job, StoredJob
 from toril.protocol.partitioning import whole_of
 
@@ -59,7 +60,11 @@ def new_result(task: Any, job_id: str, args: Any, kwargs: Any, backend: str) -> 
 
 
 def job_of(result: Any, options: dict[str, Any]) -> NewJob:
-    """The job that runs the task of ``result``."""
+    """The job that runs the task of ``result``.
+
+    Its data is written now, so that what cannot be sent is refused before the transaction ends,
+    and what is changed later is not sent.
+    """
     task = result.task
     data: dict[str, Any] = {"args": result.args, "kwargs": result.kwargs}
     if task.run_after is not None:
@@ -68,11 +73,13 @@ def job_of(result: Any, options: dict[str, Any]) -> NewJob:
             run_after = timezone.make_aware(run_after)
         data["run_after"] = run_after.isoformat()
         options = {**options, "run_at": run_after}
-    return NewJob(
+    job = NewJob(
         task.module_path,
         data,
         **{**options, "job_id": result.id, "priority": to_job_priority(task.priority)},
     )
+    text = codec.encode_limited(data, job.size_limit, f"the data of job {job.name!r}")
+    return msgspec.structs.replace(job, data=msgspec.Raw(text))
 
 
 def to_job_priority(priority: int) -> int:

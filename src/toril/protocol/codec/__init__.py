@@ -19,7 +19,8 @@ from toril.protocol.codec.fields import (
     text_or_none,
     words_of,
 )
-from toril.protocol.codec.payload import decode, decode_or_text, encode, encode_limited
+from toril.protocol.codec.models import read_model, write_model
+from toril.protocol.codec.payload import decode, decode_or_text, encode, encode_limited, plain
 from toril.protocol.codec.stored_options import (
     UNSET,
     JobGroup,
@@ -67,11 +68,14 @@ __all__ = [
     "name",
     "number",
     "number_in",
+    "plain",
     "python_names",
+    "read_model",
     "reason",
     "text",
     "text_or_none",
     "wire_options",
     "with_children",
     "words_of",
+    "write_model",
 ]

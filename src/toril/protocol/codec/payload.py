@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from toril.errors import PayloadError, PayloadTooLargeError
+from toril.errors import PayloadError, PayloadTooLargeError, TorilError
 from toril.protocol.codec.fields import text
 
 
-def _dump_model(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What msgspec does not know but can write itself: paths, and pydantic's models."""
     path = getattr(value, "__fspath__", None)
     if path is not None and isinstance(text := path(), str):
@@ -27,21 +27,25 @@ def _dump_model(value: Any) -> Any:
     return dump(mode="json")
 
 
-to_json = msgspec.json.Encoder(enc_hook=_dump_model).encode
+_encoder = msgspec.json.Encoder(enc_hook=plain)
+to_json = _encoder.encode
 from_json = msgspec.json.Decoder().decode
 
 
-def encode(value: Any, what: str) -> bytes:
+def encode(value: Any, what: str, encoder: msgspec.json.Encoder = _encoder) -> bytes:
     """``value`` as JSON text; ``what`` names it in the error if that is impossible.
 
-    A ``msgspec.Raw`` is JSON text already, written by this function before.
+    A ``msgspec.Raw`` is JSON text already, written by this function before.  What an encoder's own
+    hook refuses with one of our errors is refused with that error.
     """
     if type(value) is msgspec.Raw:
         return bytes(value)
     try:
-        text = to_json(value)
+        text = encoder.encode(value)
     except (OverflowError, UnicodeEncodeError):
-        text = _encode_slowly(value, what)
+        text = _encode_slowly(value, what, encoder)
+    except TorilError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(
             f"{what} cannot be written as JSON: {error}; use plain values, dataclasses or Structs"
@@ -81,15 +85,17 @@ def decode_or_text(value: bytes | None) -> Any:
         return text(value)
 
 
-def _encode_slowly(value: Any, what: str) -> bytes:
+def _encode_slowly(value: Any, what: str, encoder: msgspec.json.Encoder) -> bytes:
     """What the fast encoder refuses though JSON can say it, and ``decode`` gives to handlers.
 
     Those are whole numbers of more than 64 bits, and halves of surrogate pairs, which JavaScript's
     texts may have and which are written as an escape.
     """
     try:
-        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_dump_model)
-        return json.dumps(plain, allow_nan=False, separators=(",", ":")).encode()
+        built = msgspec.to_builtins(value, str_keys=True, enc_hook=encoder.enc_hook)
+        return json.dumps(built, allow_nan=False, separators=(",", ":")).encode()
+    except TorilError:
+        raise
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"{what} cannot be written as JSON: {error}") from error
 
