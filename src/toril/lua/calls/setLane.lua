@@ -46,6 +46,5 @@ function calls.setLane(KEYS, a, ARGV)
   lanes.saveSettings(queue, lane, settings)
   local turn, ids = lanes.holders(queue, lane)
   lanes.place(queue, lane, #ids, turn)
-  lanes.wake(queue, gates.read(queue))
   return was_stopped and 1 or 0
 end

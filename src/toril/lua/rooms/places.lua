@@ -3,6 +3,7 @@ function places.wake(queue, gate)
   if gates.isOpen(queue, gate) then
     redis.call("ZADD", queue.marker, "0", "0")
   end
+  lanes.told(queue)
 end
 
 --- Tell an idle worker when the first delayed job is due.
