@@ -179,6 +179,7 @@ async def test_a_worker_is_told_once_of_a_lane_that_became_ready(server):
         assert await hand.settle_and_take() == [jobs[1].id]
         found = counted(server)
         assert (found["hgetall"], found["zadd"]) == (2, 3)
+        assert found["hget"] == 1  # what it remembers of the last call, and nobody's hold of a lane
 
 
 async def test_an_add_of_one_job(server):

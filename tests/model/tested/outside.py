@@ -358,6 +358,8 @@ FOUND: dict[str, str] = {
     'rooms/walks: without redis.call("SET", latest, a.run, "PX", 604800000)': "tests/features/dead_letters/test_operators.py::test_a_run_with_a_relative_time_is_resumed_with_the_time_it_began_with",
     "rooms/walks: without turns.save(turning, turn, seen, now)": "tests/features/dead_letters/test_turning.py::test_letters_of_another_program_are_asked_about_during_a_turn",
     "rooms/walks: without rememberSlice(sweep, latest, a, result, reply)": "tests/features/dead_letters/test_operators.py::test_a_run_with_a_relative_time_is_resumed_with_the_time_it_began_with",
+    'setLane: without redis.call("HSET", meta, "toril.lanesShared", 1)': "tests/features/test_lane_limits.py::test_a_full_lane_is_not_taken_before_somebody_has_looked_at_it[True-True-1]",
+    "setLane: without noteShared(meta, a.set.concurrency)": "tests/features/test_lane_limits.py::test_a_full_lane_is_not_taken_before_somebody_has_looked_at_it[True-True-1]",
     'setLane: without redis.call("HSET", meta, FIELDS[name], value)': "tests/features/test_old_forms.py::test_the_lane_was_last",
     'setLane: without redis.call("HDEL", meta, FIELDS[name])': "tests/features/test_lane_limits.py::test_lowering_the_concurrency_does_not_let_a_held_lane_go",
     'setLimits: without redis.call("HSET", meta, unpack(a.set))': "tests/features/test_limits.py::test_the_blocking_client_has_them_too",

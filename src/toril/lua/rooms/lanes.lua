@@ -33,7 +33,7 @@ function lanes.of(queue)
     return lane_state
   end
   local meta = hashes.read(queue.meta, "toril.laneConcurrency", "toril.laneMax",
-    "toril.laneDuration", "toril.laneTurn", "toril.lanesHeldUntil")
+    "toril.laneDuration", "toril.laneTurn", "toril.lanesHeldUntil", "toril.lanesShared")
   local settings, aside, later = queue["lanes:settings"], queue["lanes:aside"], queue["lanes:later"]
   local has_any = redis.call("EXISTS", settings, aside, later) > 0
   local now = clock.now()
@@ -42,6 +42,7 @@ function lanes.of(queue)
     capacity = tonumber(meta["toril.laneConcurrency"]) or 1,
     max = tonumber(meta["toril.laneMax"]),
     duration = tonumber(meta["toril.laneDuration"]),
+    was_shared = meta["toril.lanesShared"] ~= false, -- could several jobs ever hold any lane?
     weight = 1,
     turn = tonumber(meta["toril.laneTurn"]) or 0,
     held_until = tonumber(meta["toril.lanesHeldUntil"]) or 0, -- until when a handler holds some lane back
