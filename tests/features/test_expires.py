@@ -73,6 +73,15 @@ async def put_off_by_a_duplicate(queue, client, hand):
     return job.id
 
 
+async def put_off_by_bullmq(queue, client, hand):
+    """It writes down neither when the job could first run nor how long it was told to wait."""
+    job = await queue.add("a", expires=LIMIT, delay=1)
+    due = await server_ms(client) + SOON
+    await client.hset(queue.keys.job(job.id), "delay", SOON)
+    await client.zadd(queue.keys.delayed, {job.id: due * 4096})
+    return job.id
+
+
 WAYS = (
     with_a_delay,
     at_a_time,
@@ -81,6 +90,7 @@ WAYS = (
     of_a_schedule,
     with_a_changed_delay,
     put_off_by_a_duplicate,
+    put_off_by_bullmq,
 )
 
 
@@ -207,6 +217,41 @@ async def test_a_job_that_is_retried_as_new_has_its_time_again(queue, hand, cloc
     assert again is not None
     assert again.attempts_started == 1
     assert not again.is_expired
+
+
+@pytest.mark.parametrize("lane", [None, "one"])
+async def test_the_time_of_a_job_that_ended_before_it_ran_begins_with_its_retry(
+    queue, hand, clock, lane
+):
+    job = await queue.add("a", expires=LIMIT, lane=lane)
+    await queue.cancel(job.id)
+    clock.ms += LIMIT + SOON
+    await queue.retry(job.id)
+
+    again = await take(hand(), job.id)
+
+    assert again is not None
+    assert not again.is_expired
+
+
+async def test_a_job_that_ran_could_first_run_then_however_often_it_is_tried_again(
+    queue, hand, clock
+):
+    worker = hand()
+    job = await queue.add("a", expires=LIMIT, delay=SOON, attempts=2, backoff=SOON)
+    clock.ms += SOON + 1
+    first = await worker.take_one()
+    await worker.fail(first)
+    clock.ms += SOON + 1
+    second = await worker.take_one()
+    await worker.fail(second)
+    clock.ms += LIMIT + SOON
+    await queue.retry(job.id)
+    third = await worker.take_one()
+
+    times = [taken.first_due_at for taken in (first, second, third)]
+    assert times == [job.timestamp + SOON] * 3
+    assert [taken.delay for taken in (first, second, third)] == [0, 0, 0]
 
 
 async def test_the_time_of_a_replayed_job_begins_with_its_replay(

@@ -9,6 +9,7 @@ import pytest
 from tests.helpers import until_blocked, wait_until
 from toril import NewJob, RateLimit
 from toril.errors import LaneFullError
+from toril.protocol import lanes
 
 
 async def test_a_lane_may_run_several_jobs_at_once(queue, hand):
@@ -42,6 +43,38 @@ async def test_lowering_the_concurrency_does_not_let_a_held_lane_go(queue, hand)
     assert (await queue.get_lane("a")).holders == (second.id, third.id)
     assert await one.complete(second, then_take=10) == []
     assert [job.data for job in await one.complete(third, then_take=10)] == [3]
+
+
+async def change_concurrency(queue, connection, client, concurrency: int, *, by_us: bool) -> None:
+    """The first step of it: the lanes are looked at in later ones, a part at a time."""
+    if by_us:
+        await connection.run(next(lanes.set_concurrency(queue.keys, concurrency, None)))
+    else:  # as a version that knows of no mark
+        await client.hset(queue.keys.meta, "toril.laneConcurrency", concurrency)
+
+
+@pytest.mark.parametrize("lowered", [1, 2])
+@pytest.mark.parametrize("raises, lowers", [(True, True), (False, True), (True, False)])
+async def test_a_full_lane_is_not_taken_before_somebody_has_looked_at_it(
+    queue, hand, connection, client, raises, lowers, lowered
+):
+    """L1: it was ready when the concurrency of all lanes was lowered."""
+    await change_concurrency(queue, connection, client, 3, by_us=raises)
+    await queue.add_bulk([NewJob("x", n, lane="a") for n in range(4)])
+    one = hand()
+    first, second = await one.take(2)
+    await change_concurrency(queue, connection, client, lowered, by_us=lowers)
+    await queue.add("x", "b", lane="b")
+
+    assert [job.data for job in await one.take(10)] == ["b"]
+    lane = await queue.get_lane("a")
+    assert (lane.holders, lane.is_ready) == ((first.id, second.id), False)
+
+    later = await one.complete(first, then_take=10)
+    if lowered == 1:
+        assert later == []
+        later = await one.complete(second, then_take=10)
+    assert [job.data for job in later] == [2]
 
 
 async def test_a_rate_limit_holds_a_lane_back_and_no_other(queue, work):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.client.support import events_of
 from tests.features.lanes import lose_lock
-from toril import NewJob
+from toril import Deduplication, NewJob
 from toril.protocol import settling
 
 
@@ -38,6 +38,62 @@ async def test_cleaning_a_lost_holder_lets_its_lane_go(queue, hand, client):
 
     assert [member for member, _ in await marked(client, queue)] == ["0"]
     assert [job.id for job in await worker.take(1)] == [second.id]
+
+
+ONE = Deduplication("one", replace=True)
+
+# Each takes away a job that keeps its lane until its next attempt.
+
+
+async def cancelled(queue, job_id):
+    await queue.cancel(job_id)
+
+
+async def replaced(queue, job_id):
+    await queue.add("x", delay=3_600_000, deduplication=ONE)
+
+
+async def removed(queue, job_id):
+    await queue.remove(job_id)
+
+
+async def drained(queue, job_id):
+    await queue.drain(delayed=True)
+
+
+async def drained_from_its_lane(queue, job_id):
+    await queue.drain_lane("a", delayed=True)
+
+
+@pytest.mark.parametrize("way", [cancelled, replaced, removed, drained, drained_from_its_lane])
+async def test_who_takes_a_holder_away_announces_the_next_of_its_lane(way, queue, hand, client):
+    worker = hand()
+    await queue.add("x", lane="a", backoff=3_600_000, deduplication=ONE)
+    holder = await worker.take_one()
+    await worker.fail(holder)
+    # No drain takes the pending job of a scheduler.
+    behind = await queue.upsert_job_scheduler(
+        "s", every=3_600_000, template=NewJob("tick", lane="a")
+    )
+    assert await worker.take(1) == []
+    await client.delete(queue.keys.marker)
+
+    await way(queue, holder.id)
+
+    assert ("0", 0) in await marked(client, queue)
+    assert [job.id for job in await worker.take(1)] == [behind.id]
+
+
+async def test_a_lane_of_a_paused_queue_is_announced_by_nobody(queue, hand, client):
+    holder, _ = await queue.add_bulk([NewJob("x", lane="a", backoff=3_600_000)] * 2)
+    worker = hand()
+    await worker.fail(await worker.take_one())
+    await queue.pause()
+    await client.delete(queue.keys.marker)
+
+    await queue.cancel(holder.id)
+
+    assert await marked(client, queue) == []
 
 
 @pytest.mark.no_audit

@@ -162,6 +162,26 @@ async def test_one_job_is_taken_from_the_priorities_when_the_list_is_empty(serve
         assert await queue.get_job_counts("completed", "active") == {"completed": 2, "active": 0}
 
 
+async def test_a_worker_is_told_once_of_a_lane_that_became_ready(server):
+    """Whoever takes a job has told the next worker, and whoever tells one has read the settings."""
+    async with Queue("q", connection=server.url) as queue:
+        hand = Hand(queue)
+        jobs = [await queue.add("x", {"n": n}, lane="a", delay=60_000) for n in range(2)]
+
+        start_counting(server)
+        await queue.promote(jobs[0].id)
+        found = counted(server)
+        assert (found["hgetall"], found["zadd"]) == (1, 5)
+        await queue.promote(jobs[1].id)
+        assert await hand.settle_and_take() == [jobs[0].id]
+
+        start_counting(server)
+        assert await hand.settle_and_take() == [jobs[1].id]
+        found = counted(server)
+        assert (found["hgetall"], found["zadd"]) == (2, 3)
+        assert found["hget"] == 1  # what it remembers of the last call, and nobody's hold of a lane
+
+
 async def test_an_add_of_one_job(server):
     async with Queue("q", connection=server.url) as queue:
         await queue.add("x", {"n": 0})

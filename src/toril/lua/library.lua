@@ -29,6 +29,7 @@ local function serve(call)
     -- If they cannot be forgotten they are delivered again; the call itself has to be made.
     if a.delivered then pcall(parcels.forget, KEYS[1], a.delivered) end
     local reply = call(KEYS, a, ARGV)
+    if memory.lanes then lanes.wake() end
     if memory.has_parcels then return parcels.tellWith(reply) end
     return reply
   end

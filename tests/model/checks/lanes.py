@@ -20,8 +20,8 @@ def lane_problems(queue: Queue) -> Iterator[str]:
             lane = queue.lane_of(job_id)
             if lane is not None and job_id in queue.lanes_jobs:
                 waiting[lane].append(place)
-    capacity = int(queue.meta.get("toril.laneConcurrency", 1))
-    yield from _holders(queue, capacity)
+    capacity = _capacity(queue)
+    yield from _holders(queue, capacity, was_lowered=_was_lowered(queue))
     for lane in queue.lanes_ready:
         if "wait" not in waiting[lane]:
             yield f"S5: lane {lane} is ready and has no job"
@@ -48,16 +48,37 @@ def lane_problems(queue: Queue) -> Iterator[str]:
             yield f"S5: lane {lane} is held back and has nothing"
 
 
-def _holders(queue: Queue, capacity: int) -> Iterator[str]:
+def is_full(queue: Queue, lane: str) -> bool:
+    """Do as many jobs hold it as may?"""
+    return len(queue.lanes_held.get(lane, ())) >= _capacity(queue)
+
+
+def overfull(was: Queue, queue: Queue) -> Iterator[str]:
+    """A lane that is full gives no job, also if fewer may hold it than before."""
     for lane, holders in queue.lanes_held.items():
-        if len(holders) > capacity:
+        if len(holders) > _capacity(queue) and set(holders) - set(was.lanes_held.get(lane, ())):
+            yield f"T5: lane {lane} is held by {holders}"
+
+
+def _capacity(queue: Queue) -> int:
+    return int(queue.meta.get("toril.laneConcurrency", 1))
+
+
+def _was_lowered(queue: Queue) -> bool:
+    """Could several jobs hold a lane before? Those that hold one then continue."""
+    return "toril.lanesShared" in queue.meta and _capacity(queue) == 1
+
+
+def _holders(queue: Queue, capacity: int, *, was_lowered: bool) -> Iterator[str]:
+    for lane, holders in queue.lanes_held.items():
+        if len(holders) > capacity and not was_lowered:
             yield f"S5: lane {lane} is held by {holders}"
         for job_id in holders:
             if job_id not in queue.jobs:
                 yield f"S5: lane {lane} is held by {job_id}, which does not exist"
             elif queue.places.get(job_id) in (*FINISHED, "wait"):
                 yield f"S5: lane {lane} is held by {job_id} in {queue.places[job_id]}"
-        if lane in queue.lanes_ready and len(holders) >= capacity:
+        if lane in queue.lanes_ready and len(holders) >= capacity and not was_lowered:
             yield f"S5: lane {lane} is held and ready"
     running = Counter()
     for job_id in queue.order.get("active", ()):
@@ -68,5 +89,5 @@ def _holders(queue: Queue, capacity: int) -> Iterator[str]:
         if job_id not in queue.lanes_held.get(lane, ()):
             yield f"S5: {job_id} runs and does not hold lane {lane}"
     for lane, times in running.items():
-        if times > capacity:
+        if times > capacity and not was_lowered:
             yield f"S5: lane {lane} runs {times} jobs"

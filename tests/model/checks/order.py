@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.checks.events import Events
+from tests.model.checks.lanes import is_full, overfull
 from tests.model.checks.names import FINISHED
 from tests.model.steps import Step
 from tests.model.view import Queue, View
@@ -22,6 +23,7 @@ def order_problems(before: View, after: View, events: Events, step: Step) -> Ite
             *_due_first(name, queue, events),
             *_shared(was, queue, step),
             *_turns(before, after, queue),
+            *overfull(was, queue),
         ]
         yield from (f"{name}: {problem}" for problem in problems)
 
@@ -54,8 +56,9 @@ def _taken(name: str, was: Queue, queue: Queue, events: Events, step: Step) -> I
 def _taken_of_lane(job_id: str, was: Queue, queue: Queue, step: Step) -> Iterator[str]:
     lane, field = queue.lane_of(job_id), queue.jobs[job_id]["x.lane"]
     is_plain_take = step.call is not None and not step.call.ended
-    if is_plain_take and lane in was.lanes_ready[1:]:
-        yield f"T5: lane {lane} was served before {was.lanes_ready[0]}"
+    ready = [other for other in was.lanes_ready if not is_full(was, other)]
+    if is_plain_take and lane in ready[1:]:
+        yield f"T5: lane {lane} was served before {ready[0]}"
     had_its_turn = was.places.get(job_id) == "active" or job_id in was.lanes_started
     if had_its_turn or job_id in was.lanes_held.get(lane or "", ()):
         return

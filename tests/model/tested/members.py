@@ -5,8 +5,6 @@ FOUND: dict[str, str] = {
     'rooms/members: without deduplication.forget(of, id, redis.call("HGET", child, "deid"))': "tests/features/test_group_leftovers.py::test_a_child_of_a_cancelled_member_gives_its_deduplication_id_back",
     "rooms/members: without jobs.delete(child)": "tests/features/test_group_mends.py::test_a_member_that_waits_for_its_children_is_cancelled_with_them[one]",
     'rooms/members: without journal.emit(of, "removed", "jobId", id, "prev", place)': "tests/features/test_group_leftovers.py::test_children_of_a_cancelled_member_go_with_theirs",
-    "rooms/members: without lanes.wake(of, gates.read(of))": "tests/features/test_group_leftovers.py::test_a_child_of_a_cancelled_member_frees_its_lane_and_a_worker_hears_of_it",
-    "rooms/members: without lanes.wake(queue, gates.read(queue))": "tests/features/test_group_traces.py::test_cancelling_in_a_lane_wakes_a_worker_for_the_next",
     'rooms/members: without redis.call("HSET", queue.base .. ":" .. id, "defa", members.CANCELLED)': "tests/features/test_group_mends.py::test_a_cancelled_member_is_never_a_letter",
     'rooms/members: without redis.call("ZREM", queue[name], unpack(found))': "tests/features/test_group_compensation.py::test_with_nothing_done_there_is_nothing_to_undo",
     "rooms/members: without removeChildren(of, child, budget)": "tests/features/test_group_leftovers.py::test_children_of_a_cancelled_member_go_with_theirs",

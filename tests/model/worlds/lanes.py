@@ -56,6 +56,23 @@ SHARED = World(
     faults=(*FAULTS, (GIVING_BACK, 1)),
 )
 
+LOWERED = World(
+    "a lane that fewer may hold from now on",
+    (Q,),
+    two(),
+    (
+        first(lanes.set_concurrency(keys_of(Q), 2, None)),
+        add("x", "retries", lane="l", attempts=2),
+        add("y", lane="l"),
+        add("z", lane="l"),
+        add("o", lane="other"),
+    ),
+    # Its first step: nobody has looked at the lanes yet.
+    (Client("lower", lambda view: first(lanes.set_concurrency(keys_of(Q), 1, None))), removes("y")),
+    ends=failing("retries"),
+    faults=(*FAULTS, (GIVING_BACK, 1)),
+)
+
 RATED = World(
     "a lane with a rate limit",
     (Q,),
@@ -115,4 +132,4 @@ BESIDE = World(
     faults=((EXPIRY, 1), (LEAVING, 1)),
 )
 
-WORLDS = (LANE, SHARED, RATED, BY_HAND, HALTED, BESIDE)
+WORLDS = (LANE, SHARED, LOWERED, RATED, BY_HAND, HALTED, BESIDE)

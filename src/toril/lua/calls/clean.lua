@@ -94,7 +94,6 @@ function calls.clean(KEYS, a, ARGV)
   for _, id in ipairs(gone) do
     jobs.removeAny(queue, id, { is_hard = true, was_active = a.place == "active" })
   end
-  if rawget(queue, "lanes") then lanes.wake(queue, gates.read(queue)) end
   local removed = a.removed + #gone
   if looked < a.slice and a.is_last or a.limit > 0 and removed >= a.limit then
     journal.emit(queue, "cleaned", "count", removed)

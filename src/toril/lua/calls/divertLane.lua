@@ -69,7 +69,7 @@ local function divertMembers(way, lane, until_seq, a)
 end
 
 --- The lane continues after the job that failed.
-local function endDiversion(queue, gate, lane, failed_id)
+local function endDiversion(queue, lane, failed_id)
   redis.call("HDEL", queue["lanes:diverting"], lane)
   local settings = lanes.settings(queue, lane) or {}
   if settings.halted == failed_id then
@@ -79,7 +79,6 @@ local function endDiversion(queue, gate, lane, failed_id)
   end
   local turn, ids = lanes.holders(queue, lane)
   lanes.place(queue, lane, #ids, turn)
-  lanes.wake(queue, gate)
 end
 
 function calls.divertLane(KEYS, a, ARGV)
@@ -95,6 +94,6 @@ function calls.divertLane(KEYS, a, ARGV)
   local sent, kept, is_cut = divertMembers(way, lane, cause.until_seq, a)
   burials.close(queue, dead_letters)
   if is_cut then return { 1, sent, kept } end
-  endDiversion(queue, gate, lane, cause.job)
+  endDiversion(queue, lane, cause.job)
   return { 0, sent, kept }
 end

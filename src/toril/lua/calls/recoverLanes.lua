@@ -82,7 +82,6 @@ end
 function calls.recoverLanes(KEYS, a, ARGV)
   local base, wait, active, delayed, prioritized, waiting_children, marker, meta, paused, lanes_held, lanes_index, lanes_waiting, lanes_delayed, de = unpack(KEYS)
   local queue = queues.at(base)
-  local gate = gates.read(queue)
   if a.part == "kept" then return { keepSlice(queue, a.cursor, a.slice), 0 } end
   local page
   if a.part == "held" then
@@ -94,7 +93,6 @@ function calls.recoverLanes(KEYS, a, ARGV)
   for i = 1, #page[2], 2 do
     if recover(queue, page[2][i]) then recovered = recovered + 1 end
   end
-  lanes.wake(queue, gate)
   lanes.wakeWhenDue(queue)
   return { page[1], recovered }
 end

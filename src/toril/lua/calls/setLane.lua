@@ -14,10 +14,18 @@
 local FIELDS = { concurrency = "toril.laneConcurrency", max = "toril.laneMax",
   duration = "toril.laneDuration" }
 
+--- Note that several jobs could hold a lane, before or after this change. When fewer may again, lanes that
+--- are full stay ready until `recoverLanes` gets to them, or a take, which looks because of this.
+local function noteShared(meta, concurrency)
+  local before = tonumber(redis.call("HGET", meta, FIELDS.concurrency) or nil) or 1
+  if math.max(before, concurrency or 1) > 1 then redis.call("HSET", meta, "toril.lanesShared", 1) end
+end
+
 function calls.setLane(KEYS, a, ARGV)
   local base, active, marker, meta, paused, lanes_settings = unpack(KEYS)
   local queue = queues.at(base)
   if not a.lane then
+    noteShared(meta, a.set.concurrency)
     for name, value in pairs(a.set) do
       redis.call("HSET", meta, FIELDS[name], value)
     end
@@ -46,6 +54,5 @@ function calls.setLane(KEYS, a, ARGV)
   lanes.saveSettings(queue, lane, settings)
   local turn, ids = lanes.holders(queue, lane)
   lanes.place(queue, lane, #ids, turn)
-  lanes.wake(queue, gates.read(queue))
   return was_stopped and 1 or 0
 end

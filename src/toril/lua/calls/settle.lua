@@ -397,7 +397,6 @@ local function wakeOthers(work, taken_jobs)
       and redis.call("EXISTS", queue.wait, queue.prioritized, queue["lanes:ready"]) > 0 then
     places.wake(queue, gate)
   end
-  if rawget(queue, "lanes") then lanes.wake(queue, gate) end
 end
 
 function calls.settle(KEYS, a, ARGV)

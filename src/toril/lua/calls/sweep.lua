@@ -117,7 +117,7 @@ local function bringBackPaused(queue, gate, slice)
 end
 
 --- Check lanes that have been waiting for longer than their rate limit can hold them.
-local function lookAtLateLanes(queue, gate)
+local function lookAtLateLanes(queue)
   local later, now = queue["lanes:later"], clock.now()
   local last = redis.call("ZREVRANGE", later, 0, MOST_LATE - 1, "WITHSCORES")
   for i = 1, #last, 2 do
@@ -128,7 +128,6 @@ local function lookAtLateLanes(queue, gate)
       lanes.place(queue, lane, #ids, turn)
     end
   end
-  if #last > 0 then lanes.wake(queue, gate) end
 end
 
 --- How often a job may stall before it is given up. A compensation may stall as often as it has
@@ -200,7 +199,7 @@ function calls.sweep(KEYS, a, ARGV)
   if a.cursor == 0 then
     journal.trim(queue, gate)
     bringBackPaused(queue, gate, a.slice)
-    lookAtLateLanes(queue, gate)
+    lookAtLateLanes(queue)
   end
   if a.cursor <= 0 then
     bringBackStalled(round, a.slice)

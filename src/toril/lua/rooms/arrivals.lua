@@ -17,7 +17,6 @@ end
 function arrivals.wake(queue, gate, used)
   if used.ready then places.wake(queue, gate) end
   if used.delayed then places.wakeWhenDue(queue) end
-  if used.lane then lanes.wake(queue, gate) end
 end
 
 --- All are in: the queue's counter advances by the number counted.

@@ -11,7 +11,8 @@ local function noteVersion(queue, gate, meta)
 end
 
 --- The queue's settings that decide what may run: read once per call. Most queues have one or two, so
---- reading all of them costs less than asking for each that could be set.
+--- reading all of them costs less than asking for each that could be set. What was read last is in
+--- `queue.gate`.
 function gates.read(queue)
   local meta = hashes.all(queue.meta)
   local max_events, held = meta["opts.maxLenEvents"], meta["x.held"]
@@ -29,6 +30,7 @@ function gates.read(queue)
     holds_letters = meta["toril.deadLetters"] ~= nil
   }
   if meta.version or meta["x.seen5"] then noteVersion(queue, gate, meta) end
+  queue.gate = gate
   return gate
 end
 

@@ -334,6 +334,9 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
     state == "failed" and "failedReason" or "returnvalue")
   if resets_attempts then
     redis.call("HDEL", job, "atm", "ats")
+  end
+  -- One that has never started could not run while it had ended.
+  if resets_attempts or not known.ats then
     redis.call("HSET", job, "x.due", clock.stamp(clock.now()))
   end
   parents.relink(job, known.parentKey, known.parent)

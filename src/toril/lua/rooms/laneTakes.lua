@@ -20,35 +20,44 @@ function laneTakes.promoteDue(queue, gate, now)
   end
 end
 
---- Take the head of a lane that several jobs may hold at once; it may be ready again immediately.
-local function takeShared(queue, lane, turn, head, id)
-  lanes.removeFromWaiting(queue, lane, head)
+local NOBODY = {}
+
+--- Who holds a lane that was ready. If several jobs could never hold one, nobody does: they need not be
+--- read. If they could, and fewer may now, some lanes are still ready although they are full.
+local function holdersOf(queue, lane, head, rules)
+  if head and rules.capacity <= 1 and not lanes.of(queue).was_shared then return NOBODY end
   local _, ids = lanes.holders(queue, lane)
+  return ids
+end
+
+--- Take the head of a lane that several jobs may hold at once; it may be ready again immediately.
+local function takeShared(queue, lane, turn, head, id, ids)
+  lanes.removeFromWaiting(queue, lane, head)
   ids[#ids + 1] = id
   lanes.saveHolders(queue, lane, turn, ids)
   lanes.place(queue, lane, #ids, turn)
 end
 
 --- Take the heads of lanes whose turn it is: `popped` = lane, turn, lane, turn, …; `taken` collects
---- them, and `taken.bytes` says how much data that is. Lanes beyond the limit keep their turn.
+--- them, and `taken.bytes` says how much data that is. Lanes beyond the limit keep their turn;
+--- those that are full are ready again when one of their holders lets go.
 local function takeHeads(queue, popped, taken, most_bytes)
   local heads, holders = {}, {}
   local lane_state = lanes.of(queue)
   for i = 1, #popped, 2 do
     local lane, turn = popped[i], tonumber(popped[i + 1])
-    local head = lanes.head(queue, lane)
+    local head, rules = lanes.head(queue, lane), lanes.rules(queue, lane)
+    local ids = holdersOf(queue, lane, head, rules)
     if taken.bytes >= most_bytes then
       redis.call("ZADD", queue["lanes:ready"], popped[i + 1], lane)
       lane_state.turn = taken.turn
     elseif not head then
-      local _, ids = lanes.holders(queue, lane)
       lanes.place(queue, lane, #ids, turn)
-    else
+    elseif #ids < rules.capacity then
       local field, id = laneNames.readHead(head, lane)
-      local rules = lanes.rules(queue, lane)
       lanes.countStart(queue, lane, rules)
       if rules.capacity > 1 then
-        takeShared(queue, lane, turn, head, id)
+        takeShared(queue, lane, turn, head, id, ids)
       else
         heads[#heads + 1], holders[#holders + 1] = head, lane
         holders[#holders + 1] = popped[i + 1] .. "\n" .. id

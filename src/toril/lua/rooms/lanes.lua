@@ -23,7 +23,7 @@
 --- Added to a lane's time in the index if all of its jobs are aside.
 local DORMANT = 1000000000000000
 
---- What applies to all lanes of the queue, read once per call. `has_ready` says at the end of a script
+--- What applies to all lanes of the queue, read once per call. `has_ready` says at the end of a call
 --- whether to wake a worker; a script that finds no `queue.lanes` has not touched any lane.
 function lanes.of(queue)
   memory.lanes = memory.lanes or {}
@@ -33,14 +33,16 @@ function lanes.of(queue)
     return lane_state
   end
   local meta = hashes.read(queue.meta, "toril.laneConcurrency", "toril.laneMax",
-    "toril.laneDuration", "toril.laneTurn", "toril.lanesHeldUntil")
+    "toril.laneDuration", "toril.laneTurn", "toril.lanesHeldUntil", "toril.lanesShared")
   local settings, aside, later = queue["lanes:settings"], queue["lanes:aside"], queue["lanes:later"]
   local has_any = redis.call("EXISTS", settings, aside, later) > 0
   local now = clock.now()
   lane_state = {
+    queue = queue,
     capacity = tonumber(meta["toril.laneConcurrency"]) or 1,
     max = tonumber(meta["toril.laneMax"]),
     duration = tonumber(meta["toril.laneDuration"]),
+    was_shared = meta["toril.lanesShared"] ~= false, -- could several jobs ever hold any lane?
     weight = 1,
     turn = tonumber(meta["toril.laneTurn"]) or 0,
     held_until = tonumber(meta["toril.lanesHeldUntil"]) or 0, -- until when a handler holds some lane back
@@ -579,8 +581,19 @@ function lanes.guard()
   end
 end
 
---- Wake a worker if a lane became ready in this call.
-function lanes.wake(queue, gate)
+--- A worker of the queue will look, and finds the lanes that became ready until now.
+function lanes.told(queue)
   local lane_state = memory.lanes and memory.lanes[queue.base]
-  if lane_state and lane_state.has_ready then places.wake(queue, gate) end
+  if lane_state then lane_state.has_ready = false end
+end
+
+--- Wake a worker of each queue in which a lane became ready in this call and nobody was told of it.
+--- Every call ends with this, since a lane may become ready wherever a job leaves it.
+function lanes.wake()
+  for _, lane_state in pairs(memory.lanes) do
+    if lane_state.has_ready then
+      local queue = lane_state.queue
+      places.wake(queue, rawget(queue, "gate") or gates.read(queue))
+    end
+  end
 end

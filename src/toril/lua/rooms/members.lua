@@ -67,7 +67,6 @@ local function removeChildren(queue, job, budget)
         deduplication.forget(of, id, redis.call("HGET", child, "deid"))
         jobs.delete(child)
         journal.emit(of, "removed", "jobId", id, "prev", place)
-        if rawget(of, "lanes") then lanes.wake(of, gates.read(of)) end
       end
     end
   until cursor == "0"
@@ -133,7 +132,6 @@ end
 function members.cancel(base, job_keys, released)
   local queue = queues.at(base)
   local lock_keys, ids, started, known = {}, {}, {}, {}
-  local has_lanes = false
   for i, job in ipairs(job_keys) do
     lock_keys[i] = job .. ":lock"
   end
@@ -142,7 +140,6 @@ function members.cancel(base, job_keys, released)
     if not holders[i] or released[lock_keys[i]] then
       local id = string.sub(job, #base + 2)
       local fields = hashes.read(job, "name", "finishedOn", "ats", "x.group", "x.lane", "x.lost", "defa")
-      has_lanes = has_lanes or fields["x.lane"]
       ids[#ids + 1] = id
       started[id] = tonumber(fields.ats) ~= nil
       known[id] = fields
@@ -151,7 +148,6 @@ function members.cancel(base, job_keys, released)
 
   local cancelled, undone, ends, removed, budget = {}, {}, {}, {}, { left = MOST_CHILDREN }
   local place_of = pullOut(queue, ids, started, known, released)
-  if has_lanes then lanes.wake(queue, gates.read(queue)) end
   for _, id in ipairs(ids) do
     local place = place_of[id]
     if place then

@@ -1,7 +1,7 @@
 --- What happens to a parent when a child ends. Members of a parent's sets are full job keys.
 
 --- Release a parent into its lane: at its place, or in front if it has started and holds the lane.
-local function releaseIntoLane(queue, gate, id, field, due_ms)
+local function releaseIntoLane(queue, id, field, due_ms)
   local has_started = lanes.isHeldBy(queue, laneNames.laneOf(field), id)
   if due_ms then
     lanes.putOff(queue, field, id, due_ms, has_started)
@@ -10,7 +10,6 @@ local function releaseIntoLane(queue, gate, id, field, due_ms)
   else
     lanes.enter(queue, field, id, laneNames.PLAIN)
   end
-  lanes.wake(queue, gate)
 end
 
 --- The parent that a child names. If the JSON cannot be read, the child must still be able to end: then
@@ -42,7 +41,7 @@ function parents.release(parent, now)
   if due > now then
     journal.emit(queue, "delayed", "jobId", parent.id, "delay", due)
     if settings["x.lane"] then
-      releaseIntoLane(queue, gate, parent.id, settings["x.lane"], due)
+      releaseIntoLane(queue, parent.id, settings["x.lane"], due)
     else
       redis.call("ZADD", queue.delayed, due * 4096, parent.id)
       places.wakeWhenDue(queue)
@@ -50,7 +49,7 @@ function parents.release(parent, now)
     return
   end
   if settings["x.lane"] then
-    releaseIntoLane(queue, gate, parent.id, settings["x.lane"])
+    releaseIntoLane(queue, parent.id, settings["x.lane"])
   else
     places.ready(queue, gate, parent.id, tonumber(settings.priority) or 0, "RPUSH")
     places.wake(queue, gate)
@@ -66,7 +65,7 @@ function parents.releasePlainly(parent, silently)
   local known = hashes.read(parent.key, "name", "x.lane")
   noteRelease(parent, known.name, clock.now())
   if known["x.lane"] then
-    releaseIntoLane(queue, gate, parent.id, known["x.lane"])
+    releaseIntoLane(queue, parent.id, known["x.lane"])
   else
     redis.call("RPUSH", gates.readyList(queue, gate), parent.id)
     places.wake(queue, gate)

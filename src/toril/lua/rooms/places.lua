@@ -3,6 +3,7 @@ function places.wake(queue, gate)
   if gates.isOpen(queue, gate) then
     redis.call("ZADD", queue.marker, "0", "0")
   end
+  lanes.told(queue)
 end
 
 --- Tell an idle worker when the first delayed job is due.
@@ -69,21 +70,34 @@ end
 --- is due.
 local MOST_DUE = 200
 
+--- Let in one that was due at `due_ms`. A job that never started could first run then: another program
+--- may have changed its delay without writing that down.
+local function letIn(queue, gate, id, due_ms)
+  local job = queue.base .. ":" .. id
+  -- A key that does not hold a hash must not block the others; the worker that takes it finds out.
+  local known = hashes.tryRead(job, "priority", "ats")
+  places.ready(queue, gate, id, tonumber(known.priority) or 0)
+  journal.emit(queue, "waiting", "jobId", id, "prev", "delayed")
+  if known.ats then
+    redis.call("HSET", job, "delay", 0)
+  else
+    redis.pcall("HSET", job, "delay", 0, "x.due", clock.digits(due_ms))
+  end
+end
+
 --- Let in the delayed jobs whose time has come.
 function places.promoteDue(queue, gate, now)
   local let_in = rawget(queue, "let_in") or 0
   if let_in >= MOST_DUE then return end
   local due = redis.call("ZRANGEBYSCORE", queue.delayed, 0, (now + 1) * 4096 - 1,
-    "LIMIT", 0, MOST_DUE - let_in)
+    "WITHSCORES", "LIMIT", 0, MOST_DUE - let_in)
   if #due == 0 then return end
-  queue.let_in = let_in + #due
-  redis.call("ZREM", queue.delayed, unpack(due))
-  for _, id in ipairs(due) do
-    local job = queue.base .. ":" .. id
-    -- A key that does not hold a hash must not block the others; the worker that takes it finds out.
-    places.ready(queue, gate, id, tonumber(redis.pcall("HGET", job, "priority")) or 0)
-    journal.emit(queue, "waiting", "jobId", id, "prev", "delayed")
-    redis.pcall("HSET", job, "delay", 0)
+  local ids = {}
+  for i = 1, #due, 2 do ids[#ids + 1] = due[i] end
+  queue.let_in = let_in + #ids
+  redis.call("ZREM", queue.delayed, unpack(ids))
+  for i, id in ipairs(ids) do
+    letIn(queue, gate, id, math.floor(tonumber(due[2 * i]) / 4096))
   end
   places.wake(queue, gate)
 end

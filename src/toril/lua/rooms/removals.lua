@@ -79,14 +79,11 @@ local function removeLeaf(leaf, gate_by_base)
   local previous = places.takeOut(queue, id)
   if leaf.parent_key then forgetChild(leaf.parent_key, queue.base .. ":" .. id) end
   local existed = jobs.remove(queue, id, { was_active = previous == "active" })
-  local has_lanes = rawget(queue, "lanes")
-  if not existed and not has_lanes then return existed end
+  if not existed then return false end
   local gate = gate_by_base[queue.base] or gates.read(queue)
   gate_by_base[queue.base] = gate
-  if existed then journal.emitTrimmed(queue, gate, "removed", "jobId", id, "prev", previous) end
-  -- The next job of its lane may run now, and nobody else would wake a worker.
-  if has_lanes then lanes.wake(queue, gate) end
-  return existed
+  journal.emitTrimmed(queue, gate, "removed", "jobId", id, "prev", previous)
+  return true
 end
 
 --- Remove a job and, if asked, its family: entirely or not at all if it fits into one call, else a slice

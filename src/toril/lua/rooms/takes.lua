@@ -298,5 +298,6 @@ function takes.take(queue, gate, a, now)
     return shift.jobs, 0, watchNext(queue, gate, false)
   end
   redis.call("ZADD", queue.marker, "0", "0")
+  lanes.told(queue)
   return shift.jobs, 0, shift.bytes >= MOST_BYTES and now or 0
 end
