@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from multiprocessing import spawn
 from typing import Any
