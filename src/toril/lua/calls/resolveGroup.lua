@@ -4,7 +4,7 @@
 
   Keys      base (of the queue that owns the group), group (record)
   Args      request str (recognizes the same call if it is sent again), note str,
-            expected_state str?, expected_members list? of keys (what the caller was shown)
+            expected_state str?, expected_members list of keys? (what the caller was shown)
   Returns   the previous state; or CHANGED with the state and the keys of the members it is about now
   Refuses   CHANGED             it is not as expected    InvalidGroupStateError
             NO_GROUP            there is no such group   GroupNotFoundError
