@@ -20,6 +20,7 @@ from toril.client.connection import Connection
 from toril.client.line import Line, LineError
 from toril.client.sockets import ReadOnlyError, ResponseError
 from toril.client.transport import MOST_SOCKETS, ServerTransport, Sockets
+from toril.errors import InvalidOptionError
 from toril.protocol import reading
 from toril.protocol.failovers import Told
 from toril.protocol.keys import Keys
@@ -151,6 +152,35 @@ async def test_whoever_is_cancelled_as_it_is_let_in_lets_the_next_one_in():
 
     assert first.cancelled()
     assert second.done()
+
+
+async def test_whoever_can_make_no_socket_lets_the_next_one_in():
+    def refuse() -> None:
+        raise InvalidOptionError("no such option")
+
+    transport = ServerTransport(refuse, "nowhere")
+    sockets = await full(transport.sockets.here())
+    first, second = (asyncio.create_task(transport.exchange_all([], 60, 10)) for _ in range(2))
+    await turns()
+
+    sockets.drop(next(iter(sockets.in_use)))
+    await turns()
+
+    assert [type(one.exception()) for one in (first, second)] == [InvalidOptionError] * 2
+    await transport.close()
+
+
+async def test_at_the_end_nobody_waits_for_a_socket():
+    sockets = await full()
+    waiting = [asyncio.create_task(sockets.room()) for _ in range(MOST_SOCKETS + 1)]
+    await turns()
+
+    sockets.interrupt()
+    await turns()
+
+    assert all(one.done() for one in waiting)
+    async with asyncio.timeout(60):
+        await sockets.room()
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ class Sockets:
         self.free: list[Line] = []
         self.in_use: set[Line] = set()
         self._turns: deque[asyncio.Future[None]] = deque()
+        self._is_over = False
         self.watch: asyncio.TimerHandle | None = None
         self.listeners: list[asyncio.Task[None]] = []
         self.is_open = asyncio.Event()
@@ -63,18 +64,21 @@ class Sockets:
         return None
 
     async def room(self) -> None:
-        """Wait until a socket is free, or another one may be opened."""
-        while len(self.in_use) >= self._most and not self.free:
+        """Wait until a socket is free, or another one may be opened, or nothing is sent any more.
+
+        Whoever has a turn and takes no socket passes the turn on with ``let_next``.
+        """
+        while len(self.in_use) >= self._most and not self.free and not self._is_over:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._let_next()
+                    self.let_next()
                 raise
 
-    def _let_next(self) -> None:
+    def let_next(self) -> None:
         while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
@@ -99,7 +103,7 @@ class Sockets:
         self.in_use.discard(line)
         self.free.append(line)
         if self._turns:
-            self._let_next()
+            self.let_next()
 
     def end(self, line: Line, reply: Any) -> None:
         """The caller has its answer. Most errors from a server do not mean that the line is broken.
@@ -119,7 +123,7 @@ class Sockets:
             line.forsake()
             return
         line.close()
-        self._let_next()
+        self.let_next()
 
     def expect_reply(self, line: Line, timeout_s: float) -> None:
         line.deadline = self._loop.time() + timeout_s
@@ -145,9 +149,12 @@ class Sockets:
                 line.cut()
 
     def interrupt(self) -> None:
-        """End the waits."""
+        """End the waits, also those for a socket."""
+        self._is_over = True
         for line in list(self.in_use):
             line.cut()
+        while self._turns:
+            self.let_next()
 
     def cut(self) -> None:
         """Close everything at once, without waiting for anything."""
@@ -352,7 +359,11 @@ class ServerTransport:
             await sockets.room()
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        return sockets, sockets.borrow(self._make_socket)
+        try:
+            return sockets, sockets.borrow(self._make_socket)
+        except BaseException:
+            sockets.let_next()
+            raise
 
     def interrupt(self) -> None:
         """Send nothing more, and end all waits."""
