@@ -219,6 +219,24 @@ async def test_overdue_sockets_are_looked_for_as_long_as_some_are_in_use(monkeyp
     assert len(line.told) == seen
 
 
+async def test_overdue_sockets_are_looked_for_when_they_are_due(monkeypatch):
+    """The lock of a second is lost if the watch comes half a second late."""
+    monkeypatch.setattr(transports, "_WATCH_EVERY_S", 600)
+    sockets = Sockets()
+    early, late = FakeLine(), FakeLine()
+    sockets.in_use |= {early, late}
+
+    sockets.expect_reply(early, 0.01)
+    sockets.expect_reply(late, 0.02)
+    await wait_until(lambda: early.told)
+    sockets.give_back(early)
+    seen = len(late.told)
+    await wait_until(lambda: len(late.told) > seen)
+
+    sockets.give_back(late)
+    sockets.cut()
+
+
 async def test_cutting_ends_everything_that_is_under_way():
     sockets = Sockets()
     free, used = FakeLine(), FakeLine()

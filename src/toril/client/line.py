@@ -164,7 +164,7 @@ class Line(asyncio.Protocol):
             writer.transport.abort()
 
     def cut_if_late(self, now: float) -> None:
-        if self.deadline < now:
+        if self.deadline <= now:
             self.cut(LateError("there was no reply in time"))
 
     def close(self) -> None:

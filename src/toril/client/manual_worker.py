@@ -23,6 +23,7 @@ from toril.checking import checked
 from toril.client.background import Background, is_set_within
 from toril.client.connection import Connection, Target
 from toril.client.ids import new_worker_id
+from toril.client.sockets import REPLY_TIMEOUT_S
 from toril.client.taken_job import TakenJob
 from toril.errors import (
     AmbiguousResultError,
@@ -121,7 +122,10 @@ class ManualWorker:
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
         self._interval_s = self._lock_ms / 3000
-        self._renewer = self._connection.twin()
+        # A line that went silent is left in time: the lock outlives a renewal on another one.
+        self._renewer = self._connection.twin(
+            reply_timeout_s=min(REPLY_TIMEOUT_S, self._interval_s), patience_s=0.0
+        )
         self._renewing = Background(self._renew, self._renewer, f"the locks of queue {name!r}")
         self._closing = asyncio.Event()
         self._turn = asyncio.Lock()

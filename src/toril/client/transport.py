@@ -128,15 +128,19 @@ class Sockets:
     def expect_reply(self, line: Line, timeout_s: float) -> None:
         line.deadline = self._loop.time() + timeout_s
         if self.watch is None:
-            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            self.watch = self._loop.call_later(min(_WATCH_EVERY_S, timeout_s), self._cut_overdue)
 
     def _cut_overdue(self) -> None:
         now = self._loop.time()
         for line in list(self.in_use):
             line.cut_if_late(now)
         self.watch = None
+        due = [line.deadline for line in self.in_use if line.is_open]
         if self.in_use:
-            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            # Not later than the next deadline: half a second is long for the renewal of a short
+            # lock.
+            wait_s = max(0.0, min([now + _WATCH_EVERY_S, *due]) - now)
+            self.watch = self._loop.call_later(wait_s, self._cut_overdue)
 
     def leave_all_but(self, primary: Node) -> None:
         """Whatever the old server still accepts would be lost."""

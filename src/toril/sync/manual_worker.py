@@ -55,6 +55,7 @@ from toril.protocol.settling import (
 )
 from toril.sync.background import Background, is_set_within
 from toril.sync.connection import Connection, Target
+from toril.sync.sockets import REPLY_TIMEOUT_S
 from toril.sync.taken_job import TakenJob
 
 logger = get_logger("toril.sync")
@@ -122,7 +123,10 @@ class ManualWorker:
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
         self._interval_s = self._lock_ms / 3000
-        self._renewer = self._connection.twin()
+        # A line that went silent is left in time: the lock outlives a renewal on another one.
+        self._renewer = self._connection.twin(
+            reply_timeout_s=min(REPLY_TIMEOUT_S, self._interval_s), patience_s=0.0
+        )
         self._renewing = Background(self._renew, self._renewer, f"the locks of queue {name!r}")
         self._closing = threading.Event()
         self._turn = threading.Lock()
