@@ -100,6 +100,7 @@ class Sockets:
 
     def give_back(self, line: Line) -> None:
         line.deadline = math.inf
+        line.unsent = 0
         self.in_use.discard(line)
         self.free.append(line)
         if self._turns:
@@ -126,6 +127,7 @@ class Sockets:
         self.let_next()
 
     def expect_reply(self, line: Line, timeout_s: float) -> None:
+        line.timeout_s = timeout_s
         line.deadline = self._loop.time() + timeout_s
         if self.watch is None:
             self.watch = self._loop.call_later(min(_WATCH_EVERY_S, timeout_s), self._cut_overdue)
@@ -189,7 +191,8 @@ class ServerTransport:
     """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed.
 
     A watch that looks twice a second closes sockets whose reply is overdue: a timer for every
-    command would cost more than the command.
+    command would cost more than the command.  A reply is overdue after a silence, not after a time:
+    a large request or reply may take long on a slow link, and would only be cut again and again.
     """
 
     is_cluster = False
