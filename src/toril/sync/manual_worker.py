@@ -123,10 +123,7 @@ class ManualWorker:
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
         self._interval_s = self._lock_ms / 3000
-        # A line that went silent is left in time: the lock outlives a renewal on another one.
-        self._renewer = self._connection.twin(
-            reply_timeout_s=min(REPLY_TIMEOUT_S, self._interval_s), patience_s=0.0
-        )
+        self._renewer = _renewer(self._connection, self._interval_s)
         self._renewing = Background(self._renew, self._renewer, f"the locks of queue {name!r}")
         self._closing = threading.Event()
         self._turn = threading.Lock()
@@ -439,6 +436,11 @@ def _own_connection(target: Target) -> Connection:
             "a manual worker needs its own connections; pass a URL or a client"
         )
     return Connection(target)
+
+
+def _renewer(connection: Connection, interval_s: float) -> Connection:
+    """Leaves a line that went silent while there is still time to renew the locks on another."""
+    return connection.twin(reply_timeout_s=min(REPLY_TIMEOUT_S, interval_s), patience_s=0.0)
 
 
 def _burial(dead_letter_queue: Any, keys: Keys) -> tuple[BurialPolicy | None, Keys | None]:
