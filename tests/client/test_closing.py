@@ -10,6 +10,7 @@ import pytest
 from tests.helpers import until_blocked, wait_until
 from tests.servers import Server
 from toril import Connection, Job, NewJob, Queue
+from toril.client.transport import MOST_SOCKETS
 from toril.errors import AmbiguousResultError, ServerUnavailableError
 from toril.protocol.command import plain
 
@@ -125,3 +126,20 @@ async def test_closing_keeps_the_answers_that_have_come(url, prefix, client):
     answer, refusal = await running
     assert answer == b"PONG"
     assert isinstance(refusal, ServerUnavailableError)
+
+
+async def test_closing_ends_the_calls_that_wait_for_a_socket(start_server):
+    """However many there are: most of them have no socket yet that could be closed."""
+    server = start_server()
+    queue = Queue("mail", connection=server.unix_url)
+    await queue.add("opens a socket")
+    server.freeze()
+    calls = [asyncio.create_task(queue.get_job(f"{n}")) for n in range(100)]
+    await wait_until(lambda: len(is_sent(queue._connection)) == MOST_SOCKETS)
+
+    await queue.close()
+
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    server.thaw()
+    assert {type(answer) for answer in answers} == {ServerUnavailableError}

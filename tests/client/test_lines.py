@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import socket
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -12,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from toril.client.connection import Connection
-from toril.errors import AmbiguousResultError
+from toril.errors import AmbiguousResultError, ServerUnavailableError
 from toril.protocol.command import Command, Resend, plain
 from toril.sync.connection import Connection as BlockingConnection
 
@@ -48,6 +50,28 @@ class Weather:
     async def _forward(self, reader: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         while data := await reader.read(2**20):
             back.write(data)
+
+
+class SlowLink:
+    """A proxy that hands a piece on only now and then, in both directions, and buffers little."""
+
+    PIECE = 65_536
+    PAUSE_S = 0.15
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self._port, limit=self.PIECE)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.gather(self._carry(reader, back), self._carry(there, writer))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(self.PIECE):
+            writer.write(data)
+            if len(data) > 1000:
+                await let_pass(self.PAUSE_S, "the link is slow")
+        writer.close()
 
 
 class InThreads:
@@ -224,6 +248,43 @@ async def test_a_server_that_never_answers_is_left(weather, connect, prefix):
     with pytest.raises(AmbiguousResultError, match="no reply in time"):
         await connection.run(increment(prefix))
 
+    await connection.close()
+
+
+async def test_a_request_and_its_reply_may_be_long_under_way_while_they_move(server, connect):
+    """Only silence ends a call: what is cut for its size would be sent, and cut, forever."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SlowLink.PIECE)
+    link = await asyncio.start_server(
+        SlowLink(server.port).serve, sock=listener, limit=SlowLink.PIECE // 2
+    )
+    connection = connect(
+        f"redis://127.0.0.1:{listener.getsockname()[1]}", reply_timeout_s=2.0, patience_s=0.0
+    )
+    large = b"x" * (20 * SlowLink.PIECE)
+    began = time.monotonic()
+
+    async with asyncio.timeout(60):
+        echo = await connection.run(plain("ECHO", large, parse=bytes))
+
+    assert echo == large
+    assert time.monotonic() - began > 2.0, "the link was too fast to show anything"
+    await connection.close()
+    link.close()
+
+
+async def test_a_large_request_that_does_not_move_is_left(start_server, connect):
+    server = start_server()
+    connection = connect(server.url, patience_s=0.0)
+    await connection.run(plain("ECHO", b"opens a socket", parse=bytes))
+    getattr(connection, "_connection", connection)._reply_timeout_s = 0.1
+    server.freeze()
+
+    async with asyncio.timeout(60):
+        with pytest.raises(ServerUnavailableError):
+            await connection.run(plain("ECHO", b"x" * 2**24, parse=bytes))
+
+    server.thaw()
     await connection.close()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -30,7 +31,9 @@ from toril import (
     UnrecoverableError,
     Worker,
 )
+from toril.client.sockets import REPLY_TIMEOUT_S
 from toril.errors import DamagedJobError, InvalidOptionError, PendingChildrenError
+from toril.sync import ManualWorker as BlockingManualWorker
 
 
 @pytest.fixture
@@ -294,6 +297,36 @@ async def test_locks_are_renewed_while_the_job_is_held(queue, make_taker, client
     assert job.cancel_reason == "cancelled: not needed"
 
     await job.complete()
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+async def test_a_line_that_goes_silent_is_left_before_the_lock_is_lost(kind, queue, server, prefix):
+    """Replies may take 5 seconds elsewhere; a short lock is over by then."""
+    renewals: list[float] = []
+
+    def rule(words: list[bytes]) -> str | None:
+        if not runs(words, "renew"):
+            return None
+        renewals.append(time.monotonic())
+        return "hold" if len(renewals) == 1 else None
+
+    await queue.add("x")
+    async with Proxy(server.port) as proxy:
+        proxy.rule = rule
+        options = {"connection": proxy.url, "prefix": prefix, "lock_duration": 900}
+        if kind == "async":
+            taker = ManualWorker("q", **options)
+            job = await taker.get_next_job()
+            await wait_until(lambda: len(renewals) == 2)
+            await taker.close()
+        else:
+            blocking = BlockingManualWorker("q", **options)
+            job = await asyncio.to_thread(blocking.get_next_job)
+            await wait_until(lambda: len(renewals) == 2)
+            await asyncio.to_thread(blocking.close)
+
+    assert job is not None
+    assert renewals[1] - renewals[0] < REPLY_TIMEOUT_S
 
 
 async def test_without_renewals_the_caller_extends_the_lock(queue, make_taker, client):

@@ -18,8 +18,9 @@ from tests.helpers import wait_until
 from toril.client import transport as transports
 from toril.client.connection import Connection
 from toril.client.line import Line, LineError
-from toril.client.sockets import ReadOnlyError, ResponseError
+from toril.client.sockets import NOT_YET, Reader, ReadOnlyError, ResponseError
 from toril.client.transport import MOST_SOCKETS, ServerTransport, Sockets
+from toril.errors import InvalidOptionError
 from toril.protocol import reading
 from toril.protocol.failovers import Told
 from toril.protocol.keys import Keys
@@ -153,6 +154,35 @@ async def test_whoever_is_cancelled_as_it_is_let_in_lets_the_next_one_in():
     assert second.done()
 
 
+async def test_whoever_can_make_no_socket_lets_the_next_one_in():
+    def refuse() -> None:
+        raise InvalidOptionError("no such option")
+
+    transport = ServerTransport(refuse, "nowhere")
+    sockets = await full(transport.sockets.here())
+    first, second = (asyncio.create_task(transport.exchange_all([], 60, 10)) for _ in range(2))
+    await turns()
+
+    sockets.drop(next(iter(sockets.in_use)))
+    await turns()
+
+    assert [type(one.exception()) for one in (first, second)] == [InvalidOptionError] * 2
+    await transport.close()
+
+
+async def test_at_the_end_nobody_waits_for_a_socket():
+    sockets = await full()
+    waiting = [asyncio.create_task(sockets.room()) for _ in range(MOST_SOCKETS + 1)]
+    await turns()
+
+    sockets.interrupt()
+    await turns()
+
+    assert all(one.done() for one in waiting)
+    async with asyncio.timeout(60):
+        await sockets.room()
+
+
 @pytest.mark.parametrize(
     ("reply", "is_kept"),
     [
@@ -187,6 +217,24 @@ async def test_overdue_sockets_are_looked_for_as_long_as_some_are_in_use(monkeyp
     seen = len(line.told)
     await turns()
     assert len(line.told) == seen
+
+
+async def test_overdue_sockets_are_looked_for_when_they_are_due(monkeypatch):
+    """The lock of a second is lost if the watch comes half a second late."""
+    monkeypatch.setattr(transports, "_WATCH_EVERY_S", 600)
+    sockets = Sockets()
+    early, late = FakeLine(), FakeLine()
+    sockets.in_use |= {early, late}
+
+    sockets.expect_reply(early, 0.01)
+    sockets.expect_reply(late, 0.02)
+    await wait_until(lambda: early.told)
+    sockets.give_back(early)
+    seen = len(late.told)
+    await wait_until(lambda: len(late.told) > seen)
+
+    sockets.give_back(late)
+    sockets.cut()
 
 
 async def test_cutting_ends_everything_that_is_under_way():
@@ -420,11 +468,87 @@ class Cable:
     def get_write_buffer_size(self) -> int:
         return self._unsent
 
+    def get_extra_info(self, what: str) -> None:
+        return None
+
+    def write(self, packed: bytes) -> None:
+        self.told.append("written")
+
     def abort(self) -> None:
         self.told.append("aborted")
 
     def close(self) -> None:
         self.told.append("closed")
+
+
+def opened(cable: Cable) -> Line:
+    """A line that may be silent for ten seconds, and whose time is over at 10."""
+    line = Line(cable)
+    line._transport = cable
+    line._reader = Reader(notEnoughData=NOT_YET)
+    line.is_open = True
+    line.timeout_s, line.deadline = 10.0, 10.0
+    return line
+
+
+async def test_a_large_request_has_time_for_as_long_as_a_part_of_it_leaves():
+    cable = Cable()
+    line = opened(cable)
+    cable._unsent = 300_000
+    line.send(b"x" * 400_000)
+
+    line.cut_if_late(5.0)
+    assert line.deadline == 10.0, "nothing has left"
+    for now, unsent in (9.0, 200_000), (18.0, 100_000), (27.0, 0):
+        cable._unsent = unsent
+        line.cut_if_late(now)
+        assert line.deadline == now + 10.0
+    line.cut_if_late(36.0)
+    assert cable.told == ["written"]
+    line.cut_if_late(37.0)
+
+    assert cable.told == ["written", "aborted"]
+
+
+async def test_what_a_small_request_left_in_the_system_gives_it_no_more_time():
+    """On a link that is dead it never leaves, which is no sign of life."""
+    cable = Cable()
+    line = opened(cable)
+    cable._unsent = 100
+    line.send(b"x" * 100)
+    cable._unsent = 50
+
+    line.cut_if_late(10.0)
+
+    assert cable.told == ["written", "aborted"]
+
+
+async def test_the_next_request_is_not_taken_for_a_large_one_that_leaves():
+    sockets = Sockets()
+    cable = Cable(unsent=300_000)
+    line = opened(cable)
+    line.send(b"x" * 400_000)
+    cable._unsent = 0
+
+    sockets.give_back(line)
+    line.deadline = 10.0
+    line.cut_if_late(10.0)
+
+    assert cable.told == ["written", "aborted"]
+
+
+async def test_a_reply_has_time_for_as_long_as_a_part_of_it_comes():
+    line = opened(Cable())
+    line.send(b"question")
+    line.deadline = -1.0
+
+    line.data_received(b"$5\r\nhel")
+    assert line.deadline > asyncio.get_running_loop().time()
+    line.deadline = -1.0
+    line.data_received(b"lo\r\n")
+
+    assert list(line.replies) == [b"hello"]
+    assert line.deadline == -1.0, "nothing more is due"
 
 
 @pytest.mark.parametrize(("unsent", "told"), [(0, ["closed"]), (7, ["aborted"])])

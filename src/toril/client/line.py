@@ -18,7 +18,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from toril.client.sockets import NOT_YET, LateError, LineError, Reader, make_reader
+from toril.client.sockets import (
+    LARGE,
+    NOT_YET,
+    LateError,
+    LineError,
+    Reader,
+    make_reader,
+    unacknowledged,
+)
 
 
 class Line(asyncio.Protocol):
@@ -31,7 +39,7 @@ class Line(asyncio.Protocol):
 
     __slots__ = (
         *("_due", "_loop", "_reader", "_socket", "_tell", "_transport"),
-        *("deadline", "is_open", "replies", "trouble"),
+        *("deadline", "is_open", "replies", "timeout_s", "trouble", "unsent"),
     )
 
     _reader: Reader
@@ -46,7 +54,11 @@ class Line(asyncio.Protocol):
         """Why nothing more will come."""
         self.is_open = False
         self.deadline = math.inf
-        """When the reply is overdue, by the loop's clock."""
+        """When the reply is overdue, by the loop's clock: later if a part of it arrives."""
+        self.timeout_s = math.inf
+        """For how long the line may be silent while a reply is due."""
+        self.unsent = 0
+        """How much of a large request had not left when that was last looked at."""
         self.replies: deque[Any] = deque()
         """What has arrived and nobody has taken yet: values, and errors from the server."""
 
@@ -74,6 +86,8 @@ class Line(asyncio.Protocol):
             raise self.trouble or LineError("the connection is closed")
         self._due += replies
         self._transport.write(packed)
+        if len(packed) > LARGE:
+            self.unsent = self._left_to_send()
 
     def tell(self, waiter: Callable[[], None]) -> None:
         """Call ``waiter`` once, in the turn that reads the next reply or meets an error."""
@@ -142,7 +156,9 @@ class Line(asyncio.Protocol):
                 reply = reader.gets()
         except Exception as error:  # noqa: BLE001 (not the protocol: nothing after it can be read)
             self.cut(error)
-        if self._due < 0:
+        if self._due > 0:
+            self.deadline = self._loop.time() + self.timeout_s
+        elif self._due < 0:
             self.cut(LineError("the server sent a reply that nobody asked for"))
         tell = self._tell
         if tell is not None and replies:
@@ -164,8 +180,18 @@ class Line(asyncio.Protocol):
             writer.transport.abort()
 
     def cut_if_late(self, now: float) -> None:
-        if self.deadline < now:
+        """Cut it if nothing has come, and no part of a large request has left, for too long."""
+        if self.unsent:
+            left = self._left_to_send()
+            if left != self.unsent:
+                self.unsent = left
+                self.deadline = now + self.timeout_s
+        if self.deadline <= now:
             self.cut(LateError("there was no reply in time"))
+
+    def _left_to_send(self) -> int:
+        here = self._transport.get_write_buffer_size()
+        return here + unacknowledged(self._transport.get_extra_info("socket"))
 
     def close(self) -> None:
         """Nobody uses it any more. If something is half sent, the rest is not sent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable
 from functools import cache, partial
 from inspect import signature
@@ -48,6 +49,14 @@ from toril.protocol.failovers import Told
 from toril.protocol.slots import Node
 from toril.version import VERSION
 
+try:
+    from fcntl import ioctl
+    from termios import TIOCOUTQ
+
+    _CAN_TELL = True
+except ImportError:  # Windows
+    _CAN_TELL = False
+
 TROUBLES = (RedisError, OSError)
 LINE_TROUBLES = (LineError, LateError, OSError)
 REPLY_TIMEOUT_S = 5.0
@@ -81,6 +90,9 @@ _OPTIONS: dict[str, Any] = {
 
 _CHECKS_HOSTS = bool(signature(SSLConnection).parameters["ssl_check_hostname"].default)
 """Does this version of redis-py check that a certificate is for the host?"""
+
+LARGE = 65_536
+"""A request of more bytes may take its time to leave: see ``unacknowledged``."""
 
 MakeSocket = Callable[[], Any]
 NOT_YET = object()
@@ -131,6 +143,19 @@ def make_reader(socket: Any) -> Reader:
     return Reader(
         protocolError=InvalidResponse, replyError=socket._parser.parse_error, notEnoughData=NOT_YET
     )
+
+
+def unacknowledged(sock: Any) -> int:
+    """How many bytes the system holds that have not reached the other side; 0 if it cannot tell.
+
+    It may hold megabytes, which a slow link takes longer to carry than any reply may take.
+    """
+    if not _CAN_TELL or sock is None:
+        return 0
+    try:
+        return int.from_bytes(ioctl(sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # closed, or a kind of socket that does not know
+        return 0
 
 
 def _unknown_option(where: Address) -> InvalidOptionError:
@@ -272,6 +297,7 @@ async def _news(where: Address, host: str, port: int) -> AsyncIterator[Node | To
 
 
 __all__ = [
+    "LARGE",
     "LINE_TROUBLES",
     "NOT_YET",
     "REPLY_TIMEOUT_S",
@@ -289,4 +315,5 @@ __all__ = [
     "make_reader",
     "maker",
     "news_of_primary",
+    "unacknowledged",
 ]

@@ -47,6 +47,7 @@ class Sockets:
         self.free: list[Line] = []
         self.in_use: set[Line] = set()
         self._turns: deque[asyncio.Future[None]] = deque()
+        self._is_over = False
         self.watch: asyncio.TimerHandle | None = None
         self.listeners: list[asyncio.Task[None]] = []
         self.is_open = asyncio.Event()
@@ -63,18 +64,21 @@ class Sockets:
         return None
 
     async def room(self) -> None:
-        """Wait until a socket is free, or another one may be opened."""
-        while len(self.in_use) >= self._most and not self.free:
+        """Wait until a socket is free, or another one may be opened, or nothing is sent any more.
+
+        Whoever has a turn and takes no socket passes the turn on with ``let_next``.
+        """
+        while len(self.in_use) >= self._most and not self.free and not self._is_over:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._turns.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._let_next()
+                    self.let_next()
                 raise
 
-    def _let_next(self) -> None:
+    def let_next(self) -> None:
         while self._turns:
             turn = self._turns.popleft()
             if not turn.done():
@@ -96,10 +100,11 @@ class Sockets:
 
     def give_back(self, line: Line) -> None:
         line.deadline = math.inf
+        line.unsent = 0
         self.in_use.discard(line)
         self.free.append(line)
         if self._turns:
-            self._let_next()
+            self.let_next()
 
     def end(self, line: Line, reply: Any) -> None:
         """The caller has its answer. Most errors from a server do not mean that the line is broken.
@@ -119,20 +124,25 @@ class Sockets:
             line.forsake()
             return
         line.close()
-        self._let_next()
+        self.let_next()
 
     def expect_reply(self, line: Line, timeout_s: float) -> None:
+        line.timeout_s = timeout_s
         line.deadline = self._loop.time() + timeout_s
         if self.watch is None:
-            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            self.watch = self._loop.call_later(min(_WATCH_EVERY_S, timeout_s), self._cut_overdue)
 
     def _cut_overdue(self) -> None:
         now = self._loop.time()
         for line in list(self.in_use):
             line.cut_if_late(now)
         self.watch = None
+        due = [line.deadline for line in self.in_use if line.is_open]
         if self.in_use:
-            self.watch = self._loop.call_later(_WATCH_EVERY_S, self._cut_overdue)
+            # Not later than the next deadline: half a second is long for the renewal of a short
+            # lock.
+            wait_s = max(0.0, min([now + _WATCH_EVERY_S, *due]) - now)
+            self.watch = self._loop.call_later(wait_s, self._cut_overdue)
 
     def leave_all_but(self, primary: Node) -> None:
         """Whatever the old server still accepts would be lost."""
@@ -145,9 +155,12 @@ class Sockets:
                 line.cut()
 
     def interrupt(self) -> None:
-        """End the waits."""
+        """End the waits, also those for a socket."""
+        self._is_over = True
         for line in list(self.in_use):
             line.cut()
+        while self._turns:
+            self.let_next()
 
     def cut(self) -> None:
         """Close everything at once, without waiting for anything."""
@@ -178,7 +191,8 @@ class ServerTransport:
     """One server, found by a URL, a client or Sentinel: a few sockets, opened when needed.
 
     A watch that looks twice a second closes sockets whose reply is overdue: a timer for every
-    command would cost more than the command.
+    command would cost more than the command.  A reply is overdue after a silence, not after a time:
+    a large request or reply may take long on a slow link, and would only be cut again and again.
     """
 
     is_cluster = False
@@ -352,7 +366,11 @@ class ServerTransport:
             await sockets.room()
         if self.is_closed:
             raise ServerUnavailableError(f"the connection to {self._label} is closed")
-        return sockets, sockets.borrow(self._make_socket)
+        try:
+            return sockets, sockets.borrow(self._make_socket)
+        except BaseException:
+            sockets.let_next()
+            raise
 
     def interrupt(self) -> None:
         """Send nothing more, and end all waits."""

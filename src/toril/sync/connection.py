@@ -223,13 +223,22 @@ class Connection:
         """Send nothing more, and end all waits, whoever waits."""
         self._transport.interrupt()
 
-    def twin(self, *, client_name: str | None = None) -> Connection:
-        """Another connection to the same server, with sockets of its own."""
+    def twin(
+        self,
+        *,
+        client_name: str | None = None,
+        reply_timeout_s: float | None = None,
+        patience_s: float | None = None,
+    ) -> Connection:
+        """Another connection to the same server, with sockets of its own.
+
+        It waits and tries as long as this one, unless it is told otherwise.
+        """
         return Connection(
             self._target,
             client_name=client_name,
-            reply_timeout_s=self._reply_timeout_s,
-            patience_s=self._patience_s,
+            reply_timeout_s=self._reply_timeout_s if reply_timeout_s is None else reply_timeout_s,
+            patience_s=self._patience_s if patience_s is None else patience_s,
             blocking_margin_s=self._blocking_margin_s,
         )
 

@@ -11,7 +11,15 @@ import socket
 import time
 from typing import Any
 
-from toril.sync.sockets import NOT_YET, LateError, LineError, Reader, make_reader
+from toril.sync.sockets import (
+    LARGE,
+    NOT_YET,
+    LateError,
+    LineError,
+    Reader,
+    make_reader,
+    unacknowledged,
+)
 
 _READ_SIZE = 65536
 _LOOK_AFTER_S = 0.5
@@ -24,7 +32,7 @@ class Line:
     A line that was lost, or abandoned in the middle of a call, is never used again.
     """
 
-    __slots__ = ("_opener", "_reader", "_sock", "_timeout_s", "_used_at", "is_open")
+    __slots__ = ("_opener", "_reader", "_sock", "_timeout_s", "_unsent", "_used_at", "is_open")
 
     _reader: Reader
 
@@ -32,6 +40,7 @@ class Line:
         self._opener = opener
         self._sock: Any = None
         self._timeout_s = -1.0
+        self._unsent = 0
         self._used_at = 0.0
         self.is_open = False
 
@@ -59,7 +68,17 @@ class Line:
         if timeout_s != self._timeout_s:
             self._sock.settimeout(timeout_s)
             self._timeout_s = timeout_s
-        self._sock.sendall(packed)
+        if len(packed) > LARGE:
+            self._send_in_parts(packed)
+        else:
+            self._sock.sendall(packed)
+
+    def _send_in_parts(self, packed: bytes) -> None:
+        """The time of ``sendall`` is for all that it is given: each part has it anew."""
+        view = memoryview(packed)
+        for start in range(0, len(packed), LARGE):
+            self._sock.sendall(view[start : start + LARGE])
+        self._unsent = unacknowledged(self._sock)
 
     def read(self) -> Any:
         """The next reply: a value, or an error from the server."""
@@ -69,6 +88,8 @@ class Line:
             try:
                 data = self._sock.recv(_READ_SIZE)
             except TimeoutError:
+                if self._is_leaving():
+                    continue
                 raise LateError("there was no reply in time") from None
             if not data:
                 raise LineError("the connection was closed")
@@ -76,8 +97,16 @@ class Line:
             reply = reader.gets()
         return reply
 
+    def _is_leaving(self) -> bool:
+        """Has a part of a large request left since this was last looked at?"""
+        before = self._unsent
+        if before:
+            self._unsent = unacknowledged(self._sock)
+        return self._unsent != before
+
     def end(self) -> None:
         """All replies have been read; anything left was not asked for."""
+        self._unsent = 0
         if self._reader.has_data():
             raise LineError("the server sent a reply that nobody asked for")
         self._used_at = time.monotonic()

@@ -55,6 +55,7 @@ from toril.protocol.settling import (
 )
 from toril.sync.background import Background, is_set_within
 from toril.sync.connection import Connection, Target
+from toril.sync.sockets import REPLY_TIMEOUT_S
 from toril.sync.taken_job import TakenJob
 
 logger = get_logger("toril.sync")
@@ -122,7 +123,7 @@ class ManualWorker:
         self._blocking = self._connection.twin(client_name=connection_name(self.keys, worker_name))
         self._renews = renew
         self._interval_s = self._lock_ms / 3000
-        self._renewer = self._connection.twin()
+        self._renewer = _renewer(self._connection, self._interval_s)
         self._renewing = Background(self._renew, self._renewer, f"the locks of queue {name!r}")
         self._closing = threading.Event()
         self._turn = threading.Lock()
@@ -435,6 +436,11 @@ def _own_connection(target: Target) -> Connection:
             "a manual worker needs its own connections; pass a URL or a client"
         )
     return Connection(target)
+
+
+def _renewer(connection: Connection, interval_s: float) -> Connection:
+    """Leaves a line that went silent while there is still time to renew the locks on another."""
+    return connection.twin(reply_timeout_s=min(REPLY_TIMEOUT_S, interval_s), patience_s=0.0)
 
 
 def _burial(dead_letter_queue: Any, keys: Keys) -> tuple[BurialPolicy | None, Keys | None]:
