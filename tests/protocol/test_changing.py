@@ -151,17 +151,18 @@ def test_removing_says_why_not(code, error):
 def test_cancelling_says_what_it_came_to(code, result):
     opts = b'{"removeOnFail":{"count":7}}'
 
-    cancelled, asked = drive(cancelling.cancel(KEYS, "a", reason="x" * 5000), [opts, code])
+    plan = cancelling.cancel(KEYS, "a", call="c", reason="x" * 5000)
+    cancelled, asked = drive(plan, [opts, code])
 
     assert cancelled is result
     assert asked[1].args["keep"] == {"count": 7}
     assert len(asked[1].args["reason"]) == cancelling.LONGEST_REASON
-    assert asked[1].resend is Resend.MARKED
+    assert (asked[1].args["call"], asked[1].resend) == ("c", Resend.SAME)
 
 
 @pytest.mark.parametrize("opts", [None, b"{}", b'{"removeOnFail":false}'])
 def test_a_cancelled_job_is_kept_unless_it_says_otherwise(opts):
-    _, asked = drive(cancelling.cancel(KEYS, "a"), [opts, 1])
+    _, asked = drive(cancelling.cancel(KEYS, "a", call="c"), [opts, 1])
 
     assert "keep" not in asked[1].args
     assert asked[1].args["reason"] == "cancelled"
@@ -173,7 +174,7 @@ def test_a_cancelled_job_is_kept_unless_it_says_otherwise(opts):
 )
 def test_cancelling_says_why_not(code, error):
     with pytest.raises(error, match="job 'a'"):
-        drive(cancelling.cancel(KEYS, "a"), [None, code])
+        drive(cancelling.cancel(KEYS, "a", call="c"), [None, code])
 
 
 @pytest.mark.parametrize(

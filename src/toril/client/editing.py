@@ -153,7 +153,8 @@ class QueueEditing:
         ``async def`` at its next ``await``; a plain function has to check ``job.is_cancelled``.
         Raises ``JobNotInStateError`` if it has finished.
         """
-        return await self._connection.follow(cancelling.cancel(self.keys, job_id, reason=reason))
+        plan = cancelling.cancel(self.keys, job_id, call=new_job_id(), reason=reason)
+        return await self._connection.follow(plan)
 
     async def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
         """Change a job's priority; with ``lifo`` it comes before others with the same one."""

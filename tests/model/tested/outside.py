@@ -18,6 +18,7 @@ FOUND: dict[str, str] = {
     'cancel: without redis.call("RPUSH", mailbox, cmsgpack.pack({ a.id, holder, a.reason }))': "tests/client/test_cancelling.py::test_a_running_coroutine_is_stopped_at_once",
     'cancel: without redis.call("PEXPIRE", mailbox, a.mail_ms)': "tests/client/test_cancelling.py::test_a_job_whose_worker_died_after_the_cancel_does_not_run_again",
     'cancel: without redis.call("HSET", job, "defa", a.reason)': "tests/client/test_cancelling.py::test_in_a_long_list_a_job_is_marked_and_fails_at_its_turn",
+    "cancel: without requests.remember(queue, a.call, clock.digits(code))": "tests/worker/test_lost_changes.py::test_a_cancel_that_leaves_no_job_has_succeeded_although_its_reply_was_lost[lose]",
     "cancel: without journal.trimWithNext(queue, gate)": "tests/features/test_rare_moments.py::test_cancelling_keeps_the_log_short",
     'cancel: without jobs.finish(queue, gate, { id = a.id, state = "failed", value = a.reason, keep = a.keep, previous = previous }, ending, nil, clock.now())': "tests/client/test_cancelling.py::test_the_retention_of_a_cancelled_job_is_kept_to",
     "changeDelay: without places.delay(queue, a.id, due)": "tests/client/test_moving.py::test_a_delayed_job_is_put_off_from_now",
