@@ -72,8 +72,10 @@ class QueueEditing:
     ) -> int:
         """Remove the queue and everything that belongs to it; returns how many jobs it had.
 
-        Raises ``NotPausedError`` if the queue is not paused and ``JobLockedError`` if jobs are
-        active.  ``force`` pauses it and takes active jobs away from their workers.
+        Raises ``NotPausedError`` if the queue is not paused, ``JobLockedError`` if jobs are active,
+        and ``NotDeliveredError`` if it has something for queues in other slots of a cluster that
+        cannot be reached.  ``force`` pauses it, takes active jobs away from their workers, and
+        leaves what cannot be delivered to a worker.
         """
         plan = removing.obliterate(self.keys, force=force, on_progress=on_progress)
         return await self._connection.follow(plan)
