@@ -705,6 +705,22 @@ async def test_a_cluster_is_watched_where_the_prefix_has_a_hash_tag(cluster: Clu
     await connection.close()
 
 
+async def test_a_queue_with_partitions_is_watched_on_a_cluster(cluster: Cluster):
+    url = cluster.url.replace("redis://", "redis+cluster://")
+    connection = Connection(url, patience_s=1.0)
+    async with Queue("mail", connection=url, prefix="w", partitions=3) as queue:
+        await queue.add_bulk([NewJob("send", job_id=f"j-{n}") for n in range(12)])
+        watcher = Watcher(connection, "w", ("mail",), time.monotonic)
+        await watcher.tick("mail")
+        glance = watcher.queues["mail"].glance
+        assert glance is not None
+        assert glance.waiting == 12
+        assert list(watcher.queues) == ["mail"]
+        await queue.obliterate(force=True)
+    await watcher.close()
+    await connection.close()
+
+
 async def _found(watcher: Watcher) -> bool:
     await watcher.tick()
     return bool(watcher.queues)
@@ -737,6 +753,67 @@ async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
                 assert watcher.details.groups == []
                 assert {event.name for event in watcher.queues["mail"].events} >= {"added"}
             await worker.close(timeout=0)
+
+
+async def _answer_yes(app: MonitorApp, pilot: Pilot[None], key: str) -> str:
+    """Press a key that asks, say yes, and return the question."""
+    await pilot.press(key)
+    await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+    question = app.screen.question
+    await pilot.press("y")
+    await shows(pilot, lambda: not isinstance(app.screen, ConfirmScreen))
+    return question
+
+
+async def test_a_named_queue_is_watched_with_its_partitions(url: str, prefix: str, client: Any):
+    """It was looked for as a plain queue; pausing it made one, and paused nothing else."""
+    async with (
+        Queue("mail", connection=url, prefix=prefix, partitions=3) as queue,
+        monitor(url, prefix, "mail") as (app, pilot),
+    ):
+        await shows(pilot, lambda: cells(app, "queues"))
+        await queue.add_bulk([NewJob("send", job_id=f"j-{n}") for n in range(12)])
+        await shows(pilot, lambda: cells(app, "queues")[0][1] == "12")
+        await _answer_yes(app, pilot, "p")
+        await wait_until(queue.is_paused)
+        await shows(pilot, lambda: "⏸" in cells(app, "queues")[0][0])
+        assert len(cells(app, "queues")) == 1
+    assert await client.exists(f"{prefix}:mail:meta") == 0
+
+
+async def test_a_plain_queue_beside_partitions_is_a_row_of_its_own(url: str, prefix: str):
+    options = {"connection": url, "prefix": prefix}
+    async with Queue("mail", partitions=3, **options) as queue, Queue("mail", **options) as plain:
+        await queue.add_bulk([NewJob("send", job_id=f"j-{n}") for n in range(12)])
+        await plain.add("send")
+        for names in ((), ("mail",)):
+            async with monitor(url, prefix, *names) as (app, pilot):
+                await shows(pilot, lambda: len(cells(app, "queues")) == 2)
+                await shows(pilot, lambda: cells(app, "queues")[1][1] == "1")
+                assert [row[:2] for row in cells(app, "queues")] == [
+                    ["mail", "12"],
+                    ["mail (plain)", "1"],
+                ]
+                await pilot.press("down")
+                await pilot.pause()
+                assert "'mail (plain)'" in await _answer_yes(app, pilot, "p")
+                await wait_until(plain.is_paused)
+                assert not any([await part.is_paused() for part in queue.partitions])
+                await plain.resume()
+
+
+async def test_enter_shows_a_group_of_a_queue_with_partitions(url: str, prefix: str):
+    async with FlowProducer(connection=url, prefix=prefix, partitions={"mail": 4}) as flows:
+        members = [GroupJob(name, queue_name="mail") for name in ("a", "b")]
+        await flows.add_group("g", members, group_id="order-1")
+    async with monitor(url, prefix, "mail") as (app, pilot):
+        await pilot.press("3")
+        await shows(pilot, lambda: [row[0] for row in cells(app, "view")] == ["order-1"])
+        await pilot.press("enter", "enter")
+        await shows(pilot, lambda: whole(app) not in ("", "Reading…"))
+        assert "is gone" not in whole(app)
+        assert re.search(r"id\s+order-1", whole(app))
+        assert whole(app).count(" in {mail-") == 2
 
 
 @pytest.mark.no_audit("damaged by hand")

@@ -38,6 +38,30 @@ def test_the_partitions_are_one_row(mail, toril: Toril, url, prefix):
     assert toril("queues", "mail", "--json").json["partitions"] == 3
 
 
+def test_a_plain_queue_of_the_same_name_is_a_row_beside_the_partitions(
+    mail, toril: Toril, url, prefix
+):
+    """It took their place: twelve jobs were not to be seen."""
+    with Queue("mail", connection=url, prefix=prefix) as plain:
+        plain.add("x")
+
+    rows = toril("queues", "--json").json
+    shown = toril("queues").out.splitlines()
+    looks = toril("monitor", "--json").json
+    named = toril("monitor", "--json", "-q", "mail").json
+
+    assert [
+        (row["queue"], row["waiting"], row.get("partitions"), row.get("is_beside_partitions"))
+        for row in rows
+    ] == [("mail", 12, 3, None), ("mail", 1, None, True)]
+    assert "3 partitions" in shown[-2]
+    assert "plain queue beside its partitions" in shown[-1]
+    for found in (looks, named):
+        assert [
+            (look["queue"], look["waiting"], look.get("is_beside_partitions")) for look in found
+        ] == [("mail", 12, None), ("mail", 1, True)]
+
+
 def test_commands_work_on_the_whole(mail, toril: Toril):
     assert len(toril("jobs", "mail", "--state", "waiting", "--json").json) == 12
     assert toril("job", "j-7", "-q", "mail", "--json").json["id"] == "j-7"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.features.dead_letters.forging import forge
 from toril import Queue
-from toril.errors import InvalidOptionError
+from toril.errors import InvalidOptionError, NotDeadLettersError
 
 PER_PART = 20
 INTERRUPTED_AT = 25
@@ -116,3 +116,18 @@ async def test_what_cannot_be_resumed_is_refused(letters):
     left_to_do = 3 * PER_PART - INTERRUPTED_AT
     assert await letters.replay_all_dead_letters(resume=name, dry_run=True) == left_to_do
     assert await letters.purge_dead_letters(resume=True) == left_to_do  # no purge was interrupted
+
+
+@pytest.mark.parametrize("name", ["purge_dead_letters", "replay_all_dead_letters"])
+async def test_a_bulk_that_one_partition_refuses_has_changed_none(letters, name):
+    """Those before it were emptied when it said that it has no letters."""
+    last = letters.partitions[-1]
+    await last.drain()
+    await last.add("send", {"to": "ann"})
+    before = await left(letters)
+
+    with pytest.raises(NotDeadLettersError, match=r"'\{mail-2\}-dlq' is no dead letter queue"):
+        await getattr(letters, name)()
+
+    assert await left(letters) == before
+    assert await getattr(letters, name)(force=True) >= 2 * PER_PART

@@ -10,13 +10,14 @@ from collections import Counter
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, NewJob, Queue, QueueEvents, RateLimit, sync
+from toril import Deduplication, ManualWorker, NewJob, Queue, QueueEvents, RateLimit, sync
 from toril.client import growing
 from toril.client import partitions as partitions_module
 from toril.client.partitions import PartitionedQueue
 from toril.doctor import examine
 from toril.errors import (
     InvalidOptionError,
+    JobLockedError,
     JobNotFoundError,
     NotPausedError,
     PartitionMismatchError,
@@ -165,6 +166,13 @@ async def test_the_whole_is_paused_drained_cleaned_and_retried(mail):
     with pytest.raises(NotPausedError):
         await mail.obliterate()
     await mail.obliterate(force=True)
+
+
+async def test_a_limit_below_zero_is_refused_as_in_a_plain_queue(mail):
+    with pytest.raises(InvalidOptionError, match="limit=-1"):
+        await mail.clean("completed", limit=-1)
+    with pytest.raises(InvalidOptionError, match="limit=-1"):
+        await mail.clean_groups(limit=-1)
 
 
 async def test_limits_are_shared_out(mail):
@@ -469,6 +477,21 @@ async def test_the_doctor_tells_of_jobs_beside_the_partitions(mail, make_queue, 
     await beside.obliterate(force=True)
 
 
+async def test_the_doctor_examines_the_partitions_of_a_named_queue(mail, make_queue, url, prefix):
+    """It said that the queue did not exist."""
+    await mail.add("x", job_id="a")
+    [home] = [part for part in mail.partitions if await part.get_waiting_count()]
+
+    report = await examine(url, prefix=prefix, queues=["mail", "none"])
+
+    assert {one.subject for one in report.findings if one.code == "D226"} == {"queue none"}
+    assert f"queue {home.name}" in {one.subject for one in report.findings if one.code == "D201"}
+    beside = make_queue("mail")
+    await beside.add("x")
+    report = await examine(url, prefix=prefix, queues=["mail"])
+    assert "D234" in [one.code for one in report.findings]
+
+
 async def test_a_scheduler_of_a_partition_is_paused_changed_and_run(mail):
     await mail.upsert_job_scheduler("digest", every=3_600_000)
 
@@ -481,3 +504,108 @@ async def test_a_scheduler_of_a_partition_is_paused_changed_and_run(mail):
     assert not await mail.schedulers.pause("nobody")
     with pytest.raises(LookupError):
         await mail.schedulers.run("nobody")
+
+
+@pytest.fixture
+async def full(mail, url, prefix):
+    """A queue that is paused, with a job that runs in its last partition."""
+    await mail.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(40)])
+    worker = ManualWorker(mail.partitions[-1].name, connection=url, prefix=prefix)
+    running = await worker.get_next_job()
+    await mail.pause()
+    yield mail, running
+    await worker.close()
+
+
+async def state_of(queue):
+    counts = [await part.get_job_counts() for part in queue.partitions]
+    return counts, [await part.is_paused() for part in queue.partitions]
+
+
+async def test_an_obliterate_that_is_refused_has_removed_nothing_and_resumed_nobody(full):
+    """It removed one partition after another, until it came to one that was not to be."""
+    mail, running = full
+    before = await state_of(mail)
+
+    with pytest.raises(JobLockedError, match="queue 'mail' has active jobs"):
+        await mail.obliterate()
+
+    assert await state_of(mail) == before
+    assert before[1] == [True] * 4
+    await running.complete(None)
+    await mail.partitions[2].resume()
+    before = await state_of(mail)
+    with pytest.raises(NotPausedError, match="queue 'mail' is not paused"):
+        await mail.obliterate()
+    assert await state_of(mail) == before
+    await mail.obliterate(force=True)
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_no_key_is_left_of_an_obliterated_queue(full, client, prefix, force):
+    mail, running = full
+    seen: list[int] = []
+    if not force:
+        await running.complete(None)
+
+    assert await mail.obliterate(force, on_progress=seen.append) == 40
+
+    assert seen[-1] == 40
+    assert [key async for key in client.scan_iter(f"{prefix}:*")] == []
+    await mail.add("y")  # the queue object can be used on, and writes its number down again
+    assert await mail._connection.run(partitioning.read(mail.keys)) == Numbers((), 4)
+
+
+async def test_an_interrupted_obliterate_leaves_all_partitions_paused_and_is_resumed(full):
+    mail, running = full
+    await running.complete(None)
+
+    def stop(done):
+        raise KeyError(done)
+
+    with pytest.raises(KeyError):
+        await mail.obliterate(on_progress=stop)
+    assert (await state_of(mail))[1] == [True] * 4
+    await mail.partitions[0].obliterate()  # as far as another call has come
+
+    assert await mail.obliterate() > 0
+
+    assert await mail._connection.run(partitioning.read(mail.keys)) == Numbers()
+    with pytest.raises(NotPausedError):
+        await mail.obliterate()
+
+
+async def test_an_obliterate_that_was_interrupted_at_its_end_is_resumed(mail):
+    await mail.add("x")
+    for part in mail.partitions:
+        await part.obliterate(force=True)
+
+    assert await mail.obliterate() == 0
+
+    assert await mail._connection.run(partitioning.read(mail.keys)) == Numbers()
+
+
+async def test_an_obliterate_leaves_the_numbers_of_a_queue_that_begins_to_grow(mail):
+    await mail.add("x")
+    begun = Numbers((), 4, 8, "g1")
+    connection, swaps = mail._connection, partitioning.swap(mail.keys, Numbers((), 4), begun)
+    growth: list[asyncio.Task[Numbers]] = []
+
+    await mail.obliterate(
+        force=True,
+        on_progress=lambda done: growth.append(asyncio.ensure_future(connection.run(swaps))),
+    )
+
+    assert [await one for one in growth] == [begun]
+    assert await connection.run(partitioning.read(mail.keys)) == begun
+
+
+async def test_obliterating_the_plain_queue_leaves_the_number_of_partitions(mail, make_queue):
+    await mail.add("x")
+    beside = make_queue("mail")
+    await beside.add("y")
+
+    await beside.obliterate(force=True)
+
+    assert await mail._connection.run(partitioning.read(mail.keys)) == Numbers((), 4)
+    assert await mail.get_waiting_count() == 1

@@ -13,7 +13,15 @@ import pytest
 
 from tests.dashboard.conftest import Visitor
 from tests.helpers import wait_until
-from toril import FlowProducer, GroupJob, NewJob, Queue, UnrecoverableError, Worker
+from toril import (
+    FlowProducer,
+    GroupJob,
+    ManualWorker,
+    NewJob,
+    Queue,
+    UnrecoverableError,
+    Worker,
+)
 from toril.dashboard.folding import MOST_QUEUES
 from toril.protocol.partitioning import MOST_PARTITIONS
 
@@ -232,6 +240,38 @@ async def test_a_page_of_the_whole_hears_of_each_partition(visit: Visit, mail: Q
                 pass
         before = now
     await heard.aclose()
+
+
+async def test_a_plain_queue_beside_the_partitions_has_a_row_without_links(
+    visit: Visit, mail: Queue, url: str, prefix: str
+):
+    """It took their place; and a link to it would open them."""
+    visitor = visit()
+    where = {"connection": url, "prefix": prefix}
+    async with Queue("mail", **where) as plain, FlowProducer(**where) as flows:
+        await plain.add_bulk([NewJob("x", lane="a"), NewJob("x", lane="a")])
+        await plain.upsert_job_scheduler("s", every=3_600_000)
+        await flows.add_group("g", [GroupJob("x", queue_name="mail")])
+    worker = ManualWorker("mail", **where)
+    running = await worker.get_next_job()
+
+    pages = {
+        path: (await visitor.get(path)).text
+        for path in ("/", "/groups", "/lanes", "/schedules", "/workers")
+    }
+
+    rows = re.findall(r"<tr>\s*<th scope=\"row\">.*?</tr>", pages["/"], re.S)
+    whole, beside = (row for row in rows if "mail" in row)
+    assert links(whole, "/queue") == ["/queue?queue=mail"]
+    assert "3 partitions" in whole
+    assert "<a " not in beside
+    for path, page in pages.items():
+        assert "plain queue beside its partitions" in page, path
+    assert "run-schedule" not in pages["/schedules"]
+    assert running.id in pages["/workers"]
+    assert 'action="/do/cancel"' not in pages["/workers"]
+    await running.complete(None)
+    await worker.close()
 
 
 async def test_odd_numbers_of_partitions_harm_no_page(

@@ -10,7 +10,7 @@ import redis
 
 from tests.helpers import wait_until
 from tests.servers import Cluster
-from toril import Backoff, Queue, Worker
+from toril import Backoff, NewJob, Queue, Worker
 from toril.client.connection import Connection
 from toril.doctor import Severity, examine
 from toril.doctor.reader import ConnectionReader
@@ -214,3 +214,16 @@ async def test_the_hottest_queue_of_each_node_is_named(cluster, queues, cluster_
     told = [one.problem for one in report.findings if one.code == "D116"]
     assert [hot.name in problem and "100 %" in problem for problem in told] == [True]
     assert not any(cold.name in problem for problem in told)
+
+
+async def test_the_partitions_of_a_named_queue_are_examined(cluster_url, prefix):
+    """Its name has no hash tag, so what a plain queue of that name has would be in many slots."""
+    async with Queue("mail", connection=cluster_url, prefix=prefix, partitions=3) as queue:
+        await queue.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(12)])
+
+        report = await examine(cluster_url, prefix=prefix, queues=["mail"])
+
+        assert "D226" not in [one.code for one in report.findings]
+        for part in queue.partitions:
+            assert "D201" in codes(report, f"queue {part.name}")
+        assert await queue.obliterate(force=True) == 12

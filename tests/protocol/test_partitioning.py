@@ -129,6 +129,17 @@ def test_partitions_fold_into_one_row():
     assert rows[0].queues == ("{mail-0}", "{mail-1}", "{mail-2}")
 
 
+@pytest.mark.parametrize("names", [["mail", "{mail-0}"], ["{mail-1}", "mail"]])
+def test_a_plain_queue_takes_no_place_of_the_partitions_of_its_name(names):
+    rows = partitioning.fold([*names, "other"], {"mail": 2})
+
+    assert [(row.label, row.queues) for row in rows] == [
+        ("mail", ("{mail-0}", "{mail-1}")),
+        ("mail (plain)", ("mail",)),
+        ("other", ("other",)),
+    ]
+
+
 def test_a_wrong_number_is_refused_with_both():
     keys = Keys("bull", "mail")
     with pytest.raises(PartitionMismatchError, match=r"has 16 partitions .* was told 8") as error:

@@ -60,6 +60,8 @@ def queues(server: Server, queue_name: str | None) -> None:
         facts["is_paused"] = all(paused[part])
         if row.queues != (row.name,):
             facts["partitions"] = size
+        if row.is_beside:
+            facts["is_beside_partitions"] = True
         rows.append(facts)
     if server.as_json:
         print_json(rows)
@@ -83,6 +85,8 @@ def _remarks(row: dict[str, Any]) -> str:
     remarks = ["paused"] if row["is_paused"] else []
     if "partitions" in row:
         remarks.append(counted(row["partitions"], "partition"))
+    if "is_beside_partitions" in row:
+        remarks.append("plain queue beside its partitions")
     if stuck := row["groups_needing_a_person"]:
         remarks.append(f"{counted(stuck, 'group')} {'need' if stuck > 1 else 'needs'} a person")
     return ", ".join(remarks)

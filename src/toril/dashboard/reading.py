@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from toril.client.connection import Connection
@@ -86,23 +86,25 @@ class QueueRow:
     """How many groups go no further by themselves."""
     parts: tuple[str, ...] = ()
     """The partitions that this row stands for, if it is of a queue that has some."""
+    is_beside: bool = False
+    """Is it the plain queue beside partitions of the same name?"""
 
     @property
     def waiting(self) -> int:
         return self.glance.waiting + self.glance.prioritized
 
 
-def _together(name: str, rows: Sequence[QueueRow]) -> QueueRow:
+def _together(row: Row, rows: Sequence[QueueRow]) -> QueueRow:
     """Several queues as one row."""
-    if len(rows) == 1 and rows[0].name == name:
-        return rows[0]
+    if row.queues == (row.name,):
+        return replace(rows[0], is_beside=row.is_beside)
 
     def added(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
 
     return QueueRow(
-        name,
+        row.name,
         glancing.together([row.glance for row in rows]),
         min((row.oldest_waiting for row in rows if row.oldest_waiting is not None), default=None),
         reading.each_once(row.workers for row in rows),
@@ -302,9 +304,9 @@ class Stage:
 class GroupList:
     rows: list[tuple[str, GroupInfo]]
     """Each with the plain queue that owns it."""
-    whole_of: dict[str, str]
+    row_of: dict[str, Row]
     """The queues as they are shown, by the plain ones."""
-    owners: list[tuple[str, int]]
+    owners: list[tuple[Row, int]]
     """Who owns groups, and how many."""
     states: dict[str, int]
     """How many groups are in each state, of as many as are counted."""
@@ -360,7 +362,7 @@ class GroupPage:
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    queue: str
+    queue: Row
     schedule: JobScheduler
     last_due: int | None
     """When it was due last, if it has run."""
@@ -378,7 +380,7 @@ class ScheduleRow:
 
 @dataclass(frozen=True)
 class WorkersRow:
-    queue: str
+    queue: Row
     workers: list[WorkerInfo]
     running: list[tuple[str, ActiveJob]]
     """What runs, with the plain queue that it is in."""
@@ -490,7 +492,7 @@ class Desk:
             )
         chart = self._chart([metrics[name] for name in names], names)
         by_name = {row.name: row for row in rows}
-        wholes = [_together(one.name, [by_name[n] for n in one.queues]) for one in folded.rows]
+        wholes = [_together(one, [by_name[n] for n in one.queues]) for one in folded.rows]
         return Overview(wholes, folded.left_out, self.finder.is_searching, chart)
 
     async def _metrics(self, names: list[str]) -> dict[str, tuple[Metrics, Metrics]]:
@@ -733,19 +735,19 @@ class Desk:
 
     # ------------------------------------------------------------------------ dead letters
 
-    async def letter_queues(self) -> list[tuple[str, int]]:
+    async def letter_queues(self) -> list[tuple[Row, int]]:
         """The queues that have dead letters, and how many."""
         return await self.shared.get("letter queues", self._letter_queues, fresh_s=2.0)
 
-    async def _letter_queues(self) -> list[tuple[str, int]]:
+    async def _letter_queues(self) -> list[tuple[Row, int]]:
         async def count(queue: Queue) -> int:
             return await queue.get_dead_letter_count() if await self._is_letters(queue) else 0
 
         folded = await self.folding.all()
         names = folded.parts
         counts = dict(zip(names, await self._each(names, count), strict=True))
-        sums = [(row.name, sum(counts[one] for one in row.queues)) for row in folded.rows]
-        return [(name, number) for name, number in sums if number]
+        sums = [(row, sum(counts[one] for one in row.queues)) for row in folded.rows]
+        return [(row, number) for row, number in sums if number]
 
     async def letters(self, name: str, wanted: DeadLetterFilter, start: int) -> LettersPage:
         """A page of letters, and all of them by what went wrong, as far as they are counted."""
@@ -811,12 +813,12 @@ class Desk:
         found = [row for row in found if state in ("", row[1].state)]
         found.sort(key=lambda row: (not row[1].needs_a_person, -row[1].updated_at))
         total = sum(counts.values())
-        sums = [(row.name, sum(counts.get(one, 0) for one in row.queues)) for row in rows]
+        sums = [(row, sum(counts.get(one, 0) for one in row.queues)) for row in rows]
         share = max(GROUPS_COUNTED // max(len(counts), 1), MOST_ROWS)
         states = await self._group_states(name, {one: min(counts[one], share) for one in counts})
         return GroupList(
             found if name else found[:MOST_ROWS],
-            {part: row.name for row in rows for part in row.queues},
+            {part: row for row in rows for part in row.queues},
             [(owner, count) for owner, count in sums if count],
             states.value,
             states.is_whole,
@@ -967,8 +969,8 @@ class Desk:
             plan = scheduling.many(queue.keys, 0, MOST_ROWS - 1, payloads=False)
             return [(queue, one) for one in await self.connection.follow(plan)]
 
-        whole_of = {part: row.name for row in await self._rows(name) for part in row.queues}
-        found = [row for part in await self._each(whole_of, ask) for row in part]
+        row_of = {part: row for row in await self._rows(name) for part in row.queues}
+        found = [row for part in await self._each(row_of, ask) for row in part]
         found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
         reads = [
@@ -977,7 +979,7 @@ class Desk:
         ]
         jobs = await self.connection.run_all(reads) if reads else []
         return [
-            ScheduleRow(whole_of[queue.name], one, at, job)
+            ScheduleRow(row_of[queue.name], one, at, job)
             for (queue, one, at), job in zip(due, jobs, strict=True)
         ]
 
@@ -1005,7 +1007,7 @@ class Desk:
         workers = await self._workers()
         found = [
             WorkersRow(
-                row.name,
+                row,
                 reading.each_once(workers.get(part, []) for part in row.queues),
                 [(part, job) for part in row.queues for job in running[part]],
             )

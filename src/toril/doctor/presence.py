@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from toril.client.agreeing import sizes_of
 from toril.client.connection import Connection
 from toril.doctor import ailments
 from toril.doctor.finding import Finding
 from toril.doctor.reader import ConnectionReader
 from toril.doctor.wording import counted
 from toril.errors import InvalidNameError
-from toril.protocol import reading
+from toril.protocol import partitioning, reading
 from toril.protocol.keys import COMPENSATION_SUFFIX, Keys, check_queue_name
+from toril.protocol.partitioning import record_key
 
 _META = ":meta"
 _MOST_SHOWN = 5
@@ -50,16 +53,33 @@ def _odd(names: Sequence[str]) -> Iterator[Finding]:
 async def check_named(
     connection: Connection, reader: ConnectionReader, prefix: str, names: Sequence[str]
 ) -> tuple[list[str], list[Finding]]:
-    """The named queues without those that do not exist, and what to say of these."""
-    queues = [Keys(prefix, name) for name in names]
-    asked = [keys for keys in queues if reader.node_of(keys.marker) is not None]
-    there = await connection.run_all([reading.exists(keys) for keys in asked])
-    missing = [keys.name for keys, is_there in zip(asked, there, strict=True) if not is_there]
+    """The named queues without those that do not exist, and what to say of these.
+
+    In place of a queue with partitions stand those of them that exist.
+    """
+    queues = {name: Keys(prefix, name) for name in names}
+    near = [name for name, keys in queues.items() if _answers(reader, record_key(keys))]
+    sizes = await sizes_of(connection, prefix, near)
+    made_of: dict[str, tuple[str, ...]] = {name: (name,) for name in names}
+    for name, size in sizes.items():
+        made_of[name] = (*partitioning.whole_row(name, size).queues, name)
+    every = dict.fromkeys(itertools.chain(*made_of.values()))
+    asked = [keys for keys in (Keys(prefix, one) for one in every) if _answers(reader, keys.meta)]
+    there = await connection.run_all(
+        [reading.is_found(keys) if keys.name in sizes else reading.exists(keys) for keys in asked]
+    )
+    absent = {keys.name for keys, is_there in zip(asked, there, strict=True) if not is_there}
+    missing = [name for name in names if absent.issuperset(made_of[name])]
+    existing = [name for name in every if name not in absent]
     if not missing:
-        return list(names), []
+        return existing, []
     known, _ = await find_queues(reader, prefix)
-    findings = [_missing(name, known) for name in missing]
-    return [name for name in names if name not in missing], findings
+    return existing, [_missing(name, known) for name in missing]
+
+
+def _answers(reader: ConnectionReader, key: str) -> bool:
+    """Does the node answer that has the key?"""
+    return reader.node_of(key) is not None
 
 
 def _missing(name: str, known: Sequence[str]) -> Finding:

@@ -190,6 +190,18 @@ def swap(keys: Keys, expected: Numbers, wanted: Numbers) -> Command[Numbers]:
     )
 
 
+def forget(keys: Keys, expected: Numbers) -> Command[Numbers]:
+    """Delete the numbers, if they are still the expected ones; returns what is there now."""
+    return script(
+        "swap",
+        keys,
+        {"expected": str(expected)},
+        _numbers,
+        extra={"record": record_key(keys)},
+        resend=Resend.SAME,
+    )
+
+
 def _numbers(reply: bytes | None) -> Numbers:
     had, _, to_have = codec.text(reply or b"").partition(">")
     words = had.split(",")
@@ -306,6 +318,13 @@ class Row(msgspec.Struct, frozen=True):
 
     name: str
     queues: tuple[str, ...]
+    is_beside: bool = False
+    """Is it the plain queue beside partitions of the same name? ``name`` opens the partitions."""
+
+    @property
+    def label(self) -> str:
+        """The name as people are shown it; no two rows have the same."""
+        return f"{self.name} (plain)" if self.is_beside else self.name
 
 
 def wholes_of(names: Iterable[str]) -> list[str]:
@@ -314,14 +333,23 @@ def wholes_of(names: Iterable[str]) -> list[str]:
 
 
 def fold(names: Iterable[str], partitioned: Mapping[str, int]) -> list[Row]:
-    """One row for each plain queue, and one for all partitions of each that is ``partitioned``."""
-    rows: dict[str, Row] = {}
+    """One row for each plain queue, and one for all partitions of each that is ``partitioned``.
+
+    A plain queue beside partitions of its name has its own row, after theirs.
+    """
+    plain_ones: set[str] = set()
+    wholes: set[str] = set()
     for name in names:
         found = whole_of(name)
-        count = 0 if found is None else partitioned.get(found[0], 0)
-        if found is None or found[1] >= count:
-            rows[name] = Row(name, (name,))
-        elif found[0] not in rows:
-            parts = tuple(name_of(found[0], number) for number in range(count))
-            rows[found[0]] = Row(found[0], parts)
-    return [row for _, row in sorted(rows.items())]
+        if found is not None and found[1] < partitioned.get(found[0], 0):
+            wholes.add(found[0])
+        else:
+            plain_ones.add(name)
+    rows = [whole_row(stem, partitioned[stem]) for stem in wholes]
+    rows += [Row(name, (name,), is_beside=name in wholes) for name in plain_ones]
+    return sorted(rows, key=lambda row: (row.name, row.is_beside))
+
+
+def whole_row(name: str, count: int) -> Row:
+    """The row of a queue with so many partitions."""
+    return Row(name, tuple(name_of(name, number) for number in range(count)))

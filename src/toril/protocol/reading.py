@@ -161,6 +161,14 @@ def exists(keys: Keys) -> Command[bool]:
     return plain("EXISTS", *anything, parse=bool)
 
 
+def is_found(keys: Keys) -> Command[bool]:
+    """Whether a search finds the queue.
+
+    It reads one key: on a cluster, those of a name without a hash tag are in several slots.
+    """
+    return plain("EXISTS", keys.meta, parse=bool)
+
+
 def counts(keys: Keys, states: Sequence[str]) -> Command[dict[str, int]]:
     """How many jobs are in each state, all at the same moment."""
 

@@ -6,6 +6,7 @@ interrupted at any time, and calling again resumes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -174,34 +175,44 @@ def obliterate(
     It has to be paused and nothing may be active; ``force`` pauses it and takes the jobs away from
     their workers.  Parcels are delivered first; ``force`` leaves those that cannot be.
     """
-
-    def parse(reply: Any) -> Any:
-        if isinstance(reply, int) and reply < 0 and reply != Refusal.PARCELS_LEFT:
-            raise _kept(reply, keys.name)
-        return reply
-
     if force:
         yield from pausing.pause(keys)
+    removed = yield from remove_jobs(keys, force=force, on_progress=on_progress)
+    if force:
+        yield from _deliver(keys)
+    cursor = "0"
+    while True:
+        command = script(
+            "eraseKeys",
+            keys,
+            {"cursor": cursor, "slice": KEYS_SLICE, "leaves_parcels": force},
+            functools.partial(_unless_kept, keys.name),
+            resend=Resend.MARKED,
+        )
+        page = yield from _behind_parcels(keys, command)
+        cursor = page[0].decode()
+        if cursor == "0":
+            return removed
+
+
+def remove_jobs(
+    keys: Keys, *, force: bool = False, on_progress: OnProgress | None = None
+) -> Plan[int]:
+    """The first half of ``obliterate``: remove the jobs; the queue stays, and stays paused."""
     removed: int = 0
     while True:
         command = script(
-            "obliterate", keys, {"slice": SLICE, "force": force}, parse, resend=Resend.SAME
+            "obliterate",
+            keys,
+            {"slice": SLICE, "force": force},
+            functools.partial(_unless_kept, keys.name),
+            resend=Resend.SAME,
         )
         count, more = yield from _behind_parcels(keys, command)
         removed += count
         if count and on_progress is not None:
             on_progress(removed)
         if not more:
-            break
-    if force:
-        yield from _deliver(keys)
-    cursor = "0"
-    while True:
-        args = {"cursor": cursor, "slice": KEYS_SLICE, "leaves_parcels": force}
-        command = script("eraseKeys", keys, args, parse, resend=Resend.MARKED)
-        page = yield from _behind_parcels(keys, command)
-        cursor = page[0].decode()
-        if cursor == "0":
             return removed
 
 
@@ -231,6 +242,20 @@ def _deliver(keys: Keys) -> Plan[ServerError | None]:
     except ServerUnusableError as error:
         return error
     return carried.error
+
+
+def refuse_to_obliterate(queue: str, *, is_paused: bool, active: int) -> None:
+    """Refuse what ``obliterate`` refuses."""
+    if not is_paused:
+        raise _kept(Refusal.NOT_PAUSED, queue)
+    if active:
+        raise _kept(Refusal.LOCKED, queue)
+
+
+def _unless_kept(queue: str, reply: Any) -> Any:
+    if isinstance(reply, int) and reply < 0 and reply != Refusal.PARCELS_LEFT:
+        raise _kept(reply, queue)
+    return reply
 
 
 def _kept(code: int, queue: str) -> RefusedError:

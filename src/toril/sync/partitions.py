@@ -30,8 +30,18 @@ from toril.options import (
     new_job,
     refuse_unknown,
     schedule_of,
+    whole,
 )
-from toril.protocol import adding, deduplicating, groups, partitioning, pausing, reading, scheduling
+from toril.protocol import (
+    adding,
+    deduplicating,
+    groups,
+    partitioning,
+    pausing,
+    reading,
+    removing,
+    scheduling,
+)
 from toril.protocol.adding import MOST_JOBS_PER_CALL, Added, Prepared, count_for_one_call
 from toril.protocol.command import plain
 from toril.protocol.dead_letters import (
@@ -462,6 +472,7 @@ class PartitionedQueue(Queue):
         *,
         on_progress: Callable[[int], Any] | None = None,
     ) -> list[str]:
+        whole(limit, "limit")
         self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -472,7 +483,53 @@ class PartitionedQueue(Queue):
             removed += part.clean(state, grace, left, on_progress=tell)
         return removed
 
+    def obliterate(
+        self, force: bool = False, *, on_progress: Callable[[int], Any] | None = None
+    ) -> int:
+        """Remove the queue and everything that belongs to it; returns how many jobs it had.
+
+        Nothing is removed unless all partitions are paused and none has active jobs.  ``force``
+        pauses all of them first.
+        """
+        self._agree()
+        numbers = self._connection.run(partitioning.read(self.keys))
+        parts = self._parts
+        if force:
+            for part in parts:
+                part.pause()
+        else:
+            parts = self._parts_to_obliterate(is_known=bool(numbers.now))
+        removed = 0
+        # None is erased before the jobs of all are removed: one that is erased is not paused.
+        for part in parts:
+            tell = _after(removed, on_progress)
+            plan = removing.remove_jobs(part.keys, force=force, on_progress=tell)
+            removed += self._connection.follow(plan)
+        for part in parts:
+            removed += part.obliterate(force, on_progress=_after(removed, on_progress))
+        if numbers.now:
+            self._connection.run(partitioning.forget(self.keys, numbers))
+        self._has_agreed = False
+        return removed
+
+    def _parts_to_obliterate(self, *, is_known: bool) -> list[Queue]:
+        """The partitions that exist; refuses if one of them is not paused or has active jobs.
+
+        A call that was interrupted may have erased the others.
+        """
+        there = self._connection.run_all([reading.exists(part.keys) for part in self._parts])
+        parts = [part for part, is_there in zip(self._parts, there, strict=True) if is_there]
+        if not parts and is_known:
+            return []
+        paused = self._connection.run_all([pausing.is_paused(part.keys) for part in parts])
+        counts = [reading.counts(part.keys, ("active",)) for part in parts]
+        active = partitioning.add_up(self._connection.run_all(counts))
+        is_paused = bool(parts) and all(paused)
+        removing.refuse_to_obliterate(self.name, is_paused=is_paused, active=sum(active.values()))
+        return parts
+
     def clean_groups(self, grace: Duration = 0, limit: int = 0) -> list[str]:
+        whole(limit, "limit")
         self._agree()
         removed: list[str] = []
         for part in self._parts:
@@ -720,7 +777,7 @@ _ADDED_UP = (
     "trim_events",
 )
 _THROUGH_LETTERS = {"purge_dead_letters": "purge", "replay_all_dead_letters": "replay"}
-_ADDED_UP_WITH_PROGRESS = ("drain", "obliterate", "promote_all", "retry_all")
+_ADDED_UP_WITH_PROGRESS = ("drain", "promote_all", "retry_all")
 _TOLD_TO_ALL = (
     *("pause", "resume", "rate_limit", "remove_rate_limit"),
     *("remove_global_concurrency", "remove_global_rate_limit"),
@@ -778,6 +835,8 @@ def _goes_through_letters(name: str) -> Callable[..., Any]:
         self._agree()
         wanted = Filter.of(**{key: options[key] for key in FILTER_NAMES & options.keys()})
         found, first = self._interrupted_run(verb, wanted, resume)
+        for part in self._parts[first:]:
+            part._are_letters(force=options.get("force", False))
         sums = None
         if on_progress is not None:
             sums = Sums(on_progress, [part.get_dead_letter_count() for part in self._parts])

@@ -391,6 +391,7 @@ FOUND: dict[str, str] = {
     "settle: without journal.trimWithNext(work.queue, work.gate)": "tests/features/test_rare_moments.py::test_settling_keeps_the_log_short",
     "settle: without lanes.wake(queue, gate)": "tests/features/test_rare_moments.py::test_the_next_job_of_a_lane_is_announced",
     "settle: without wakeOthers(work, taken_jobs)": "tests/features/test_limits.py::test_a_slot_freed_by_a_worker_that_takes_no_more_goes_to_another",
+    'swap: without redis.call("DEL", record)': "tests/client/test_partitions.py::test_no_key_is_left_of_an_obliterated_queue[False]",
     'swap: without redis.call("SET", record, a.wanted)': "tests/client/test_partitions.py::test_of_two_operators_who_want_different_numbers_one_is_refused",
     "sweep: 3000 for 3": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",
     "sweep: 100000 for 100": "tests/test_how_long.py::test_scripts_do_no_more_and_remember_no_longer_than_promised",

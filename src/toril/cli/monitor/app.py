@@ -259,7 +259,7 @@ class MonitorApp(App[None]):
         watch, key = self._chosen, event.row_key.value
         if watch is None or key is None:
             return
-        queue = self._queue(watch.name)
+        queue = self._queue(watch.label)
         if self.view is View.GROUPS:
             read = partial(whole_group, self._connection, queue, key)
         elif job_id := self._job_of_row(watch, key):
@@ -325,11 +325,14 @@ class MonitorApp(App[None]):
         self._timer = self.set_interval(interval_s, self._look_in_time)
         self._show()
 
-    def _queue(self, name: str) -> Queue:
+    def _queue(self, label: str) -> Queue:
         """The queue of a row, with all of its partitions."""
-        count = len(self.watcher.queues[name].queues)
+        watch = self.watcher.queues[label]
         return Queue(
-            name, connection=self._connection, prefix=self.watcher.prefix, partitions=count
+            watch.name,
+            connection=self._connection,
+            prefix=self.watcher.prefix,
+            partitions=len(watch.queues),
         )
 
     def action_pause(self) -> None:
@@ -341,9 +344,9 @@ class MonitorApp(App[None]):
 
         async def change(queue: Queue) -> str:
             await (queue.resume() if is_paused else queue.pause())
-            return f"{queue.name} {'goes on' if is_paused else 'is paused'}"
+            return f"{watch.label} {'goes on' if is_paused else 'is paused'}"
 
-        self._ask(question.format(watch.name), watch.name, change)
+        self._ask(question.format(watch.label), watch.label, change)
 
     def action_again(self) -> None:
         """Replay a kind of dead letters, or retry a job that failed."""
@@ -358,7 +361,7 @@ class MonitorApp(App[None]):
             await queue.retry(job_id, reset_attempts=True)
             return f"job {job_id} runs again"
 
-        self._ask(f"Retry 1 job of {watch.name!r}?", watch.name, change, job_id)
+        self._ask(f"Retry 1 job of {watch.label!r}?", watch.label, change, job_id)
 
     def action_purge(self) -> None:
         self._act_on_letters("Purge", _purge)
@@ -374,20 +377,20 @@ class MonitorApp(App[None]):
         async def change(queue: Queue) -> str:
             return f"{verb}: {counted(await act(queue, kind), 'dead letter')}"
 
-        name = survey.keys.name
-        self._ask(f"{verb} {counted(count, 'dead letter')} of {name!r}?", name, change, kind)
+        label = survey.label
+        self._ask(f"{verb} {counted(count, 'dead letter')} of {label!r}?", label, change, kind)
 
     @work(group="change")
     async def _ask(
         self,
         question: str,
-        queue_name: str,
+        label: str,
         change: Callable[[Queue], Awaitable[str]],
         which: str = "",
     ) -> None:
         if not await self.push_screen_wait(ConfirmScreen(question, which)):
             return
-        queue = self._queue(queue_name)
+        queue = self._queue(label)
         try:
             self.tell(await change(queue))
         except TorilError as error:

@@ -90,5 +90,7 @@ async def _print_one_look(server: Server, queue_names: tuple[str, ...]) -> None:
         facts = {field: getattr(watch.glance, field) for field in watch.glance.__struct_fields__}
         facts.pop("events")
         facts["groups_needing_a_person"] = watch.needing_a_person
+        if watch.label != watch.name:
+            facts["is_beside_partitions"] = True
         looks.append({"queue": watch.name, "total": watch.glance.total, **facts})
     print_json(looks)

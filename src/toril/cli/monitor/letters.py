@@ -16,9 +16,10 @@ class LetterSurvey:
     ``groups`` is what the last whole walk found, or the first one so far.
     """
 
-    def __init__(self, keys: Keys, queues: Sequence[Keys] = ()) -> None:
-        self.keys = keys
-        self._queues = queues or [keys]
+    def __init__(self, label: str, queues: Sequence[Keys]) -> None:
+        self.label = label
+        """Which row of the monitor they belong to."""
+        self.queues = queues
         """More than one for a queue that has partitions: they are walked through in turn."""
         self._at = 0
         self.groups: dict[str, Group] = {}
@@ -27,7 +28,7 @@ class LetterSurvey:
         self._found: dict[str, Group] = {}
 
     def next_command(self) -> Command[Slice]:
-        return dead_letters.survey_slice(self._queues[self._at], self._walk, Filter())
+        return dead_letters.survey_slice(self.queues[self._at], self._walk, Filter())
 
     def note(self, result: Slice) -> None:
         """Take in the answer to the last command."""
@@ -35,7 +36,7 @@ class LetterSurvey:
             self._found[fingerprint] = group.merged(self._found.get(fingerprint))
         if not self.is_complete:
             self.groups = dict(self._found)
-        if result.is_last and self._at + 1 < len(self._queues):
+        if result.is_last and self._at + 1 < len(self.queues):
             self._at, self._walk = self._at + 1, Walk()
             return
         if result.is_last:

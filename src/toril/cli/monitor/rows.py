@@ -81,12 +81,15 @@ class Room(NamedTuple):
 def queue_rows(watches: list[QueueWatch], width: int) -> Rows:
     """How each queue is; on a narrow screen long names are cut and large numbers short."""
     room = Room.on(width)
-    return {watch.name: _queue_row(watch, room) for watch in watches}
+    return {watch.label: _queue_row(watch, room) for watch in watches}
 
 
 def _queue_row(watch: QueueWatch, room: Room) -> list[Shown]:
     glance, pace = watch.glance, watch.pace
-    marks = [("⏸", "yellow")] if glance and glance.is_paused else []
+    beside = watch.label.removeprefix(watch.name).lstrip()
+    marks = [(beside, "yellow")] if beside else []
+    if glance and glance.is_paused:
+        marks.append(("⏸", "yellow"))
     if watch.needing_a_person:
         marks.append(("!", "bold red"))
     if glance and glance.in_transit:
@@ -236,7 +239,7 @@ def summary_line(watch: QueueWatch | None, width: int) -> Shown:
     )
     stuck = watch.needing_a_person
     person = f"  {stuck:,} NEED{'S' if stuck == 1 else ''} A PERSON" if stuck else ""
-    line = Shown(shortened(watch.name, max(width - len(counts + person) - 2, 8)), "bold")
+    line = Shown(shortened(watch.label, max(width - len(counts + person) - 2, 8)), "bold")
     return line.append(counts, "not bold").append(person, "bold red")
 
 

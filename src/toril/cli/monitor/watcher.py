@@ -18,7 +18,7 @@ from toril.cli.monitor.pace import Pace
 from toril.client.agreeing import sizes_of
 from toril.client.connection import Connection
 from toril.client.finder import PATIENCE_S, Finder
-from toril.protocol import glancing, groups, partitioning
+from toril.protocol import glancing, groups, partitioning, reading
 from toril.protocol.command import Command
 from toril.protocol.events import Event
 from toril.protocol.glancing import ActiveJob, FailedJob, Glance, LaneGlance
@@ -48,8 +48,10 @@ class QueueWatch:
     A queue with partitions is made of several ``queues``, and is shown as one.
     """
 
-    def __init__(self, keys: Keys, queues: Sequence[Keys] = ()) -> None:
+    def __init__(self, keys: Keys, queues: Sequence[Keys] = (), label: str = "") -> None:
         self.keys = keys
+        self.label = label or keys.name
+        """Its name on the screen: a plain queue may be beside partitions of the same name."""
         self.queues = list(queues) or [keys]
         self.glance: Glance | None = None
         self.needing_a_person = 0
@@ -101,6 +103,7 @@ class Watcher:
         self._connection = connection
         self.prefix = prefix
         self._clock = clock
+        self._named = [Keys(prefix, name) for name in names]
         self._finder = None if names else Finder(connection, prefix)
         self.left_out = 0
         self.queues: dict[str, QueueWatch] = {}
@@ -124,7 +127,9 @@ class Watcher:
         self, chosen: str | None = None, view: View = View.EVENTS, group_id: str | None = None
     ) -> None:
         """Look at everything once."""
-        if self._finder is not None:
+        if self._finder is None:
+            self._adopt(await self._rows_of_named())
+        else:
             await self._find(
                 await self._finder.names(patience_s=0.0 if self.queues else PATIENCE_S)
             )
@@ -165,7 +170,7 @@ class Watcher:
     def _detail_commands(
         self, watch: QueueWatch, view: View, group_id: str | None
     ) -> list[Command[Any]]:
-        keys, queues = watch.keys, watch.queues
+        queues = watch.queues
         match view:
             case View.ACTIVE:
                 return [glancing.active(one, most=MOST_ROWS) for one in queues]
@@ -178,8 +183,8 @@ class Watcher:
                 members = [groups.first_members(one, group_id) for one in queues if group_id]
                 return newest + members
             case View.LETTERS:
-                if self.letters is None or self.letters.keys.base != keys.base:
-                    self.letters = LetterSurvey(keys, queues)
+                if self.letters is None or self.letters.queues is not queues:
+                    self.letters = LetterSurvey(watch.label, queues)
                 return [self.letters.next_command()]
             case View.EVENTS | View.FAILED:
                 return []
@@ -205,18 +210,35 @@ class Watcher:
         self._stems |= {stem: sizes.get(stem, 0) for stem in unknown}
         self._adopt(partitioning.fold(names, self._stems))
 
+    async def _rows_of_named(self) -> list[Row]:
+        """The named queues, those that have partitions whole.
+
+        Asked each time: a queue that is watched may be made, or grow, meanwhile.
+        """
+        names = [keys.name for keys in self._named]
+        sizes = await sizes_of(self._connection, self.prefix, names)
+        rows: list[Row] = []
+        for keys in self._named:
+            if keys.name not in sizes:
+                rows.append(Row(keys.name, (keys.name,)))
+                continue
+            rows.append(partitioning.whole_row(keys.name, sizes[keys.name]))
+            if await self._connection.run(reading.is_found(keys)):
+                rows.append(Row(keys.name, (keys.name,), is_beside=True))
+        return rows
+
     def _adopt(self, rows: Sequence[Row]) -> None:
-        names = [row.name for row in rows]
+        names = [row.label for row in rows]
         if not self.is_searching:
             for name in set(self.queues) - set(names):
                 del self.queues[name]
         for row in rows:
-            watch = self.queues.get(row.name)
+            watch = self.queues.get(row.label)
             if watch is None and len(self.queues) >= MOST_QUEUES:
                 continue
             if watch is None or len(watch.queues) != len(row.queues):
                 queues = [Keys(self.prefix, name) for name in row.queues]
-                self.queues[row.name] = QueueWatch(Keys(self.prefix, row.name), queues)
+                self.queues[row.label] = QueueWatch(Keys(self.prefix, row.name), queues, row.label)
         if self._finder is not None:
             self.queues = dict(sorted(self.queues.items()))
         self.left_out = len(names) - len(self.queues)

@@ -99,9 +99,12 @@ async def whole_job(queue: Queue, job_id: str) -> Shown:
 async def whole_group(connection: Connection, queue: Queue, group_id: str) -> Shown:
     """Where a group is and why, and each of its members."""
     # Read where it was seen: the public calls search all queues for a group that is gone.
-    group = await connection.run(groups.read(queue.keys, group_id))
-    if group is None:
+    parts = queue.partitions
+    found = await connection.run_all([groups.read(part.keys, group_id) for part in parts])
+    owned = [(part, one) for part, one in zip(parts, found, strict=True) if one is not None]
+    if not owned:
         return Shown(f"Group {group_id!r} is gone.")
+    owner, group = owned[0]
     text = _facts(group_command.facts_of(group))
     if group.needs_a_person:
         text.append_lines("\n")
@@ -110,7 +113,7 @@ async def whole_group(connection: Connection, queue: Queue, group_id: str) -> Sh
             "\n"
         )
     text.append_lines("\n").append("Members", "bold")
-    for member in await connection.follow(groups.members(queue.keys, group_id)):
+    for member in await connection.follow(groups.members(owner.keys, group_id)):
         text.append_lines("\n").append(f"{member.job_id} in {member.queue_name}: ")
         text.append_text(member_line([member]))
     return text

@@ -6,7 +6,8 @@
   delivered. Whoever forces it leaves that to couriers, but not what its targets refuse for ever.
 
   Keys of the queue `<name>:compensation`, and of a queue whose prefix is this queue's name, begin
-  like ours. So a key is erased only if its name is one that this queue uses.
+  like ours. So a key is erased only if its name is one that this queue uses. How many partitions
+  the queue of the same name has is theirs, and stays.
 
   Keys      base, meta, parcels, parcels_due, in_transit, refused
   Args      cursor str ("0" to begin), slice int, leaves_parcels bool? (those that are due),
@@ -40,11 +41,12 @@ function calls.eraseKeys(KEYS, a, ARGV)
 
   local comes_last = { [meta] = true, [parcels_] = true, [parcels_due] = true, [in_transit] = true,
     [refused] = true }
+  local partitions = base .. ":toril:partitions"
   local pattern = string.gsub(base, "([%*%?%[%]\\%^])", "\\%1") .. ":*"
   local page = redis.call("SCAN", a.cursor, "MATCH", pattern, "COUNT", a.slice)
   local erased = 0
   for _, key in ipairs(page[2]) do
-    if not comes_last[key] and isOurs(key) then
+    if not comes_last[key] and key ~= partitions and isOurs(key) then
       erased = erased + redis.call("UNLINK", key)
     end
   end
