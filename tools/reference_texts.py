@@ -556,6 +556,10 @@ ERRORS: dict[str, Error] = {
     "NotPausedError": Error(
         "`obliterate` needs a paused queue.", "`await queue.pause()` first, or `force=True`."
     ),
+    "NotDeliveredError": Error(
+        "`obliterate` would erase jobs or reports for queues in other slots of a cluster.",
+        "Call it again when those queues can be reached; `toril doctor` says what is wrong.",
+    ),
     "LaneFullError": Error(
         "`max_lane_size` jobs of the lane already wait.",
         "Add later. An outbox row waits by itself.",

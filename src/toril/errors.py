@@ -26,7 +26,8 @@ TorilError
 │   ├── SchedulerConflictError          ├── StaleRequestError    ├── NotPausedError
 │   ├── LaneFullError                   ├── GroupNotFoundError (LookupError)
 │   ├── InvalidGroupStateError          ├── GroupExistsError     ├── DuplicateRowError
-│   ├── PartitionMismatchError          └── SchedulerNotFoundError (LookupError)
+│   ├── PartitionMismatchError          ├── NotDeliveredError
+│   └── SchedulerNotFoundError (LookupError)
 ├── JobFailedError                      raised by ``wait_for``: the job failed for good
 │   └── JobRemovedError                 … or was removed before it finished
 ├── WaitTimeoutError (TimeoutError)     what was waited for did not happen in time
@@ -215,6 +216,10 @@ class StaleRequestError(RefusedError):
 
 class NotPausedError(RefusedError):
     """The queue has to be paused first."""
+
+
+class NotDeliveredError(RefusedError):
+    """A queue has jobs or reports for queues in other slots of a cluster that did not arrive."""
 
 
 class LaneFullError(RefusedError):

@@ -207,6 +207,22 @@ async def test_obliterating_asks_for_a_paused_queue_without_active_jobs(queue, u
     assert await queue.obliterate() == 1
 
 
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_queue_that_is_resumed_meanwhile_is_not_erased(queue, force):
+    await queue.pause()
+    plan = removing.obliterate(queue.keys, force=force)
+    command = next(plan)
+    while command.script.name != "eraseKeys":
+        command = plan.send(await queue._connection.run(command))
+    await queue.resume()
+    job = await queue.add("a")
+
+    with pytest.raises(NotPausedError):
+        await queue._connection.run(command)
+
+    assert await queue.get_state(job.id) == "waiting"
+
+
 async def fill(queue, make_queue, url, client):
     """A queue with something in every place."""
     await queue.add_bulk([NewJob("a", remove_on_complete=False) for _ in range(5)])

@@ -122,7 +122,7 @@ async def test_the_next_iteration_of_a_scheduler_is_not_cancelled(queue, client)
 
 async def test_a_cancel_that_was_sent_again_answers_the_same(queue, client):
     job = await queue.add("a")
-    plan = cancelling.cancel(queue.keys, job.id, reason="twice")
+    plan = cancelling.cancel(queue.keys, job.id, call="c", reason="twice")
     command = plan.send(await queue._connection.run(next(plan)))
     assert await queue._connection.run(command) is Cancelled.ENDED
 

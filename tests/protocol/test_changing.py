@@ -14,8 +14,10 @@ from toril.errors import (
     JobLockedError,
     JobNotFoundError,
     JobNotInStateError,
+    NotDeliveredError,
     NotPausedError,
     SchedulerOwnsJobError,
+    ServerUnusableError,
 )
 from toril.protocol import cancelling, editing, moving, pausing, removing
 from toril.protocol.cancelling import Cancelled
@@ -119,13 +121,49 @@ def test_promoting_all_ends_although_jobs_are_put_off_again():
 
 
 def test_obliterating_by_force_pauses_first_and_erases_last():
-    replies = [0, [SLICE, 1], [3, 0], [b"17", 5], [b"0", 1]]
+    replies = [0, [SLICE, 1], [3, 0], [[], 0], [b"17", 5], [b"0", 1]]
 
     removed, asked = drive(removing.obliterate(KEYS, force=True), replies)
 
     assert removed == SLICE + 3
-    assert names(asked) == ["pause", "obliterate", "obliterate", "eraseKeys", "eraseKeys"]
-    assert [command.args.get("cursor") for command in asked[3:]] == ["0", "17"]
+    assert names(asked) == [
+        "pause", "obliterate", "obliterate", "fetchParcels", "eraseKeys", "eraseKeys",
+    ]  # fmt: skip
+    assert [command.args.get("cursor") for command in asked[4:]] == ["0", "17"]
+
+
+NOTHING_DUE = [[], 0]
+
+
+def test_obliterating_goes_on_once_parcels_are_delivered():
+    replies = [-116, NOTHING_DUE, [3, 0], -116, NOTHING_DUE, [b"0", 1]]
+
+    removed, asked = drive(removing.obliterate(KEYS), replies)
+
+    assert removed == 3
+    assert names(asked) == [
+        "obliterate", "fetchParcels", "obliterate", "eraseKeys", "fetchParcels", "eraseKeys",
+    ]  # fmt: skip
+
+
+def test_parcels_that_are_left_keep_a_queue():
+    with pytest.raises(NotDeliveredError, match=r"'q' holds .* 4 not delivered yet, 1 refused"):
+        drive(removing.obliterate(KEYS), [-116, NOTHING_DUE, -116, 4, 1])
+
+
+def test_who_may_not_deliver_may_not_erase_what_is_left():
+    plan = removing.obliterate(KEYS)
+    next(plan)
+    plan.send(-116)
+    reason = ServerUnusableError("no permission")
+
+    assert plan.throw(reason).script.name == "obliterate"
+    plan.send(-116)
+    plan.send(1)
+    with pytest.raises(NotDeliveredError) as refused:
+        plan.send(0)
+
+    assert refused.value.__cause__ is reason
 
 
 @pytest.mark.parametrize(("code", "error"), [(-114, NotPausedError), (-112, JobLockedError)])
@@ -151,17 +189,18 @@ def test_removing_says_why_not(code, error):
 def test_cancelling_says_what_it_came_to(code, result):
     opts = b'{"removeOnFail":{"count":7}}'
 
-    cancelled, asked = drive(cancelling.cancel(KEYS, "a", reason="x" * 5000), [opts, code])
+    plan = cancelling.cancel(KEYS, "a", call="c", reason="x" * 5000)
+    cancelled, asked = drive(plan, [opts, code])
 
     assert cancelled is result
     assert asked[1].args["keep"] == {"count": 7}
     assert len(asked[1].args["reason"]) == cancelling.LONGEST_REASON
-    assert asked[1].resend is Resend.MARKED
+    assert (asked[1].args["call"], asked[1].resend) == ("c", Resend.SAME)
 
 
 @pytest.mark.parametrize("opts", [None, b"{}", b'{"removeOnFail":false}'])
 def test_a_cancelled_job_is_kept_unless_it_says_otherwise(opts):
-    _, asked = drive(cancelling.cancel(KEYS, "a"), [opts, 1])
+    _, asked = drive(cancelling.cancel(KEYS, "a", call="c"), [opts, 1])
 
     assert "keep" not in asked[1].args
     assert asked[1].args["reason"] == "cancelled"
@@ -173,7 +212,7 @@ def test_a_cancelled_job_is_kept_unless_it_says_otherwise(opts):
 )
 def test_cancelling_says_why_not(code, error):
     with pytest.raises(error, match="job 'a'"):
-        drive(cancelling.cancel(KEYS, "a"), [None, code])
+        drive(cancelling.cancel(KEYS, "a", call="c"), [None, code])
 
 
 @pytest.mark.parametrize(

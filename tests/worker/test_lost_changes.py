@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from tests.helpers import let_pass, wait_until
 from tests.keyspace import lasting_keys
 from tests.proxy import Proxy, runs
-from toril import Queue
+from toril import Cancelled, Queue
 from toril.errors import JobNotFoundError, JobNotInStateError
+from toril.protocol import cancelling
 
 
 @pytest.fixture
@@ -159,6 +161,77 @@ async def test_what_was_refused_is_refused_when_it_is_sent_again(name, fault, pr
     proxy.rule = once(name, fault)
     with pytest.raises(JobNotFoundError):
         await CHANGES[name](far, "never-was")
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+async def test_a_cancel_that_leaves_no_job_has_succeeded_although_its_reply_was_lost(
+    fault, proxy, far, queue, inside
+):
+    job = await queue.add("job", remove_on_fail=True)
+    proxy.rule = once("cancel", fault)
+
+    assert await far.cancel(job.id) is Cancelled.ENDED
+
+    assert proxy.broken == [(fault, b"FCALL")]
+    assert await queue.get_job(job.id) is None
+    assert [event for event, _ in await inside.events()].count("failed") == 1
+
+
+async def test_a_cancel_says_what_it_came_to_although_the_job_has_ended_meanwhile(
+    proxy, far, queue, start_worker, inside, monkeypatch
+):
+    """It was only marked, as in a long list; its end is that of its turn."""
+    monkeypatch.setattr(cancelling, "LONG_LIST", 0)
+    job = await queue.add("job")
+    proxy.rule = once("cancel", "lose")
+    proxy.may_lose.clear()
+    cancel = asyncio.create_task(far.cancel(job.id, "no longer wanted"))
+    await wait_until(lambda: proxy.broken)
+    await start_worker(lambda job: None)
+    await inside.until_finished(1)
+    proxy.may_lose.set()
+
+    assert await cancel is Cancelled.MARKED
+    assert await inside.ids("failed") == [job.id]
+
+
+async def test_a_cancel_that_told_a_worker_says_so_although_its_job_has_completed(
+    proxy, far, queue, start_worker, inside
+):
+    """A handler may finish all the same."""
+    job = await queue.add("job")
+    started = asyncio.Event()
+
+    async def finish_when_stopped(job):
+        started.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    await start_worker(finish_when_stopped)
+    await started.wait()
+    proxy.rule = once("cancel", "lose")
+    proxy.may_lose.clear()
+    cancel = asyncio.create_task(far.cancel(job.id))
+    await wait_until(lambda: proxy.broken)
+    await inside.until_finished(1)
+    proxy.may_lose.set()
+
+    assert await cancel is Cancelled.STOPPING
+    assert await inside.ids("completed") == [job.id]
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut"])
+async def test_a_cancel_that_was_refused_is_refused_when_it_is_sent_again(fault, proxy, far, queue):
+    job = await queue.add("job")
+    await queue.cancel(job.id)
+    proxy.rule = once("cancel", fault)
+
+    with pytest.raises(JobNotInStateError):
+        await far.cancel(job.id)
+
+    proxy.rule = once("cancel", fault)
+    with pytest.raises(JobNotFoundError):
+        await far.cancel("never-was")
 
 
 async def test_a_change_is_remembered_for_a_minute_only(queue, inside):

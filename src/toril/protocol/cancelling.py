@@ -33,8 +33,8 @@ class Cancelled(StrEnum):
 _RESULTS = {1: Cancelled.ENDED, 2: Cancelled.MARKED, 3: Cancelled.STOPPING}
 
 
-def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancelled]:
-    """Cancel a job."""
+def cancel(keys: Keys, job_id: str, *, call: str, reason: str | None = None) -> Plan[Cancelled]:
+    """Cancel a job; the server knows a copy of this very call by the id ``call``."""
     check_known_id(job_id)
     text = "cancelled" if reason is None else f"cancelled: {reason}"[:LONGEST_REASON]
     opts = yield plain("HGET", keys.job(job_id), "opts", parse=lambda reply: reply)
@@ -43,6 +43,7 @@ def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancel
         "reason": text,
         "long": LONG_LIST,
         "mail_ms": MAIL_MS,
+        "call": call,
     }
     keep = codec.decode_options(opts or b"{}").keep_failed
     if keep is not UNSET and keep is not None:
@@ -67,6 +68,6 @@ def cancel(keys: Keys, job_id: str, *, reason: str | None = None) -> Plan[Cancel
         args,
         parse,
         extra={"repeat": keys.repeat},
-        resend=Resend.MARKED,
+        resend=Resend.SAME,
     )
     return result

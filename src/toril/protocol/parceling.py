@@ -24,6 +24,9 @@ BYTES_PER_SLICE = 500_000
 MOST_SLICES = 20
 """How many slices one courier carries in a row; the next round goes on."""
 
+FAR_AHEAD_MS = 86_400_000
+"""Longer than a courier postpones a parcel."""
+
 _NOT_YET = 1
 
 
@@ -84,6 +87,23 @@ def carry(
         if not has_more:
             break
     return total
+
+
+def carry_all(keys: Keys) -> Plan[Carried]:
+    """Deliver every parcel that calls of this queue left, also those that others may be carrying.
+
+    It ends when there is none left, or when those that are left cannot be delivered now.
+    """
+    total = Carried()
+    while True:
+        parcels, has_more = yield fetch(keys, ahead_ms=FAR_AHEAD_MS)
+        if parcels:
+            carried = yield from _carry(keys, parcels, None)
+            total = _sum(total, carried)
+            if carried.error is not None or carried.left == len(parcels):
+                return total
+        elif not has_more:
+            return total
 
 
 def _slices(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
@@ -150,13 +170,15 @@ def sent_at(parcel_id: str) -> int:
     return int(stamp) if stamp.isdecimal() else 0
 
 
-def fetch(keys: Keys) -> Command[tuple[list[Parcel], bool]]:
-    """A slice of what is due, and whether there is more."""
+def fetch(keys: Keys, *, ahead_ms: int = 0) -> Command[tuple[list[Parcel], bool]]:
+    """A slice of what is due in ``ahead_ms``, and whether there is more."""
 
     def parse(reply: Any) -> tuple[list[Parcel], bool]:
         return [_parcel(item) for item in reply[0]], reply[1] == 1
 
     args = {"count": PARCELS_PER_SLICE, "bytes": BYTES_PER_SLICE}
+    if ahead_ms:
+        args["ahead_ms"] = ahead_ms
     return script("fetchParcels", keys, args, parse, resend=Resend.SAME)
 
 

@@ -35,6 +35,8 @@ class Refusal(IntEnum):
     ID_TAKEN = -113
     NOT_PAUSED = -114
     REPLAYED_TOO_OFTEN = -115
+    PARCELS_LEFT = -116
+    """What the queue has for queues in other slots has not been delivered."""
     LANE_FULL = -121
     NO_GROUP = -131
     WRONG_GROUP_STATE = -132

@@ -13,12 +13,15 @@ from typing import Any
 from toril.errors import (
     InvalidOptionError,
     JobLockedError,
+    NotDeliveredError,
     NotPausedError,
     RefusedError,
     SchedulerOwnsJobError,
+    ServerError,
+    ServerUnusableError,
 )
-from toril.protocol import codec, pausing
-from toril.protocol.command import Plan, Resend, script
+from toril.protocol import codec, parceling, pausing
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.keys import Keys, check_known_id
 from toril.protocol.refusals import Refusal
 
@@ -170,20 +173,23 @@ def obliterate(
     """Remove the queue with everything that belongs to it; returns how many jobs it had.
 
     It has to be paused and nothing may be active; ``force`` pauses it and takes the jobs away from
-    their workers.
+    their workers.  Parcels are delivered first; ``force`` leaves those that cannot be.
     """
     if force:
         yield from pausing.pause(keys)
     removed = yield from remove_jobs(keys, force=force, on_progress=on_progress)
+    if force:
+        yield from _deliver(keys)
     cursor = "0"
     while True:
-        page = yield script(
+        command = script(
             "eraseKeys",
             keys,
-            {"cursor": cursor, "slice": KEYS_SLICE},
+            {"cursor": cursor, "slice": KEYS_SLICE, "leaves_parcels": force},
             functools.partial(_unless_kept, keys.name),
             resend=Resend.MARKED,
         )
+        page = yield from _behind_parcels(keys, command)
         cursor = page[0].decode()
         if cursor == "0":
             return removed
@@ -195,18 +201,47 @@ def remove_jobs(
     """The first half of ``obliterate``: remove the jobs; the queue stays, and stays paused."""
     removed: int = 0
     while True:
-        count, more = yield script(
+        command = script(
             "obliterate",
             keys,
             {"slice": SLICE, "force": force},
             functools.partial(_unless_kept, keys.name),
             resend=Resend.SAME,
         )
+        count, more = yield from _behind_parcels(keys, command)
         removed += count
         if count and on_progress is not None:
             on_progress(removed)
         if not more:
             return removed
+
+
+def _behind_parcels(keys: Keys, command: Command[Any]) -> Plan[Any]:
+    """The answer to a command; parcels that are in its way are delivered, and it is sent again."""
+    reply = yield command
+    if reply != Refusal.PARCELS_LEFT:
+        return reply
+    error = yield from _deliver(keys)
+    reply = yield command
+    if reply != Refusal.PARCELS_LEFT:
+        return reply
+    due = yield plain("ZCARD", keys.parcels_due, parse=int)
+    refused = yield plain("HLEN", keys.refused, parse=int)
+    raise NotDeliveredError(
+        f"queue {keys.name!r} holds jobs or reports for queues in other slots: {due} not delivered"
+        f" yet, {refused} refused by their targets; call obliterate() again when 'toril doctor'"
+        f" finds these queues in order, or obliterate(force=True), which leaves the first to a"
+        f" worker and erases the others"
+    ) from error
+
+
+def _deliver(keys: Keys) -> Plan[ServerError | None]:
+    """Deliver the parcels of the queue as far as that is possible; returns what was in the way."""
+    try:
+        carried = yield from parceling.carry_all(keys)
+    except ServerUnusableError as error:
+        return error
+    return carried.error
 
 
 def refuse_to_obliterate(queue: str, *, is_paused: bool, active: int) -> None:
@@ -218,7 +253,7 @@ def refuse_to_obliterate(queue: str, *, is_paused: bool, active: int) -> None:
 
 
 def _unless_kept(queue: str, reply: Any) -> Any:
-    if isinstance(reply, int) and reply < 0:
+    if isinstance(reply, int) and reply < 0 and reply != Refusal.PARCELS_LEFT:
         raise _kept(reply, queue)
     return reply
 

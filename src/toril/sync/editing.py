@@ -71,8 +71,10 @@ class QueueEditing:
     def obliterate(self, force: bool = False, *, on_progress: OnProgress | None = None) -> int:
         """Remove the queue and everything that belongs to it; returns how many jobs it had.
 
-        Raises ``NotPausedError`` if the queue is not paused and ``JobLockedError`` if jobs are
-        active.  ``force`` pauses it and takes active jobs away from their workers.
+        Raises ``NotPausedError`` if the queue is not paused, ``JobLockedError`` if jobs are active,
+        and ``NotDeliveredError`` if it has something for queues in other slots of a cluster that
+        cannot be reached.  ``force`` pauses it, takes active jobs away from their workers, and
+        leaves what cannot be delivered to a worker.
         """
         plan = removing.obliterate(self.keys, force=force, on_progress=on_progress)
         return self._connection.follow(plan)
@@ -152,7 +154,8 @@ class QueueEditing:
         ``async def`` at its next ``await``; a plain function has to check ``job.is_cancelled``.
         Raises ``JobNotInStateError`` if it has finished.
         """
-        return self._connection.follow(cancelling.cancel(self.keys, job_id, reason=reason))
+        plan = cancelling.cancel(self.keys, job_id, call=new_job_id(), reason=reason)
+        return self._connection.follow(plan)
 
     def change_priority(self, job_id: str, priority: int, *, lifo: bool = False) -> None:
         """Change a job's priority; with ``lifo`` it comes before others with the same one."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -13,7 +14,15 @@ from tests.client.test_pipelining import Cutter
 from tests.features.dead_letters.conftest import DLQ, refuse
 from tests.features.dead_letters.forging import forge
 from tests.helpers import wait_until
-from toril import DeadLetterNotFoundError, Queue, QueueEvents, Worker
+from tests.proxy import Proxy, runs
+from toril import (
+    DeadLetterNotFoundError,
+    FlowProducer,
+    GroupJob,
+    Queue,
+    QueueEvents,
+    Worker,
+)
 from toril.errors import CrossSlotError, DeadLetterSourceError, ServerOutOfMemoryError
 from toril.protocol import replaying
 from toril.protocol.command import plain
@@ -108,6 +117,76 @@ async def test_a_replay_whose_reply_got_lost_is_not_done_twice(side, cut, prefix
 
 async def succeed(job) -> None:
     return None
+
+
+class FarLetters:
+    """The dead letters over a line that loses the reply of the first replay."""
+
+    def __init__(self, proxy: Proxy, queue: Queue) -> None:
+        self._proxy = proxy
+        self._queue = queue
+
+    @asynccontextmanager
+    async def replaying(self, letter_id: str) -> AsyncIterator[asyncio.Task[str]]:
+        """What happens inside happens before the replay is sent again."""
+        self._proxy.rule = self._lose_the_first
+        self._proxy.may_lose.clear()
+        task = asyncio.create_task(self._queue.replay_dead_letter(letter_id))
+        await wait_until(lambda: self._proxy.broken)
+        try:
+            yield task
+        finally:
+            self._proxy.may_lose.set()
+
+    def _lose_the_first(self, words: list[bytes]) -> str | None:
+        is_first = not self._proxy.broken and runs(words, "replayDeadLetter")
+        return "lose" if is_first else None
+
+
+@pytest.fixture
+async def far(server, prefix):
+    async with Proxy(server.port) as proxy, Queue(DLQ, connection=proxy.url, prefix=prefix) as dlq:
+        yield FarLetters(proxy, dlq)
+
+
+async def test_a_replay_whose_job_has_left_no_trace_has_succeeded(side, far):
+    """Neither the job nor the events about it are there when the replay is sent again."""
+    await side.bury("charge")
+    ran: list[str] = []
+    async with far.replaying("1") as task:
+        options = {"connection": side.url, "prefix": side.prefix, "remove_on_complete": True}
+        async with Worker("orders", lambda job: ran.append(job.id), **options) as worker:
+            await wait_until(lambda: ran)
+            await worker.close()
+        await side.orders.trim_events(0)
+        assert await side.orders.get_job(ran[0]) is None
+
+    assert await task == ran[0]
+
+
+async def test_a_replayed_member_that_keeps_its_id_is_named_although_the_reply_was_lost(side, far):
+    """It blocks its group, so it comes back as the member that the group knows."""
+    async with FlowProducer(connection=side.url, prefix=side.prefix) as flow:
+        node = await flow.add_group(
+            "order",
+            [
+                GroupJob("reserve", queue_name="orders", key="a", pivot=True),
+                GroupJob("charge", queue_name="orders", key="b", after=["a"], attempts=1),
+            ],
+        )
+    async with side.failing(refuse_charges):
+        await side.letters(1)
+
+    async with far.replaying("1") as task:
+        pass
+
+    assert await task == node.jobs[1].id
+    assert [job.id for job in await side.orders.get_waiting()] == [await task]
+
+
+async def refuse_charges(job) -> None:
+    if job.name == "charge":
+        raise ConnectionError("Connection refused")
 
 
 async def test_bulk_slices_whose_replies_get_lost_count_right(side, cut, prefix):

@@ -8,7 +8,8 @@
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed,
             marker, stalled, meta, id, events, repeat
-  Args      id str, reason str, keep map? (its retention), long int (list), mail_ms int, resend bool?
+  Args      id str, reason str, keep map? (its retention), long int (list), mail_ms int,
+            call str (recognizes the same call if it is sent again)
   Returns   1 it has ended, 2 it will end when its turn comes, 3 its worker was told
   Refuses   MISSING             the job does not exist   JobNotFoundError
             NOT_IN_STATE        it is finished   JobNotInStateError
@@ -21,14 +22,20 @@
 function calls.cancel(KEYS, a, ARGV)
   local base, wait, paused, active, prioritized, pc, delayed, waiting_children, completed, failed, marker, stalled, meta, id, events, repeat_ = unpack(KEYS)
   local queue = queues.at(base)
+  local answer = requests.answerTo(queue, a.call)
+  if answer then return tonumber(answer) end
   local job = base .. ":" .. a.id
   local ending = jobs.readEnding(job)
   if not ending then return refusals.MISSING end
-  if redis.call("ZSCORE", failed, a.id) then
-    return a.resend and redis.call("HGET", job, "failedReason") == a.reason and 1 or refusals.NOT_IN_STATE
+  if redis.call("ZSCORE", failed, a.id) or redis.call("ZSCORE", completed, a.id) then
+    return refusals.NOT_IN_STATE
   end
-  if redis.call("ZSCORE", completed, a.id) then return refusals.NOT_IN_STATE end
   if schedules.isNextIteration(queue, a.id) then return refusals.SCHEDULED end
+
+  local function done(code)
+    requests.remember(queue, a.call, clock.digits(code))
+    return code
+  end
 
   local holder = redis.call("GET", job .. ":lock")
   if holder then
@@ -39,7 +46,7 @@ function calls.cancel(KEYS, a, ARGV)
       redis.call("RPUSH", mailbox, cmsgpack.pack({ a.id, holder, a.reason }))
       redis.call("PEXPIRE", mailbox, a.mail_ms)
     end
-    return 3
+    return done(3)
   end
 
   local function leavePlace()
@@ -56,11 +63,11 @@ function calls.cancel(KEYS, a, ARGV)
   local previous = leavePlace()
   if not previous then
     redis.call("HSET", job, "defa", a.reason)
-    return 2
+    return done(2)
   end
   local gate = gates.read(queue)
   journal.trimWithNext(queue, gate)
   jobs.finish(queue, gate, { id = a.id, state = "failed", value = a.reason, keep = a.keep,
     previous = previous }, ending, nil, clock.now())
-  return 1
+  return done(1)
 end

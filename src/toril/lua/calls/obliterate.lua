@@ -5,19 +5,23 @@
   queue wants it gone. Groups that other queues own lose their members here, and undo the rest.
 
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
-            meta, lanes_waiting, lanes_delayed
+            meta, lanes_waiting, lanes_delayed, parcels
   Args      slice int, force bool (also remove jobs that workers hold)
   Returns   how many jobs were removed, and whether there is more to do (0 or 1)
   Refuses   NOT_PAUSED          the queue is not paused   NotPausedError
             LOCKED              jobs are active   JobLockedError
+            PARCELS_LEFT        parcels are not delivered, and it is not forced   NotDeliveredError
   Flags     allow-oom
   Cost      O(slice)
 ]]
 function calls.obliterate(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta, lanes_waiting, lanes_delayed = unpack(KEYS)
+  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, meta, lanes_waiting, lanes_delayed, parcels_ = unpack(KEYS)
   local queue = queues.at(base)
   if redis.call("HEXISTS", meta, "paused") == 0 then return refusals.NOT_PAUSED end
-  if not a.force and redis.call("EXISTS", active) == 1 then return refusals.LOCKED end
+  if not a.force then
+    if redis.call("EXISTS", active) == 1 then return refusals.LOCKED end
+    if redis.call("EXISTS", parcels_) == 1 then return refusals.PARCELS_LEFT end
+  end
 
   local forgotten = redis.call("ZRANGE", base .. ":groups", 0, a.slice - 1)
   for _, group_id in ipairs(forgotten) do

@@ -22,27 +22,6 @@
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end
 ]]
---- The id of the job, if this very call already succeeded and its reply got lost; a compensation's id
---- ends with a number. The letter's queue itself remembers what it sent to another slot.
-local function replayedId(queue, source_base, new_id)
-  local answer = requests.answerTo(queue, new_id)
-  if answer then
-    parcels.recall()
-    return answer
-  end
-  if parcels.isAway(source_base) then return nil end
-  if redis.call("EXISTS", source_base .. ":" .. new_id) == 1 then return new_id end
-  local head = new_id .. "-c"
-  for _, entry in ipairs(redis.call("XREVRANGE", source_base .. ":events", "+", "-", "COUNT", 2000)) do
-    local fields = entry[2]
-    if fields[2] == "added"
-        and (fields[4] == new_id or string.sub(fields[4], 1, #head) == head) then
-      return fields[4]
-    end
-  end
-  return nil
-end
-
 --- Ids are assigned in order, so the one in the middle tells which end is nearer.
 local function nearerEnd(list, id)
   local length = redis.call("LLEN", list)
@@ -68,9 +47,7 @@ local function refuse(queue, a, given_opts, source_base)
   local letter = queue.base .. ":" .. a.id
   local known = hashes.read(letter, "name", "data", "x.letter", "x.data", "x.wrapped", "x.replays",
     "x.member")
-  if not known.name then
-    return a.resend and replayedId(queue, source_base, a.new_id) or refusals.MISSING
-  end
+  if not known.name then return refusals.MISSING end
   if (not given_opts or given_opts == "") and not replays.firstData(known.data,
       letters.readNote(known["x.letter"]), known["x.data"], known["x.wrapped"]) then
     return 1
@@ -101,6 +78,8 @@ function calls.replayDeadLetter(KEYS, a, ARGV)
   local given_data = ARGV[2]
   local given_opts = ARGV[3]
   local queue = queues.at(base)
+  local answer = a.resend and requests.answerTo(queue, a.new_id)
+  if answer then return answer end
   local refusal = refuse(queue, a, given_opts, a.prefix .. ":" .. a.source)
   if refusal then return refusal end
   local place = takeOutLetter(queue, a.id)
@@ -109,7 +88,7 @@ function calls.replayDeadLetter(KEYS, a, ARGV)
   local new_id = replays.replay(queue, a.id, a.new_id, wayOf(a, given_data, given_opts), sources,
     clock.now())
   replays.wakeSources(sources)
-  if memory.has_parcels then requests.remember(queue, a.new_id, new_id) end
+  requests.remember(queue, a.new_id, new_id)
   redis.call("HINCRBY", meta, "x.replayed", 1)
   journal.emitTrimmed(queue, gates.read(queue), "removed", "jobId", a.id, "prev", place,
     "queue", a.source, "replayedAs", new_id)

@@ -58,9 +58,12 @@ function requests.remember(queue, call, answer)
   redis.call("SET", queue.base .. ":toril:call:" .. call, answer or "1", "PX", REMEMBER_CALL_MS)
 end
 
---- What was answered to a call that was made; false if it was not.
+--- What was answered to a call that was made; false if it was not. What it left for other slots is
+--- handed over once more.
 function requests.answerTo(queue, call)
-  return redis.call("GET", queue.base .. ":toril:call:" .. call)
+  local answer = redis.call("GET", queue.base .. ":toril:call:" .. call)
+  if answer then parcels.recall() end
+  return answer
 end
 
 --- The usual reply to a call that adds: the time, and that each job was added.
