@@ -54,7 +54,7 @@ async def change_concurrency(queue, connection, client, concurrency: int, *, by_
 
 
 @pytest.mark.parametrize("lowered", [1, 2])
-@pytest.mark.parametrize("raises, lowers", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("raises", "lowers"), [(True, True), (False, True), (True, False)])
 async def test_a_full_lane_is_not_taken_before_somebody_has_looked_at_it(
     queue, hand, connection, client, raises, lowers, lowered
 ):
