@@ -7,7 +7,7 @@ import math
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from toril.checking import by_hand_for
@@ -287,7 +287,7 @@ class QueueGroups(GroupReading, QueueWaiting):
         note: str,
         *,
         expected_state: str | None = None,
-        expected_members: Iterable[str] | None = None,
+        expected_members: Collection[str] | None = None,
     ) -> None:
         """Say that a failed group was fixed by hand; ``note`` is kept with it.
 
@@ -300,7 +300,6 @@ class QueueGroups(GroupReading, QueueWaiting):
         undoing failed, the call is refused with ``InvalidGroupStateError`` if they are others.
         """
         request = uuid.uuid4().hex
-        members = None if expected_members is None else list(expected_members)
         await self._steer(
             group_id,
             lambda keys: groups.resolve(
@@ -309,7 +308,7 @@ class QueueGroups(GroupReading, QueueWaiting):
                 note,
                 request=request,
                 expected_state=expected_state,
-                expected_members=members,
+                expected_members=expected_members,
             ),
         )
 

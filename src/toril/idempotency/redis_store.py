@@ -5,8 +5,8 @@ record, the work is done again.  Pass ``job.idempotency_key`` to the service tha
 can detect the repetition.  What the store does guarantee: finished work is not done again, and two
 jobs with one key do not run at the same time.
 
-While the server is away, a handler whose work is done waits to record it, as its worker waits to
-report the outcome: an attempt that failed because of the record would do the work again.
+While the server does not answer, a handler whose work is done waits to record it, as its worker
+waits to report the outcome: an attempt that failed because of the record would do the work again.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _refuse_busy(begun: Begun) -> None:
 
 
 class _Wait:
-    """The wait of finished work for a server that is away: until the work may be begun again.
+    """The wait of finished work for a server that does not answer, until it may be begun again.
 
     That is when the job is stopped or has lost its lock, or when the lease has ended.  Recording
     late does no harm: the server refuses it if another attempt has taken over.

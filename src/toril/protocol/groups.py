@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -764,7 +764,7 @@ def resolve(
     *,
     request: str,
     expected_state: str | None = None,
-    expected_members: Iterable[str] | None = None,
+    expected_members: Collection[str] | None = None,
 ) -> Command[None]:
     """Say that what could not be done, or undone, has been put right by other means.
 
@@ -776,6 +776,8 @@ def resolve(
     if expected_state is not None:
         args["expected_state"] = _state_given(expected_state, "expected_state").value
     if expected_members is not None:
+        for key in expected_members:
+            check_text(key, "expected_members")
         args["expected_members"] = list(expected_members)
 
     def parse(reply: Any) -> None:

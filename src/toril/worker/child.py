@@ -191,7 +191,7 @@ class Child:
         """Have the parent write something for this job, if it is still the running one."""
         number = next(self._numbers)
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        # A handler may stop waiting; the answer comes all the same, and has to find its place.
+        # A handler may stop waiting; the answer comes anyway, and has to find its place.
         answer.set_running_or_notify_cancel()
         self._asked[number] = answer
         text = codec.encode(argument, f"the argument of job.{verb}()")
