@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers import wait_until
 from toril import (
     App,
     ArgumentsError,
@@ -299,6 +300,57 @@ class TestRig:
             assert len(tries) == 2
             await rig.drain(with_delayed=True)
             assert len(tries) == 3
+
+    async def test_a_job_that_is_let_in_during_a_look_is_seen(self, monkeypatch):
+        """It had left `delayed` when that was read, and came to `active` after that was counted."""
+        other = App()
+        looked = asyncio.Event()
+
+        @other.task
+        async def first() -> None:
+            await looked.wait()
+            await last.enqueue()
+
+        @other.task
+        async def last() -> str:
+            return "last"
+
+        async with running(other) as rig:
+            await first.using(delay=3_600_000).enqueue()
+            await rig.advance(timedelta(hours=1))
+            queue, look = other.queue("default"), rig._is_due
+
+            async def look_late(*args: Any) -> bool:
+                await wait_until(lambda: queue.get_active_count())
+                is_due = await look(*args)
+                looked.set()
+                return is_due
+
+            monkeypatch.setattr(rig, "_is_due", look_late)
+            drained = asyncio.create_task(rig.drain())
+            await wait_until(looked.is_set)
+            monkeypatch.setattr(rig, "_is_due", look)
+
+            assert sorted(one.name for one in await drained) == ["first", "last"]
+
+    @pytest.mark.parametrize("way", ["advance", "with_delayed"])
+    async def test_delayed_jobs_of_partitions_run(self, way):
+        other = App(partitions={"mail": 4})
+
+        @other.task(queue="mail")
+        async def send(number: int) -> int:
+            return number
+
+        async with running(other) as rig:
+            for number in range(8):
+                await send.using(delay=60_000 * (8 - number)).enqueue(number)
+            if way == "advance":
+                await rig.advance(timedelta(hours=1))
+                ended = await rig.drain()
+                assert sorted(one.result for one in ended) == list(range(8))
+            else:
+                ended = await rig.drain(with_delayed=True)
+                assert [one.result for one in ended] == list(reversed(range(8)))
 
     async def test_deduplication_ends_when_its_time_has_gone_by(self):
         from toril import Deduplication

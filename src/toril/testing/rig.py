@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -65,6 +66,7 @@ class Rig:
         self.prefix = prefix
         self._enqueued: list[Enqueued] = []
         self._ran: list[Ran] = []
+        self._begun = 0
         self._connection = Connection(url)
         self.sync = BlockingRig(self)
         """The same for blocking tests: ``rig.sync.drain()``, ``rig.sync.advance(…)``."""
@@ -154,64 +156,80 @@ class Rig:
         def failed(job: StoredJob, error: BaseException) -> None:
             self._ran.append(_ran(job, "failed", error=error))
 
+        def begun(job: StoredJob) -> None:
+            self._begun += 1
+
+        worker.on("active", begun)
         worker.on("completed", completed)
         worker.on("failed", failed)
 
-    async def _until_idle(self, workers: Iterable[Worker]) -> None:
+    async def _until_idle(self, workers: Sequence[Worker]) -> None:
+        """Return when nothing was found in two looks, and no job began since the first.
+
+        The queues are asked one after another: during a look, a job that ends may add one to a
+        queue that was asked before.
+        """
         while True:
-            if not any(worker.is_processing for worker in workers) and await self._is_idle():
+            begun = self._begun
+            are_idle = await self._is_idle(workers) and await self._is_idle(workers)
+            if are_idle and begun == self._begun:
                 return
             await asyncio.sleep(_LOOK_S)
 
-    async def _is_idle(self) -> bool:
-        """Whether no job is left that could run now; delayed jobs do not count."""
+    async def _is_idle(self, workers: Sequence[Worker]) -> bool:
+        """Whether no job was seen that could run now; delayed jobs do not count."""
+        if any(worker.is_processing for worker in workers):
+            return False
         now_ms = await self._now_ms()
         for name in self.app.queue_names:
-            queue = self._queue(name)
-            counts = await queue.get_job_counts("waiting", "prioritized", "active")
-            if any(counts.values()):
-                return False
+            # First what is delayed: a job that a worker lets in meanwhile is found by the counts.
             if await self._is_due(name, now_ms):
+                return False
+            counts = await self._queue(name).get_job_counts("waiting", "prioritized", "active")
+            if any(counts.values()):
                 return False
         return True
 
     async def _is_due(self, name: str, now_ms: int) -> bool:
         """Whether a delayed job is due, including those of schedulers."""
-        rows = await self._delayed(name, 0, 0)
-        return bool(rows) and rows[0][0] <= now_ms
+        for part in self._queue(name).partitions:
+            rows = await self._delayed(part, 0, 0)
+            if rows and rows[0][0] <= now_ms:
+                return True
+        return False
 
     async def _promote_next(self) -> bool:
         """Promote the delayed job that is due next; False if there is none."""
         times = [
-            (at, name, job_id)
+            (at, part.name, job_id, part)
             for name in self.app.queue_names
-            if (due := await self._earliest(name)) is not None
+            for part in self._queue(name).partitions
+            if (due := await self._earliest(part)) is not None
             for at, job_id in [due]
         ]
         if not times:
             return False
-        _, name, job_id = min(times)
-        await self._queue(name).promote(job_id)
+        _, _, job_id, part = min(times, key=itemgetter(0, 1, 2))
+        await part.promote(job_id)
         return True
 
-    async def _earliest(self, name: str) -> tuple[int, str] | None:
+    async def _earliest(self, queue: Queue) -> tuple[int, str] | None:
         """The next delayed job of a queue, and when it is due.
 
         The jobs of schedulers do not count, because there is always a next one.
         """
         start = 0
-        while rows := await self._delayed(name, start, start + _ROWS - 1):
+        while rows := await self._delayed(queue, start, start + _ROWS - 1):
             for due in rows:
                 if not due[1].startswith("repeat:"):
                     return due
             start += _ROWS
         return None
 
-    async def _delayed(self, name: str, start: int, end: int) -> list[tuple[int, str]]:
+    async def _delayed(self, queue: Queue, start: int, end: int) -> list[tuple[int, str]]:
         """The due times and ids of delayed jobs, earliest first."""
-        key = self._queue(name).keys.delayed
         rows = await self._connection.run(
-            plain("ZRANGE", key, start, end, "WITHSCORES", parse=list)
+            plain("ZRANGE", queue.keys.delayed, start, end, "WITHSCORES", parse=list)
         )
         return [
             (int(float(score)) // 4096, member.decode())
