@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tests.client.support import add_child, events_of, finish, hold_forever, make_parent, working
@@ -208,7 +209,9 @@ async def test_obliterating_asks_for_a_paused_queue_without_active_jobs(queue, u
 
 
 @pytest.mark.parametrize("force", [False, True])
-async def test_a_queue_that_is_resumed_meanwhile_is_not_erased(queue, force):
+@pytest.mark.parametrize("is_sent_again", [False, True])
+async def test_a_queue_that_is_resumed_meanwhile_is_not_erased(queue, force, is_sent_again):
+    """Nor said to be, if the first request was lost before it reached the server."""
     await queue.pause()
     plan = removing.obliterate(queue.keys, force=force)
     command = next(plan)
@@ -217,6 +220,8 @@ async def test_a_queue_that_is_resumed_meanwhile_is_not_erased(queue, force):
     await queue.resume()
     job = await queue.add("a")
 
+    if is_sent_again:
+        command = msgspec.structs.replace(command, args={**command.args, "resend": True})
     with pytest.raises(NotPausedError):
         await queue._connection.run(command)
 

@@ -491,8 +491,8 @@ class PartitionedQueue(Queue):
     ) -> int:
         """Remove the queue and everything that belongs to it; returns how many jobs it had.
 
-        Nothing is removed unless all partitions are paused and none has active jobs.  ``force``
-        pauses all of them first.
+        Nothing is removed unless all partitions are paused, none has active jobs, and what they
+        have for queues in other slots can be delivered.  ``force`` pauses all of them first.
         """
         await self._agree()
         numbers = await self._connection.run(partitioning.read(self.keys))
@@ -502,18 +502,27 @@ class PartitionedQueue(Queue):
                 await part.pause()
         else:
             parts = await self._parts_to_obliterate(is_known=bool(numbers.now))
+            await self._deliver_parcels(parts)
         removed = 0
-        # None is erased before the jobs of all are removed: one that is erased is not paused.
+        # None is erased before the jobs of all are removed, and what they left is delivered: one
+        # that is erased is not paused.
         for part in parts:
             tell = _after(removed, on_progress)
             plan = removing.remove_jobs(part.keys, force=force, on_progress=tell)
             removed += await self._connection.follow(plan)
+        if not force:
+            await self._deliver_parcels(parts)
         for part in parts:
             removed += await part.obliterate(force, on_progress=_after(removed, on_progress))
         if numbers.now:
             await self._connection.run(partitioning.forget(self.keys, numbers))
         self._has_agreed = False
         return removed
+
+    async def _deliver_parcels(self, parts: Sequence[Queue]) -> None:
+        """Deliver what they have for queues in other slots, or refuse: nothing may be lost."""
+        for part in parts:
+            await self._connection.follow(removing.deliver_parcels(part.keys))
 
     async def _parts_to_obliterate(self, *, is_known: bool) -> list[Queue]:
         """The partitions that exist; refuses if one of them is not paused or has active jobs.

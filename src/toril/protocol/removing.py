@@ -225,14 +225,27 @@ def _behind_parcels(keys: Keys, command: Command[Any]) -> Plan[Any]:
     reply = yield command
     if reply != Refusal.PARCELS_LEFT:
         return reply
+    raise (yield from _not_delivered(keys)) from error
+
+
+def deliver_parcels(keys: Keys) -> Plan[None]:
+    """Deliver what the queue has for other slots; raises ``NotDeliveredError`` if some is left."""
+    if not (yield plain("EXISTS", keys.parcels, parse=int)):
+        return
+    error = yield from _deliver(keys)
+    if (yield plain("EXISTS", keys.parcels, parse=int)):
+        raise (yield from _not_delivered(keys)) from error
+
+
+def _not_delivered(keys: Keys) -> Plan[NotDeliveredError]:
     due = yield plain("ZCARD", keys.parcels_due, parse=int)
     refused = yield plain("HLEN", keys.refused, parse=int)
-    raise NotDeliveredError(
+    return NotDeliveredError(
         f"queue {keys.name!r} holds jobs or reports for queues in other slots: {due} not delivered"
         f" yet, {refused} refused by their targets; call obliterate() again when 'toril doctor'"
         f" finds these queues in order, or obliterate(force=True), which leaves the first to a"
         f" worker and erases the others"
-    ) from error
+    )
 
 
 def _deliver(keys: Keys) -> Plan[ServerError | None]:

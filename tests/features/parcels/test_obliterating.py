@@ -32,18 +32,22 @@ class Sorrow:
         return {key.removeprefix(head) async for key in found}
 
     def cut_off(self) -> None:
-        """Let the queue's line reach no queue in another slot."""
-        line = self.queue._connection
-        line._patience_s = 0.01
-        exchange = line._transport.exchange
+        cut_off(self.queue)
 
-        async def deliver_nothing(sending, timeout_s):
-            script = sending.command.script
-            if script is not None and script.name == "deliverParcels":
-                raise redis.exceptions.ConnectionError("nobody is there")
-            return await exchange(sending, timeout_s)
 
-        line._transport.exchange = deliver_nothing
+def cut_off(queue: Queue) -> None:
+    """Let the queue's line reach no queue in another slot."""
+    line = queue._connection
+    line._patience_s = 0.01
+    exchange = line._transport.exchange
+
+    async def deliver_nothing(sending, timeout_s):
+        script = sending.command.script
+        if script is not None and script.name == "deliverParcels":
+            raise redis.exceptions.ConnectionError("nobody is there")
+        return await exchange(sending, timeout_s)
+
+    line._transport.exchange = deliver_nothing
 
 
 @asynccontextmanager
@@ -164,3 +168,59 @@ async def test_a_parent_hears_that_the_queue_of_its_child_is_gone(slots):
 
         assert await above.get_state(node.job.id) == "waiting"
         assert await slots.leftovers(children) == {}
+
+
+async def test_force_erases_what_was_refused_beside_what_is_due(sorrow):
+    await sorrow.slots.client.set(sorrow.letters.keys.wait, "not a list")
+    await sorrow.queue.pause()
+    with pytest.raises(NotDeliveredError, match="0 not delivered yet, 3 refused"):
+        await sorrow.queue.obliterate()
+    await sorrow.queue.resume()
+    await sorrow.slots.client.delete(sorrow.letters.keys.wait)
+    await bury(sorrow.slots, sorrow.queue.name, sorrow.letters.name, 2)
+    sorrow.cut_off()
+
+    await sorrow.queue.obliterate(force=True)
+
+    assert await sorrow.slots.refused(sorrow.queue.name) == {}
+    assert await sorrow.slots.parcels(sorrow.queue.name) == 2
+
+
+@pytest.fixture
+async def halves(slots):
+    """A queue of two partitions that reaches no queue in another slot."""
+    name = slots.name(0).strip("{}")
+    async with Queue(name, partitions=2, **slots.options) as queue:
+        await queue.pause()
+        await queue.resume()
+        cut_off(queue)
+        yield queue
+
+
+async def test_parcels_of_one_partition_keep_the_jobs_of_all(slots, halves):
+    first, second = halves.partitions
+    await bury(slots, second.name, slots.name(1), 2)
+    job = await first.add("x")
+    await halves.pause()
+
+    with pytest.raises(NotDeliveredError, match="2 not delivered yet"):
+        await halves.obliterate()
+
+    assert await first.get_state(job.id) == "waiting"
+    assert await first.is_paused()
+
+
+async def test_what_the_jobs_of_one_partition_leave_keeps_all_of_them_paused(slots, halves):
+    """A parent in another slot has to hear that the job of its child was removed."""
+    first, second = halves.partitions
+    await first.add("x")
+    child = FlowJob("c", queue_name=second.name)
+    async with FlowProducer(**slots.options) as flows:
+        await flows.add(FlowJob("p", queue_name=slots.name(1), children=[child]))
+    await halves.pause()
+
+    with pytest.raises(NotDeliveredError, match="1 not delivered yet"):
+        await halves.obliterate()
+
+    assert await first.is_paused()
+    assert await second.is_paused()

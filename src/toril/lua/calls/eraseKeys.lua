@@ -26,7 +26,8 @@ local PARTS = { lock = "string", logs = "list", dependencies = "set", processed 
 function calls.eraseKeys(KEYS, a, ARGV)
   local base, meta, parcels_, parcels_due, in_transit, refused = unpack(KEYS)
   if redis.call("HEXISTS", meta, "paused") == 0 then
-    local is_done = a.resend and (a.leaves_parcels or redis.call("EXISTS", meta) == 0)
+    local is_done = a.resend
+      and (redis.call("EXISTS", meta) == 0 or redis.call("HEXISTS", meta, "x.erased") == 1)
     return is_done and { "0", 0 } or refusals.NOT_PAUSED
   end
   if not a.leaves_parcels and redis.call("EXISTS", parcels_) == 1 then return refusals.PARCELS_LEFT end
@@ -54,7 +55,9 @@ function calls.eraseKeys(KEYS, a, ARGV)
     local are_left = a.leaves_parcels and redis.call("EXISTS", parcels_due) == 1
     erased = erased + redis.call("UNLINK", meta)
     if are_left then
+      parcels.forget(base, redis.call("HRANDFIELD", refused, a.slice))
       gates.read(queues.at(base)) -- begins a new meta, by which the queue and its parcels are found
+      redis.call("HSET", meta, "x.erased", "1") -- tells the last slice, sent again, from a queue resumed
     else
       erased = erased + redis.call("UNLINK", parcels_, parcels_due, in_transit, refused)
     end
