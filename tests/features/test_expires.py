@@ -6,7 +6,16 @@ import pytest
 
 from tests.features.lanes import Hand
 from tests.helpers import wait_until
-from toril import Deduplication, FlowJob, FlowProducer, NewJob, Queue
+from toril import (
+    Deduplication,
+    FlowJob,
+    FlowProducer,
+    NewJob,
+    Parent,
+    Queue,
+    WaitingChildrenError,
+)
+from toril.protocol import settling
 from toril.protocol.job import StoredJob
 
 SOON = 60_000
@@ -27,6 +36,13 @@ async def take(hand: Hand, job_id: str) -> StoredJob | None:
             return job
         await hand.complete(job)
     return None
+
+
+async def stand_aside(hand: Hand, job: StoredJob) -> None:
+    """As a handler does that has added children."""
+    raised = settling.Raised(WaitingChildrenError())
+    outcome = settling.decide(job, raised, settling.Policy(), dice=0.5)
+    assert (await hand.call([(job, outcome)], 0))[0] == [0]
 
 
 # Each adds a job that may run in SOON, and returns its id.
@@ -274,3 +290,48 @@ async def test_the_time_of_a_replayed_job_begins_with_its_replay(
         assert job is not None
         assert job.first_due_at == job.timestamp
         assert not job.is_expired
+
+
+@pytest.mark.parametrize("promote", ["one", "all"])
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_the_time_of_a_promoted_job_begins_when_it_is_promoted(
+    queue, hand, clock, lane, promote
+):
+    job = await queue.add("a", delay=10 * SOON, expires=LIMIT, lane=lane)
+    if promote == "one":
+        await queue.promote(job.id)
+    else:
+        await queue.promote_all()
+    clock.ms += LIMIT + 10_000
+
+    taken = await hand().take_one()
+
+    assert taken is not None
+    assert taken.is_expired
+
+
+@pytest.mark.parametrize("lane", [None, "a"])
+@pytest.mark.parametrize("way", [with_a_delay, at_a_time, with_a_changed_delay])
+async def test_a_promoted_job_that_waits_for_children_is_not_put_off_again(
+    url, prefix, queue, client, hand, way, lane
+):
+    """Its time had been written down, and it was delayed until then when its children had ended."""
+    worker = hand()
+    if lane is None:
+        job_id = await way(queue, client, worker)
+    elif way is at_a_time:
+        job_id = await at_a_time_in_a_lane(queue, client, worker)
+    else:
+        job_id = (await queue.add("a", delay=SOON, lane=lane)).id
+        if way is with_a_changed_delay:
+            await queue.change_delay(job_id, SOON)
+    await queue.promote(job_id)
+    parent = await worker.take_one()
+    assert parent is not None
+    await queue.add("c", parent=Parent(parent.id, "q"))
+    await stand_aside(worker, parent)
+    assert await queue.get_state(parent.id) == "waiting_children"
+
+    await worker.complete(await worker.take_one())
+
+    assert await queue.get_state(parent.id) == "waiting"

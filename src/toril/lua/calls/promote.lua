@@ -23,6 +23,7 @@ function calls.promote(KEYS, a, ARGV)
     local lane, mark = lanes.takeDelayed(queue, a.id)
     if not lane then return refusals.NOT_IN_STATE end
     lanes.promote(queue, gate, lane, a.id, mark)
+    places.noteDue(base .. ":" .. a.id)
   end
   requests.remember(queue, a.call)
   places.wake(queue, gate)

@@ -26,6 +26,7 @@ function calls.promoteAll(KEYS, a, ARGV)
     local _, mark, lane, id = laneNames.readMember(member)
     if id ~= "" then
       lanes.promote(queue, gate, lane, id, mark)
+      places.noteDue(base .. ":" .. id)
       count = count + 1
     end
   end

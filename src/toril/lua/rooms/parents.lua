@@ -35,8 +35,11 @@ function parents.release(parent, now)
   local queue = parent.queue
   if redis.call("ZREM", queue.waiting_children, parent.id) == 0 then return end
   local gate = gates.read(queue)
-  local settings = hashes.read(parent.key, "name", "priority", "delay", "x.lane", "x.due")
-  local due = math.max(now, tonumber(settings["x.due"]) or now + (tonumber(settings.delay) or 0))
+  local settings = hashes.read(parent.key, "name", "priority", "delay", "x.lane", "x.due", "ats")
+  local due = now
+  if not settings.ats then -- one that has started was due then, or somebody promoted it
+    due = math.max(now, tonumber(settings["x.due"]) or now + (tonumber(settings.delay) or 0))
+  end
   noteRelease(parent, settings.name, due)
   if due > now then
     journal.emit(queue, "delayed", "jobId", parent.id, "delay", due)

@@ -102,13 +102,24 @@ function places.promoteDue(queue, gate, now)
   places.wake(queue, gate)
 end
 
+--- A job that never started could first run now: somebody promoted it. (Its key may hold anything.)
+function places.noteDue(job)
+  if redis.pcall("HEXISTS", job, "ats") == 0 then
+    redis.pcall("HSET", job, "x.due", clock.stamp(clock.now()))
+  end
+end
+
 --- Let a job that has already left `delayed` run now.
 function places.promote(queue, gate, id)
   local job = queue.base .. ":" .. id
-  local known = hashes.tryRead(job, "name", "priority")
+  local known = hashes.tryRead(job, "name", "priority", "ats")
   if not known.name then return false end
   places.ready(queue, gate, id, tonumber(known.priority) or 0)
-  redis.call("HSET", job, "delay", 0)
+  if known.ats then
+    redis.call("HSET", job, "delay", 0)
+  else
+    redis.call("HSET", job, "delay", 0, "x.due", clock.stamp(clock.now()))
+  end
   journal.emitTrimmed(queue, gate, "waiting", "jobId", id, "prev", "delayed")
   return true
 end
