@@ -6,7 +6,8 @@ import pytest
 
 from tests.client.support import events_of
 from tests.features.lanes import lose_lock
-from toril import Deduplication, NewJob
+from toril import Deduplication, FlowJob, FlowProducer, NewJob, Queue
+from toril.errors import ServerError
 from toril.protocol import settling
 
 
@@ -94,6 +95,39 @@ async def test_a_lane_of_a_paused_queue_is_announced_by_nobody(queue, hand, clie
     await queue.cancel(holder.id)
 
     assert await marked(client, queue) == []
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+@pytest.mark.parametrize("lane", [None, "a"])
+async def test_what_a_bulk_has_added_before_it_failed_is_announced(lane, queue, client):
+    await client.hset(f"{queue.keys.base}:de:one", "odd", "1")
+    jobs = [NewJob("x", lane=lane), NewJob("y", deduplication=Deduplication("one"))]
+
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        await queue.add_bulk(jobs)
+
+    assert ("0", 0) in await marked(client, queue)
+    await client.delete(f"{queue.keys.base}:de:one")
+
+
+@pytest.mark.no_audit("a key is damaged on purpose")
+async def test_a_lane_whose_worker_cannot_be_told_fails_no_call(url, prefix, queue, client, hand):
+    """The parent's queue has a damaged marker; the call has taken the next job already."""
+    async with FlowProducer(connection=url, prefix=prefix) as flows:
+        child = FlowJob("c", queue_name="q")
+        flow = await flows.add(FlowJob("p", queue_name="above", lane="a", children=[child]))
+    other = await queue.add("x")
+    damaged = f"{prefix}:above:marker"
+    await client.set(damaged, "odd")
+    worker = hand()
+    first = await worker.take_one()
+
+    taken = await worker.complete(first, then_take=1)
+
+    assert [job.id for job in taken] == [other.id]
+    await client.delete(damaged)
+    async with Queue("above", connection=url, prefix=prefix) as above:
+        assert await above.get_state(flow.job.id) == "waiting"
 
 
 @pytest.mark.no_audit

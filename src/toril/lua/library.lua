@@ -28,8 +28,10 @@ local function serve(call)
       micros = false, stamped_ms = false, stamp = false, lanes = false }
     -- If they cannot be forgotten they are delivered again; the call itself has to be made.
     if a.delivered then pcall(parcels.forget, KEYS[1], a.delivered) end
-    local reply = call(KEYS, a, ARGV)
+    local is_done, reply = pcall(call, KEYS, a, ARGV)
+    -- Also if it failed half-way: what it has written is there.
     if memory.lanes then lanes.wake() end
+    if not is_done then error(reply, 0) end
     if memory.has_parcels then return parcels.tellWith(reply) end
     return reply
   end

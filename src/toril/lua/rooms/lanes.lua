@@ -587,13 +587,17 @@ function lanes.told(queue)
   if lane_state then lane_state.has_ready = false end
 end
 
+local function wakeFor(queue)
+  places.wake(queue, rawget(queue, "gate") or gates.read(queue))
+end
+
 --- Wake a worker of each queue in which a lane became ready in this call and nobody was told of it.
 --- Every call ends with this, since a lane may become ready wherever a job leaves it.
 function lanes.wake()
   for _, lane_state in pairs(memory.lanes) do
     if lane_state.has_ready then
-      local queue = lane_state.queue
-      places.wake(queue, rawget(queue, "gate") or gates.read(queue))
+      -- The call is done: a queue whose marker is damaged must not make it fail, nor the others wait.
+      pcall(wakeFor, lane_state.queue)
     end
   end
 end
