@@ -71,7 +71,7 @@ def test_force_asks_for_no_name_in_a_dead_letter_queue(toril: Toril, forged: Non
 
 def test_an_empty_filter_is_refused(toril: Toril, forged: None, dlq: Queue):
     """`--reason "$R"` with R not set chose every letter, and `--yes` deleted them."""
-    for option in ("--reason", "--name", "--source"):
+    for option in ("--reason", "--name", "--source", "--fingerprint"):
         for line in (("purge", DLQ, "--yes"), ("replay", DLQ, "--yes"), ("summary", DLQ)):
             refused = toril("dlq", *line, option, "")
             assert refused.code == 2, refused
@@ -80,7 +80,7 @@ def test_an_empty_filter_is_refused(toril: Toril, forged: None, dlq: Queue):
     assert dlq.get_dead_letter_count() == 40
 
 
-async def test_letters_without_a_fingerprint_are_chosen_by_an_empty_one(
+async def test_letters_without_a_fingerprint_are_chosen_by_a_word_of_their_own(
     toril: Toril, forged: None, client: Any, prefix: str
 ):
     meta = {"sourceQueue": "payments", "originalJobId": "1", "failedReason": "no"}
@@ -88,8 +88,12 @@ async def test_letters_without_a_fingerprint_are_chosen_by_an_empty_one(
     await client.hset(f"{prefix}:{DLQ}:41", mapping=fields)
     await client.lpush(f"{prefix}:{DLQ}:wait", "41")
 
-    done = await asyncio.to_thread(toril, "dlq", "purge", DLQ, "--fingerprint", "", "--yes")
+    line = ("dlq", "purge", DLQ, "--no-fingerprint", "--yes")
+    both = await asyncio.to_thread(toril, *line, "--fingerprint", "x")
+    done = await asyncio.to_thread(toril, *line)
 
+    assert both.code == 2
+    assert "either --fingerprint or --no-fingerprint" in both.err
     assert (done.code, done.out) == (0, "Removed 1 dead letter.\n"), done
 
 

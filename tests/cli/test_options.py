@@ -63,7 +63,11 @@ _EMPTIED = (OPTIONS, "test_what_is_removed_is_what_was_said")
 _LOOKED = (OPTIONS, "test_what_is_shown_is_what_was_asked_for")
 
 _FILTERS = dict.fromkeys(
-    ("--name", "--reason", "--fingerprint", "--source", "--since", "--until"), _FILTERED
+    (
+        *("--name", "--reason", "--fingerprint", "--no-fingerprint"),
+        *("--source", "--since", "--until"),
+    ),
+    _FILTERED,
 )
 
 SHOWN: dict[str, dict[str, tuple[str, str]]] = {
@@ -307,6 +311,7 @@ FILTERS = [
     ("--reason", "other", 0),
     ("--fingerprint", "ConnectionError@bank.py:call", 4),
     ("--fingerprint", "x", 0),
+    ("--no-fingerprint", None, 0),
     ("--source", "elsewhere", 0),
     ("--since", "1h", 0),
     ("--until", "1h", 4),
@@ -315,9 +320,10 @@ FILTERS = [
 
 @pytest.mark.parametrize("verb", ["summary", "purge", "replay"])
 def test_each_filter_of_dead_letters_is_honoured(verb: str, toril: Toril, letters: None):
-    """Each of "--name", "--reason", "--fingerprint", "--source", "--since", "--until"."""
+    """Each of "--name", "--reason", "--fingerprint", "--no-fingerprint", "--source", "--since",
+    "--until"."""
     for option, value, expected in FILTERS:
-        line = ("dlq", verb, "dlq", option, value, "--json")
+        line = ("dlq", verb, "dlq", option, *([] if value is None else [value]), "--json")
         if verb == "summary":
             counted = sum(group["count"] for group in toril(*line).json)
         else:

@@ -76,9 +76,9 @@ def filter_options(command: F) -> F:
         click.option("--until", type=DURATION, help="Only those that died more than this ago: 1h."),
         click.option("--since", type=DURATION, help="Only those that died less than this ago: 1h."),
         click.option("--source", "source_queue", callback=_filled, help="Only from this queue."),
+        click.option("--no-fingerprint", is_flag=True, help="Only those that have no fingerprint."),
         click.option(
-            "--fingerprint",
-            help="Only with this fingerprint, see 'dlq summary'; '' for those that have none.",
+            "--fingerprint", callback=_filled, help="Only with this fingerprint, see 'dlq summary'."
         ),
         click.option(
             "--reason", "failed_reason", callback=_filled, help="Only if the reason contains this."
@@ -494,6 +494,10 @@ def _before(told: DeadLetterProgress) -> str:
 
 def _filters(given: dict[str, Any]) -> dict[str, Any]:
     wanted = {name: value for name, value in given.items() if value is not None}
+    if wanted.pop("no_fingerprint"):
+        if "fingerprint" in wanted:
+            raise click.UsageError("give either --fingerprint or --no-fingerprint")
+        wanted["fingerprint"] = ""
     for edge in ("since", "until"):
         if edge in wanted:
             wanted[edge] = timedelta(milliseconds=wanted[edge])
