@@ -204,23 +204,43 @@ async def test_results_whose_keys_are_no_texts_can_be_read(app: App, run: Runnin
     assert undone == [{6: [{1.5: 2}]}]
 
 
-async def test_an_undo_that_needs_more_than_its_task_has_is_refused(app: App):
+async def test_a_call_whose_undo_needs_more_than_it_has_is_refused(app: App):
+    """Before anything is added; the undo could never run."""
+
     @app.task
     async def charge(order: int) -> None: ...
 
+    @charge.undo
+    async def refund(order: int, amount: int) -> None: ...
+
+    with pytest.raises(GroupValidationError, match=r"'refund' undoes .* and needs 'amount'"):
+        async with app.group("order") as saga:
+            saga.add(charge.call(1))
+
+
+async def test_an_undo_may_need_what_only_its_compensation_has(
+    app: App, run: Running, url: str, prefix: str
+):
+    """A member that a program describes itself has data of its own for its undo."""
+    undone: list[str] = []
+
     @app.task
-    async def anything(**rest: int) -> None: ...
+    async def charge(amount: int) -> None: ...
 
-    @anything.undo
-    async def nothing(order: int) -> None: ...
+    @charge.undo
+    async def refund(order: str) -> None:
+        undone.append(order)
 
-    with pytest.raises(InvalidOptionError, match="needs 'amount', which is no parameter"):
+    run()
+    undo = Compensation("refund", {"order": "o-1"})
+    first = GroupJob("charge", {"amount": 1}, queue_name="default", compensation=undo)
+    last = GroupJob("nobody", queue_name="default", after=["charge"])
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        node = await flow.add_group("order", [first, last])
+        group = await app.queue("default").wait_for_group(node.group_id, 60_000)
 
-        @charge.undo
-        async def refund(order: int, amount: int) -> None: ...
-
-    assert charge.undoing is None
-    assert "refund" not in app.tasks
+    assert group.state == "FAILED"
+    assert undone == ["o-1"]
 
 
 async def test_a_chain_and_a_gather(app: App, run: Running):

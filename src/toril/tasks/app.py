@@ -209,12 +209,6 @@ class App:
             without=frozenset({"result"}),
             optional=task.signature.with_defaults({}),
         )
-        for missing in sorted(signature.required):
-            if missing not in task.signature.fields and task.signature.rest is None:
-                raise InvalidOptionError(
-                    f"{name!r} undoes task {task.name!r} and needs {missing!r}, which is no"
-                    f" parameter of {task.name!r}; give it a default, or leave it out"
-                )
         undo: AnyTask = Task(
             self,
             function,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from toril.client.queue import Queue
+from toril.errors import GroupValidationError
 from toril.options import Duration, FlowJob
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.job import Job
@@ -56,6 +57,11 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
         if undo is None:
             return None
         data = dict(self.data or {})
+        for missing in sorted(undo.signature.required - data.keys() - inputs.keys()):
+            raise GroupValidationError(
+                f"{undo.name!r} undoes task {self.name!r} and needs {missing!r}, which this call"
+                f" does not have; give it a default, or leave it out"
+            )
         if inputs:
             data[INPUTS] = inputs
         known = undo.fixed_options
