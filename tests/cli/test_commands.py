@@ -274,6 +274,7 @@ def test_many_jobs_come_from_a_file_and_bad_lines_add_nothing(toril: Toril, queu
         (["worker", "nowhere:worker"], 2, "no module 'nowhere'"),
         (["worker", "json:loads"], 2, "--queue"),
         (["worker", "json:loads", "--queue", "payments:²"], 2, "cannot be used"),
+        (["worker", "json:loads", "--queue", f"payments:{'9' * 5000}"], 2, "cannot be used"),
         (["worker", "json"], 2, "module:object"),
     ],
 )

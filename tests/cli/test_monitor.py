@@ -796,7 +796,7 @@ async def test_a_plain_queue_beside_partitions_is_a_row_of_its_own(url: str, pre
                 ]
                 await pilot.press("down")
                 await pilot.pause()
-                assert "'mail (plain)'" in await _answer_yes(app, pilot, "p")
+                assert "'mail: plain'" in await _answer_yes(app, pilot, "p")
                 await wait_until(plain.is_paused)
                 assert not any([await part.is_paused() for part in queue.partitions])
                 await plain.resume()

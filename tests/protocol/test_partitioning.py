@@ -135,7 +135,7 @@ def test_a_plain_queue_takes_no_place_of_the_partitions_of_its_name(names):
 
     assert [(row.label, row.queues) for row in rows] == [
         ("mail", ("{mail-0}", "{mail-1}")),
-        ("mail (plain)", ("mail",)),
+        ("mail: plain", ("mail",)),
         ("other", ("other",)),
     ]
 

@@ -149,7 +149,7 @@ def _companions(
 def _parse_queue(text: str) -> tuple[str, int | None]:
     """``payments`` or ``payments:50``; the name of a compensation queue has a colon of its own."""
     name, colon, size = text.rpartition(":")
-    if not colon or not (size.isascii() and size.isdecimal()):
+    if not colon or not (size.isascii() and size.isdecimal() and len(size) < 10):
         return text, None
     if int(size) < 1:
         raise click.UsageError(f"--queue {text}: {size} is not a number of jobs; give at least 1")

@@ -778,7 +778,7 @@ def resolve(
     if expected_members is not None:
         for key in expected_members:
             check_text(key, "expected_members")
-        args["expected_members"] = list(expected_members)
+        args["expected_members"] = list(dict.fromkeys(expected_members))
 
     def parse(reply: Any) -> None:
         if isinstance(reply, list):

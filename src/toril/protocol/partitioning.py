@@ -323,8 +323,8 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """The name as people are shown it; no two rows have the same."""
-        return f"{self.name} (plain)" if self.is_beside else self.name
+        """The name as people are shown it; no two rows have the same, as no name has a colon."""
+        return f"{self.name}: plain" if self.is_beside else self.name
 
 
 def wholes_of(names: Iterable[str]) -> list[str]:

@@ -86,8 +86,8 @@ def queue_rows(watches: list[QueueWatch], width: int) -> Rows:
 
 def _queue_row(watch: QueueWatch, room: Room) -> list[Shown]:
     glance, pace = watch.glance, watch.pace
-    beside = watch.label.removeprefix(watch.name).lstrip()
-    marks = [(beside, "yellow")] if beside else []
+    beside = watch.label.removeprefix(f"{watch.name}: ")
+    marks = [(f"({beside})", "yellow")] if beside != watch.name else []
     if glance and glance.is_paused:
         marks.append(("⏸", "yellow"))
     if watch.needing_a_person:
