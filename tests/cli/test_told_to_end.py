@@ -158,8 +158,11 @@ def test_a_worker_that_is_being_started_anew_is_told_to_end_too(
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_told_twice_it_ends_at_once(start: Start, pids: Pids, tmp_path: Path, restarts: bool):
-    process = start("reload")
+def test_told_twice_it_asks_twice_so_that_jobs_are_handed_back(
+    start: Start, pids: Pids, tmp_path: Path, restarts: bool
+):
+    (tmp_path / "go").touch()
+    process = start("reload", enough=2)
     wait_until_sync(lambda: pids("up"))
     if restarts:
         _change(tmp_path)
@@ -171,7 +174,23 @@ def test_told_twice_it_ends_at_once(start: Start, pids: Pids, tmp_path: Path, re
     process.send_signal(signal.SIGINT)  # another one, so that the system cannot make one of both
 
     assert process.wait(60) == 0
-    assert len(pids("up")) == len(pids("told")) == 1
+    assert len(pids("up")) == 1
+    assert pids("told") == 2 * pids("up")
+    assert pids("ended") == pids("up")
+
+
+def test_told_a_third_time_it_ends_at_once(start: Start, pids: Pids):
+    process = start("reload", enough=3)
+    wait_until_sync(lambda: pids("up"))
+    process.send_signal(signal.SIGTERM)
+    wait_until_sync(lambda: pids("told"))
+    process.send_signal(signal.SIGTERM)
+    wait_until_sync(lambda: len(pids("told")) == 2)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(60) == 0
+    assert len(pids("up")) == 1
     assert pids("ended") == []
 
 

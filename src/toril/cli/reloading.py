@@ -56,10 +56,16 @@ def _run_until(
 
 
 def _end(process: subprocess.Popen[bytes], told: deque[int], timeout_s: float) -> int:
-    """Ask it to end; kill it if it does not in time, or if this process was told twice."""
+    """Ask it to end, and once more if this process is told twice: then it hands its jobs back.
+
+    Kill it if it does not end in time, or if this process is told a third time.
+    """
     process.terminate()
     # Told once during a restart, this process still gives running jobs their time.
     _wait(timeout_s, lambda: process.poll() is None and len(told) < 2)
+    if len(told) > 1:
+        process.terminate()
+        _wait(timeout_s, lambda: process.poll() is None and len(told) < 3)
     process.kill()  # does nothing to one that has ended
     return process.wait()
 
