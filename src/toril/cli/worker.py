@@ -17,6 +17,7 @@ from toril.cli.reloading import run_and_reload
 from toril.cli.server import Server, complete_queue, with_server
 from toril.cli.values import DURATION, refuse_given
 from toril.client.connection import Connection
+from toril.protocol import parceling
 from toril.protocol.events import last_id
 from toril.worker.health import HealthServer, Metrics
 
@@ -251,7 +252,11 @@ class _Watched:
     async def has_jobs(self) -> bool:
         """Is something left that could run now? What is delayed is not waited for."""
         counts = await self._queue.get_job_counts("waiting", "prioritized", "active")
-        return any(counts.values())
+        if any(counts.values()) or not self._connection.is_cluster:
+            return any(counts.values())
+        # What its jobs left for other slots may let a job in there.
+        parcels = [parceling.waiting(part.keys) for part in self._queue.partitions]
+        return any(await self._connection.run_all(parcels))
 
     async def newest_events(self) -> list[str]:
         """The last event of each partition."""

@@ -16,7 +16,7 @@ import msgspec
 
 from toril.errors import CrossSlotError, InvalidNameError, ServerError, ServerUnusableError
 from toril.protocol import codec
-from toril.protocol.command import Command, Plan, Resend, script
+from toril.protocol.command import Command, Plan, Resend, plain, script
 from toril.protocol.keys import Keys, check_slot_of_each, keys_at
 
 PARCELS_PER_SLICE = 100
@@ -180,6 +180,12 @@ def fetch(keys: Keys, *, ahead_ms: int = 0) -> Command[tuple[list[Parcel], bool]
     if ahead_ms:
         args["ahead_ms"] = ahead_ms
     return script("fetchParcels", keys, args, parse, resend=Resend.SAME)
+
+
+def waiting(keys: Keys) -> Command[int]:
+    """How many parcels of this queue are not collected; those that were refused do not count."""
+    due = keys.own("parcels-due")
+    return plain("ZCARD", due, parse=int, near=due)
 
 
 def handed(parcels: Any, has_more: Any) -> Handed:

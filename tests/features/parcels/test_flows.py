@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.counting import inside
 from tests.features.parcels.test_couriers import due, put_off
-from tests.helpers import wait_until
+from tests.helpers import PATIENCE_S, let_pass, wait_until
 from toril import FlowJob, FlowProducer, ManualWorker, NewJob, Parent, Queue, Worker, sync
+from toril.cli.worker import Burst
 from toril.doctor.keyspace import audit
 from toril.doctor.reader import ConnectionReader
 from toril.errors import ParentNotFoundError, UnrecoverableError
 from toril.protocol import parceling
 from toril.protocol.parceling import Parcel
+from toril.worker.courier import Courier
 
 
 @pytest.fixture
@@ -81,6 +85,32 @@ async def test_a_parent_waits_for_children_in_other_slots(slots, shop):
     assert numbers == [0, 1, 2, 3]
     reader = await ConnectionReader.open(parents._connection)
     assert await audit(reader, slots.prefix) == []
+
+
+async def test_a_burst_waits_for_what_is_on_its_way_to_another_slot(slots, shop, monkeypatch):
+    parents, children, _ = shop
+    may_carry = asyncio.Event()
+    really_carry = Courier.carry
+
+    async def carry(courier):
+        await may_carry.wait()
+        await really_carry(courier)
+
+    monkeypatch.setattr(Courier, "carry", carry)
+    async with FlowProducer(**slots.options) as producer:
+        node = await producer.add(flow_of(parents, children))
+    services = [Worker(queue.name, echo, **slots.options) for queue in (parents, children)]
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        running = [group.create_task(service.run()) for service in services]
+        burst = group.create_task(Burst(services, []).run())
+        await wait_until(children.get_completed_count)
+        await let_pass(0.5, "the burst must not end in it")
+        has_ended = burst.done() or any(task.done() for task in running)
+        may_carry.set()
+
+    assert not has_ended
+    assert await is_in(parents, node.job.id, "completed")
 
 
 def _by_name(gather):
