@@ -81,6 +81,14 @@ class ModelQueue:
                 self.jobs[job_id].has_waited = True
                 self.place(self.jobs[job_id])
 
+    def promote(self, job_id: str) -> None:
+        """Somebody lets it in before its time: from now on it could run."""
+        job = self.jobs[job_id]
+        del self.delayed[job_id]
+        if not job.started:
+            job.due = self.hour
+        self.place(job)
+
     def has_expired(self, job_id: str) -> bool:
         """Was it taken for the first time, and too late?"""
         job = self.jobs[job_id]

@@ -266,8 +266,7 @@ class Api(RuleBasedStateMachine):
         job_id = self.any_id(data)
         if job_id in self.model.delayed:
             self.queue.promote(job_id)
-            del self.model.delayed[job_id]
-            self.model.place(self.model.jobs[job_id])
+            self.model.promote(job_id)
             return
         with pytest.raises((JobNotFoundError, JobNotInStateError)):
             self.queue.promote(job_id)

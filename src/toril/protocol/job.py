@@ -123,7 +123,8 @@ class StoredJob:
     def first_due_at(self) -> int:
         """When it could first run, in ms since the epoch.
 
-        That is when it was added, when its delay was over, or when its last child had ended.
+        That is when it was added or promoted, when its delay was over, or when its last child had
+        ended.
         """
         known = codec.number(self._fields.get(b"x.due"))
         if known is not None:
