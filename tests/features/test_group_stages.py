@@ -882,6 +882,39 @@ async def test_a_pivot_that_completes_after_the_group_turned_blocks_it(world: Wo
     assert await state(world) == "COMPLETED"
 
 
+@pytest.mark.parametrize("is_overdue", [False, True])
+@pytest.mark.parametrize("is_resolved", [False, True])
+async def test_a_late_pivot_that_was_the_last_member_completes_its_group(
+    world: World, is_resolved: bool, is_overdue: bool
+):
+    """Nothing is left to run, so no member would end the group once it continues."""
+    members = (job("a"), job("b", "a", pivot=True))
+    ends: dict[str, Any] = {"on_completed": job("done")} if not is_overdue else {}
+    await start(world, *members, undo="a", undo_timeout=5_000, **ends)
+    await world.complete("a")
+    b = await world.hand("b").take_one("b")
+    await world.queue("a").cancel_group("g", "too late")
+    if is_overdue:
+        skew.ms += 5_001
+        await world.queue("a").reconcile_groups()
+        assert await state(world) == "FAILED_COMPENSATION"
+    await world.hand("b").complete(b)
+    assert await state(world) == "BLOCKED"
+
+    if is_resolved:
+        await world.queue("a").resolve_group("g", "it is done")
+    else:
+        assert await world.queue("a").retry_group("g") == 0
+
+    assert await state(world) == "COMPLETED"
+    said = "group:resolved" if is_resolved else "group:retrying"
+    assert (await world.event_names())[-2:] == [said, "group:completed"]
+    assert await waiting(world, "done") == ("" if is_overdue else "e")
+    for index in ("open", "staged", "asking"):
+        assert await world.client.zcard(f"{world.prefix}:a:toril:groups-{index}") == 0
+    assert await world.client.zcard(f"{world.prefix}:a:toril:groups-ended") == 1
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
     world: World, is_done: bool

@@ -69,9 +69,9 @@ function calls.retryGroup(KEYS, a, ARGV)
   local count = #written / 2 - #done
   requests.remember(queue, a.request, clock.digits(count))
   known.failed, known.cancelled = 0, 0
-  stages.unblock(known, now)
   groups.emit(known, "group:retrying", "count", clock.digits(count))
   stages.log(known, now, "retrying")
+  stages.unblock(known, now)
   for _, one in ipairs(done) do
     groups.memberEnded(group, one[2], one[1], one[3], "completed", one[4], now)
   end

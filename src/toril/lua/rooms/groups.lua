@@ -174,6 +174,13 @@ local function endGroup(group, state, now)
   groups.close(group, now)
 end
 
+--- The group has completed if all of its members have.
+function groups.completeIfDone(group, now)
+  if group.completed < group.total then return false end
+  endGroup(group, "COMPLETED", now)
+  return true
+end
+
 --- An id in the queue at `base` that no job has: somebody may already use the first choice. The number
 --- is at its end, where it is read again.
 local function freeId(base, head, number)
@@ -403,9 +410,7 @@ local function goOn(group, number, state, ended, now)
     return
   end
   if number == group.pivot then redis.call("UNLINK", group.key .. ":undo") end
-  if group.completed == group.total then
-    endGroup(group, "COMPLETED", now)
-  elseif group.is_staged then
+  if not groups.completeIfDone(group, now) and group.is_staged then
     stages.advance(group, number, now)
   end
 end

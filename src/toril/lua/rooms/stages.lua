@@ -398,7 +398,8 @@ function stages.block(group, cause, now)
   stages.log(group, now, "blocked", cause.label, cause.reason)
 end
 
---- A group that was blocked continues.
+--- A group that was blocked continues; it is over if its last member was the pivot, which completed after
+--- the group had turned.
 function stages.unblock(group, now)
   group.state = "ACTIVE"
   redis.call("HSET", group.key, "state", "ACTIVE", "updatedAt", clock.stamp(now))
@@ -406,6 +407,7 @@ function stages.unblock(group, now)
   local deadline = redis.call("HGET", group.key, "x.deadline")
   if deadline and tonumber(deadline) <= now then redis.call("HDEL", group.key, "x.deadline") end
   redis.call("ZREM", groups.asking(group.owner), group.id)
+  groups.completeIfDone(group, now)
 end
 
 --- A member that failed in a blocked group runs again: the group waits for it as before.
