@@ -553,6 +553,7 @@ end
 --- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
 --- while its group is not over; `job` is its key, unless it is a dead letter now.
 --- With `is_again` a member that its group counts as completed may not: it would be undone only once.
+--- "SETTLED" is said of a dead letter whose group goes on without it.
 --- Also returns whether the group is blocked, perhaps by this member.
 function groups.stateOf(membership, job, is_again)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
@@ -561,10 +562,10 @@ function groups.stateOf(membership, job, is_again)
   if kind ~= "c" then
     local state = readState(key)
     local is_blocked = state == "BLOCKED"
-    if is_blocked then
-      if not job and not stages.mayRejoin(key, number) then return state end
-      state = "ACTIVE"
+    if not job and (is_blocked or state == "ACTIVE") then
+      return stages.mayRejoin(key, number, is_blocked) and "ACTIVE" or "SETTLED"
     end
+    if is_blocked then state = "ACTIVE" end
     if state ~= "ACTIVE" or not is_again then return state, is_blocked end
     return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE", is_blocked
   end

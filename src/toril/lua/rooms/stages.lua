@@ -427,9 +427,11 @@ local function blocking(key, number)
   return is_free and member[1] or nil, status
 end
 
---- May the dead letter of a member be replayed, in a blocked group?
-function stages.mayRejoin(key, number)
-  return blocking(key, number) ~= nil
+--- May the dead letter of a member be replayed, in a group that is not over? Only if it blocks its group.
+--- Otherwise the member runs again already, or a person has said how it ended.
+function stages.mayRejoin(key, number, is_blocked)
+  if is_blocked then return blocking(key, number) ~= nil end
+  return not hashes.tryRead(key .. ":plan", number)[number]
 end
 
 --- The id that the job of a member had that blocks its group, and has again if its dead letter is
