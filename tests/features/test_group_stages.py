@@ -973,6 +973,20 @@ async def test_a_blocked_signal_is_awaited_again(world: World):
     assert await state(world) == "COMPLETED"
 
 
+async def test_a_signal_that_had_failed_before_its_turn_is_awaited_again(world: World):
+    """What was said of it then does not block the group once more."""
+    await start(world, job("a", pivot=True), GroupSignal("ok", after=["a"]))
+    await world.queue("a").fail_member("g", "ok", "no")
+    await world.complete("a")
+    assert await state(world) == "BLOCKED"
+
+    assert await world.queue("a").retry_group("g") == 1
+
+    assert (await statuses(world))["ok"] == "awaited"
+    await world.queue("a").complete_member("g", "ok")
+    assert await state(world) == "COMPLETED"
+
+
 # ---------------------------------------------------------------------------- the end
 
 
