@@ -915,6 +915,26 @@ async def test_a_late_pivot_that_was_the_last_member_completes_its_group(
     assert await world.client.zcard(f"{world.prefix}:a:toril:groups-ended") == 1
 
 
+async def test_a_pivot_that_runs_once_more_leaves_no_way_back(world: World):
+    """It was forced; what came before it is undone no more since it completed first."""
+    await past_pivot(world)
+    (b,) = await world.queue("b").get_jobs("completed")
+    await world.queue("b").retry(b.id, force=True)
+
+    with pytest.raises(InvalidGroupStateError, match="no longer be undone"):
+        await world.queue("a").cancel_group("g")
+    await world.fail("b")
+    assert await state(world) == "BLOCKED"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").fail_member("g", "b", "it never left")
+    assert await waiting(world, "c") == "c"
+
+    assert await world.queue("a").retry_group("g") == 1
+    await world.complete("bcd")
+    assert await state(world) == "COMPLETED"
+    assert await to_undo(world, "a") == ""
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
     world: World, is_done: bool

@@ -379,10 +379,20 @@ end
 
 -- The pivot ---------------------------------------------------------------------------------------
 
+--- Did an earlier run of this job complete? Somebody has forced it to run once more.
+local function hasEarlierRun(group, job)
+  if redis.call("HEXISTS", group.key, "x.repeats") == 0 then return false end
+  for _, one in pairs(readPlan(group).members) do
+    if one[5] and one[1] == job then return true end
+  end
+  return false
+end
+
+--- Has the pivot completed, in this run or an earlier one? What came before it is not undone any more.
 function stages.isPastPivot(group)
-  if not group.pivot then return false end
-  local member = stages.member(group.key, group.pivot)
-  return member ~= nil and redis.call("HGET", group.key .. ":jobs", member[1]) == "completed"
+  local member = group.pivot and stages.member(group.key, group.pivot)
+  if not member then return false end
+  return redis.call("HGET", group.key .. ":jobs", member[1]) == "completed" or hasEarlierRun(group, member[1])
 end
 
 --- The group can go neither forward nor back until a person says how.
@@ -461,7 +471,7 @@ end
 function stages.overrule(group, one, status, state, ended, now)
   if state == "failed" then
     -- Nobody knew how the pivot ended; it did nothing, so there is a way back.
-    if one.number ~= group.pivot then return false end
+    if one.number ~= group.pivot or stages.isPastPivot(group) then return false end
     stages.unblock(group, now)
     groups.turn(group, { id = one.id, reason = ended.value, label = stages.label(group.key, one.number) }, now)
     return true
