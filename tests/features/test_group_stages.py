@@ -966,6 +966,74 @@ async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
         assert (await statuses(world))["c"] == "cancelled"
 
 
+async def lose_pivot(world: World, how: str) -> None:
+    """The group is cancelled while its pivot runs, and nobody learns how that run ended; or that
+    happens first, and the pivot waits to run again."""
+    b = await world.hand("b").take_one("b")
+    if how != "it waits":
+        await world.queue("a").cancel_group("g", "too late")
+    if how == "a shutdown stops it":
+        await world.hand("b").give_back(b, is_begun=True)
+    else:
+        await world.hand("b").lose(b)
+        keys = world.queue("b").keys
+        await world.client.sadd(f"{keys.base}:stalled", b.id)
+        await world.connection.follow(leasing.sweep(keys, interval_ms=1, max_stalled=3))
+    if how == "it waits":
+        await world.queue("a").cancel_group("g", "too late")
+    else:
+        await world.hand("b").fail(await world.hand("b").take_one("b"), reason="not run")
+    assert await world.hand("b").take() == []
+
+
+@pytest.mark.parametrize("said", ["done", "not done", "again"])
+@pytest.mark.parametrize("how", ["its process dies", "a shutdown stops it", "it waits"])
+async def test_a_pivot_of_which_nobody_knows_blocks_a_group_that_was_cancelled(
+    world: World, how: str, said: str
+):
+    """The parcel may be on its way: nothing before it is undone until a person has said."""
+    members = (job("a"), job("b", "a", pivot=True), job("c", "b"))
+    node = await start(world, *members, undo="a")
+    await world.complete("a")
+
+    await lose_pivot(world, how)
+
+    assert await state(world) == "BLOCKED"
+    assert await to_undo(world, "a") == ""
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert (info.failed_job_id, info.reason) == (node.jobs[1].id, "nobody knows how it ended")
+    if said == "not done":
+        await world.queue("a").fail_member("g", "b", "it never left")
+        await world.undo_all("a")
+        assert await state(world) == "FAILED"
+    else:
+        if said == "done":
+            await world.queue("a").complete_member("g", "b")
+        assert await world.queue("a").retry_group("g") == (1 if said == "done" else 2)
+        await world.complete("c" if said == "done" else "bc")
+        assert await state(world) == "COMPLETED"
+        assert await to_undo(world, "a") == ""
+
+
+async def test_a_lost_pivot_that_is_retried_and_fails_undoes_a_group_that_was_cancelled(
+    world: World,
+):
+    """Its last run is known: it did nothing."""
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
+    await world.complete("a")
+    await lose_pivot(world, "its process dies")
+    (b,) = await world.queue("b").get_jobs("failed")
+
+    await world.queue("b").retry(b.id)
+    await world.fail("b")
+
+    assert await state(world) == "COMPENSATING"
+    assert await world.client.zcard(f"{world.prefix}:a:toril:groups-asking") == 0
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
 async def test_a_timeout_after_the_pivot_blocks_and_does_not_undo(world: World):
     await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a", timeout=60_000)
     await world.complete("ab")

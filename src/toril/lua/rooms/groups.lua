@@ -302,9 +302,23 @@ function groups.settle(group, now)
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
 
+--- The pivot's last run has an unknown outcome: only a person can say whether there is a way back.
+local function blockForPivot(group, id, now)
+  stages.block(group, { id = id, reason = "nobody knows how it ended",
+    label = stages.label(group.key, group.pivot) }, now)
+end
+
+--- The id of the pivot, if it is among these members that were cancelled and may have done its work.
+local function findLostPivot(group, ends)
+  for _, one in ipairs(ends) do
+    if one.is_open and string.match(one.membership or "", "(%d+)$") == group.pivot then return one.id end
+  end
+  return nil
+end
+
 --- The same for those in one queue of this slot.
 local function cancelHere(group, base, job_keys, released, reason)
-  local cancelled, undone = members.cancel(base, job_keys, released)
+  local cancelled, undone, ends = members.cancel(base, job_keys, released)
   if #cancelled > 0 then
     local written = {}
     for i, job in ipairs(cancelled) do
@@ -314,6 +328,7 @@ local function cancelHere(group, base, job_keys, released, reason)
     group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
   end
   if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+  if group.pivot then group.lost_pivot = group.lost_pivot or findLostPivot(group, ends) end
   if #cancelled < #job_keys then stages.tell(job_keys, reason) end
 end
 
@@ -364,6 +379,10 @@ end
 --- `cause` = { id, reason, label }: the job that failed, or "" for none.
 function groups.turn(group, cause, now, released)
   cancelMembers(group, released, cause.reason)
+  if group.lost_pivot then
+    blockForPivot(group, group.lost_pivot, now)
+    return
+  end
   redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason, "x.failedMember",
     cause.label or "")
   stages.log(group, now, "compensating", cause.label, cause.reason)
@@ -402,9 +421,12 @@ end
 local function goOn(group, number, state, ended, now)
   if state ~= "completed" then
     local cause = { id = ended.id, reason = ended.value, label = stages.label(group.key, number) }
-    if stages.isPastPivot(group) or number == group.pivot and ended.is_open then
+    local is_pivot, is_blocked = number == group.pivot, group.state == "BLOCKED"
+    if stages.isPastPivot(group) or is_pivot and ended.is_open or is_blocked and not is_pivot then
       stages.block(group, cause, now)
     else
+      -- A pivot of which nobody knew how it ended has run again, and failed.
+      if is_blocked then stages.unblock(group, now) end
       groups.turn(group, cause, now, ended.released)
     end
     return
@@ -431,13 +453,18 @@ local function lookAfter(group, now)
   end
 end
 
---- The pivot has completed in a group that had turned: there is no way back any more.
-local function endPivotLate(group, now)
+--- The pivot has ended in a group that had turned. If it has completed, there is no way back any more; if
+--- its outcome is open, perhaps not.
+local function endPivotLate(group, state, ended, now)
   if group.state == "FAILED_COMPENSATION" then
     lookAfter(group, now)
     group.state = "COMPENSATING"
   end
-  stages.keep(group, now)
+  if state == "completed" then
+    stages.keep(group, now)
+  else
+    blockForPivot(group, ended.id, now)
+  end
 end
 
 --- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
@@ -458,8 +485,8 @@ function groups.memberEnded(key, kind, number, job, state, ended, now)
 
   if group.state == "ACTIVE" or group.state == "BLOCKED" then
     goOn(group, number, state, ended, now)
-  elseif isTurned(group) and number == group.pivot and state == "completed" then
-    endPivotLate(group, now)
+  elseif isTurned(group) and number == group.pivot and (state == "completed" or ended.is_open) then
+    endPivotLate(group, state, ended, now)
   else
     endedLate(group, now)
     groups.settle(group, now)
