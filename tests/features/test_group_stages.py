@@ -593,6 +593,24 @@ async def test_the_same_signal_sent_again_is_known(world: World):
     assert info.completed_count == 2
 
 
+@pytest.mark.parametrize("how", ["completed", "failed"])
+async def test_the_same_signal_sent_again_is_known_although_its_group_is_forgotten(
+    world: World, how: str
+):
+    """It ended the group, which keeps nothing; and its reply was lost."""
+    await start(world, job("a"), GroupSignal("ok", after=["a"]), group_retention=True)
+    await world.complete("a")
+    told = groups.settle_member(world.queue("a").keys, "g", "ok", how, b'"by"', request="r1")
+    await world.connection.run(told)
+
+    await world.connection.run(told)
+
+    left = [key async for key in world.client.scan_iter(f"{world.prefix}:a:groups*")]
+    assert left == []
+    with pytest.raises(GroupNotFoundError):
+        await world.queue("a").complete_member("g", "ok")
+
+
 async def test_a_signal_that_does_not_come_fails_or_has_a_default(world: World):
     """The time begins with its turn."""
     await start(
