@@ -318,6 +318,49 @@ async def test_a_blocking_member_that_a_dashboard_retries_belongs_to_its_group(w
     assert await state(world) == "COMPLETED"
 
 
+async def say_that_b_is_done(world: World, *, is_resolved: bool) -> None:
+    if is_resolved:
+        await world.queue("a").resolve_group("g", "done by hand")
+    else:
+        await world.queue("a").complete_member("g", "b")
+    assert await state(world) == "ACTIVE"
+
+
+@pytest.mark.parametrize("is_resolved", [False, True])
+async def test_a_failed_member_that_was_done_by_hand_is_not_retried(
+    world: World, is_resolved: bool
+):
+    """Its job is still among the failed ones, and somebody retries all of these."""
+    job_id = await blocked(world)
+    await say_that_b_is_done(world, is_resolved=is_resolved)
+
+    with pytest.raises(InvalidGroupStateError, match="force=True"):
+        await world.queue("b").retry(job_id, reset_attempts=True)
+    assert await world.queue("b").retry_all() == 0
+    assert await world.queue("b").get_state(job_id) == "failed"
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+
+
+@pytest.mark.parametrize("is_resolved", [False, True])
+async def test_the_letter_of_a_member_that_was_done_by_hand_is_not_replayed(
+    world: World, is_resolved: bool
+):
+    """It would run as a job without a group, and do once more what a person has done."""
+    await start(world, job("a", pivot=True), job("b", "a"), job("c", "b"))
+    await world.complete("a")
+    (letter,) = await bury(world, "b")
+    await say_that_b_is_done(world, is_resolved=is_resolved)
+
+    with pytest.raises(InvalidGroupStateError, match="does not wait for it"):
+        await world.queue("dlq").replay_dead_letter(letter.id)
+    assert await world.queue("dlq").replay_all_dead_letters() == 0
+    assert await world.queue("dlq").get_dead_letter_count() == 1
+    await world.complete("c")
+    assert await state(world) == "COMPLETED"
+    assert await world.hand("b").take() == []
+
+
 async def test_a_blocking_member_that_bullmq_starts_as_new_belongs_to_its_group(world: World):
     """With its attempts forgotten; and if it fails, the group is blocked again."""
     job_id = await blocked(world)

@@ -593,6 +593,24 @@ async def test_the_same_signal_sent_again_is_known(world: World):
     assert info.completed_count == 2
 
 
+@pytest.mark.parametrize("how", ["completed", "failed"])
+async def test_the_same_signal_sent_again_is_known_although_its_group_is_forgotten(
+    world: World, how: str
+):
+    """It ended the group, which keeps nothing; and its reply was lost."""
+    await start(world, job("a"), GroupSignal("ok", after=["a"]), group_retention=True)
+    await world.complete("a")
+    told = groups.settle_member(world.queue("a").keys, "g", "ok", how, b'"by"', request="r1")
+    await world.connection.run(told)
+
+    await world.connection.run(told)
+
+    left = [key async for key in world.client.scan_iter(f"{world.prefix}:a:groups*")]
+    assert left == []
+    with pytest.raises(GroupNotFoundError):
+        await world.queue("a").complete_member("g", "ok")
+
+
 async def test_a_signal_that_does_not_come_fails_or_has_a_default(world: World):
     """The time begins with its turn."""
     await start(
@@ -882,6 +900,59 @@ async def test_a_pivot_that_completes_after_the_group_turned_blocks_it(world: Wo
     assert await state(world) == "COMPLETED"
 
 
+@pytest.mark.parametrize("is_overdue", [False, True])
+@pytest.mark.parametrize("is_resolved", [False, True])
+async def test_a_late_pivot_that_was_the_last_member_completes_its_group(
+    world: World, is_resolved: bool, is_overdue: bool
+):
+    """Nothing is left to run, so no member would end the group once it continues."""
+    members = (job("a"), job("b", "a", pivot=True))
+    ends: dict[str, Any] = {"on_completed": job("done")} if not is_overdue else {}
+    await start(world, *members, undo="a", undo_timeout=5_000, **ends)
+    await world.complete("a")
+    b = await world.hand("b").take_one("b")
+    await world.queue("a").cancel_group("g", "too late")
+    if is_overdue:
+        skew.ms += 5_001
+        await world.queue("a").reconcile_groups()
+        assert await state(world) == "FAILED_COMPENSATION"
+    await world.hand("b").complete(b)
+    assert await state(world) == "BLOCKED"
+
+    if is_resolved:
+        await world.queue("a").resolve_group("g", "it is done")
+    else:
+        assert await world.queue("a").retry_group("g") == 0
+
+    assert await state(world) == "COMPLETED"
+    said = "group:resolved" if is_resolved else "group:retrying"
+    assert (await world.event_names())[-2:] == [said, "group:completed"]
+    assert await waiting(world, "done") == ("" if is_overdue else "e")
+    for index in ("open", "staged", "asking"):
+        assert await world.client.zcard(f"{world.prefix}:a:toril:groups-{index}") == 0
+    assert await world.client.zcard(f"{world.prefix}:a:toril:groups-ended") == 1
+
+
+async def test_a_pivot_that_runs_once_more_leaves_no_way_back(world: World):
+    """It was forced; what came before it is undone no more since it completed first."""
+    await past_pivot(world)
+    (b,) = await world.queue("b").get_jobs("completed")
+    await world.queue("b").retry(b.id, force=True)
+
+    with pytest.raises(InvalidGroupStateError, match="no longer be undone"):
+        await world.queue("a").cancel_group("g")
+    await world.fail("b")
+    assert await state(world) == "BLOCKED"
+    with pytest.raises(InvalidGroupStateError):
+        await world.queue("a").fail_member("g", "b", "it never left")
+    assert await waiting(world, "c") == "c"
+
+    assert await world.queue("a").retry_group("g") == 1
+    await world.complete("bcd")
+    assert await state(world) == "COMPLETED"
+    assert await to_undo(world, "a") == ""
+
+
 @pytest.mark.parametrize("is_done", [True, False])
 async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
     world: World, is_done: bool
@@ -913,6 +984,74 @@ async def test_a_pivot_of_which_nobody_knows_how_it_ended_blocks_the_group(
         assert (await statuses(world))["c"] == "cancelled"
 
 
+async def lose_pivot(world: World, how: str) -> None:
+    """The group is cancelled while its pivot runs, and nobody learns how that run ended; or that
+    happens first, and the pivot waits to run again."""
+    b = await world.hand("b").take_one("b")
+    if how != "it waits":
+        await world.queue("a").cancel_group("g", "too late")
+    if how == "a shutdown stops it":
+        await world.hand("b").give_back(b, is_begun=True)
+    else:
+        await world.hand("b").lose(b)
+        keys = world.queue("b").keys
+        await world.client.sadd(f"{keys.base}:stalled", b.id)
+        await world.connection.follow(leasing.sweep(keys, interval_ms=1, max_stalled=3))
+    if how == "it waits":
+        await world.queue("a").cancel_group("g", "too late")
+    else:
+        await world.hand("b").fail(await world.hand("b").take_one("b"), reason="not run")
+    assert await world.hand("b").take() == []
+
+
+@pytest.mark.parametrize("said", ["done", "not done", "again"])
+@pytest.mark.parametrize("how", ["its process dies", "a shutdown stops it", "it waits"])
+async def test_a_pivot_of_which_nobody_knows_blocks_a_group_that_was_cancelled(
+    world: World, how: str, said: str
+):
+    """The parcel may be on its way: nothing before it is undone until a person has said."""
+    members = (job("a"), job("b", "a", pivot=True), job("c", "b"))
+    node = await start(world, *members, undo="a")
+    await world.complete("a")
+
+    await lose_pivot(world, how)
+
+    assert await state(world) == "BLOCKED"
+    assert await to_undo(world, "a") == ""
+    info = await world.queue("a").get_group_state("g")
+    assert info is not None
+    assert (info.failed_job_id, info.reason) == (node.jobs[1].id, "nobody knows how it ended")
+    if said == "not done":
+        await world.queue("a").fail_member("g", "b", "it never left")
+        await world.undo_all("a")
+        assert await state(world) == "FAILED"
+    else:
+        if said == "done":
+            await world.queue("a").complete_member("g", "b")
+        assert await world.queue("a").retry_group("g") == (1 if said == "done" else 2)
+        await world.complete("c" if said == "done" else "bc")
+        assert await state(world) == "COMPLETED"
+        assert await to_undo(world, "a") == ""
+
+
+async def test_a_lost_pivot_that_is_retried_and_fails_undoes_a_group_that_was_cancelled(
+    world: World,
+):
+    """Its last run is known: it did nothing."""
+    await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a")
+    await world.complete("a")
+    await lose_pivot(world, "its process dies")
+    (b,) = await world.queue("b").get_jobs("failed")
+
+    await world.queue("b").retry(b.id)
+    await world.fail("b")
+
+    assert await state(world) == "COMPENSATING"
+    assert await world.client.zcard(f"{world.prefix}:a:toril:groups-asking") == 0
+    await world.undo_all("a")
+    assert await state(world) == "FAILED"
+
+
 async def test_a_timeout_after_the_pivot_blocks_and_does_not_undo(world: World):
     await start(world, job("a"), job("b", "a", pivot=True), job("c", "b"), undo="a", timeout=60_000)
     await world.complete("ab")
@@ -935,6 +1074,20 @@ async def test_a_blocked_signal_is_awaited_again(world: World):
     assert await state(world) == "BLOCKED"
 
     await world.queue("a").retry_group("g")
+    assert (await statuses(world))["ok"] == "awaited"
+    await world.queue("a").complete_member("g", "ok")
+    assert await state(world) == "COMPLETED"
+
+
+async def test_a_signal_that_had_failed_before_its_turn_is_awaited_again(world: World):
+    """What was said of it then does not block the group once more."""
+    await start(world, job("a", pivot=True), GroupSignal("ok", after=["a"]))
+    await world.queue("a").fail_member("g", "ok", "no")
+    await world.complete("a")
+    assert await state(world) == "BLOCKED"
+
+    assert await world.queue("a").retry_group("g") == 1
+
     assert (await statuses(world))["ok"] == "awaited"
     await world.queue("a").complete_member("g", "ok")
     assert await state(world) == "COMPLETED"

@@ -152,8 +152,8 @@ def refusal(code: int, letter_id: str, queue: str) -> Exception:
         case Refusal.WRONG_GROUP_STATE:
             return InvalidGroupStateError(
                 f"dead letter {letter_id!r} of queue {queue!r} belongs to a group that is over or"
-                f" being undone, so running it again could not be undone; pass force=True"
-                f" (--force) to replay it anyway"
+                f" being undone, or that does not wait for it, so running it again could not be"
+                f" undone; pass force=True (--force) to replay it anyway"
             )
     return not_found(letter_id, queue)
 

@@ -237,7 +237,10 @@ class _Group:
         if self.is_past_pivot and (self.undoings or self.undo):
             yield f"the pivot has completed, and {self.undoings} are undone"
         pivot = int(self.record.get("x.pivot", 0))
-        if self.state == "BLOCKED" and not self.is_past_pivot and status_of[pivot] != "failed":
+        # It waited to run again when the group was cancelled, and nobody knows how it had ended.
+        was_lost = self.record.get("x.reason") == "nobody knows how it ended"
+        ways = {"failed", "cancelled"} if was_lost else {"failed"}
+        if self.state == "BLOCKED" and not self.is_past_pivot and status_of[pivot] not in ways:
             yield f"group is BLOCKED before its pivot: {status_of}"
         if self.state == "ACTIVE" and "x.reason" in self.record:
             yield f"group is ACTIVE again, and says that {self.record['x.reason']}"

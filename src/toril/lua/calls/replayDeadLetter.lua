@@ -17,7 +17,7 @@
             RUNNING             it is running   JobLockedError
             REPLAYED_TOO_OFTEN  it has been replayed too often   TooManyReplaysError
             ID_TAKEN            the new id is in use   RefusedError
-            WRONG_GROUP_STATE   its group is over or being undone   InvalidGroupStateError
+            WRONG_GROUP_STATE   its group is over, being undone, or does not wait for it   InvalidGroupStateError
   Emits     added, waiting, delayed, removed
   Keeps     I1, I4
   Cost      O(1), and a search in the list from the nearer end

@@ -21,7 +21,8 @@ function calls.retry(KEYS, a, ARGV)
   if redis.call("EXISTS", base .. ":" .. a.id) == 0 then return refusals.MISSING end
   local job = base .. ":" .. a.id
   local membership = not a.force and redis.call("HGET", job, "x.group")
-  if membership and (redis.call("ZSCORE", completed, a.id) or groups.stateOf(membership, job) ~= "ACTIVE") then
+  -- One that failed may count as completed all the same: a person has said so.
+  if membership and (redis.call("ZSCORE", completed, a.id) or groups.stateOf(membership, job, true) ~= "ACTIVE") then
     return refusals.WRONG_GROUP_STATE
   end
   local state = "failed"

@@ -26,7 +26,7 @@ function calls.retryAll(KEYS, a, ARGV)
   local function retryOne(id)
     local membership = not a.force and redis.call("HGET", base .. ":" .. id, "x.group")
     if membership then
-      if a.state == "completed" or groups.stateOf(membership, base .. ":" .. id) ~= "ACTIVE" then return end
+      if a.state == "completed" or groups.stateOf(membership, base .. ":" .. id, true) ~= "ACTIVE" then return end
     end
     if jobs.retry(queue, gate, id, a.state, a.resets_attempts) then count = count + 1 end
     leaving[#leaving + 1] = id

@@ -62,6 +62,8 @@ function calls.retryGroup(KEYS, a, ARGV)
       if type(retried) == "table" then done[#done + 1] = { number, member[4], job, retried } end
       written[#written + 1], written[#written + 2] = job, retried and "pending" or "planned"
       redis.call("HDEL", group .. ":results", number .. ".at", number .. ".why", number .. ".request")
+      -- What was said of a signal before its turn was said of this one turn.
+      redis.call("HDEL", group .. ":stage", number .. ".early")
     end
   end
   if #written > 0 then redis.call("HSET", members_, unpack(written)) end
@@ -69,9 +71,9 @@ function calls.retryGroup(KEYS, a, ARGV)
   local count = #written / 2 - #done
   requests.remember(queue, a.request, clock.digits(count))
   known.failed, known.cancelled = 0, 0
-  stages.unblock(known, now)
   groups.emit(known, "group:retrying", "count", clock.digits(count))
   stages.log(known, now, "retrying")
+  stages.unblock(known, now)
   for _, one in ipairs(done) do
     groups.memberEnded(group, one[2], one[1], one[3], "completed", one[4], now)
   end

@@ -32,11 +32,20 @@ local function findMember(plan, wanted)
   return found or count == 1 and named or nil
 end
 
+--- Recognize this call if it is sent again. The group may have ended with it, and be forgotten at once.
+local function rememberCall(queue, group, one, request)
+  if redis.call("EXISTS", group) == 1 then
+    redis.call("HSET", group .. ":results", one.number .. ".request", request)
+  else
+    requests.remember(queue, request)
+  end
+end
+
 function calls.settleMember(KEYS, a, ARGV)
   local base, group, members_, plan = unpack(KEYS)
   local value = ARGV[2]
-  local known = groups.read(group)
-  if not known then return refusals.NO_GROUP end
+  local queue, known = queues.at(base), groups.read(group)
+  if not known then return requests.wasMade(queue, a.request) and 0 or refusals.NO_GROUP end
   local one = findMember(plan, a.member)
   if not one then return refusals.MISSING end
   local seek = "x.seek." .. one.job
@@ -61,6 +70,6 @@ function calls.settleMember(KEYS, a, ARGV)
   else
     return { refusals.WRONG_GROUP_STATE, known.state, status or "" }
   end
-  redis.call("HSET", group .. ":results", one.number .. ".request", a.request)
+  rememberCall(queue, group, one, a.request)
   return 0
 end

@@ -174,6 +174,13 @@ local function endGroup(group, state, now)
   groups.close(group, now)
 end
 
+--- The group has completed if all of its members have.
+function groups.completeIfDone(group, now)
+  if group.completed < group.total then return false end
+  endGroup(group, "COMPLETED", now)
+  return true
+end
+
 --- An id in the queue at `base` that no job has: somebody may already use the first choice. The number
 --- is at its end, where it is read again.
 local function freeId(base, head, number)
@@ -295,9 +302,23 @@ function groups.settle(group, now)
   endGroup(group, group.broken > 0 and "FAILED_COMPENSATION" or "FAILED", now)
 end
 
+--- The pivot's last run has an unknown outcome: only a person can say whether there is a way back.
+local function blockForPivot(group, id, now)
+  stages.block(group, { id = id, reason = "nobody knows how it ended",
+    label = stages.label(group.key, group.pivot) }, now)
+end
+
+--- The id of the pivot, if it is among these members that were cancelled and may have done its work.
+local function findLostPivot(group, ends)
+  for _, one in ipairs(ends) do
+    if one.is_open and string.match(one.membership or "", "(%d+)$") == group.pivot then return one.id end
+  end
+  return nil
+end
+
 --- The same for those in one queue of this slot.
 local function cancelHere(group, base, job_keys, released, reason)
-  local cancelled, undone = members.cancel(base, job_keys, released)
+  local cancelled, undone, ends = members.cancel(base, job_keys, released)
   if #cancelled > 0 then
     local written = {}
     for i, job in ipairs(cancelled) do
@@ -307,6 +328,7 @@ local function cancelHere(group, base, job_keys, released, reason)
     group.cancelled = redis.call("HINCRBY", group.key, "cancelledCount", #cancelled)
   end
   if #undone > 0 then redis.call("RPUSH", group.key .. ":undo", unpack(undone)) end
+  if group.pivot then group.lost_pivot = group.lost_pivot or findLostPivot(group, ends) end
   if #cancelled < #job_keys then stages.tell(job_keys, reason) end
 end
 
@@ -357,6 +379,10 @@ end
 --- `cause` = { id, reason, label }: the job that failed, or "" for none.
 function groups.turn(group, cause, now, released)
   cancelMembers(group, released, cause.reason)
+  if group.lost_pivot then
+    blockForPivot(group, group.lost_pivot, now)
+    return
+  end
   redis.call("HSET", group.key, "x.failedJobId", cause.id, "x.reason", cause.reason, "x.failedMember",
     cause.label or "")
   stages.log(group, now, "compensating", cause.label, cause.reason)
@@ -395,17 +421,18 @@ end
 local function goOn(group, number, state, ended, now)
   if state ~= "completed" then
     local cause = { id = ended.id, reason = ended.value, label = stages.label(group.key, number) }
-    if stages.isPastPivot(group) or number == group.pivot and ended.is_open then
+    local is_pivot, is_blocked = number == group.pivot, group.state == "BLOCKED"
+    if stages.isPastPivot(group) or is_pivot and ended.is_open or is_blocked and not is_pivot then
       stages.block(group, cause, now)
     else
+      -- A pivot of which nobody knew how it ended has run again, and failed.
+      if is_blocked then stages.unblock(group, now) end
       groups.turn(group, cause, now, ended.released)
     end
     return
   end
   if number == group.pivot then redis.call("UNLINK", group.key .. ":undo") end
-  if group.completed == group.total then
-    endGroup(group, "COMPLETED", now)
-  elseif group.is_staged then
+  if not groups.completeIfDone(group, now) and group.is_staged then
     stages.advance(group, number, now)
   end
 end
@@ -426,13 +453,18 @@ local function lookAfter(group, now)
   end
 end
 
---- The pivot has completed in a group that had turned: there is no way back any more.
-local function endPivotLate(group, now)
+--- The pivot has ended in a group that had turned. If it has completed, there is no way back any more; if
+--- its outcome is open, perhaps not.
+local function endPivotLate(group, state, ended, now)
   if group.state == "FAILED_COMPENSATION" then
     lookAfter(group, now)
     group.state = "COMPENSATING"
   end
-  stages.keep(group, now)
+  if state == "completed" then
+    stages.keep(group, now)
+  else
+    blockForPivot(group, ended.id, now)
+  end
 end
 
 --- A member ended: `state` is completed, failed or cancelled. `ended` = { id, value, started, is_open,
@@ -453,8 +485,8 @@ function groups.memberEnded(key, kind, number, job, state, ended, now)
 
   if group.state == "ACTIVE" or group.state == "BLOCKED" then
     goOn(group, number, state, ended, now)
-  elseif isTurned(group) and number == group.pivot and state == "completed" then
-    endPivotLate(group, now)
+  elseif isTurned(group) and number == group.pivot and (state == "completed" or ended.is_open) then
+    endPivotLate(group, state, ended, now)
   else
     endedLate(group, now)
     groups.settle(group, now)
@@ -548,6 +580,7 @@ end
 --- record the group has been forgotten, so it has ended. A compensation may run until it has completed,
 --- while its group is not over; `job` is its key, unless it is a dead letter now.
 --- With `is_again` a member that its group counts as completed may not: it would be undone only once.
+--- "SETTLED" is said of a dead letter whose group goes on without it.
 --- Also returns whether the group is blocked, perhaps by this member.
 function groups.stateOf(membership, job, is_again)
   local key, kind, number = string.match(membership, "^(.*):(%a)(%d+)$")
@@ -556,10 +589,10 @@ function groups.stateOf(membership, job, is_again)
   if kind ~= "c" then
     local state = readState(key)
     local is_blocked = state == "BLOCKED"
-    if is_blocked then
-      if not job and not stages.mayRejoin(key, number) then return state end
-      state = "ACTIVE"
+    if not job and (is_blocked or state == "ACTIVE") then
+      return stages.mayRejoin(key, number, is_blocked) and "ACTIVE" or "SETTLED"
     end
+    if is_blocked then state = "ACTIVE" end
     if state ~= "ACTIVE" or not is_again then return state, is_blocked end
     return redis.call("HGET", key .. ":jobs", job) == "completed" and "COMPLETED" or "ACTIVE", is_blocked
   end

@@ -88,8 +88,8 @@ function letters.noteOf(letter)
   return letter.note
 end
 
---- Does a letter's job belong to a group that it cannot come back to: one that is over or being
---- undone? A group in another slot decides when the letter arrives there.
+--- Does a letter's job belong to a group that it cannot come back to: one that is over, is being undone
+--- or does not wait for it? A group in another slot decides when the letter arrives there.
 function letters.isBarred(membership)
   return membership and not parcels.isAway(membership) and groups.stateOf(membership) ~= "ACTIVE"
 end

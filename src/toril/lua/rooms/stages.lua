@@ -379,10 +379,20 @@ end
 
 -- The pivot ---------------------------------------------------------------------------------------
 
+--- Did an earlier run of this job complete? Somebody has forced it to run once more.
+local function hasEarlierRun(group, job)
+  if redis.call("HEXISTS", group.key, "x.repeats") == 0 then return false end
+  for _, one in pairs(readPlan(group).members) do
+    if one[5] and one[1] == job then return true end
+  end
+  return false
+end
+
+--- Has the pivot completed, in this run or an earlier one? What came before it is not undone any more.
 function stages.isPastPivot(group)
-  if not group.pivot then return false end
-  local member = stages.member(group.key, group.pivot)
-  return member ~= nil and redis.call("HGET", group.key .. ":jobs", member[1]) == "completed"
+  local member = group.pivot and stages.member(group.key, group.pivot)
+  if not member then return false end
+  return redis.call("HGET", group.key .. ":jobs", member[1]) == "completed" or hasEarlierRun(group, member[1])
 end
 
 --- The group can go neither forward nor back until a person says how.
@@ -398,7 +408,8 @@ function stages.block(group, cause, now)
   stages.log(group, now, "blocked", cause.label, cause.reason)
 end
 
---- A group that was blocked continues.
+--- A group that was blocked continues; it is over if its last member was the pivot, which completed after
+--- the group had turned.
 function stages.unblock(group, now)
   group.state = "ACTIVE"
   redis.call("HSET", group.key, "state", "ACTIVE", "updatedAt", clock.stamp(now))
@@ -406,6 +417,7 @@ function stages.unblock(group, now)
   local deadline = redis.call("HGET", group.key, "x.deadline")
   if deadline and tonumber(deadline) <= now then redis.call("HDEL", group.key, "x.deadline") end
   redis.call("ZREM", groups.asking(group.owner), group.id)
+  groups.completeIfDone(group, now)
 end
 
 --- A member that failed in a blocked group runs again: the group waits for it as before.
@@ -425,9 +437,11 @@ local function blocking(key, number)
   return is_free and member[1] or nil, status
 end
 
---- May the dead letter of a member be replayed, in a blocked group?
-function stages.mayRejoin(key, number)
-  return blocking(key, number) ~= nil
+--- May the dead letter of a member be replayed, in a group that is not over? Only if it blocks its group.
+--- Otherwise the member runs again already, or a person has said how it ended.
+function stages.mayRejoin(key, number, is_blocked)
+  if is_blocked then return blocking(key, number) ~= nil end
+  return not hashes.tryRead(key .. ":plan", number)[number]
 end
 
 --- The id that the job of a member had that blocks its group, and has again if its dead letter is
@@ -457,7 +471,7 @@ end
 function stages.overrule(group, one, status, state, ended, now)
   if state == "failed" then
     -- Nobody knew how the pivot ended; it did nothing, so there is a way back.
-    if one.number ~= group.pivot then return false end
+    if one.number ~= group.pivot or stages.isPastPivot(group) then return false end
     stages.unblock(group, now)
     groups.turn(group, { id = one.id, reason = ended.value, label = stages.label(group.key, one.number) }, now)
     return true
