@@ -64,6 +64,10 @@ def text(app: MonitorApp, widget: str) -> str:
     return str(app.query_one(f"#{widget}", Static).render())
 
 
+def told(app: MonitorApp) -> str:
+    return " ".join(one.message for one in app._notifications)
+
+
 async def shows(pilot: Pilot[None], question: Callable[[], Any]) -> None:
     """Wait until the screen answers yes; the app goes on meanwhile."""
 
@@ -506,6 +510,22 @@ async def test_a_queue_that_appears_or_goes_is_noticed_without_keys(url: str, pr
         await shows(pilot, lambda: [row[0] for row in cells(app, "queues")] == ["first"])
         await first.obliterate(force=True)
         await shows(pilot, lambda: cells(app, "queues") == [])
+
+
+async def test_a_queue_that_goes_while_its_question_is_open_ends_nothing(url: str, prefix: str):
+    """Somebody else removed it: the answer found no queue, and a traceback ended the monitor."""
+    async with Queue("old", connection=url, prefix=prefix) as queue:
+        await queue.add("n")
+        async with monitor(url, prefix) as (app, pilot):
+            await shows(pilot, lambda: [row[0] for row in cells(app, "queues")] == ["old"])
+            await pilot.press("p")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await queue.obliterate(force=True)
+            await shows(pilot, lambda: not app.watcher.queues)
+            await pilot.press("y")
+            await shows(pilot, lambda: "queue 'old' is gone" in told(app))
+            assert app.is_running
+        assert not await queue.is_paused(), "nothing was made anew"
 
 
 async def test_a_server_that_goes_away_is_told_and_found_again(start_server: Callable[..., Server]):
