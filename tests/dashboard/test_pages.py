@@ -36,6 +36,39 @@ async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: W
         assert " onclick" not in answer.text, path
 
 
+async def test_a_job_is_found_in_whichever_of_very_many_queues_it_is(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    """The first 200 were searched, and the page said that no job has the id."""
+    pipeline = client.pipeline(transaction=False)
+    for number in range(210):
+        pipeline.hset(f"{prefix}:q{number:03}:meta", "opts.maxLenEvents", 10)
+    await pipeline.execute()
+    async with Queue("q209", connection=url, prefix=prefix) as queue:
+        await queue.add("x", job_id="order-7")
+
+    answer = await visit().get("/search?q=order-7")
+
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"] == "/job?queue=q209&id=order-7"
+
+
+async def test_a_search_that_gets_no_answer_is_not_told_as_nothing_found(start_server: Any):
+    server = start_server(tcp=True)
+    app: Any = dashboard(connection=server.url)
+    visitor = Visitor(app)
+    async with Queue("pay", connection=server.url) as queue:
+        await queue.add("x", job_id="order-7")
+    assert (await visitor.get("/search?q=order-7")).status_code == 303
+    server.stop()
+
+    answer = await visitor.get("/search?q=order-7")
+
+    assert answer.status_code == 503, answer.text
+    await visitor.http.aclose()
+    await app.close()
+
+
 ODD = [
     "", " ", "a:b", "\x00", "\ud800", "\u202e", "../..", "%00", "-1", "9" * 400, "٣", "1e9", "*",
     "<script>", "x" * 3000, "repeat:nightly:1", "pay:compensation", "{a}", "\r\nX: y", "null", "[]",

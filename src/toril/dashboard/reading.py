@@ -18,7 +18,7 @@ from toril.client.finder import Finder
 from toril.client.queue import Queue
 from toril.dashboard import exporting
 from toril.dashboard.beside import Beside, Known
-from toril.dashboard.folding import MOST_QUEUES, Folding, NotFound
+from toril.dashboard.folding import MOST_NAMES, MOST_QUEUES, Folding, NotFound
 from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
@@ -644,17 +644,24 @@ class Desk:
 
     async def find_job(self, job_id: str) -> list[str]:
         """The queues that have a job of this id."""
-        names = (await self.finder.names())[:MOST_QUEUES]
-
-        async def has(queue: Queue) -> Job | None:
-            try:
-                check_known_id(job_id)
-                return await self.connection.run(reading.head(queue.keys, job_id))
-            except TorilError:
-                return None
-
-        found = await self._each(names, has)
-        return [name for name, job in zip(names, found, strict=True) if job is not None]
+        try:
+            check_known_id(job_id)
+        except InvalidNameError:
+            return []
+        names = (await self.finder.names())[:MOST_NAMES]
+        answers = await self.connection.run_each(
+            [reading.head(self.queue(name).keys, job_id) for name in names]
+        )
+        found = [one.queue_name for one in answers if isinstance(one, Job)]
+        # A key of another type is no job; a server that does not answer has not said that.
+        untold = [
+            one
+            for one in answers
+            if isinstance(one, Exception) and type(one) is not ServerRefusalError
+        ]
+        if untold and not found:
+            raise untold[0]
+        return found
 
     # ------------------------------------------------------------------------ job
 
