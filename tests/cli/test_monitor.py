@@ -33,7 +33,7 @@ from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.rows import event_rows
 from toril.cli.monitor.table import Table
-from toril.cli.monitor.watcher import QueueWatch, View, Watcher
+from toril.cli.monitor.watcher import MOST_ROWS, QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
@@ -773,6 +773,29 @@ async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
                 assert watcher.details.groups == []
                 assert {event.name for event in watcher.queues["mail"].events} >= {"added"}
             await worker.close(timeout=0)
+
+
+async def test_the_newest_failures_of_all_partitions_are_shown(url: str, prefix: str, client: Any):
+    """Those of the first partitions took all the room, however old they were."""
+    async with Queue("mail", connection=url, prefix=prefix, partitions=3) as queue:
+        await queue.add("send")
+        now_ms = int(time.time() * 1000)
+        for number, part in enumerate(queue.partitions):
+            pipeline = client.pipeline(transaction=False)
+            for job in range(MOST_ROWS):
+                at = now_ms - 3_600_000 + 1000 * job + number
+                fields = {"name": "send", "failedReason": "no", "finishedOn": at}
+                pipeline.hset(f"{part.keys.base}:j{number}-{job}", mapping=fields)
+                pipeline.zadd(f"{part.keys.base}:failed", {f"j{number}-{job}": at})
+            await pipeline.execute()
+
+        async with monitor(url, prefix) as (app, _):
+            await wait_until(lambda: len(cells(app, "queues")) == 1)
+            await app.watcher.tick("mail", View.FAILED)
+            shown = [job.id for job in app.watcher.details.failed]
+
+    assert len(shown) == MOST_ROWS
+    assert shown[:4] == ["j2-99", "j1-99", "j0-99", "j2-98"]
 
 
 async def _answer_yes(app: MonitorApp, pilot: Pilot[None], key: str) -> str:
