@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -410,3 +412,31 @@ def test_schedules_of_the_code_are_listed_and_pruned(toril: Toril, tmp_path: Pat
     }
     assert "Removed 1 schedule" in pruned.out
     assert [one.id for one in queue.get_job_schedulers()] == ["by-hand"]
+
+
+def test_schedules_that_come_while_somebody_is_asked_are_kept(
+    cli_env: dict[str, str], tmp_path: Path, queue: Queue
+):
+    """A newer version of the code is deployed meanwhile; its schedule was removed unasked."""
+    (tmp_path / "clock.py").write_text(
+        "import os\nfrom toril import App\n"
+        'app = App(prefix=os.environ["TORIL_PREFIX"])\n'
+        "@app.task\ndef often() -> None: ...\n"
+    )
+    queue.upsert_job_scheduler("task.gone", every=60_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "toril", "schedules", "prune", "clock:app"],
+        cwd=tmp_path,
+        env=cli_env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asked:
+        assert asked.stderr is not None
+        question = asked.stderr.read(len("Remove 1 schedule (task.gone)?"))
+        assert question == b"Remove 1 schedule (task.gone)?"
+        queue.upsert_job_scheduler("task.new", every=60_000)
+        out, _ = asked.communicate(b"y\n", timeout=60)
+
+    assert out == b"Removed 1 schedule.\n"
+    assert [one.id for one in queue.get_job_schedulers()] == ["task.new"]
