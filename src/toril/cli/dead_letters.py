@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -417,11 +418,16 @@ def purge(
     _refuse_everything(wanted, all_of_them=all_of_them, verb="purge")
     with server.queue(queue_name) as queue:
         _ask_for_name(queue, force=force)
-        total = queue.purge_dead_letters(dry_run=True, resume=resume, force=force, **wanted)
+        count = partial(
+            queue.purge_dead_letters, dry_run=True, resume=resume, force=force, **wanted
+        )
+        total = count()
         if dry_run:
             say(server, f"{counted(total, 'dead letter')} would be removed.", would_remove=total)
             return
         confirm(f"Remove {counted(total, 'dead letter')} of {queue_name!r} for good?", yes=yes)
+        if not yes:
+            _refuse_more(count(), total)
         with progress_bar(server, "purging", total) as move:
             done = queue.purge_dead_letters(
                 resume=resume,
@@ -430,6 +436,15 @@ def purge(
                 **wanted,
             )
     say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)
+
+
+def _refuse_more(now: int, asked: int) -> None:
+    """Refuse a purge that would take letters along which came while the question was open."""
+    if now > asked:
+        raise click.ClickException(
+            f"nothing was removed: {counted(now, 'dead letter')} match by now, and you were asked"
+            f" about {asked:,}; run it again, and leave the newest out with --until 1m if more come"
+        )
 
 
 def _replay_each(

@@ -487,13 +487,14 @@ async def _purge(on: Context) -> Change:
         done = await on.queue.purge_dead_letters(on_progress=_noting_letters(operation), **wanted)
         return f"{done:,} dead letters removed"
 
+    sentence = (
+        f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
+        f"{_in_words(wanted)} for good? This cannot be undone."
+    )
     return Change(
         f"purge dead letters{_in_words(wanted)}", work=work, total=total,
-        question=Question(
-            f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
-            f"{_in_words(wanted)} for good? This cannot be undone.",
-            f"Remove {total:,} for good",
-        ),
+        # Asked anew if there are more by then: nobody has seen those that came meanwhile.
+        question=Question(sentence, f"Remove {total:,} for good", answer=_answer(sentence, [])),
     )  # fmt: skip
 
 
