@@ -36,14 +36,19 @@ async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: W
         assert " onclick" not in answer.text, path
 
 
-async def test_a_job_is_found_in_whichever_of_very_many_queues_it_is(
-    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
-):
-    """The first 200 were searched, and the page said that no job has the id."""
+async def very_many_queues(client: Any, prefix: str) -> None:
+    """More than a page looks at."""
     pipeline = client.pipeline(transaction=False)
     for number in range(210):
         pipeline.hset(f"{prefix}:q{number:03}:meta", "opts.maxLenEvents", 10)
     await pipeline.execute()
+
+
+async def test_a_job_is_found_in_whichever_of_very_many_queues_it_is(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    """The first 200 were searched, and the page said that no job has the id."""
+    await very_many_queues(client, prefix)
     async with Queue("q209", connection=url, prefix=prefix) as queue:
         await queue.add("x", job_id="order-7")
 
@@ -51,6 +56,34 @@ async def test_a_job_is_found_in_whichever_of_very_many_queues_it_is(
 
     assert answer.status_code == 303, answer.text
     assert answer.headers["location"] == "/job?queue=q209&id=order-7"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/dead-letters", "/groups", "/lanes", "/schedules", "/workers", "/log"]
+)
+async def test_pages_about_all_queues_say_how_many_they_leave_out(
+    visit: Callable[..., Visitor], path: str, url: str, prefix: str, client: Any
+):
+    """ "There are none" was said of the queues that were looked at."""
+    await very_many_queues(client, prefix)
+    await forge(client, prefix, "q209", 3)
+
+    page = (await visit().get(path)).text
+
+    assert "10 more queues" in page
+
+
+async def test_the_doctor_says_how_many_queues_it_looked_at(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    await very_many_queues(client, prefix)
+    visitor = visit()
+
+    async def says() -> bool:
+        page = (await visitor.get("/")).text
+        return "The doctor looked at the first 200 of 210 queues" in page
+
+    await wait_until(says, every=0.1)
 
 
 async def test_a_search_that_gets_no_answer_is_not_told_as_nothing_found(start_server: Any):

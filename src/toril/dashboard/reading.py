@@ -146,6 +146,9 @@ class Health:
     is_known: bool
     trouble: str = ""
     """Why the doctor could not look: the server may not let it."""
+    looked_at: int = 0
+    left_out: int = 0
+    """How many plain queues it did not look at, because they are many."""
 
 
 @dataclass(frozen=True)
@@ -450,6 +453,11 @@ class Desk:
         """The queues whose names contain ``part``."""
         return await self.shared.get(("overview", part), lambda: self._overview(part))
 
+    async def left_out(self) -> int:
+        """How many queues the other pages about all queues do not look at."""
+        folded = await self.shared.get("left out", self.folding.all)
+        return folded.left_out
+
     async def _overview(self, part: str) -> Overview:
         folded = await self.folding.all(part)
         names = folded.parts
@@ -535,10 +543,12 @@ class Desk:
     async def health(self) -> Health:
         """What the doctor says, or said: nobody waits for it for more than a moment."""
 
-        async def ask() -> list[Finding]:
-            names = (await self.finder.names())[:MOST_QUEUES]
-            report = await examine(self.connection, prefix=self.prefix, queues=names, audit=False)
-            return [one for one in report.findings if one.severity is not Severity.INFO]
+        async def ask() -> Health:
+            names = await self.finder.names()
+            some = names[:MOST_QUEUES]
+            report = await examine(self.connection, prefix=self.prefix, queues=some, audit=False)
+            found = [one for one in report.findings if one.severity is not Severity.INFO]
+            return Health(found, True, "", len(some), len(names) - len(some))
 
         asking = asyncio.ensure_future(self.shared.get("doctor", ask, fresh_s=DOCTOR_S))
         done, _ = await asyncio.wait([asking], timeout=DOCTOR_WAIT_S)
@@ -546,7 +556,7 @@ class Desk:
             asking.add_done_callback(_ignore)
             return self._health
         try:
-            self._health = Health(asking.result(), is_known=True)
+            self._health = asking.result()
         except ServerUnavailableError:
             raise
         except TorilError as error:
