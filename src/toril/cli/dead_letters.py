@@ -22,12 +22,12 @@ from toril.cli.printing import (
     print_facts,
     print_json,
     print_table,
-    progress_bar,
     say,
     shortened,
     when,
 )
 from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.so_far import told_so_far
 from toril.cli.values import (
     DURATION,
     confirm,
@@ -112,6 +112,7 @@ def force_option(help_text: str) -> Callable[[F], F]:
     return click.option("--force", is_flag=True, help=help_text)
 
 
+_RESUMED = {"noun": "dead letter", "again": "run it again with --resume"}
 _ANY_QUEUE = "Also in a queue that is not a dead letter queue; asks for its name again."
 
 
@@ -347,7 +348,7 @@ def _replay_those(
     server: Server, queue: Queue, total: int, options: dict[str, Any]
 ) -> tuple[int, DeadLetterProgress]:
     """Replay many letters under a bar; how many went, and what was told of all of them."""
-    with progress_bar(server, "replaying", total) as move:
+    with told_so_far(server, "replaying", total, done="replayed", **_RESUMED) as move:
         told = _Told(move)
         done = queue.replay_all_dead_letters(on_progress=told, **options)
     return done, told.whole
@@ -428,7 +429,7 @@ def purge(
         confirm(f"Remove {counted(total, 'dead letter')} of {queue_name!r} for good?", yes=yes)
         if not yes:
             _refuse_more(count(), total)
-        with progress_bar(server, "purging", total) as move:
+        with told_so_far(server, "purging", total, done="removed", **_RESUMED) as move:
             done = queue.purge_dead_letters(
                 resume=resume,
                 force=force,
