@@ -208,6 +208,21 @@ def test_several_processes_share_the_work_and_the_dead_are_replaced(
     assert wait_until_sync(lambda: queue.get_workers() == [])
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no signals without a name")
+def test_a_process_that_died_of_a_signal_without_a_name_is_replaced(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    """Most real-time signals have none: a traceback ended the parent, and with it all others."""
+    process = start("shop:app", "--processes", "2")
+    victim = queue.wait_for(queue.add("whose").id, timeout=60_000)
+    os.kill(victim, signal.SIGRTMIN + 1)
+    wait_until_sync(lambda: "it is started again" in log() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert f"signal {signal.SIGRTMIN + 1}" in log()
+
+
 def test_concurrency_is_kept_over_four_processes_although_children_are_killed(
     start: Start, queue: Queue, log: Callable[[], str]
 ):
