@@ -473,7 +473,7 @@ async def test_a_compensation_queue_that_is_served_is_no_finding(queues, url, pr
             report = await examine(url, prefix=prefix, queues=queues)
             return "D202" not in codes(report, subject="queue payments")
 
-        await wait_until(is_served, timeout=20, every=0.2)
+        await wait_until(is_served, every=0.2)
 
 
 async def test_compensations_that_wait_for_a_worker_are_an_error(url, prefix):
