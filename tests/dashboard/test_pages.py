@@ -7,6 +7,7 @@ import csv
 import html
 import io
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -385,6 +386,40 @@ async def test_a_schedule_shows_its_last_run(
 
     assert fresh
     assert "s-completed" not in fresh
+
+
+@pytest.mark.no_audit("jobs are made by hand")
+async def test_a_run_that_was_late_is_shown_and_an_older_one_is_not_taken_for_it(
+    visit: Callable[..., Visitor], queue: Queue, url: str, prefix: str, client: Any
+):
+    """No worker was there for some minutes: the page said that the last run is not kept."""
+    minute = 60_000
+    await queue.upsert_job_scheduler("often", every=minute, template=NewJob("tick"))
+    base, now = f"{prefix}:pay", int(time.time() * 1000)
+    slot = now + 10_000
+    taken = now - 20_000
+
+    async def add(due: int, **fields: Any) -> str:
+        job_id = f"repeat:often:{due}"
+        await client.hset(f"{base}:{job_id}", mapping={"name": "tick", **fields})
+        return link("", "/job", queue="pay", id=job_id)
+
+    await client.zadd(f"{base}:repeat", {"often": slot})
+    await client.hset(f"{base}:repeat:often", "ic", 9)
+    await add(slot, timestamp=taken, rjk="often")
+    ran = {"ats": 1, "atm": 1, "failedReason": "no", "finishedOn": now}
+    older = await add(slot - 9 * minute, **ran, processedOn=now - 8 * minute)
+    visitor = visit()
+
+    page = html.unescape((await visitor.get("/schedules")).text)
+    assert "not kept" in page
+    assert older not in page
+    late = await add(slot - 5 * minute, **ran, processedOn=taken)
+    visitor.app._pages._desk.forget()
+    page = html.unescape((await visitor.get("/schedules")).text)
+    assert late in page
+    assert "s-failed" in page
+    assert "not kept" not in page
 
 
 async def _has_run_twice(queue: Queue) -> bool:

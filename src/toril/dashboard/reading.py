@@ -19,6 +19,7 @@ from toril.client.queue import Queue
 from toril.dashboard import exporting
 from toril.dashboard.beside import Beside, Known
 from toril.dashboard.folding import MOST_NAMES, MOST_QUEUES, Folding, NotFound
+from toril.dashboard.last_runs import last_runs
 from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
@@ -990,11 +991,7 @@ class Desk:
         found = [row for part in await self._each(row_of, ask) for row in part]
         found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
-        reads = [
-            reading.head(queue.keys, scheduling.iteration_id(one.id, at or 0))
-            for queue, one, at in due
-        ]
-        jobs = await self.connection.run_all(reads) if reads else []
+        jobs = await last_runs(self.connection, [(queue.keys, one, at) for queue, one, at in due])
         return [
             ScheduleRow(row_of[queue.name], one, at, job)
             for (queue, one, at), job in zip(due, jobs, strict=True)
