@@ -319,6 +319,7 @@ async def test_letters_that_came_after_the_question_are_asked_about_anew(
 
         assert await dead.get_dead_letter_count() == 43
         assert "Remove 43 dead letters" in again.text
+        assert "Their number has changed" in again.text
         await visitor.do("purge", queue="dead", name="charge")
         assert await dead.get_dead_letter_count() == 0
 

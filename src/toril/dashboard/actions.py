@@ -491,10 +491,16 @@ async def _purge(on: Context) -> Change:
         f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
         f"{_in_words(wanted)} for good? This cannot be undone."
     )
+    # Asked anew if their number has changed: nobody has seen those that came meanwhile.
+    answer = _answer(sentence, [])
+    if on.form.text("confirmed") not in ("", answer):
+        sentence += (
+            " Their number has changed since you were asked; if more keep coming, filter by"
+            " “died before”, for example 1m, to leave the newest out."
+        )
     return Change(
         f"purge dead letters{_in_words(wanted)}", work=work, total=total,
-        # Asked anew if there are more by then: nobody has seen those that came meanwhile.
-        question=Question(sentence, f"Remove {total:,} for good", answer=_answer(sentence, [])),
+        question=Question(sentence, f"Remove {total:,} for good", answer=answer),
     )  # fmt: skip
 
 
