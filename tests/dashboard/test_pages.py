@@ -388,6 +388,26 @@ async def test_a_schedule_shows_its_last_run(
     assert "s-completed" not in fresh
 
 
+@pytest.mark.no_audit("a job gets a parent by hand")
+@pytest.mark.parametrize("parent", ["elsewhere:pay:two", "x", "elsewhere::two"])
+async def test_a_parent_under_another_prefix_is_no_job_of_ours(
+    visit: Callable[..., Visitor], queue: Queue, prefix: str, client: Any, parent: str
+):
+    """BullMQ's flows may cross prefixes: a job of ours with the same id was shown as the parent."""
+    await queue.add("child", job_id="one")
+    await queue.add("stranger", job_id="two")
+    await client.hset(f"{prefix}:pay:one", "parentKey", parent)
+    visitor = visit()
+
+    job = (await visitor.get("/job?queue=pay&id=one")).text
+    flow = await visitor.get("/flow?queue=pay&id=one")
+
+    assert "id=two" not in job
+    assert f"<dd>{parent}</dd>" in job
+    assert flow.status_code == 200, flow.text
+    assert "stranger" not in flow.text
+
+
 @pytest.mark.no_audit("jobs are made by hand")
 async def test_a_run_that_was_late_is_shown_and_an_older_one_is_not_taken_for_it(
     visit: Callable[..., Visitor], queue: Queue, url: str, prefix: str, client: Any

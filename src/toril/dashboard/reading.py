@@ -735,8 +735,9 @@ class Desk:
     def _relative(self, key: str | None) -> Relative | None:
         if not key:
             return None
-        _, name, job_id = split_job_key(key, self.prefix)
-        return Relative(name, job_id)
+        prefix, name, job_id = split_job_key(key, self.prefix)
+        # BullMQ's flows may cross prefixes: under ours the same name would be another job.
+        return Relative(name, job_id) if prefix == self.prefix and name else None
 
     async def _owner_of_group(self, job: Job) -> str | None:
         """The queue that owns the job's group: often its own, else one to be looked for."""
