@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -78,6 +80,32 @@ def test_an_empty_filter_is_refused(toril: Toril, forged: None, dlq: Queue):
             assert option in refused.err
             assert "it is empty" in refused.err
     assert dlq.get_dead_letter_count() == 40
+
+
+async def test_letters_that_came_after_the_question_are_not_purged(
+    toril: Toril, cli_env: dict[str, str], dlq: Queue, client: Any, prefix: str
+):
+    """Somebody says yes to 3 letters; those of the outage that began meanwhile went, too."""
+    await forge(client, prefix, DLQ, 3, source="payments")
+    line = ("dlq", "purge", DLQ, "--name", "charge")
+    asked = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "toril", *line),
+        env=cli_env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert asked.stderr is not None
+    question = await asyncio.wait_for(asked.stderr.readuntil(b"[y/N]"), 60)
+    assert b"Remove 3 dead letters" in question
+    await forge(client, prefix, DLQ, 40, source="payments")
+    out, refused = await asyncio.wait_for(asked.communicate(b"y\n"), 60)
+
+    assert (asked.returncode, out) == (1, b"")
+    assert b"nothing was removed: 43 dead letters match by now" in refused
+    assert await asyncio.to_thread(dlq.get_dead_letter_count) == 43
+    done = await asyncio.to_thread(toril, *line, typed="y\n")
+    assert (done.code, done.out) == (0, "Removed 43 dead letters.\n"), done
 
 
 async def test_letters_without_a_fingerprint_are_chosen_by_a_word_of_their_own(

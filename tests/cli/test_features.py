@@ -349,6 +349,18 @@ async def test_a_group_that_could_not_be_undone_is_retried_and_resolved(
         assert (resolved.json["state"], resolved.json["note"]) == ("FAILED", "refunded by hand")
 
 
+async def test_a_scheduler_whose_data_are_no_json_is_listed_with_the_others(
+    toril: Toril, payments: BlockingQueue, client: Any, prefix: str
+):
+    for name in ("ours", "theirs"):
+        await asyncio.to_thread(payments.upsert_job_scheduler, name, every=60_000)
+    await client.hset(f"{prefix}:payments:repeat:theirs", "data", "{")
+
+    listed = await asyncio.to_thread(toril, "schedulers", "list", "payments", "--json")
+
+    assert {row["id"]: row["data"] for row in listed.json} == {"ours": {}, "theirs": "{"}
+
+
 def test_schedulers_are_paused_changed_run_and_resumed(toril: Toril, payments: BlockingQueue):
     toril("schedulers", "set", "payments", "tick", "--every", "5m")
 

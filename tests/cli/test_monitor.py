@@ -33,7 +33,7 @@ from toril.cli.monitor.app import MonitorApp, chosen_key
 from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.rows import event_rows
 from toril.cli.monitor.table import Table
-from toril.cli.monitor.watcher import QueueWatch, View, Watcher
+from toril.cli.monitor.watcher import MOST_ROWS, QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
@@ -62,6 +62,10 @@ def cells(app: MonitorApp, table: str) -> list[list[str]]:
 
 def text(app: MonitorApp, widget: str) -> str:
     return str(app.query_one(f"#{widget}", Static).render())
+
+
+def told(app: MonitorApp) -> str:
+    return " ".join(one.message for one in app._notifications)
 
 
 async def shows(pilot: Pilot[None], question: Callable[[], Any]) -> None:
@@ -508,6 +512,22 @@ async def test_a_queue_that_appears_or_goes_is_noticed_without_keys(url: str, pr
         await shows(pilot, lambda: cells(app, "queues") == [])
 
 
+async def test_a_queue_that_goes_while_its_question_is_open_ends_nothing(url: str, prefix: str):
+    """Somebody else removed it: the answer found no queue, and a traceback ended the monitor."""
+    async with Queue("old", connection=url, prefix=prefix) as queue:
+        await queue.add("n")
+        async with monitor(url, prefix) as (app, pilot):
+            await shows(pilot, lambda: [row[0] for row in cells(app, "queues")] == ["old"])
+            await pilot.press("p")
+            await shows(pilot, lambda: isinstance(app.screen, ConfirmScreen))
+            await queue.obliterate(force=True)
+            await shows(pilot, lambda: not app.watcher.queues)
+            await pilot.press("y")
+            await shows(pilot, lambda: "queue 'old' is gone" in told(app))
+            assert app.is_running
+        assert not await queue.is_paused(), "nothing was made anew"
+
+
 async def test_a_server_that_goes_away_is_told_and_found_again(start_server: Callable[..., Server]):
     server = start_server()
     async with Queue("q", connection=server.unix_url) as queue:
@@ -753,6 +773,29 @@ async def test_the_partitions_of_a_queue_are_one_row(url: str, prefix: str):
                 assert watcher.details.groups == []
                 assert {event.name for event in watcher.queues["mail"].events} >= {"added"}
             await worker.close(timeout=0)
+
+
+async def test_the_newest_failures_of_all_partitions_are_shown(url: str, prefix: str, client: Any):
+    """Those of the first partitions took all the room, however old they were."""
+    async with Queue("mail", connection=url, prefix=prefix, partitions=3) as queue:
+        await queue.add("send")
+        now_ms = int(time.time() * 1000)
+        for number, part in enumerate(queue.partitions):
+            pipeline = client.pipeline(transaction=False)
+            for job in range(MOST_ROWS):
+                at = now_ms - 3_600_000 + 1000 * job + number
+                fields = {"name": "send", "failedReason": "no", "finishedOn": at}
+                pipeline.hset(f"{part.keys.base}:j{number}-{job}", mapping=fields)
+                pipeline.zadd(f"{part.keys.base}:failed", {f"j{number}-{job}": at})
+            await pipeline.execute()
+
+        async with monitor(url, prefix) as (app, _):
+            await wait_until(lambda: len(cells(app, "queues")) == 1)
+            await app.watcher.tick("mail", View.FAILED)
+            shown = [job.id for job in app.watcher.details.failed]
+
+    assert len(shown) == MOST_ROWS
+    assert shown[:4] == ["j2-99", "j1-99", "j0-99", "j2-98"]
 
 
 async def _answer_yes(app: MonitorApp, pilot: Pilot[None], key: str) -> str:

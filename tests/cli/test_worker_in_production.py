@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -204,6 +206,21 @@ def test_several_processes_share_the_work_and_the_dead_are_replaced(
     assert "died after" in log()
     assert "SIGKILL" in log()
     assert wait_until_sync(lambda: queue.get_workers() == [])
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="no signals without a name")
+def test_a_process_that_died_of_a_signal_without_a_name_is_replaced(
+    start: Start, queue: Queue, log: Callable[[], str]
+):
+    """Most real-time signals have none: a traceback ended the parent, and with it all others."""
+    process = start("shop:app", "--processes", "2")
+    victim = queue.wait_for(queue.add("whose").id, timeout=60_000)
+    os.kill(victim, signal.SIGRTMIN + 1)
+    wait_until_sync(lambda: "it is started again" in log() or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert f"signal {signal.SIGRTMIN + 1}" in log()
 
 
 def test_concurrency_is_kept_over_four_processes_although_children_are_killed(
@@ -410,3 +427,31 @@ def test_schedules_of_the_code_are_listed_and_pruned(toril: Toril, tmp_path: Pat
     }
     assert "Removed 1 schedule" in pruned.out
     assert [one.id for one in queue.get_job_schedulers()] == ["by-hand"]
+
+
+def test_schedules_that_come_while_somebody_is_asked_are_kept(
+    cli_env: dict[str, str], tmp_path: Path, queue: Queue
+):
+    """A newer version of the code is deployed meanwhile; its schedule was removed unasked."""
+    (tmp_path / "clock.py").write_text(
+        "import os\nfrom toril import App\n"
+        'app = App(prefix=os.environ["TORIL_PREFIX"])\n'
+        "@app.task\ndef often() -> None: ...\n"
+    )
+    queue.upsert_job_scheduler("task.gone", every=60_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "toril", "schedules", "prune", "clock:app"],
+        cwd=tmp_path,
+        env=cli_env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as asked:
+        assert asked.stderr is not None
+        question = asked.stderr.read(len("Remove 1 schedule (task.gone)?"))
+        assert question == b"Remove 1 schedule (task.gone)?"
+        queue.upsert_job_scheduler("task.new", every=60_000)
+        out, _ = asked.communicate(b"y\n", timeout=60)
+
+    assert out == b"Removed 1 schedule.\n"
+    assert [one.id for one in queue.get_job_schedulers()] == ["task.new"]

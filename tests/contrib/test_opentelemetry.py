@@ -173,7 +173,37 @@ def test_the_blocking_client_is_traced_too(spans, provider, url, prefix):
     assert named(spans, "add q")[0].attributes["messaging.message.id"] == job.id
 
 
-@pytest.mark.parametrize("text", [None, "", "no json", "[1]", "{}"])
+UNREADABLE = (
+    *(None, "", "no json", "[1]", "{}", "[" * 100_000),
+    *('{"traceparent":5}', '{"baggage":5}', '{"traceparent":{"a":1}}'),
+)
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: repr(text)[:20])
 def test_what_cannot_be_read_begins_a_new_trace(text):
     context = context_of(text)
     assert context is None or not trace.get_current_span(context).get_span_context().is_valid
+
+
+def test_of_headers_those_that_are_text_are_read():
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    context = context_of(json.dumps({"traceparent": parent, "tracestate": 5}))
+
+    assert trace.get_current_span(context).get_span_context().is_valid
+
+
+async def test_a_job_whose_trace_cannot_be_read_runs(queue, spans, provider, url, prefix):
+    """Another program wrote it: every attempt failed before the handler was called."""
+    ran = []
+
+    async def handler(job):
+        ran.append(job.name)
+
+    await queue.add("charge", telemetry='{"traceparent":5}')
+    middleware = [trace_jobs(tracer_provider=provider)]
+    async with Worker("q", handler, connection=url, prefix=prefix, middleware=middleware):
+        await wait_until(lambda: named(spans, "process q"))
+        await queue.wait_until_empty(60_000)
+
+    assert ran == ["charge"]
+    assert await queue.get_failed_count() == 0

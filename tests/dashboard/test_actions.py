@@ -302,6 +302,28 @@ async def test_dead_letters_are_replayed_repaired_and_purged(
         assert await dead.get_dead_letter_count() == 0
 
 
+async def test_letters_that_came_after_the_question_are_asked_about_anew(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """Somebody says yes to 3 letters; those of the outage that began meanwhile went, too."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 3, source="pay")
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        question = await visitor.do("purge", sure=False, queue="dead", name="charge")
+        assert "Remove 3 dead letters" in question.text
+        await forge(client, prefix, "dead", 40, source="pay")
+
+        again = await visitor.post(
+            "/do/purge", queue="dead", name="charge", confirmed=confirmed_by(question.text)
+        )
+
+        assert await dead.get_dead_letter_count() == 43
+        assert "Remove 43 dead letters" in again.text
+        assert "Their number has changed" in again.text
+        await visitor.do("purge", queue="dead", name="charge")
+        assert await dead.get_dead_letter_count() == 0
+
+
 def buttons(page: str, verb: str) -> list[dict[str, str]]:
     """What the buttons of a page send that stand for all letters of a group."""
     forms = re.findall(rf'<form method="post" action="/do/{verb}">(.*?)</form>', page, re.S)

@@ -7,6 +7,7 @@ import csv
 import html
 import io
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,72 @@ async def test_every_page_is_served_whole(visit: Callable[..., Visitor], shop: W
         assert "<script>" not in answer.text
         assert "style=" not in answer.text, path
         assert " onclick" not in answer.text, path
+
+
+async def very_many_queues(client: Any, prefix: str) -> None:
+    """More than a page looks at."""
+    pipeline = client.pipeline(transaction=False)
+    for number in range(210):
+        pipeline.hset(f"{prefix}:q{number:03}:meta", "opts.maxLenEvents", 10)
+    await pipeline.execute()
+
+
+async def test_a_job_is_found_in_whichever_of_very_many_queues_it_is(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    """The first 200 were searched, and the page said that no job has the id."""
+    await very_many_queues(client, prefix)
+    async with Queue("q209", connection=url, prefix=prefix) as queue:
+        await queue.add("x", job_id="order-7")
+
+    answer = await visit().get("/search?q=order-7")
+
+    assert answer.status_code == 303, answer.text
+    assert answer.headers["location"] == "/job?queue=q209&id=order-7"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/dead-letters", "/groups", "/lanes", "/schedules", "/workers", "/log"]
+)
+async def test_pages_about_all_queues_say_how_many_they_leave_out(
+    visit: Callable[..., Visitor], path: str, url: str, prefix: str, client: Any
+):
+    """ "There are none" was said of the queues that were looked at."""
+    await very_many_queues(client, prefix)
+    await forge(client, prefix, "q209", 3)
+
+    page = (await visit().get(path)).text
+
+    assert "10 more queues" in page
+
+
+async def test_the_doctor_says_how_many_queues_it_looked_at(
+    visit: Callable[..., Visitor], url: str, prefix: str, client: Any
+):
+    await very_many_queues(client, prefix)
+    visitor = visit()
+
+    async def says() -> bool:
+        page = (await visitor.get("/")).text
+        return "The doctor looked at the first 200 of 210 queues" in page
+
+    await wait_until(says, every=0.1)
+
+
+async def test_a_search_that_gets_no_answer_is_not_told_as_nothing_found(start_server: Any):
+    server = start_server(tcp=True)
+    app: Any = dashboard(connection=server.url)
+    visitor = Visitor(app)
+    async with Queue("pay", connection=server.url) as queue:
+        await queue.add("x", job_id="order-7")
+    assert (await visitor.get("/search?q=order-7")).status_code == 303
+    server.stop()
+
+    answer = await visitor.get("/search?q=order-7")
+
+    assert answer.status_code == 503, answer.text
+    await visitor.http.aclose()
+    await app.close()
 
 
 ODD = [
@@ -319,6 +386,60 @@ async def test_a_schedule_shows_its_last_run(
 
     assert fresh
     assert "s-completed" not in fresh
+
+
+@pytest.mark.no_audit("a job gets a parent by hand")
+@pytest.mark.parametrize("parent", ["elsewhere:pay:two", "x", "elsewhere::two"])
+async def test_a_parent_under_another_prefix_is_no_job_of_ours(
+    visit: Callable[..., Visitor], queue: Queue, prefix: str, client: Any, parent: str
+):
+    """BullMQ's flows may cross prefixes: a job of ours with the same id was shown as the parent."""
+    await queue.add("child", job_id="one")
+    await queue.add("stranger", job_id="two")
+    await client.hset(f"{prefix}:pay:one", "parentKey", parent)
+    visitor = visit()
+
+    job = (await visitor.get("/job?queue=pay&id=one")).text
+    flow = await visitor.get("/flow?queue=pay&id=one")
+
+    assert "id=two" not in job
+    assert f"<dd>{parent}</dd>" in job
+    assert flow.status_code == 200, flow.text
+    assert "stranger" not in flow.text
+
+
+@pytest.mark.no_audit("jobs are made by hand")
+async def test_a_run_that_was_late_is_shown_and_an_older_one_is_not_taken_for_it(
+    visit: Callable[..., Visitor], queue: Queue, url: str, prefix: str, client: Any
+):
+    """No worker was there for some minutes: the page said that the last run is not kept."""
+    minute = 60_000
+    await queue.upsert_job_scheduler("often", every=minute, template=NewJob("tick"))
+    base, now = f"{prefix}:pay", int(time.time() * 1000)
+    slot = now + 10_000
+    taken = now - 20_000
+
+    async def add(due: int, **fields: Any) -> str:
+        job_id = f"repeat:often:{due}"
+        await client.hset(f"{base}:{job_id}", mapping={"name": "tick", **fields})
+        return link("", "/job", queue="pay", id=job_id)
+
+    await client.zadd(f"{base}:repeat", {"often": slot})
+    await client.hset(f"{base}:repeat:often", "ic", 9)
+    await add(slot, timestamp=taken, rjk="often")
+    ran = {"ats": 1, "atm": 1, "failedReason": "no", "finishedOn": now}
+    older = await add(slot - 9 * minute, **ran, processedOn=now - 8 * minute)
+    visitor = visit()
+
+    page = html.unescape((await visitor.get("/schedules")).text)
+    assert "not kept" in page
+    assert older not in page
+    late = await add(slot - 5 * minute, **ran, processedOn=taken)
+    visitor.app._pages._desk.forget()
+    page = html.unescape((await visitor.get("/schedules")).text)
+    assert late in page
+    assert "s-failed" in page
+    assert "not kept" not in page
 
 
 async def _has_run_twice(queue: Queue) -> bool:

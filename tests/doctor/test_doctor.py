@@ -460,6 +460,22 @@ async def test_groups_need_workers_of_our_own_and_one_for_compensation(url, pref
     await flow.close()
 
 
+@pytest.mark.parametrize("queues", [(), ("payments",)], ids=["all", "named"])
+async def test_a_compensation_queue_that_is_served_is_no_finding(queues, url, prefix):
+    """It was looked for among the queues that are examined, not on the server."""
+    options = {"connection": url, "prefix": prefix}
+    async with FlowProducer(**options) as flow, Worker("payments:compensation", handler, **options):
+        await flow.add_group(
+            name="order", jobs=[GroupJob("charge", queue_name="payments", data={})]
+        )
+
+        async def is_served():
+            report = await examine(url, prefix=prefix, queues=queues)
+            return "D202" not in codes(report, subject="queue payments")
+
+        await wait_until(is_served, every=0.2)
+
+
 async def test_compensations_that_wait_for_a_worker_are_an_error(url, prefix):
     async with Queue("payments:compensation", connection=url, prefix=prefix) as queue:
         await queue.add("refund", {}, **GOOD)

@@ -415,6 +415,24 @@ async def test_schedules_of_the_code_are_declared_once_and_pruned_when_gone(app:
     await other.close()
 
 
+async def test_a_scheduler_whose_data_cannot_be_read_keeps_no_schedule_away(
+    app: App, client: Any, prefix: str
+):
+    """Another program wrote it: the schedules of the code were given up with a traceback."""
+
+    @app.task(schedule=every(minutes=5))
+    async def often() -> None: ...
+
+    queue = app.queue("default")
+    await queue.upsert_job_scheduler("theirs", every=60_000)
+    await client.hset(f"{prefix}:default:repeat:theirs", "data", b"no json \xff")
+
+    assert [one.id for one in await app.declare_schedules()] == ["task.often"]
+    found = await queue.get_job_scheduler("theirs")
+    assert found is not None
+    assert found.data == "no json \ufffd"
+
+
 async def test_a_task_with_a_schedule_must_need_no_arguments(app: App):
     with pytest.raises(ArgumentsError, match="missing required field `order`"):
 

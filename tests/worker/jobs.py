@@ -118,6 +118,8 @@ def die(job: Any) -> None:
             os._exit(9)
         case "segfault":
             ctypes.string_at(0)
+        case "unnamed":
+            os.kill(os.getpid(), signal.SIGRTMIN + 1)
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -114,14 +114,17 @@ async def test_what_is_no_json_and_unknown_names_fail_that_job(queue, start_work
     assert stored["atm"] == "1"
 
 
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ("exit", "ended with exit code 9"),
-        ("segfault", "was killed by SIGSEGV"),
-        ("killed", "was killed by SIGKILL (out of memory?)"),
-    ],
-)
+ENDS = [
+    ("exit", "ended with exit code 9"),
+    ("segfault", "was killed by SIGSEGV"),
+    ("killed", "was killed by SIGKILL (out of memory?)"),
+]
+if hasattr(signal, "SIGRTMIN"):
+    # Of the real-time signals only the first and the last have a name.
+    ENDS.append(("unnamed", f"was killed by signal {signal.SIGRTMIN + 1}"))
+
+
+@pytest.mark.parametrize(("data", "reason"), ENDS)
 async def test_a_process_that_dies_fails_that_attempt_and_is_replaced(
     data, reason, queue, start_worker, inside
 ):

@@ -10,8 +10,9 @@ import click
 
 from toril.cli.answering import Answers
 from toril.cli.finding import queues_of
-from toril.cli.printing import progress_bar, say
+from toril.cli.printing import say
 from toril.cli.server import Server, queue_option, with_server
+from toril.cli.so_far import told_so_far
 from toril.cli.values import confirm, counted, refuse_given, yes_option
 from toril.errors import InvalidOptionError, JobNotFoundError, RefusedError
 from toril.sync.queue import Queue
@@ -60,7 +61,7 @@ def retry(
         )
     with server.queue(_only_queue(job_ids, queue_name)) as queue:
         total = queue.get_job_counts(state)[state]
-        with progress_bar(server, "retrying", total) as move:
+        with told_so_far(server, "retrying", total, done="retried") as move:
             done = queue.retry_all(state, reset_attempts=reset_attempts, on_progress=move)
     say(server, f"Retried {counted(done, f'{state} job')}.", queue=queue_name, retried=done)
     return 0
@@ -87,7 +88,7 @@ def promote(
         )
     with (
         server.queue(_only_queue(job_ids, queue_name)) as queue,
-        progress_bar(server, "promoting", queue.get_delayed_count()) as move,
+        told_so_far(server, "promoting", queue.get_delayed_count(), done="promoted") as move,
     ):
         done = queue.promote_all(on_progress=move)
     say(server, f"Promoted {counted(done, 'delayed job')}.", queue=queue_name, promoted=done)

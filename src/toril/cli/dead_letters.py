@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -21,12 +22,12 @@ from toril.cli.printing import (
     print_facts,
     print_json,
     print_table,
-    progress_bar,
     say,
     shortened,
     when,
 )
 from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.so_far import told_so_far
 from toril.cli.values import (
     DURATION,
     confirm,
@@ -111,6 +112,7 @@ def force_option(help_text: str) -> Callable[[F], F]:
     return click.option("--force", is_flag=True, help=help_text)
 
 
+_RESUMED = {"noun": "dead letter", "again": "run it again with --resume"}
 _ANY_QUEUE = "Also in a queue that is not a dead letter queue; asks for its name again."
 
 
@@ -346,7 +348,7 @@ def _replay_those(
     server: Server, queue: Queue, total: int, options: dict[str, Any]
 ) -> tuple[int, DeadLetterProgress]:
     """Replay many letters under a bar; how many went, and what was told of all of them."""
-    with progress_bar(server, "replaying", total) as move:
+    with told_so_far(server, "replaying", total, done="replayed", **_RESUMED) as move:
         told = _Told(move)
         done = queue.replay_all_dead_letters(on_progress=told, **options)
     return done, told.whole
@@ -417,12 +419,17 @@ def purge(
     _refuse_everything(wanted, all_of_them=all_of_them, verb="purge")
     with server.queue(queue_name) as queue:
         _ask_for_name(queue, force=force)
-        total = queue.purge_dead_letters(dry_run=True, resume=resume, force=force, **wanted)
+        count = partial(
+            queue.purge_dead_letters, dry_run=True, resume=resume, force=force, **wanted
+        )
+        total = count()
         if dry_run:
             say(server, f"{counted(total, 'dead letter')} would be removed.", would_remove=total)
             return
         confirm(f"Remove {counted(total, 'dead letter')} of {queue_name!r} for good?", yes=yes)
-        with progress_bar(server, "purging", total) as move:
+        if not yes:
+            _refuse_more(count(), total)
+        with told_so_far(server, "purging", total, done="removed", **_RESUMED) as move:
             done = queue.purge_dead_letters(
                 resume=resume,
                 force=force,
@@ -430,6 +437,15 @@ def purge(
                 **wanted,
             )
     say(server, f"Removed {counted(done, 'dead letter')}.", queue=queue_name, removed=done)
+
+
+def _refuse_more(now: int, asked: int) -> None:
+    """Refuse a purge that would take letters along which came while the question was open."""
+    if now > asked:
+        raise click.ClickException(
+            f"nothing was removed: {counted(now, 'dead letter')} match by now, and you were asked"
+            f" about {asked:,}; run it again, and leave the newest out with --until 1m if more come"
+        )
 
 
 def _replay_each(

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import click
 
-from toril.cli.printing import progress_bar, say, span
+from toril.cli.printing import say, span
 from toril.cli.server import Server, queue_argument, with_server
+from toril.cli.so_far import told_so_far
 from toril.cli.values import DURATION, confirm, counted, yes_option
 from toril.errors import JobLockedError, NotPausedError
 from toril.sync.queue import Queue
@@ -34,7 +35,7 @@ def drain(server: Server, queue_name: str, delayed: bool, yes: bool) -> None:
         states = ("waiting", "prioritized", *(("delayed",) if delayed else ()))
         total = sum(queue.get_job_counts(*states).values())
         confirm(f"Remove {counted(total, 'job')} from queue {queue_name!r}?", yes=yes)
-        with progress_bar(server, "removing", total) as move:
+        with told_so_far(server, "removing", total, done="removed") as move:
             removed = queue.drain(delayed, on_progress=move)
     say(server, f"Removed {counted(removed, 'job')}.", queue=queue_name, removed=removed)
 
@@ -71,7 +72,9 @@ def clean(
             f"Queue {queue_name!r} has {counted(there, f'{state} job')}; remove those{age}{most}?",
             yes=yes,
         )
-        with progress_bar(server, "cleaning", min(there, limit) if limit else there) as move:
+        total = min(there, limit) if limit else there
+        again = "run it again with a lower --limit" if limit else "run it again"
+        with told_so_far(server, "cleaning", total, done="removed", again=again) as move:
             removed = len(queue.clean(state, older_than, limit, on_progress=move))
     say(server, f"Removed {counted(removed, f'{state} job')}.", queue=queue_name, removed=removed)
 
@@ -97,7 +100,7 @@ def obliterate(server: Server, queue_name: str, force: bool, yes: bool) -> None:
             f"Remove queue {queue_name!r} and its {counted(total, 'job')}? Nothing brings it back.",
             yes=yes,
         )
-        with progress_bar(server, "obliterating", total) as move:
+        with told_so_far(server, "obliterating", total, done="removed") as move:
             removed = _obliterate(queue, force, move)
     say(
         server,

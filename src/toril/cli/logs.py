@@ -36,7 +36,30 @@ class JsonFormatter(logging.Formatter):
         entry |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, default=str)
+        try:
+            return _as_json(entry)
+        except Exception:  # noqa: BLE001 (what the user's code brought may raise anything)
+            return _as_json({name: _sayable(value) for name, value in entry.items()})
+
+
+def _as_json(entry: dict[str, Any]) -> str:
+    return json.dumps(entry, default=str, allow_nan=False)
+
+
+def _sayable(value: Any) -> Any:
+    """The value, or as much of it as JSON can say: the rest of its line must not be lost."""
+    try:
+        _as_json({"value": value})
+    except Exception:  # noqa: BLE001 (as above)
+        return _described(value)
+    return value
+
+
+def _described(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001 (as above)
+        return f"({type(value).__name__}, which cannot be shown: {type(error).__name__})"
 
 
 def log_options(command: F) -> F:

@@ -18,6 +18,7 @@ from toril.cli.lifeline import Lifeline
 from toril.cli.logs import notice
 from toril.cli.signals import noted_signals
 from toril.logs import get_logger
+from toril.worker.processes import name_of_signal
 
 logger = get_logger("toril.processes")
 
@@ -57,7 +58,7 @@ class _Child:
         self.deaths = 1 if lived_s > HEALTHY_AFTER_S else self.deaths + 1
         wait_s = min(FIRST_WAIT_S * 2 ** (self.deaths - 1), LONGEST_WAIT_S)
         self.start_at = time.monotonic() + wait_s
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        how = name_of_signal(-code) if code < 0 else f"exit code {code}"
         logger.warning(
             "process %d died after %.1f s (%s); it is started again in %.1f s",
             self.number,

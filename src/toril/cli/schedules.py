@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -59,12 +60,24 @@ def prune(server: Server, target: str, yes: bool) -> None:
     if gone:
         names = ", ".join(one.id for one in gone)
         confirm(f"Remove {counted(len(gone), 'schedule')} ({names})?", yes=yes)
-        gone = _ask(server, target, App.prune_schedules)
+        gone = _ask(server, target, partial(_prune, asked=gone))
     say(
         server,
         f"Removed {counted(len(gone), 'schedule')}.",
         removed=[one.id for one in gone],
     )
+
+
+async def _prune(app: App, asked: list[Declared]) -> list[Declared]:
+    """Remove those that somebody was asked about; others may have come meanwhile."""
+    known = {(one.queue_name, one.id) for one in asked}
+    return [
+        one
+        for one in await app.schedules()
+        if one.schedule is None
+        and (one.queue_name, one.id) in known
+        and await app.queue(one.queue_name).remove_job_scheduler(one.id)
+    ]
 
 
 def _ask(

@@ -229,9 +229,12 @@ def context_of(telemetry: str | None) -> Context | None:
         return None
     try:
         headers = msgspec.json.decode(telemetry)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
-    return extract(headers) if isinstance(headers, Mapping) else None
+    if not isinstance(headers, Mapping):
+        return None
+    # Propagators take every value for text: one that is none must not fail the job.
+    return extract({name: value for name, value in headers.items() if isinstance(value, str)})
 
 
 def _tracer(provider: TracerProvider | None) -> trace.Tracer:

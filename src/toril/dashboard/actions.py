@@ -487,13 +487,20 @@ async def _purge(on: Context) -> Change:
         done = await on.queue.purge_dead_letters(on_progress=_noting_letters(operation), **wanted)
         return f"{done:,} dead letters removed"
 
+    sentence = (
+        f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
+        f"{_in_words(wanted)} for good? This cannot be undone."
+    )
+    # Asked anew if their number has changed: nobody has seen those that came meanwhile.
+    answer = _answer(sentence, [])
+    if on.form.text("confirmed") not in ("", answer):
+        sentence += (
+            " Their number has changed since you were asked; if more keep coming, filter by"
+            " “died before”, for example 1m, to leave the newest out."
+        )
     return Change(
         f"purge dead letters{_in_words(wanted)}", work=work, total=total,
-        question=Question(
-            f"Remove {counted(total, 'dead letter')} of the queue {on.queue.name!r}"
-            f"{_in_words(wanted)} for good? This cannot be undone.",
-            f"Remove {total:,} for good",
-        ),
+        question=Question(sentence, f"Remove {total:,} for good", answer=answer),
     )  # fmt: skip
 
 

@@ -370,7 +370,8 @@ class Pages:
         name = request.query_params.get("queue", "")
         if not name:
             queues = await self._desk.letter_queues()
-            return self._show(request, "letter_queues.html", queues=queues)
+            left_out = await self._desk.left_out()
+            return self._show(request, "letter_queues.html", queues=queues, left_out=left_out)
         form = Form({key: [value] for key, value in request.query_params.items()})
         return self._show(
             request,
@@ -394,6 +395,7 @@ class Pages:
             state=state,
             states=[one.value for one in GroupState],
             page=await self._desk.groups(name, state, _number(request.query_params.get("start"))),
+            left_out=0 if name else await self._desk.left_out(),
         )
 
     async def _group(self, request: Request) -> Response:
@@ -406,8 +408,10 @@ class Pages:
     async def _lanes(self, request: Request) -> Response:
         name = request.query_params.get("queue", "")
         if not name:
-            rows = [row for row in (await self._desk.overview()).rows if row.glance.lanes]
-            return self._show(request, "lane_queues.html", rows=rows)
+            overview = await self._desk.overview()
+            rows = [row for row in overview.rows if row.glance.lanes]
+            left_out = overview.left_out
+            return self._show(request, "lane_queues.html", rows=rows, left_out=left_out)
         by = "oldest" if request.query_params.get("by") == "oldest" else ""
         page = await self._desk.lanes(name, by)
         return self._show(request, "lanes.html", queue=name, page=page, by=by)
@@ -425,12 +429,14 @@ class Pages:
             "schedules.html",
             queue=name,
             rows=await self._desk.schedules(name),
+            left_out=0 if name else await self._desk.left_out(),
         )
 
     async def _workers(self, request: Request) -> Response:
         name = request.query_params.get("queue", "")
         rows = await self._desk.workers(name)
-        return self._show(request, "workers.html", queue=name, rows=rows)
+        left_out = 0 if name else await self._desk.left_out()
+        return self._show(request, "workers.html", queue=name, rows=rows, left_out=left_out)
 
     async def _flow(self, request: Request) -> Response:
         name, job_id = request.query_params.get("queue", ""), request.query_params.get("id", "")
@@ -441,7 +447,13 @@ class Pages:
         folded = await self._desk.folding.all()
         names = dict.fromkeys([*folded.parts, *(row.name for row in folded.rows)])
         entries = await self._audit.newest([*names])
-        return self._show(request, "log.html", entries=entries, operations=self._operations.of())
+        return self._show(
+            request,
+            "log.html",
+            entries=entries,
+            operations=self._operations.of(),
+            left_out=folded.left_out,
+        )
 
     async def _events(self, request: Request) -> Response:
         person = self._guard.person(request, request.state.user, request.state.session)
@@ -496,6 +508,7 @@ class Pages:
             "prefix": self._prefix,
             "queue": "",
             "said": request.state.said,
+            "left_out": 0,
             **values,
         }
         text = self._templates.get_template(template).render(given)

@@ -18,7 +18,8 @@ from toril.client.finder import Finder
 from toril.client.queue import Queue
 from toril.dashboard import exporting
 from toril.dashboard.beside import Beside, Known
-from toril.dashboard.folding import MOST_QUEUES, Folding, NotFound
+from toril.dashboard.folding import MOST_NAMES, MOST_QUEUES, Folding, NotFound
+from toril.dashboard.last_runs import last_runs
 from toril.dashboard.live import Pulse
 from toril.dashboard.redacting import Redactor
 from toril.dashboard.sharing import Shared
@@ -146,6 +147,9 @@ class Health:
     is_known: bool
     trouble: str = ""
     """Why the doctor could not look: the server may not let it."""
+    looked_at: int = 0
+    left_out: int = 0
+    """How many plain queues it did not look at, because they are many."""
 
 
 @dataclass(frozen=True)
@@ -450,6 +454,11 @@ class Desk:
         """The queues whose names contain ``part``."""
         return await self.shared.get(("overview", part), lambda: self._overview(part))
 
+    async def left_out(self) -> int:
+        """How many queues the other pages about all queues do not look at."""
+        folded = await self.shared.get("left out", self.folding.all)
+        return folded.left_out
+
     async def _overview(self, part: str) -> Overview:
         folded = await self.folding.all(part)
         names = folded.parts
@@ -535,10 +544,12 @@ class Desk:
     async def health(self) -> Health:
         """What the doctor says, or said: nobody waits for it for more than a moment."""
 
-        async def ask() -> list[Finding]:
-            names = (await self.finder.names())[:MOST_QUEUES]
-            report = await examine(self.connection, prefix=self.prefix, queues=names, audit=False)
-            return [one for one in report.findings if one.severity is not Severity.INFO]
+        async def ask() -> Health:
+            names = await self.finder.names()
+            some = names[:MOST_QUEUES]
+            report = await examine(self.connection, prefix=self.prefix, queues=some, audit=False)
+            found = [one for one in report.findings if one.severity is not Severity.INFO]
+            return Health(found, True, "", len(some), len(names) - len(some))
 
         asking = asyncio.ensure_future(self.shared.get("doctor", ask, fresh_s=DOCTOR_S))
         done, _ = await asyncio.wait([asking], timeout=DOCTOR_WAIT_S)
@@ -546,7 +557,7 @@ class Desk:
             asking.add_done_callback(_ignore)
             return self._health
         try:
-            self._health = Health(asking.result(), is_known=True)
+            self._health = asking.result()
         except ServerUnavailableError:
             raise
         except TorilError as error:
@@ -644,17 +655,24 @@ class Desk:
 
     async def find_job(self, job_id: str) -> list[str]:
         """The queues that have a job of this id."""
-        names = (await self.finder.names())[:MOST_QUEUES]
-
-        async def has(queue: Queue) -> Job | None:
-            try:
-                check_known_id(job_id)
-                return await self.connection.run(reading.head(queue.keys, job_id))
-            except TorilError:
-                return None
-
-        found = await self._each(names, has)
-        return [name for name, job in zip(names, found, strict=True) if job is not None]
+        try:
+            check_known_id(job_id)
+        except InvalidNameError:
+            return []
+        names = (await self.finder.names())[:MOST_NAMES]
+        answers = await self.connection.run_each(
+            [reading.head(self.queue(name).keys, job_id) for name in names]
+        )
+        found = [one.queue_name for one in answers if isinstance(one, Job)]
+        # A key of another type is no job; a server that does not answer has not said that.
+        untold = [
+            one
+            for one in answers
+            if isinstance(one, Exception) and type(one) is not ServerRefusalError
+        ]
+        if untold and not found:
+            raise untold[0]
+        return found
 
     # ------------------------------------------------------------------------ job
 
@@ -717,8 +735,9 @@ class Desk:
     def _relative(self, key: str | None) -> Relative | None:
         if not key:
             return None
-        _, name, job_id = split_job_key(key, self.prefix)
-        return Relative(name, job_id)
+        prefix, name, job_id = split_job_key(key, self.prefix)
+        # BullMQ's flows may cross prefixes: under ours the same name would be another job.
+        return Relative(name, job_id) if prefix == self.prefix and name else None
 
     async def _owner_of_group(self, job: Job) -> str | None:
         """The queue that owns the job's group: often its own, else one to be looked for."""
@@ -973,11 +992,7 @@ class Desk:
         found = [row for part in await self._each(row_of, ask) for row in part]
         found.sort(key=lambda row: row[1].next_at or 0)
         due = [(*row, scheduling.due_before(row[1])) for row in found[:MOST_ROWS]]
-        reads = [
-            reading.head(queue.keys, scheduling.iteration_id(one.id, at or 0))
-            for queue, one, at in due
-        ]
-        jobs = await self.connection.run_all(reads) if reads else []
+        jobs = await last_runs(self.connection, [(queue.keys, one, at) for queue, one, at in due])
         return [
             ScheduleRow(row_of[queue.name], one, at, job)
             for (queue, one, at), job in zip(due, jobs, strict=True)

@@ -14,7 +14,7 @@ from toril.doctor.heat import examine_heat
 from toril.doctor.libraries import examine_libraries
 from toril.doctor.parcels import examine_parcels
 from toril.doctor.partitions import examine_partitions
-from toril.doctor.presence import check_elsewhere, check_named, find_queues
+from toril.doctor.presence import check_elsewhere, check_named, find_queues, find_undoing
 from toril.doctor.queue_facts import longest_options, read_queues
 from toril.doctor.queues import check_queues
 from toril.doctor.reader import ConnectionReader
@@ -55,7 +55,10 @@ async def examine(
         if not names:
             findings += await check_elsewhere(reader, prefix)
         facts, unread = await read_queues(own, reader, prefix, names)
-        findings += [*unread, *check_queues(facts)]
+        owners = [one.name for one in facts if one.has_groups]
+        undoing = await find_undoing(own, reader, prefix, owners, besides=names)
+        beside = (await read_queues(own, reader, prefix, undoing))[0] if undoing else []
+        findings += [*unread, *check_queues(facts, beside)]
         findings += await examine_partitions(own, prefix, names)
         findings += await examine_parcels(own, reader, prefix, names)
         findings += await examine_heat(own, reader, prefix, names)

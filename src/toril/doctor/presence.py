@@ -77,6 +77,29 @@ async def check_named(
     return existing, [_missing(name, known) for name in missing]
 
 
+async def find_undoing(
+    connection: Connection,
+    reader: ConnectionReader,
+    prefix: str,
+    owners: Sequence[str],
+    *,
+    besides: Sequence[str],
+) -> list[str]:
+    """The queues in which groups of ``owners`` are undone, ``besides`` those that are known."""
+    names = {one for name in owners for one in undoing(name)}.difference(besides)
+    keys = [Keys(prefix, name) for name in sorted(names)]
+    asked = [one for one in keys if _answers(reader, one.meta)]
+    there = await connection.run_all([reading.is_found(one) for one in asked]) if asked else []
+    return [one.name for one, is_there in zip(asked, there, strict=True) if is_there]
+
+
+def undoing(name: str) -> tuple[str, ...]:
+    """How the queue may be called in which groups of this queue are undone."""
+    if name.endswith(COMPENSATION_SUFFIX):
+        return ()
+    return name + COMPENSATION_SUFFIX, f"{name}-compensation"
+
+
 def _answers(reader: ConnectionReader, key: str) -> bool:
     """Does the node answer that has the key?"""
     return reader.node_of(key) is not None

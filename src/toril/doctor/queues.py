@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from toril.doctor import ailments
 from toril.doctor.finding import Finding
 from toril.doctor.job_options import check_retries
+from toril.doctor.presence import undoing
 from toril.doctor.queue_facts import QueueFacts
 from toril.doctor.standstills import check_standstills
 from toril.doctor.wording import counted, lasting
@@ -20,8 +21,11 @@ LETTERS_WAIT_MS = 24 * 3_600_000
 _PERMANENT = ("KeyError", "TypeError", "ValidationError", "AttributeError", "IndexError")
 
 
-def check_queues(queues: Sequence[QueueFacts]) -> Iterator[Finding]:
-    names = {queue.name: queue for queue in queues}
+def check_queues(
+    queues: Sequence[QueueFacts], beside: Sequence[QueueFacts] = ()
+) -> Iterator[Finding]:
+    """What is wrong with ``queues``; those ``beside`` them are only known."""
+    names = {queue.name: queue for queue in (*beside, *queues)}
     for queue in queues:
         yield from _work(queue)
         yield from check_standstills(
@@ -164,6 +168,6 @@ def _compensation(queue: QueueFacts, names: dict[str, QueueFacts]) -> Iterator[F
         return
     if not queue.has_groups:
         return
-    other = names.get(queue.name + COMPENSATION_SUFFIX) or names.get(f"{queue.name}-compensation")
+    other = next((names[name] for name in undoing(queue.name) if name in names), None)
     if other is None or other.workers == []:
         yield ailments.NOBODY_WOULD_UNDO.of(queue.subject, queue=queue.name + COMPENSATION_SUFFIX)

@@ -416,7 +416,7 @@ def _read(scheduler_id: str, next_at: int, fields: Fields) -> JobScheduler:
         end=known.get("endDate"),
         limit=known.get("limit"),
         offset=known.get("offset"),
-        data=codec.decode(fields.get(b"data"), {}),
+        data=codec.decode_or_text(fields.get(b"data", b"{}")),
         opts=codec.decode_options(fields.get(b"opts", b"{}")),
         paused_at=(codec.number(fields[b"x.paused"]) or 0) if b"x.paused" in fields else None,
     )

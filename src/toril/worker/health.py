@@ -7,10 +7,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from toril.logs import get_logger
+
 SILENCE_S = 15.0
 """An idle worker hears from its server every 5 seconds; three times that is too long a silence."""
 _REQUEST_TIMEOUT_S = 5.0
 _LONGEST_REQUEST = 16 * 1024
+logger = get_logger("toril.health")
 
 Metrics = Callable[[], tuple[bytes, str]]
 """The text of all metrics, and its content type."""
@@ -72,7 +75,9 @@ class HealthServer:
                     request = await reader.readuntil(b"\r\n\r\n")
                 except asyncio.LimitOverrunError:
                     request = b""
-                status, kind, body = await self._answer(request)
+            # Not timed: collectors wait for a server that is away, one after another.
+            status, kind, body = await self._answer_or_say_why_not(request)
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 writer.write(
                     f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                     f"Cache-Control: no-store\r\nConnection: close\r\n\r\n".encode()
@@ -81,6 +86,14 @@ class HealthServer:
                     writer.write(body)
                 await writer.drain()
         writer.close()
+
+    async def _answer_or_say_why_not(self, request: bytes) -> tuple[str, str, bytes]:
+        try:
+            return await self._answer(request)
+        except Exception:
+            logger.exception("a request could not be answered: %r", request.partition(b"\r")[0])
+            why = b"this could not be answered; see the log\n"
+            return "500 Internal Server Error", "text/plain; charset=utf-8", why
 
     async def _answer(self, request: bytes) -> tuple[str, str, bytes]:
         method, _, rest = request.partition(b" ")

@@ -248,9 +248,16 @@ class Process:
             return "closed its pipe"
         if code >= 0:
             return f"ended with exit code {code}"
-        name = signal.Signals(-code).name
         hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-        return f"was killed by {name}{hint}"
+        return f"was killed by {name_of_signal(-code)}{hint}"
+
+
+def name_of_signal(number: int) -> str:
+    """``SIGKILL``; of the real-time signals only the first and the last have a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class _Told:

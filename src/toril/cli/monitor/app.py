@@ -390,6 +390,9 @@ class MonitorApp(App[None]):
     ) -> None:
         if not await self.push_screen_wait(ConfirmScreen(question, which)):
             return
+        if label not in self.watcher.queues:  # the question may have been open for long
+            self.tell(f"Nothing was done: queue {label!r} is gone.", severity="error")
+            return
         queue = self._queue(label)
         try:
             self.tell(await change(queue))

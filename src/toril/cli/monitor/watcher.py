@@ -156,7 +156,8 @@ class Watcher:
             is_any = watch.glance is not None and watch.glance.failed
             plans = [glancing.failed(keys, most=MOST_ROWS) for keys in watch.queues if is_any]
             found = [await self._connection.follow(plan) for plan in plans]
-            self.details.failed = [job for jobs in found for job in jobs][:MOST_ROWS]
+            failed = sorted(_joined(found), key=lambda job: -job.finished_on)
+            self.details.failed = failed[:MOST_ROWS]
         if view is View.GROUPS and watch.needing_a_person:
             first: list[GroupInfo] = []
             for keys in watch.queues:
