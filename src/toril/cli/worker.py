@@ -255,8 +255,9 @@ class _Watched:
         if any(counts.values()) or not self._connection.is_cluster:
             return any(counts.values())
         # What its jobs left for other slots may let a job in there.
-        parcels = [parceling.waiting(part.keys) for part in self._queue.partitions]
-        return any(await self._connection.run_all(parcels))
+        looks = [parceling.waiting(part.keys) for part in self._queue.partitions]
+        parcels = await self._connection.run_all(looks)
+        return any(parcels)
 
     async def newest_events(self) -> list[str]:
         """The last event of each partition."""
