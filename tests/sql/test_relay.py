@@ -483,6 +483,7 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
     """An error that the loop does not catch would end every relay, at the same row each time."""
     rows = [
         {"data": DEEP},
+        {"data": '{"half":"\\ud83d","n":NaN}'},
         {"options": f'{{"deduplication":{DEEP}}}'},
         {"options": f'{{"start":{DEEP}}}'},
         a_group(GROUP_JOB % ("data", DEEP)),
@@ -505,7 +506,7 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
         parked = await relay.get_parked()
         assert [row.seq for row in parked] == list(range(1, len(rows) + 1))
         assert "not JSON" in parked[0].error
-        assert "outbox row 6 cannot be a job" in parked[5].error
+        assert "outbox row 7 cannot be a job" in parked[6].error
         assert await parts.get_job(good) is not None
 
 
