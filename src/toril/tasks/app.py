@@ -465,7 +465,9 @@ class App:
         declaring = asyncio.create_task(self._declare_patiently())
         try:
             async with self.lifespan:
-                running = [asyncio.create_task(worker.run()) for worker in self._workers]
+                running = [
+                    asyncio.create_task(_run_unless(closing, worker)) for worker in self._workers
+                ]
                 ended = asyncio.create_task(closing.wait())
                 try:
                     await asyncio.wait([*running, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -486,10 +488,11 @@ class App:
     async def close(self, timeout: Duration | None = None) -> None:
         """Stop taking jobs, let running ones finish within ``timeout``, and return the rest to the
         queue."""
+        closing = self._closing
+        if closing is not None:
+            closing.set()  # first: a run that is still opening its lifespan starts no worker
         await self._close_workers(timeout)
-        if self._closing is not None:
-            self._closing.set()
-        else:
+        if closing is None:
             await self._close_queues()
 
     async def __aenter__(self) -> Self:
@@ -661,6 +664,12 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+
+
+async def _run_unless(closing: asyncio.Event, worker: Worker) -> None:
+    """A worker that was closed before its run is not started."""
+    if not closing.is_set():
+        await worker.run()
 
 
 def _on_run(middleware: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
