@@ -174,6 +174,26 @@ class TestRig:
                 "second",
             ]
 
+    async def test_what_is_due_later_in_a_lane_runs_too(self):
+        """Delayed jobs of lanes are kept elsewhere than others."""
+        async with running(app) as rig:
+            await mail.using(delay=7_200_000).enqueue("third")
+            await mail.using(delay=3_600_000, lane="a").enqueue("second")
+            await mail.using(delay=60_000, lane="b").enqueue("first")
+
+            assert await rig.drain() == []
+            ended = await rig.drain(with_delayed=True)
+
+            assert [one.data["text"] for one in ended] == ["first", "second", "third"]
+
+    async def test_a_drain_does_not_end_before_what_is_due_in_a_lane_has_begun(self):
+        async with running(app) as rig:
+            await mail.using(delay=3_600_000, lane="a").enqueue("late")
+            await rig.advance(timedelta(hours=1))
+
+            assert await rig._is_due("default", await rig._now_ms())
+            assert [one.data["text"] for one in await rig.drain()] == ["late"]
+
     async def test_time_goes_by_when_it_is_told_to(self):
         async with running(app) as rig:
             await mail.using(delay=timedelta(hours=3)).enqueue("later")
