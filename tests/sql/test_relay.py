@@ -7,7 +7,7 @@ import contextlib
 import time
 
 import pytest
-from sqlalchemy import create_engine, insert, select, update
+from sqlalchemy import create_engine, delete, insert, select, update
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -17,7 +17,7 @@ from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
 from toril import Backoff, NewJob, Queue, Worker
 from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailableError
-from toril.outbox import Outbox, Relay
+from toril.outbox import Outbox, Relay, storing
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 from toril.protocol.keys import RESERVED_IDS
@@ -250,6 +250,52 @@ async def test_a_lane_waits_for_its_head_also_when_that_is_parked(engine, outbox
     assert await relay.unpark(head) == 1
     await relay.drain()
     assert [job_id async for job_id in _added_ids(queue)] == [other, head, second, third]
+
+
+def test_a_lane_stops_before_a_row_that_is_parked_or_unparked_while_a_claim_looks(
+    server_url, metadata, table_name, monkeypatch
+):
+    """A claim looks several times, and rows of other lanes may be parked or freed in between."""
+    engine = create_engine(server_url, isolation_level="READ COMMITTED")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(engine)
+    look = storing._look
+
+    def claim_while(change, looks):
+        """What a claim takes if ``change`` is made before its second look, or after its first."""
+        done = []
+
+        def look_on(*arguments):
+            if not done and looks == "twice" and arguments[2] > 0:
+                done.append(change())
+            found = look(*arguments)
+            if not done and looks == "once":
+                done.append(change())
+            return found
+
+        monkeypatch.setattr(storing, "_look", look_on)
+        with engine.begin() as connection:
+            rows = claim_pending(connection, outbox.table, Claim(relay="a", limit=2, lease_ms=1000))
+        assert done
+        return [row.id for row in rows]
+
+    waiting = write(engine, outbox, 2, lane="user-1")
+    head, second = write(engine, outbox, 2, lane="user-2")
+    set_row(engine, outbox, waiting[0], due_at=2**52)
+
+    set_parked = lambda: set_row(engine, outbox, head, status="parked")  # noqa: E731
+    assert claim_while(set_parked, "twice") == [], "the second must wait for the head"
+
+    with engine.begin() as connection:
+        connection.execute(delete(outbox.table).where(outbox.table.c.id.in_(waiting)))
+    set_pending = lambda: set_row(engine, outbox, head, status="pending")  # noqa: E731
+    assert claim_while(set_pending, "once") == [], "the head is next, and was not seen"
+    monkeypatch.undo()
+    with engine.begin() as connection:
+        rows = claim_pending(connection, outbox.table, Claim(relay="a", limit=2, lease_ms=1000))
+    assert [row.id for row in rows] == [head, second]
+    metadata.drop_all(engine)
+    engine.dispose()
 
 
 async def test_a_lane_goes_on_without_a_parked_row_when_told_so(
