@@ -541,6 +541,10 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
         a_flow(FLOW_JOB % ("job_id", '"\\ud800"')),
         a_flow(FLOW_JOB % ("queue_name", "null")),
         {**a_group(), "id": "a:b"},
+        # What stands in their errors is no text for every database.
+        {"options": '{"remove_on_complete":{"\\u0000":1}}'},
+        a_group(GROUP_JOB % ("\\u0000", 1)),
+        a_group(GROUP_JOB % ("\\ud83d", 1)),
     ]
 
     async with Queue("payments", connection=url, prefix=prefix, partitions=2) as parts:
