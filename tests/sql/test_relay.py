@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import create_engine, delete, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -17,7 +20,7 @@ from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
 from toril import Backoff, NewJob, Queue, Worker
 from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailableError
-from toril.outbox import Outbox, Relay, storing
+from toril.outbox import Outbox, Relay, database, storing
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 from toril.protocol.keys import RESERVED_IDS
@@ -933,6 +936,82 @@ async def test_autocommit_engines_do_not_lose_their_locks(
     await relay.close()
     metadata.drop_all(engine)
     engine.dispose()
+
+
+@pytest.fixture
+def shared(server_url, metadata, table_name):
+    """An engine with one connection, which a program and its relay share, and an outbox."""
+    engine = create_engine(server_url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(engine)
+    yield engine, outbox
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["alive", "cut"])
+async def test_a_batch_that_is_cancelled_during_a_statement_ends_after_it(
+    shared, is_cut, server_url, url, prefix, monkeypatch
+):
+    """The statement goes on in its thread, and its connection serves one thread at a time."""
+    engine, outbox = shared
+    write(engine, outbox)
+    begun = threading.Event()
+
+    def wait_for_row(connection, table, _):
+        begun.set()
+        return list(connection.execute(select(table.c.seq).with_for_update()))
+
+    monkeypatch.setattr(storing, "claim_pending", wait_for_row)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix)
+    relay._database._threads = ThreadPoolExecutor(2)
+    holder = create_engine(server_url, poolclass=NullPool).connect()
+    holder.execute(select(outbox.table).with_for_update())
+
+    batch = asyncio.create_task(relay.run_once())
+    await wait_until(begun.is_set)
+    await let_pass(0.2, "the statement waits for the row")
+    batch.cancel()
+    await let_pass(0.2, "the batch is cancelled")
+    if is_cut:
+        cut_all_connections(engine.url)
+    with contextlib.suppress(SQLAlchemyError):
+        holder.close()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+
+    monkeypatch.undo()
+    assert await relay.run_once() == 1
+    await relay.close()
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_is_given_back_as_it_was(
+    shared, server_url, url, prefix, monkeypatch
+):
+    """The relay changes its isolation level; what a program wrote with it was never committed."""
+    engine, outbox = shared
+    begun, may_end = threading.Event(), threading.Event()
+    isolate = database._isolate
+
+    def isolate_late(connection):
+        isolate(connection)
+        begun.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(database, "_isolate", isolate_late)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix)
+    batch = asyncio.create_task(relay.run_once())
+    await wait_until(begun.is_set)
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    may_end.set()
+
+    with engine.connect() as connection:
+        outbox.add(connection, "payments", "charge", {})
+    other = create_engine(server_url, poolclass=NullPool)
+    assert statuses(other, outbox) == ["pending"]
+    await relay.close()
 
 
 async def test_bulk_rows_and_a_checked_table(engine, outbox, relay):
