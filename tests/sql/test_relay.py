@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import create_engine, delete, insert, select, update
+from sqlalchemy import create_engine, delete, event, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -680,6 +680,60 @@ async def test_a_relay_whose_connections_are_cut_goes_on(
     if is_async:
         await engine.dispose()
     metadata.drop_all(plain)
+
+
+_ONLY_READ = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+@pytest.mark.parametrize("kind", [*SERVERS, *ASYNC_SERVERS])
+async def test_a_relay_leaves_connections_to_what_is_no_primary_any_more(
+    kind, request, tmp_path, metadata, table_name, url, prefix
+):
+    """After a failover the pool still has them, and new ones lead to the new primary."""
+    is_async = kind in ASYNC_SERVERS
+    make_engine = create_async_engine if is_async else create_engine
+    engine = make_engine(url_of(kind, request, tmp_path), pool_size=3)
+    plain = engine.sync_engine if is_async else engine
+    outbox = Outbox(metadata, name=table_name)
+
+    async def run(function):
+        if not is_async:
+            with engine.begin() as connection:
+                return function(connection)
+        async with engine.begin() as connection:
+            return await connection.run_sync(function)
+
+    def demote(raw, _):
+        cursor = raw.cursor()
+        cursor.execute(_ONLY_READ[plain.dialect.name])
+        cursor.close()
+        raw.commit()
+
+    await run(metadata.create_all)
+    await run(lambda connection: outbox.add(connection, "payments", "charge", {}))
+    if is_async:
+        await engine.dispose()
+    else:
+        engine.dispose()
+    event.listen(plain, "connect", demote)
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                await stack.enter_async_context(relay._database.transaction())
+        event.remove(plain, "connect", demote)
+
+        assert await relay.run_once() == 1
+        assert await relay.prune_once() == 0
+
+    await run(metadata.drop_all)
+    if is_async:
+        await engine.dispose()
+    else:
+        engine.dispose()
 
 
 async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):

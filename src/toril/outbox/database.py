@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool, QueuePool
 
 from toril.errors import InvalidOptionError
 from toril.outbox.storing import has_row_locks
-from toril.sql import MOST_TRIES
+from toril.sql import MOST_TRIES, only_reads
 
 _ENOUGH_CONNECTIONS = 3
 
@@ -93,6 +93,17 @@ def _cut_off(error: Exception) -> OperationalError:
     return OperationalError("SET TRANSACTION ISOLATION LEVEL", None, error)
 
 
+def _roll_back(connection: Connection, error: BaseException) -> None:
+    """Undo what was done; what leads to a server that only reads now is not used again.
+
+    After a failover the pool has such connections, while new ones find the new primary.
+    """
+    if isinstance(error, DBAPIError) and only_reads(error):
+        connection.invalidate(error)
+        error.connection_invalidated = True
+    connection.rollback()
+
+
 def _what_ended_it() -> AbstractContextManager[None]:
     """A rollback that fails hides nothing: a cancellation, above all, must reach whoever asked."""
     return contextlib.suppress(SQLAlchemyError)
@@ -125,9 +136,9 @@ class ThreadDatabase:
         try:
             yield ask
             await ask(Connection.commit)
-        except BaseException:
+        except BaseException as error:
             with _what_ended_it():
-                await ask(Connection.rollback)
+                await ask(_roll_back, error)
             raise
         finally:
             await ask(_give_back)
@@ -162,10 +173,15 @@ class ThreadDatabase:
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         connection = self._connect()
         try:
-            with connection.begin():
-                return function(connection, *arguments)
+            result = function(connection, *arguments)
+            connection.commit()
+        except BaseException as error:
+            with _what_ended_it():
+                _roll_back(connection, error)
+            raise
         finally:
             _give_back(connection)
+        return result
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -208,9 +224,10 @@ class AsyncDatabase:
         try:
             yield ask
             await connection.commit()
-        except BaseException:
+        except BaseException as error:
             with _what_ended_it():
-                await _rollback(connection)
+                if not connection.closed:
+                    await ask(_roll_back, error)
             raise
         finally:
             await connection.run_sync(_give_back)
@@ -235,8 +252,3 @@ class AsyncDatabase:
                     raise _cut_off(error) from error
                 continue
             return connection
-
-
-async def _rollback(connection: AsyncConnection) -> None:
-    if not connection.closed:
-        await connection.rollback()
