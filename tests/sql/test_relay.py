@@ -563,6 +563,25 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
         assert await parts.get_job(good) is not None
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_row_that_was_written_as_bytes_is_a_job(engine, outbox, relay, queue):
+    """SQLite keeps bytes as bytes, whatever the column is, and Go writes JSON as bytes."""
+    rows = [
+        {"data": '{"n":"ü"}'.encode(), "options": b'{"attempts":7}', "lane": b"user-1"},
+        {"data": b'{"n":"\xff"}', "options": b"{}"},
+        {"options": b'{"start":"flow"}'},
+        {"queue": b"payments", "name": b"named", "key": b"k"},
+    ]
+    write_by_hand(engine, outbox, *({"lane": None, **row} for row in rows))
+
+    await relay.drain()
+
+    first, last = sorted(await queue.get_waiting(), key=lambda job: job.id)
+    assert (first.data, first.opts.attempts, first.lane) == ({"n": "ü"}, 7, "user-1")
+    assert (last.name, last.idempotency_key) == ("named", "k")
+    assert [row.id for row in await relay.get_parked()] == ["by-hand-1", "by-hand-2"]
+
+
 @pytest.mark.no_audit("one of the queue's keys has the wrong type")
 async def test_a_row_whose_queue_is_damaged_is_tried_again_and_then_parked(
     engine, outbox, make_relay, client, prefix

@@ -385,4 +385,14 @@ def _rows(table: Table) -> Select[Any]:
 
 
 def _read(rows: Iterable[Any]) -> list[OutboxRow]:
-    return [OutboxRow(*row) for row in rows]
+    return [OutboxRow(*map(_as_text, OutboxRow.__struct_fields__, row)) for row in rows]
+
+
+def _as_text(column: str, value: Any) -> Any:
+    """SQLite returns as bytes what was written as bytes, as by Go, whatever the column is.
+
+    Data that are not UTF-8 must not pass for other data, and are refused later.
+    """
+    if type(value) is not bytes:
+        return value
+    return value.decode("utf-8", "surrogateescape" if column == "data" else "replace")
