@@ -321,6 +321,26 @@ class TestRig:
             await rig.drain(with_delayed=True)
             assert len(tries) == 3
 
+    async def test_what_waits_behind_a_retry_in_its_lane_is_not_due_either(self):
+        other = App()
+        tries: list[int] = []
+
+        @other.task(lane="a", attempts=2, backoff=Backoff.fixed(3_600_000))
+        async def flaky(number: int) -> None:
+            tries.append(number)
+            if tries == [1]:
+                raise ConnectionError
+
+        async with running(other) as rig:
+            await other.enqueue_many([flaky.call(1), flaky.call(2)])
+            assert await rig.drain() == []
+            assert tries == [1]
+
+            ended = await rig.drain(with_delayed=True)
+
+            assert [one.data["number"] for one in ended] == [1, 2]
+            assert tries == [1, 1, 2]
+
     async def test_a_job_that_is_let_in_during_a_look_is_seen(self, monkeypatch):
         """It had left `delayed` when that was read, and came to `active` after that was counted."""
         other = App()

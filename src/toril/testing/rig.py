@@ -196,9 +196,21 @@ class Rig:
             if await self._is_due(name, now_ms):
                 return False
             counts = await self._queue(name).get_job_counts("waiting", "prioritized", "active")
-            if any(counts.values()):
+            waiting = counts.pop("waiting")
+            if any(counts.values()) or (waiting and waiting > await self._behind_retries(name)):
                 return False
         return True
+
+    async def _behind_retries(self, name: str) -> int:
+        """How many jobs wait in lanes whose holder waits for the time of its next attempt."""
+        count = 0
+        for part in self._queue(name).partitions:
+            for one in await part.get_lanes():
+                lane = await part.get_lane(one)
+                if lane is None or lane.is_paused or lane.halted_by or lane.is_ready:
+                    continue
+                count += lane.depth if lane.holders and lane.delayed else 0
+        return count
 
     async def _is_due(self, name: str, now_ms: int) -> bool:
         """Whether a delayed job is due, including those of schedulers."""
