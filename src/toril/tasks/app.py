@@ -336,19 +336,7 @@ class App:
             task = self._tasks[call.name]
             state = self.lifespan.state
             return run_blocking(call, task, state, raises=self._eager)
-        queue = self._blocking.get(call.queue_name)
-        if queue is None:
-            target: Any = self.connection  # a client of either kind is understood
-            queue = self._blocking.setdefault(
-                call.queue_name,
-                BlockingQueue(
-                    call.queue_name,
-                    connection=target,
-                    prefix=self.prefix,
-                    partitions=told_of(call.queue_name, self.partitions),
-                    **self._queue_options,
-                ),
-            )
+        queue = self._blocking_queue(call.queue_name)
         [job] = queue.add_bulk([call])
         self._note(call, job)
         return BlockingHandle(queue, job.id, call.signature, duplicated=job.duplicated)
@@ -397,6 +385,23 @@ class App:
     def queue(self, name: str) -> Queue:
         """The queue with this name, on the app's connection."""
         return self._queue(name)
+
+    def _blocking_queue(self, name: str) -> BlockingQueue:
+        """``queue`` for blocking code, on a connection of its own."""
+        queue = self._blocking.get(name)
+        if queue is None:
+            target: Any = self.connection  # a client of either kind is understood
+            queue = self._blocking.setdefault(
+                name,
+                BlockingQueue(
+                    name,
+                    connection=target,
+                    prefix=self.prefix,
+                    partitions=told_of(name, self.partitions),
+                    **self._queue_options,
+                ),
+            )
+        return queue
 
     @property
     def shared_connection(self) -> Connection:
