@@ -301,6 +301,22 @@ def test_a_lane_stops_before_a_row_that_is_parked_or_unparked_while_a_claim_look
     engine.dispose()
 
 
+def test_lanes_that_differ_in_a_space_at_their_end_are_different_lanes(engine, outbox):
+    """MariaDB and MySQL compare texts without it."""
+    lanes = ("a", "a ", "a", "a ", "b", "b", "b", "b ")
+    with engine.begin() as connection:
+        outbox.add_bulk(connection, "payments", [NewJob("charge", lane=lane) for lane in lanes])
+    table = outbox.table
+    with engine.begin() as connection:
+        connection.execute(update(table).where(table.c.seq <= 2).values(status="parked"))
+        connection.execute(update(table).where(table.c.seq == 5).values(due_at=2**52))
+
+    with engine.begin() as connection:
+        rows = claim_pending(connection, table, Claim(relay="a", limit=1, lease_ms=30_000))
+
+    assert [(row.seq, row.lane) for row in rows] == [(8, "b ")]
+
+
 async def test_a_lane_goes_on_without_a_parked_row_when_told_so(
     engine, outbox, make_relay, client, prefix
 ):

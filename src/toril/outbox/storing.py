@@ -125,6 +125,8 @@ def _next_pending(
     query = select(*columns).where(table.c.status == PENDING, table.c.seq > last)
     for queue, lane in left_out:
         is_other = or_(table.c.lane.is_(None), table.c.lane != lane, table.c.queue != queue)
+        if connection.dialect.name in MYSQL:  # it compares without spaces at the end
+            is_other = or_(is_other, func.char_length(table.c.lane) != len(lane))
         query = query.where(is_other)
     query = query.order_by(table.c.seq).limit(size)
     return _by_index(query, table, table, ["status", "seq"], connection.dialect)
@@ -135,7 +137,10 @@ def _first_parked(connection: Connection, table: Table) -> Any:
     columns = (_PARKED, func.min(table.c.seq), table.c.queue, table.c.lane, false())
     query = select(*columns).where(table.c.status == PARKED, table.c.lane.is_not(None))
     query = _by_index(query, table, table, ["status", "seq"], connection.dialect)
-    return query.group_by(table.c.queue, table.c.lane)
+    query = query.group_by(table.c.queue, table.c.lane)
+    if connection.dialect.name in MYSQL:
+        query = query.group_by(func.char_length(table.c.lane))
+    return query
 
 
 _PENDING: ColumnElement[int] = literal_column("0", Integer).label("is_parked")
