@@ -22,6 +22,8 @@ _DUPLICATE_ENTRY = 1062
 _LOST_OUT_MYSQL = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, changed since read
 _LOST_OUT_SQLSTATES = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _SQLITE_BUSY = 5
+_ONLY_READS_MYSQL = frozenset({1290, 1792, 1836})
+_ONLY_READS_SQLSTATE = "25006"
 
 
 def key_text(length: int) -> Any:
@@ -48,6 +50,12 @@ def is_passing(error: DBAPIError) -> bool:
     unless it died while it was committed.
     """
     return error.connection_invalidated or _lost_out(error)
+
+
+def only_reads(error: DBAPIError) -> bool:
+    """Did the server refuse to write, as a primary does that became a replica?"""
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    return sqlstate == _ONLY_READS_SQLSTATE or _number(error) in _ONLY_READS_MYSQL
 
 
 def _lost_out(error: DBAPIError) -> bool:

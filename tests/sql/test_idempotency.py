@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool
 from tests.helpers import wait_until
 from tests.interop.toril_side import TorilSide
 from toril import Backoff, NewJob, Queue, UnrecoverableError, Worker
-from toril.errors import InvalidOptionError, PayloadError, UnfinishedWorkError
+from toril.errors import InvalidOptionError, JobFailedError, PayloadError, UnfinishedWorkError
 from toril.idempotency import (
     RedisStore,
     SqlStore,
@@ -556,6 +556,29 @@ async def test_the_redis_store_serves_blocking_handlers(queue, url, prefix):
         for _ in range(2):
             job = await queue.add("n", idempotency_key="k")
             assert await queue.wait_for(job.id, timeout=60_000) == "done"
+
+    assert len(runs) == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_work_whose_result_is_no_json_is_not_done_again(is_async, queue, url, prefix):
+    """It cannot be rolled back; a job without a store fails for good, too."""
+    store, runs = RedisStore(url), []
+
+    def work(job):
+        runs.append(job.id)
+        return {"receipt": object()}
+
+    async def work_async(job):
+        return work(job)
+
+    handler = idempotent(store)(work_async if is_async else work)
+
+    async with Worker("payments", handler, connection=url, prefix=prefix):
+        job = await queue.add("n", attempts=3)
+        with pytest.raises(JobFailedError, match="cannot be written as JSON"):
+            await queue.wait_for(job.id, timeout=60_000)
 
     assert len(runs) == 1
     await store.close()

@@ -92,6 +92,28 @@ async def test_what_failed_is_done_when_it_comes_again(engine, tables):
     assert counts(engine, tables) == (1, 1, 1)
 
 
+def _first(session, request, event):
+    return [isinstance(session, Session), request, event]
+
+
+def _between(request, session, event="none"):
+    return [isinstance(session, Session), request, event]
+
+
+def _by_name(request, event="none", *, session):
+    return [isinstance(session, Session), request, event]
+
+
+@pytest.mark.parametrize("view", [_first, _between, _by_name])
+@pytest.mark.parametrize("given", [(("r", "e"), {}), ((), {"request": "r", "event": "e"})])
+def test_a_view_takes_its_session_at_any_place(view, given, engine, tables):
+    store = SqlStore(engine, table=tables.records)
+    guarded = idempotent(store, key=lambda *_, **__: "evt-1")(view)
+    arguments, named = given
+
+    assert guarded(*arguments, **named) == [True, "r", "e"]
+
+
 async def test_two_at_the_same_time_get_one_answer(server_url, table_name):
     """The second waits for the first to commit, and is told what that said."""
     engine = create_engine(server_url)

@@ -284,6 +284,7 @@ async def test_data_may_be_longer_than_64_kilobytes(engine, outbox, relay, queue
 
 async def test_data_keeps_its_bytes(engine, outbox, relay, queue):
     data = {"big": 12345678901234567890123, "empty": [], "text": "ключ \u2028 ☃", "n": 0.1}
+    data["half"] = "cut in the middle of an emoji: \ud83d"
     with engine.begin() as connection:
         job_id = outbox.add(connection, "payments", "charge", data)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import create_engine, insert, select, update
+from sqlalchemy import create_engine, delete, event, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -17,7 +20,7 @@ from tests.sql.conftest import ASYNC_SERVERS, SERVERS, url_of
 from tests.sql.cutting import cut_all_connections
 from toril import Backoff, NewJob, Queue, Worker
 from toril.errors import InvalidOptionError, ServerRefusalError, ServerUnavailableError
-from toril.outbox import Outbox, Relay
+from toril.outbox import Outbox, Relay, database, storing
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 from toril.protocol.keys import RESERVED_IDS
@@ -252,6 +255,68 @@ async def test_a_lane_waits_for_its_head_also_when_that_is_parked(engine, outbox
     assert [job_id async for job_id in _added_ids(queue)] == [other, head, second, third]
 
 
+def test_a_lane_stops_before_a_row_that_is_parked_or_unparked_while_a_claim_looks(
+    server_url, metadata, table_name, monkeypatch
+):
+    """A claim looks several times, and rows of other lanes may be parked or freed in between."""
+    engine = create_engine(server_url, isolation_level="READ COMMITTED")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(engine)
+    look = storing._look
+
+    def claim_while(change, looks):
+        """What a claim takes if ``change`` is made before its second look, or after its first."""
+        done = []
+
+        def look_on(*arguments):
+            if not done and looks == "twice" and arguments[2] > 0:
+                done.append(change())
+            found = look(*arguments)
+            if not done and looks == "once":
+                done.append(change())
+            return found
+
+        monkeypatch.setattr(storing, "_look", look_on)
+        with engine.begin() as connection:
+            rows = claim_pending(connection, outbox.table, Claim(relay="a", limit=2, lease_ms=1000))
+        assert done
+        return [row.id for row in rows]
+
+    waiting = write(engine, outbox, 2, lane="user-1")
+    head, second = write(engine, outbox, 2, lane="user-2")
+    set_row(engine, outbox, waiting[0], due_at=2**52)
+
+    set_parked = lambda: set_row(engine, outbox, head, status="parked")  # noqa: E731
+    assert claim_while(set_parked, "twice") == [], "the second must wait for the head"
+
+    with engine.begin() as connection:
+        connection.execute(delete(outbox.table).where(outbox.table.c.id.in_(waiting)))
+    set_pending = lambda: set_row(engine, outbox, head, status="pending")  # noqa: E731
+    assert claim_while(set_pending, "once") == [], "the head is next, and was not seen"
+    monkeypatch.undo()
+    with engine.begin() as connection:
+        rows = claim_pending(connection, outbox.table, Claim(relay="a", limit=2, lease_ms=1000))
+    assert [row.id for row in rows] == [head, second]
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+def test_lanes_that_differ_in_a_space_at_their_end_are_different_lanes(engine, outbox):
+    """MariaDB and MySQL compare texts without it."""
+    lanes = ("a", "a ", "a", "a ", "b", "b", "b", "b ")
+    with engine.begin() as connection:
+        outbox.add_bulk(connection, "payments", [NewJob("charge", lane=lane) for lane in lanes])
+    table = outbox.table
+    with engine.begin() as connection:
+        connection.execute(update(table).where(table.c.seq <= 2).values(status="parked"))
+        connection.execute(update(table).where(table.c.seq == 5).values(due_at=2**52))
+
+    with engine.begin() as connection:
+        rows = claim_pending(connection, table, Claim(relay="a", limit=1, lease_ms=30_000))
+
+    assert [(row.seq, row.lane) for row in rows] == [(8, "b ")]
+
+
 async def test_a_lane_goes_on_without_a_parked_row_when_told_so(
     engine, outbox, make_relay, client, prefix
 ):
@@ -483,6 +548,7 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
     """An error that the loop does not catch would end every relay, at the same row each time."""
     rows = [
         {"data": DEEP},
+        {"data": '{"half":"\\ud83d","n":NaN}'},
         {"options": f'{{"deduplication":{DEEP}}}'},
         {"options": f'{{"start":{DEEP}}}'},
         a_group(GROUP_JOB % ("data", DEEP)),
@@ -494,6 +560,10 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
         a_flow(FLOW_JOB % ("job_id", '"\\ud800"')),
         a_flow(FLOW_JOB % ("queue_name", "null")),
         {**a_group(), "id": "a:b"},
+        # What stands in their errors is no text for every database.
+        {"options": '{"remove_on_complete":{"\\u0000":1}}'},
+        a_group(GROUP_JOB % ("\\u0000", 1)),
+        a_group(GROUP_JOB % ("\\ud83d", 1)),
     ]
 
     async with Queue("payments", connection=url, prefix=prefix, partitions=2) as parts:
@@ -505,8 +575,27 @@ async def test_whatever_reading_a_row_raises_parks_that_row_alone(
         parked = await relay.get_parked()
         assert [row.seq for row in parked] == list(range(1, len(rows) + 1))
         assert "not JSON" in parked[0].error
-        assert "outbox row 6 cannot be a job" in parked[5].error
+        assert "outbox row 7 cannot be a job" in parked[6].error
         assert await parts.get_job(good) is not None
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_a_row_that_was_written_as_bytes_is_a_job(engine, outbox, relay, queue):
+    """SQLite keeps bytes as bytes, whatever the column is, and Go writes JSON as bytes."""
+    rows = [
+        {"data": '{"n":"ü"}'.encode(), "options": b'{"attempts":7}', "lane": b"user-1"},
+        {"data": b'{"n":"\xff"}', "options": b"{}"},
+        {"options": b'{"start":"flow"}'},
+        {"queue": b"payments", "name": b"named", "key": b"k"},
+    ]
+    write_by_hand(engine, outbox, *({"lane": None, **row} for row in rows))
+
+    await relay.drain()
+
+    first, last = sorted(await queue.get_waiting(), key=lambda job: job.id)
+    assert (first.data, first.opts.attempts, first.lane) == ({"n": "ü"}, 7, "user-1")
+    assert (last.name, last.idempotency_key) == ("named", "k")
+    assert [row.id for row in await relay.get_parked()] == ["by-hand-1", "by-hand-2"]
 
 
 @pytest.mark.no_audit("one of the queue's keys has the wrong type")
@@ -626,6 +715,60 @@ async def test_a_relay_whose_connections_are_cut_goes_on(
     if is_async:
         await engine.dispose()
     metadata.drop_all(plain)
+
+
+_ONLY_READ = {
+    "postgresql": "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+    "mysql": "SET SESSION TRANSACTION READ ONLY",
+    "mariadb": "SET SESSION TRANSACTION READ ONLY",
+}
+
+
+@pytest.mark.parametrize("kind", [*SERVERS, *ASYNC_SERVERS])
+async def test_a_relay_leaves_connections_to_what_is_no_primary_any_more(
+    kind, request, tmp_path, metadata, table_name, url, prefix
+):
+    """After a failover the pool still has them, and new ones lead to the new primary."""
+    is_async = kind in ASYNC_SERVERS
+    make_engine = create_async_engine if is_async else create_engine
+    engine = make_engine(url_of(kind, request, tmp_path), pool_size=3)
+    plain = engine.sync_engine if is_async else engine
+    outbox = Outbox(metadata, name=table_name)
+
+    async def run(function):
+        if not is_async:
+            with engine.begin() as connection:
+                return function(connection)
+        async with engine.begin() as connection:
+            return await connection.run_sync(function)
+
+    def demote(raw, _):
+        cursor = raw.cursor()
+        cursor.execute(_ONLY_READ[plain.dialect.name])
+        cursor.close()
+        raw.commit()
+
+    await run(metadata.create_all)
+    await run(lambda connection: outbox.add(connection, "payments", "charge", {}))
+    if is_async:
+        await engine.dispose()
+    else:
+        engine.dispose()
+    event.listen(plain, "connect", demote)
+    async with Relay(engine, outbox, connection=url, prefix=prefix) as relay:
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                await stack.enter_async_context(relay._database.transaction())
+        event.remove(plain, "connect", demote)
+
+        assert await relay.run_once() == 1
+        assert await relay.prune_once() == 0
+
+    await run(metadata.drop_all)
+    if is_async:
+        await engine.dispose()
+    else:
+        engine.dispose()
 
 
 async def test_closing_ends_the_run_and_a_second_run_is_refused(make_relay):
@@ -882,6 +1025,82 @@ async def test_autocommit_engines_do_not_lose_their_locks(
     await relay.close()
     metadata.drop_all(engine)
     engine.dispose()
+
+
+@pytest.fixture
+def shared(server_url, metadata, table_name):
+    """An engine with one connection, which a program and its relay share, and an outbox."""
+    engine = create_engine(server_url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT")
+    outbox = Outbox(metadata, name=table_name)
+    metadata.create_all(engine)
+    yield engine, outbox
+    metadata.drop_all(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["alive", "cut"])
+async def test_a_batch_that_is_cancelled_during_a_statement_ends_after_it(
+    shared, is_cut, server_url, url, prefix, monkeypatch
+):
+    """The statement goes on in its thread, and its connection serves one thread at a time."""
+    engine, outbox = shared
+    write(engine, outbox)
+    begun = threading.Event()
+
+    def wait_for_row(connection, table, _):
+        begun.set()
+        return list(connection.execute(select(table.c.seq).with_for_update()))
+
+    monkeypatch.setattr(storing, "claim_pending", wait_for_row)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix)
+    relay._database._threads = ThreadPoolExecutor(2)
+    holder = create_engine(server_url, poolclass=NullPool).connect()
+    holder.execute(select(outbox.table).with_for_update())
+
+    batch = asyncio.create_task(relay.run_once())
+    await wait_until(begun.is_set)
+    await let_pass(0.2, "the statement waits for the row")
+    batch.cancel()
+    await let_pass(0.2, "the batch is cancelled")
+    if is_cut:
+        cut_all_connections(engine.url)
+    with contextlib.suppress(SQLAlchemyError):
+        holder.close()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+
+    monkeypatch.undo()
+    assert await relay.run_once() == 1
+    await relay.close()
+
+
+async def test_a_connection_that_nobody_waits_for_any_more_is_given_back_as_it_was(
+    shared, server_url, url, prefix, monkeypatch
+):
+    """The relay changes its isolation level; what a program wrote with it was never committed."""
+    engine, outbox = shared
+    begun, may_end = threading.Event(), threading.Event()
+    isolate = database._isolate
+
+    def isolate_late(connection):
+        isolate(connection)
+        begun.set()
+        assert may_end.wait(60)
+
+    monkeypatch.setattr(database, "_isolate", isolate_late)
+    relay = Relay(engine, outbox, connection=url, prefix=prefix)
+    batch = asyncio.create_task(relay.run_once())
+    await wait_until(begun.is_set)
+    batch.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    may_end.set()
+
+    with engine.connect() as connection:
+        outbox.add(connection, "payments", "charge", {})
+    other = create_engine(server_url, poolclass=NullPool)
+    assert statuses(other, outbox) == ["pending"]
+    await relay.close()
 
 
 async def test_bulk_rows_and_a_checked_table(engine, outbox, relay):

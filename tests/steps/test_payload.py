@@ -62,6 +62,8 @@ def test_the_attempt_is_that_of_the_queue_whatever_was_written():
         (Row, b'{"number":3}', Row(3)),
         (list[int], b"[1,2]", [1, 2]),
         (Any, b"null", None),
+        (Any, b'{"text":"cut \\ud83d","\\udfff":1}', {"text": "cut \ud83d", "\udfff": 1}),
+        (Page, b'{"url":"cut \\ud83d"}', Page("cut \ud83d")),
     ],
 )
 def test_data_is_decoded_by_type(data_type, text, expected):

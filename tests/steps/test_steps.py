@@ -130,6 +130,17 @@ async def test_one_queue_per_name_and_one_connection_per_server(url, prefix):
         await close_all_queues()
 
 
+async def test_a_default_that_is_written_out_is_no_contradiction(url):
+    """No key is written: a queue is only opened."""
+    queue = get_queue("imports", connection=url)
+    try:
+        assert get_queue("imports", prefix="bull", replicas=0) is queue
+        with pytest.raises(InvalidOptionError, match="another prefix"):
+            get_queue("imports", prefix="elsewhere")
+    finally:
+        await close_all_queues()
+
+
 async def test_close_all_closes_every_queue_and_empties_the_cache(url, prefix, monkeypatch):
     """STEP-04: also when one of them cannot be closed."""
     first = get_queue("a", connection=url, prefix=prefix)

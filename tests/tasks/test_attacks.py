@@ -154,6 +154,34 @@ async def test_a_lifespan_that_fails_ends_the_run_and_leaves_the_app_whole(url: 
     await running
 
 
+async def test_an_app_that_is_closed_while_its_lifespan_opens_ends_as_asked(url: str, prefix: str):
+    """As by SIGTERM while a database that the lifespan waits for is away."""
+    told: list[str] = []
+    is_opening, may_open = asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(app: App) -> AsyncIterator[None]:
+        is_opening.set()
+        await may_open.wait()
+        told.append("opened")
+        yield
+        told.append("closed")
+
+    app = App(connection=url, prefix=prefix, lifespan=lifespan)
+
+    @app.task
+    async def work() -> None: ...
+
+    running = asyncio.create_task(app.run())
+    await is_opening.wait()
+    await app.close()
+    may_open.set()
+    await running
+
+    assert told == ["opened", "closed"]
+    assert app.workers == []
+
+
 async def test_a_lifespan_that_fails_in_a_child_process_fails_the_attempt_and_says_why(
     url: str, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -97,6 +97,46 @@ async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
     assert undone == [("tear", paid), ("refund", 1, paid)]
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_undo_gets_results_that_are_too_long_for_its_job(
+    is_async: bool, app: App, run: Running
+):
+    """The server gives the results of a group to its undos only up to a length."""
+    undone: list[Any] = []
+
+    @app.task(queue="payments")
+    async def charge(order: int) -> Receipt:
+        return Receipt(order, Decimal(5))
+
+    @app.task(queue="payments")
+    async def label(receipt: Receipt) -> str:
+        return "x" * 600_000
+
+    if is_async:
+
+        @label.undo
+        async def tear(receipt: Receipt) -> None:
+            undone.append(receipt)
+    else:
+
+        @label.undo
+        def tear_slowly(receipt: Receipt) -> None:
+            undone.append(receipt)
+
+    @app.task(queue="payments", attempts=1)
+    async def ship(label: str) -> None:
+        raise RuntimeError("no lorry")
+
+    run()
+    async with app.group("order") as saga:
+        receipt = saga.add(charge.call(1))
+        saga.add(ship.call(saga.add(label.call(receipt.result)).result))
+    info = await saga.wait(60_000)
+
+    assert info.state == "FAILED"
+    assert undone == [Receipt(1, Decimal(5))]
+
+
 async def undo_all(app: App, *calls: Call[Any]) -> str:
     """How a group of these calls and one that fails has ended."""
 

@@ -174,6 +174,26 @@ class TestRig:
                 "second",
             ]
 
+    async def test_what_is_due_later_in_a_lane_runs_too(self):
+        """Delayed jobs of lanes are kept elsewhere than others."""
+        async with running(app) as rig:
+            await mail.using(delay=7_200_000).enqueue("third")
+            await mail.using(delay=3_600_000, lane="a").enqueue("second")
+            await mail.using(delay=60_000, lane="b").enqueue("first")
+
+            assert await rig.drain() == []
+            ended = await rig.drain(with_delayed=True)
+
+            assert [one.data["text"] for one in ended] == ["first", "second", "third"]
+
+    async def test_a_drain_does_not_end_before_what_is_due_in_a_lane_has_begun(self):
+        async with running(app) as rig:
+            await mail.using(delay=3_600_000, lane="a").enqueue("late")
+            await rig.advance(timedelta(hours=1))
+
+            assert await rig._is_due("default", await rig._now_ms())
+            assert [one.data["text"] for one in await rig.drain()] == ["late"]
+
     async def test_time_goes_by_when_it_is_told_to(self):
         async with running(app) as rig:
             await mail.using(delay=timedelta(hours=3)).enqueue("later")
@@ -300,6 +320,26 @@ class TestRig:
             assert len(tries) == 2
             await rig.drain(with_delayed=True)
             assert len(tries) == 3
+
+    async def test_what_waits_behind_a_retry_in_its_lane_is_not_due_either(self):
+        other = App()
+        tries: list[int] = []
+
+        @other.task(lane="a", attempts=2, backoff=Backoff.fixed(3_600_000))
+        async def flaky(number: int) -> None:
+            tries.append(number)
+            if tries == [1]:
+                raise ConnectionError
+
+        async with running(other) as rig:
+            await other.enqueue_many([flaky.call(1), flaky.call(2)])
+            assert await rig.drain() == []
+            assert tries == [1]
+
+            ended = await rig.drain(with_delayed=True)
+
+            assert [one.data["number"] for one in ended] == [1, 2]
+            assert tries == [1, 1, 2]
 
     async def test_a_job_that_is_let_in_during_a_look_is_seen(self, monkeypatch):
         """It had left `delayed` when that was read, and came to `active` after that was counted."""

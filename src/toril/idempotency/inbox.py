@@ -57,7 +57,8 @@ def guard_view(store: Any, view: Callable[..., Any], key_of: KeyOf) -> Callable[
             raise MissingKeyError(f"the request to {name} has no idempotency key; send one")
         return Delivery(name, key, outside.bind(*arguments, **named), store.prefix)
 
-    handler = store.wrap(_handler(view, is_async=inspect.iscoroutinefunction(view)))
+    call = functools.partial(_call, view, signature)
+    handler = store.wrap(_handler(call, is_async=inspect.iscoroutinefunction(view)))
     if inspect.iscoroutinefunction(view):
 
         @functools.wraps(view)
@@ -91,25 +92,33 @@ def header_key(header: str) -> KeyOf:
     return find
 
 
-def _handler(view: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+def _handler(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
     """The view as stores call a handler: with the delivery, and a session if they have one."""
     if is_async:
 
         async def handle_async(delivery: Delivery, *session: Any) -> Any:
-            return await _call(view, delivery, session)
+            return await call(delivery, session)
 
         return handle_async
 
     def handle(delivery: Delivery, *session: Any) -> Any:
-        return _call(view, delivery, session)
+        return call(delivery, session)
 
     return handle
 
 
-def _call(view: Callable[..., Any], delivery: Delivery, session: tuple[Any, ...]) -> Any:
-    given = delivery.arguments
-    more = {SESSION: session[0]} if session else {}
-    return view(*given.args, **given.kwargs, **more)
+def _call(
+    view: Callable[..., Any],
+    signature: inspect.Signature,
+    delivery: Delivery,
+    session: tuple[Any, ...],
+) -> Any:
+    """Call it with the session in its place, wherever among the parameters that is."""
+    arguments = dict(delivery.arguments.arguments)
+    if session:
+        arguments[SESSION] = session[0]
+    given = inspect.BoundArguments(signature, arguments)
+    return view(*given.args, **given.kwargs)
 
 
 def _resolved(view: Callable[..., Any]) -> inspect.Signature:

@@ -21,7 +21,12 @@ from typing import Any
 
 from toril.checking import checked
 from toril.client.connection import Connection
-from toril.errors import ClaimRefusedError, ServerError, TorilError
+from toril.errors import (
+    ClaimRefusedError,
+    ResultError,
+    ServerError,
+    TorilError,
+)
 from toril.idempotency.record import fitting, scope_of
 from toril.logs import get_logger
 from toril.options import Duration, milliseconds
@@ -128,7 +133,11 @@ class RedisStore:
         )
 
     def _end(self, job: Any, result: Any) -> Command[bool]:
-        text = codec.encode(result, f"the result of job {job.id!r}")
+        try:
+            text = codec.encode(result, f"the result of job {job.id!r}")
+        except Exception as error:
+            # As without a store, the job fails for good: its work is done, and cannot be undone.
+            raise ResultError(str(error)) from error
         return remembering.end(
             *self._where(job), job_id=job.id, fence=job.fence, result=text, ttl_ms=self.ttl_ms
         )

@@ -35,12 +35,17 @@ class Choosing:
 
     def __init__(self, limit: int) -> None:
         self.rest = limit
-        self.stops: Mapping[Lane, int] | None = None
-        """The first parked row of each lane that stops there, once it has been read."""
+        self.stops: dict[Lane, int] = {}
+        """The first parked row of each lane that stops there."""
         self._heads: dict[Lane, int] = {}
         """The heads that were claimed."""
         self._ended: Counter[Lane] = Counter()
         """Lanes that cannot continue, and how many of their rows have been seen since."""
+
+    def note_stops(self, stops: Mapping[Lane, int]) -> None:
+        """Where lanes stop by the latest look; a row that was unparked since is not in sight."""
+        for lane, seq in stops.items():
+            self.stops[lane] = min(seq, self.stops.get(lane, seq))
 
     def first(self, window: Sequence[Sight]) -> list[Sight]:
         """What can be claimed by itself: rows without a lane, and the heads of lanes."""
@@ -98,5 +103,5 @@ class Choosing:
         return [lane for lane, count in self._ended.most_common(most) if count > 1]
 
     def _may_go(self, sight: Sight) -> bool:
-        stop = None if self.stops is None or sight.place is None else self.stops.get(sight.place)
+        stop = None if sight.place is None else self.stops.get(sight.place)
         return sight.is_ready and (stop is None or sight.seq < stop)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import Dialect
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import NullPool, QueuePool
 
 from toril.errors import InvalidOptionError
 from toril.outbox.storing import has_row_locks
-from toril.sql import MOST_TRIES
+from toril.sql import MOST_TRIES, only_reads
 
 _ENOUGH_CONNECTIONS = 3
 
@@ -91,6 +93,22 @@ def _cut_off(error: Exception) -> OperationalError:
     return OperationalError("SET TRANSACTION ISOLATION LEVEL", None, error)
 
 
+def _roll_back(connection: Connection, error: BaseException) -> None:
+    """Undo what was done; what leads to a server that only reads now is not used again.
+
+    After a failover the pool has such connections, while new ones find the new primary.
+    """
+    if isinstance(error, DBAPIError) and only_reads(error):
+        connection.invalidate(error)
+        error.connection_invalidated = True
+    connection.rollback()
+
+
+def _what_ended_it() -> AbstractContextManager[None]:
+    """A rollback that fails hides nothing: a cancellation, above all, must reach whoever asked."""
+    return contextlib.suppress(SQLAlchemyError)
+
+
 class ThreadDatabase:
     """A blocking engine, used from a separate thread for each transaction."""
 
@@ -104,19 +122,50 @@ class ThreadDatabase:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Ask]:
-        connection: Connection = await self._call(self._connect)
+        connection = await self._open()
+        turn = threading.Lock()
+
+        def in_turn(function: Callable[..., Any], *arguments: Any) -> Any:
+            # A call that was cancelled goes on in its thread, and drivers serve one at a time.
+            with turn:
+                return function(connection, *arguments)
 
         def ask(function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
-            return self._call(function, connection, *arguments)
+            return self._call(in_turn, function, *arguments)
 
         try:
             yield ask
-            await self._call(connection.commit)
-        except BaseException:
-            await self._call(connection.rollback)
+            await ask(Connection.commit)
+        except BaseException as error:
+            with _what_ended_it():
+                await ask(_roll_back, error)
             raise
         finally:
-            await self._call(_give_back, connection)
+            await ask(_give_back)
+
+    async def _open(self) -> Connection:
+        """A connection; if nobody waits for it any more, it is given back as it was."""
+        turn = threading.Lock()
+        opened: list[Connection] = []
+        is_wanted = True
+
+        def connect() -> None:
+            connection = self._connect()
+            with turn:
+                if is_wanted:
+                    opened.append(connection)
+                    return
+            _give_back(connection)
+
+        try:
+            await self._call(connect)
+        except asyncio.CancelledError:
+            with turn:
+                is_wanted = False
+            for connection in opened:
+                await self._call(_give_back, connection)
+            raise
+        return opened[0]
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await self._call(self._run, function, arguments)
@@ -124,10 +173,15 @@ class ThreadDatabase:
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         connection = self._connect()
         try:
-            with connection.begin():
-                return function(connection, *arguments)
+            result = function(connection, *arguments)
+            connection.commit()
+        except BaseException as error:
+            with _what_ended_it():
+                _roll_back(connection, error)
+            raise
         finally:
             _give_back(connection)
+        return result
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -170,8 +224,10 @@ class AsyncDatabase:
         try:
             yield ask
             await connection.commit()
-        except BaseException:
-            await _rollback(connection)
+        except BaseException as error:
+            with _what_ended_it():
+                if not connection.closed:
+                    await ask(_roll_back, error)
             raise
         finally:
             await connection.run_sync(_give_back)
@@ -196,8 +252,3 @@ class AsyncDatabase:
                     raise _cut_off(error) from error
                 continue
             return connection
-
-
-async def _rollback(connection: AsyncConnection) -> None:
-    if not connection.closed:
-        await connection.rollback()

@@ -51,7 +51,7 @@ from toril.outbox.rows import OutboxRow, prepare
 from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING
 from toril.outbox.starts import GROUP, Start, fates_of_groups, kind_of, open_start
 from toril.outbox.storing import Claim, OutboxStats
-from toril.protocol import adding
+from toril.protocol import adding, codec
 from toril.protocol.adding import Added
 from toril.protocol.command import Command, plain
 from toril.protocol.confirming import Fate, confirm
@@ -722,8 +722,10 @@ def _fault_of(row: OutboxRow, error: Exception) -> Exception:
     return InvalidOptionError(f"outbox row {row.seq} cannot be a job: {_told(error)}")
 
 
-def _told(error: Exception | None) -> str:
-    return f"{type(error).__name__}: {error}"
+def _told(error: Exception) -> str:
+    """What is wrong, as text that every database takes: it may repeat what is in the row."""
+    words = codec.words_of(error).replace("\0", "\\x00")
+    return f"{type(error).__name__}: {words}"
 
 
 async def _again_if_it_may_pass(step: Callable[[], Awaitable[T]]) -> T:

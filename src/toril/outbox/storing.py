@@ -14,14 +14,18 @@ from sqlalchemy import (
     BigInteger,
     Connection,
     FromClause,
+    Integer,
     Select,
     Table,
     and_,
     delete,
+    false,
     func,
     literal,
+    literal_column,
     or_,
     select,
+    union_all,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -74,9 +78,9 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
     rows: list[OutboxRow] = []
     size, last = claim.limit, -1
     while choosing.rest > 0:
-        window = _look(connection, table, last, size, choosing.in_the_way(_MOST_LEFT_OUT))
-        if claim.halts and choosing.stops is None and any(sight.lane for sight in window):
-            choosing.stops = _stops(connection, table)
+        left_out = choosing.in_the_way(_MOST_LEFT_OUT)
+        window, stops = _look(connection, table, last, size, left_out, claim.halts)
+        choosing.note_stops(stops)
         first = choosing.first(window)
         taken = _take(connection, table, claim, first)
         rows += [taken[seq] for seq in choosing.note_first(first, taken.keys())]
@@ -90,32 +94,57 @@ def claim_pending(connection: Connection, table: Table, claim: Claim) -> list[Ou
 
 
 def _look(
+    connection: Connection,
+    table: Table,
+    last: int,
+    size: int,
+    left_out: Sequence[Lane],
+    halts: bool,
+) -> tuple[list[Sight], dict[Lane, int]]:
+    """The next pending rows, whether they can be claimed or not, and where lanes stop.
+
+    In one statement: between two, a row that is parked or unparked could be missed by both, and be
+    overtaken.
+    """
+    query = _next_pending(connection, table, last, size, left_out)
+    if halts:
+        query = union_all(select(query.subquery()), _first_parked(connection, table))
+    found = connection.execute(query).all()
+    window = sorted((Sight(*row[1:]) for row in found if not row[0]), key=lambda sight: sight.seq)
+    return window, {(row[2], row[3]): row[1] for row in found if row[0]}
+
+
+def _next_pending(
     connection: Connection, table: Table, last: int, size: int, left_out: Sequence[Lane]
-) -> list[Sight]:
-    """The next pending rows, whether they can be claimed or not."""
+) -> Any:
     now = now_ms(connection.dialect)
     is_ready = and_(table.c.due_at <= now, table.c.claimed_until <= now)
     if has_row_locks(connection.dialect.name):
         is_ready = table.c.due_at <= now
-    query = select(table.c.seq, table.c.queue, table.c.lane, is_ready).where(
-        table.c.status == PENDING, table.c.seq > last
-    )
+    columns = (_PENDING, table.c.seq, table.c.queue, table.c.lane, is_ready.label("is_ready"))
+    query = select(*columns).where(table.c.status == PENDING, table.c.seq > last)
     for queue, lane in left_out:
         is_other = or_(table.c.lane.is_(None), table.c.lane != lane, table.c.queue != queue)
+        if connection.dialect.name in MYSQL:  # it compares without spaces at the end
+            is_other = or_(is_other, func.char_length(table.c.lane) != len(lane))
         query = query.where(is_other)
     query = query.order_by(table.c.seq).limit(size)
-    query = _by_index(query, table, table, ["status", "seq"], connection.dialect)
-    return [Sight(*row) for row in connection.execute(query)]
+    return _by_index(query, table, table, ["status", "seq"], connection.dialect)
 
 
-def _stops(connection: Connection, table: Table) -> dict[Lane, int]:
+def _first_parked(connection: Connection, table: Table) -> Any:
     """The first parked row of each lane that has one: the lane stops there."""
-    query = select(table.c.queue, table.c.lane, func.min(table.c.seq)).where(
-        table.c.status == PARKED, table.c.lane.is_not(None)
-    )
+    columns = (_PARKED, func.min(table.c.seq), table.c.queue, table.c.lane, false())
+    query = select(*columns).where(table.c.status == PARKED, table.c.lane.is_not(None))
     query = _by_index(query, table, table, ["status", "seq"], connection.dialect)
-    found = connection.execute(query.group_by(table.c.queue, table.c.lane))
-    return {(row[0], row[1]): row[2] for row in found}
+    query = query.group_by(table.c.queue, table.c.lane)
+    if connection.dialect.name in MYSQL:
+        query = query.group_by(func.char_length(table.c.lane))
+    return query
+
+
+_PENDING: ColumnElement[int] = literal_column("0", Integer).label("is_parked")
+_PARKED: ColumnElement[int] = literal_column("1", Integer).label("is_parked")
 
 
 def _take(
@@ -361,4 +390,14 @@ def _rows(table: Table) -> Select[Any]:
 
 
 def _read(rows: Iterable[Any]) -> list[OutboxRow]:
-    return [OutboxRow(*row) for row in rows]
+    return [OutboxRow(*map(_as_text, OutboxRow.__struct_fields__, row)) for row in rows]
+
+
+def _as_text(column: str, value: Any) -> Any:
+    """SQLite returns as bytes what was written as bytes, as by Go, whatever the column is.
+
+    Data that are not UTF-8 must not pass for other data, and are refused later.
+    """
+    if type(value) is not bytes:
+        return value
+    return value.decode("utf-8", "surrogateescape" if column == "data" else "replace")

@@ -52,15 +52,27 @@ def decode(job: StoredJob, data_type: Any) -> JobPayload[Any]:
     """
     wanted: Any = JobPayload[data_type]
     try:
-        payload: JobPayload[Any] = msgspec.json.decode(
-            job.data_text, type=wanted, dec_hook=_decode_model
-        )
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        payload: JobPayload[Any] = _read(job.data_text, wanted)
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise PayloadMismatchError(
             f"job {job.id!r} of queue {job.queue_name!r} is not a step that this consumer can read:"
             f" {error}; correct the producer, then replay the job"
         ) from error
     return msgspec.structs.replace(payload, attempt=job.attempts_made + 1)
+
+
+def _read(text: bytes, wanted: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=wanted, dec_hook=_decode_model)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        # Halves of surrogate pairs, which JavaScript's texts may have, are read as in other jobs.
+        try:
+            value = codec.decode(text)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.convert(value, wanted, dec_hook=_decode_model, str_keys=True)
 
 
 def _decode_model(data_type: Any, value: Any) -> Any:

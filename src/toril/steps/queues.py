@@ -14,6 +14,7 @@ from toril.options import JobOptions
 logger = get_logger("toril.steps")
 
 DEFAULT_PREFIX = "bull"
+_DEFAULTS = {"prefix": DEFAULT_PREFIX, "replicas": 0}
 
 
 class QueueCache:
@@ -62,7 +63,7 @@ class QueueCache:
 
     def _refuse_another(self, name: str, given: dict[str, Any]) -> None:
         """A second caller may pass fewer options than the first, but no different ones."""
-        known = self._configurations[name]
+        known = {**_DEFAULTS, **self._configurations[name]}
         for option, value in given.items():
             if known.get(option) != value:
                 raise InvalidOptionError(

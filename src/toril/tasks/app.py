@@ -336,19 +336,7 @@ class App:
             task = self._tasks[call.name]
             state = self.lifespan.state
             return run_blocking(call, task, state, raises=self._eager)
-        queue = self._blocking.get(call.queue_name)
-        if queue is None:
-            target: Any = self.connection  # a client of either kind is understood
-            queue = self._blocking.setdefault(
-                call.queue_name,
-                BlockingQueue(
-                    call.queue_name,
-                    connection=target,
-                    prefix=self.prefix,
-                    partitions=told_of(call.queue_name, self.partitions),
-                    **self._queue_options,
-                ),
-            )
+        queue = self._blocking_queue(call.queue_name)
         [job] = queue.add_bulk([call])
         self._note(call, job)
         return BlockingHandle(queue, job.id, call.signature, duplicated=job.duplicated)
@@ -397,6 +385,23 @@ class App:
     def queue(self, name: str) -> Queue:
         """The queue with this name, on the app's connection."""
         return self._queue(name)
+
+    def _blocking_queue(self, name: str) -> BlockingQueue:
+        """``queue`` for blocking code, on a connection of its own."""
+        queue = self._blocking.get(name)
+        if queue is None:
+            target: Any = self.connection  # a client of either kind is understood
+            queue = self._blocking.setdefault(
+                name,
+                BlockingQueue(
+                    name,
+                    connection=target,
+                    prefix=self.prefix,
+                    partitions=told_of(name, self.partitions),
+                    **self._queue_options,
+                ),
+            )
+        return queue
 
     @property
     def shared_connection(self) -> Connection:
@@ -465,7 +470,9 @@ class App:
         declaring = asyncio.create_task(self._declare_patiently())
         try:
             async with self.lifespan:
-                running = [asyncio.create_task(worker.run()) for worker in self._workers]
+                running = [
+                    asyncio.create_task(_run_unless(closing, worker)) for worker in self._workers
+                ]
                 ended = asyncio.create_task(closing.wait())
                 try:
                     await asyncio.wait([*running, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -486,10 +493,11 @@ class App:
     async def close(self, timeout: Duration | None = None) -> None:
         """Stop taking jobs, let running ones finish within ``timeout``, and return the rest to the
         queue."""
+        closing = self._closing
+        if closing is not None:
+            closing.set()  # first: a run that is still opening its lifespan starts no worker
         await self._close_workers(timeout)
-        if self._closing is not None:
-            self._closing.set()
-        else:
+        if closing is None:
             await self._close_queues()
 
     async def __aenter__(self) -> Self:
@@ -661,6 +669,12 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+
+
+async def _run_unless(closing: asyncio.Event, worker: Worker) -> None:
+    """A worker that was closed before its run is not started."""
+    if not closing.is_set():
+        await worker.run()
 
 
 def _on_run(middleware: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from toril.tasks.task import Task
 
 Arguments = Callable[[Any], dict[str, Any]]
+Results = Mapping[str, Any] | None
+"""What the members of a group returned, by their keys."""
 
 
 def runner_of(app: App, task: Task[..., Any, ..., Any]) -> Callable[[Any], Any]:
@@ -31,20 +33,58 @@ def undo_runner_of(
     """The handler for the jobs that undo ``task``: its arguments, and what it returned."""
     wants_result = "result" in inspect.signature(undo.function).parameters
 
-    def arguments(job: Any) -> dict[str, Any]:
+    def arguments(job: Any, results: Results = None) -> dict[str, Any]:
         payload = job.compensation
         if payload is None:
             raise ArgumentsError(
                 f"job {job.id!r} is named {undo.name!r}, which undoes {task.name!r} in a group, but"
                 f" its data does not say what to undo"
             )
-        found = _arguments_of_undo(undo.signature, task.signature, _with_inputs(undo.name, payload))
+        data = _with_inputs(payload, results)
+        found = _arguments_of_undo(undo.signature, task.signature, data)
         if wants_result:
             value = payload.original_return_value
             found["result"] = None if value is None else task.signature.read_result(value)
         return found
 
-    return _runner(app, undo.function, undo.signature, arguments)
+    def runner(results: Results = None) -> Callable[[Any], Any]:
+        return _runner(app, undo.function, undo.signature, lambda job: arguments(job, results))
+
+    return _with_results(app, undo, runner)
+
+
+def _with_results(
+    app: App, undo: Task[..., Any, ..., Any], runner: Callable[..., Callable[[Any], Any]]
+) -> Callable[[Any], Any]:
+    """A handler that asks for the results of a group that were too long to be in its job."""
+    usual = runner()
+    if inspect.iscoroutinefunction(undo.function):
+
+        async def run(job: Any) -> Any:
+            if not _lacks_results(job):
+                return await usual(job)
+            queue = app.queue(undo.queue_name)
+            return await runner(await queue.get_group_results(job.compensation.group_id))(job)
+
+        return run
+
+    def run_in_thread(job: Any) -> Any:
+        if not _lacks_results(job):
+            return usual(job)
+        queue = app._blocking_queue(undo.queue_name)
+        return runner(queue.get_group_results(job.compensation.group_id))(job)
+
+    return run_in_thread
+
+
+def _lacks_results(job: Any) -> bool:
+    payload = job.compensation
+    return payload is not None and payload.results is None and _has_inputs(payload)
+
+
+def _has_inputs(payload: CompensationPayload) -> bool:
+    data = payload.compensation_data
+    return isinstance(data, Mapping) and INPUTS in data
 
 
 def _arguments_of_undo(undo: Signature, task: Signature, data: Any) -> dict[str, Any]:
@@ -58,19 +98,15 @@ def _arguments_of_undo(undo: Signature, task: Signature, data: Any) -> dict[str,
     return defaults | found
 
 
-def _with_inputs(name: str, payload: CompensationPayload) -> Any:
+def _with_inputs(payload: CompensationPayload, results: Results) -> Any:
     """The arguments of an undo; those that were results of other members are filled in."""
     data = payload.compensation_data
-    if not isinstance(data, Mapping) or INPUTS not in data:
+    if not _has_inputs(payload):
         return data
     inputs: Mapping[str, str] = data[INPUTS]
-    if payload.results is None:
-        raise ArgumentsError(
-            f"{name!r} cannot be given {', '.join(map(repr, inputs))}: the results of group"
-            f" {payload.group_id!r} are too long to pass on; call get_group_results"
-        )
+    told = payload.results or results or {}
     known = {one: value for one, value in data.items() if one != INPUTS}
-    return known | {one: payload.results.get(key) for one, key in inputs.items()}
+    return known | {one: told.get(key) for one, key in inputs.items()}
 
 
 def _runner(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from operator import itemgetter
@@ -25,6 +32,9 @@ from toril.testing.server import server_url
 from toril.worker.worker import Worker
 
 T = TypeVar("T")
+Due = tuple[int, str]
+"""When a job is due, and its id."""
+Read = Callable[[Queue, int, int], Awaitable[list[Due]]]
 
 PATIENCE_MS = 30_000
 _LOOK_S = 0.005
@@ -186,15 +196,27 @@ class Rig:
             if await self._is_due(name, now_ms):
                 return False
             counts = await self._queue(name).get_job_counts("waiting", "prioritized", "active")
-            if any(counts.values()):
+            waiting = counts.pop("waiting")
+            if any(counts.values()) or (waiting and waiting > await self._behind_retries(name)):
                 return False
         return True
+
+    async def _behind_retries(self, name: str) -> int:
+        """How many jobs wait in lanes whose holder waits for the time of its next attempt."""
+        count = 0
+        for part in self._queue(name).partitions:
+            for one in await part.get_lanes():
+                lane = await part.get_lane(one)
+                if lane is None or lane.is_paused or lane.halted_by or lane.is_ready:
+                    continue
+                count += lane.depth if lane.holders and lane.delayed else 0
+        return count
 
     async def _is_due(self, name: str, now_ms: int) -> bool:
         """Whether a delayed job is due, including those of schedulers."""
         for part in self._queue(name).partitions:
-            rows = await self._delayed(part, 0, 0)
-            if rows and rows[0][0] <= now_ms:
+            rows = await self._delayed(part, 0, 0) + await self._aside(part, 0, 0)
+            if any(at <= now_ms for at, _ in rows):
                 return True
         return False
 
@@ -213,26 +235,39 @@ class Rig:
         await part.promote(job_id)
         return True
 
-    async def _earliest(self, queue: Queue) -> tuple[int, str] | None:
+    async def _earliest(self, queue: Queue) -> Due | None:
         """The next delayed job of a queue, and when it is due.
 
         The jobs of schedulers do not count, because there is always a next one.
         """
+        found = [await self._first(read, queue) for read in (self._delayed, self._aside)]
+        return min((due for due in found if due is not None), default=None)
+
+    async def _first(self, read: Read, queue: Queue) -> Due | None:
         start = 0
-        while rows := await self._delayed(queue, start, start + _ROWS - 1):
+        while rows := await read(queue, start, start + _ROWS - 1):
             for due in rows:
                 if not due[1].startswith("repeat:"):
                     return due
             start += _ROWS
         return None
 
-    async def _delayed(self, queue: Queue, start: int, end: int) -> list[tuple[int, str]]:
-        """The due times and ids of delayed jobs, earliest first."""
+    async def _delayed(self, queue: Queue, start: int, end: int) -> list[Due]:
+        """The due times and ids of delayed jobs without a lane, earliest first."""
+        rows = await self._rows(queue.keys.delayed, start, end)
+        return [(int(score) // 4096, member) for member, score in rows]
+
+    async def _aside(self, queue: Queue, start: int, end: int) -> list[Due]:
+        """The same of lanes: a member is the lane, a space, a mark, 32 digits and the id."""
+        rows = await self._rows(queue.keys.lanes_delayed, start, end)
+        return [(int(score), member.partition(" ")[2][33:]) for member, score in rows]
+
+    async def _rows(self, key: str, start: int, end: int) -> list[tuple[str, float]]:
         rows = await self._connection.run(
-            plain("ZRANGE", queue.keys.delayed, start, end, "WITHSCORES", parse=list)
+            plain("ZRANGE", key, start, end, "WITHSCORES", parse=list)
         )
         return [
-            (int(float(score)) // 4096, member.decode())
+            (member.decode(), float(score))
             for member, score in zip(rows[::2], rows[1::2], strict=True)
         ]
 
