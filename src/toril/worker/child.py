@@ -250,9 +250,7 @@ class Child:
             result = self.context.copy().run(self._call, handler, middleware, message)
             text = codec.encode(result, f"the return value of job {message['id']!r}")
         except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is also a failure)
-            if isinstance(error, SystemExit):
-                error = RuntimeError(f"the handler called sys.exit({error.code!r})")
-            return {"kind": "raised", **describe(error)}
+            return {"kind": "raised", **describe(_as_failure(error))}
         return {"kind": "returned", "value": text}
 
     def _call(self, handler: Handler, middleware: Any, message: dict[str, Any]) -> Any:
@@ -272,6 +270,17 @@ class Child:
 
     async def _await(self, handler: Handler, message: dict[str, Any]) -> Any:
         return await handler(AsyncChildJob(self, message))
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """What a handler raised, as the worker may raise it: it goes on when a handler wants to end."""
+    if isinstance(error, SystemExit):
+        return RuntimeError(f"the handler called sys.exit({error.code!r})")
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+        failure = RuntimeError(f"the handler raised {type(error).__name__}")
+        failure.__cause__ = error
+        return failure
+    return error
 
 
 async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:
