@@ -77,7 +77,9 @@ class Emitter:
         """Call one callback; what it raises is logged."""
         try:
             result = callback(*args)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # of a cancelled task too: the jobs of a whole reply come behind this
             logger.exception("a callback for %r failed", event)
             return
         if inspect.iscoroutine(result):
