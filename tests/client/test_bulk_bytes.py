@@ -8,6 +8,7 @@ read none: the server frees a megabyte in about 10 microseconds, so 250 jobs of 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.servers import Server
 from toril import NewJob, Queue, Worker
+from toril.errors import ServerRefusalError
 from toril.protocol import adding, dead_letters, lanes, removing, replaying
 from toril.worker import pump
 
@@ -105,3 +107,19 @@ def test_the_bounds_are_those_that_the_documentation_names() -> None:
     } == {500_000}
     assert dead_letters.PURGED_BYTES_PER_SLICE == 16_000_000
     assert removing.SLICE == 250
+
+
+async def test_a_job_that_is_too_large_for_the_server_hurts_no_other_of_its_batch(
+    start_server: Callable[..., Server],
+) -> None:
+    """Regression: whatever was added at the same time was refused with it."""
+    server = start_server({"proto-max-bulk-len": "1mb"})
+    async with Queue("q", connection=server.url) as queue:
+        sizes = [1, 2, 1_100_000, 3]  # the first leaves alone, the others wait for its reply
+        answers = await asyncio.gather(
+            *(queue.add("job", "x" * size) for size in sizes), return_exceptions=True
+        )
+
+        too_large = [isinstance(answer, ServerRefusalError) for answer in answers]
+        assert too_large == [False, False, True, False]
+        assert await queue.get_waiting_count() == 3

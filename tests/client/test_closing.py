@@ -64,6 +64,29 @@ async def test_closing_lets_an_add_go_that_is_given_up(make_queue, start_server)
         await closing
 
 
+async def test_an_add_that_is_given_up_before_it_is_sent_is_not_sent(start_server):
+    """Regression: it was sent with the next ones, and ran though its caller had been told no."""
+    server = start_server()
+    queue = Queue("mail", connection=server.unix_url)
+    await queue.add("opens a socket")
+    server.freeze()
+    under_way = asyncio.create_task(queue.add("under way"))
+    await wait_until(lambda: is_sent(queue._connection))
+    names = ["given up", "waits", "given up", "given up"]
+    waiting = [asyncio.create_task(queue.add(name)) for name in names]
+    await wait_until(lambda: len(queue.adder._batcher._lines.here().waiting) == 4)
+    for task, name in zip(waiting, names, strict=True):
+        if name == "given up":
+            task.cancel()
+    server.thaw()
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(under_way, waiting[1])
+        names = sorted(job.name for job in await queue.get_waiting())
+        await queue.close()
+    assert names == ["opens a socket", "under way", "waits"]
+
+
 async def test_a_close_that_is_given_up_leaves_the_adds_alone(start_server):
     server = start_server()
     queue, adds = await sent_together(server)

@@ -128,6 +128,24 @@ async def test_a_callback_that_fails_hurts_nobody(queue, make_events):
         await wait_until(lambda: called == ["added", "waiting"])
 
 
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_callback_that_awaits_what_was_cancelled_hurts_nobody(kind, queue, make_events):
+    """Regression: it ended the listener without a word, and no event was heard any more."""
+    called: list[str] = []
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+
+    async def asynchronous(event) -> None:
+        await cancelled
+
+    async with make_events() as events:
+        events.on("*", asynchronous if kind == "async" else lambda event: cancelled.result())
+        events.on("*", lambda event: called.append(event.name))
+        await queue.add("x")
+
+        await wait_until(lambda: called == ["added", "waiting"])
+
+
 async def test_callbacks_and_iteration_each_hear_everything(queue, make_events):
     called: list[str] = []
     async with make_events() as events:

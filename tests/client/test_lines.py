@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import let_pass, wait_until
+from tests.proxy import Proxy
 from toril.client.connection import Connection
 from toril.errors import AmbiguousResultError, ServerUnavailableError
 from toril.protocol.command import Command, Resend, plain
@@ -311,3 +312,31 @@ async def test_a_line_that_is_closed_is_nothing_to_warn_of(weather, prefix):
         await asyncio.sleep(0)
 
     assert [str(one.message) for one in seen if one.category is ResourceWarning] == []
+
+
+@pytest.mark.parametrize("kind", ["async", "blocking"])
+async def test_idle_lines_that_a_firewall_has_forgotten_cost_one_wait(kind, server):
+    """Regression: each try took another dead line, until there was no more time to try."""
+    forgotten: set[Any] = set()
+    async with Proxy(server.port) as proxy:
+        options: Any = {"reply_timeout_s": 0.5, "patience_s": 0.3}
+        ping = plain("PING", parse=bytes)
+        if kind == "async":
+            connection = Connection(proxy.url, **options)
+
+            async def ask() -> bytes:
+                return await connection.run(ping)
+        else:
+            blocking = BlockingConnection(proxy.url, **options)
+
+            async def ask() -> bytes:
+                return await asyncio.to_thread(blocking.run, ping)
+
+        proxy.rule = lambda words: "slow"
+        await asyncio.gather(*(ask() for _ in range(4)))
+        forgotten.update(proxy._tasks)
+        proxy.rule = lambda words: "hold" if asyncio.current_task() in forgotten else None
+
+        assert len(forgotten) == 4
+        assert await ask() == b"PONG"
+        await connection.close() if kind == "async" else blocking.close()

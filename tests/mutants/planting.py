@@ -44,7 +44,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/worker/test_big_jobs.py",
         "tests/worker/test_cost.py",
     ),
-    "worker/flight": (*_WORKER, "tests/worker/test_handlers.py"),
+    "worker/flight": (
+        "tests/worker/test_refusing_servers.py",
+        *_WORKER,
+        "tests/worker/test_handlers.py",
+    ),
     "worker/outbox": (*_WORKER, "tests/worker/test_crashes.py"),
     "worker/lease": (
         *_WORKER,
@@ -76,6 +80,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "client/batching": (
         "tests/test_how_long.py",
         "tests/client/test_adding.py",
+        "tests/client/test_closing.py",
         "tests/client/test_bounds.py",
         "tests/client/test_pipelining.py",
     ),

@@ -104,6 +104,10 @@ def fail(job: Any) -> None:
             raise DelayedError(10)
         case "exit":
             sys.exit(3)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "close":
+            raise GeneratorExit
 
 
 @router.on("not json")

@@ -253,6 +253,32 @@ async def test_stalled_jobs_come_back_in_slices_of_any_size(slice_size, queue, i
     await inside.client.delete(f"{inside.base}:{held}:lock", f"{inside.base}:stalled")
 
 
+async def test_a_run_that_was_lost_ends_when_its_worker_gets_the_job_back(
+    queue, start_worker, inside
+):
+    """Regression: it ran on beside the new run, for as long as it liked."""
+    first_may_end, stopped = asyncio.Event(), []
+
+    async def handler(job):
+        if job.fence > 1:
+            await wait_until(lambda: stopped)
+            return "second run"
+        try:
+            await first_may_end.wait()
+        except asyncio.CancelledError:
+            stopped.append(job.is_lost)
+            raise
+
+    job = await queue.add("job")
+    worker = await start_worker(handler, concurrency=2, lock_duration=600_000, stalled_interval=50)
+    await wait_until(lambda: worker.is_processing)
+    await inside.client.delete(f"{inside.base}:{job.id}:lock")
+    await inside.until_finished(1)
+
+    assert stopped == [True]
+    assert (await inside.job(job.id))["returnvalue"] == '"second run"'
+
+
 async def test_the_same_worker_may_get_back_what_it_lost(queue, start_worker, inside):
     """Its zombie run is refused, the new run counts, and no slot is lost over it."""
     runs = []

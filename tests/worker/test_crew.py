@@ -284,6 +284,22 @@ async def test_a_lost_job_stops_and_is_told_once():
     assert world.events == ["lost", "error"]
 
 
+async def test_a_run_is_stopped_when_its_job_comes_back_to_its_worker():
+    """The lease renews the lock of the newer run, and hears nothing of the older one."""
+    world = World("lost", "error")
+    older = await world.start(token="t1")
+    newer = await world.start(token="t2")
+    (item,) = world.outbox.finished
+    world.crew.settled(item, Refusal.LOCK_TAKEN)
+
+    assert (item.token, older.is_lost, newer.is_cancelled) == ("t1", True, False)
+    assert world.events == ["lost", "error"]
+    assert world.crew.jobs == [newer]
+    assert world.locks.all() == [("1", "t2")]
+    await world.end()
+    assert [item.token for item in world.outbox.finished] == ["t1", "t2"]
+
+
 async def test_what_is_deaf_is_given_to_others_when_a_worker_ends(monkeypatch):
     monkeypatch.setattr(crews, "GRACE_S", 0.01)
     world = World()

@@ -155,6 +155,32 @@ async def test_whatever_gives_something_to_await_is_awaited(handler, queue, star
     assert (await inside.job(job.id))["returnvalue"] == "42"
 
 
+async def test_what_a_plain_function_gives_to_await_awaits_the_calls_of_its_job(
+    queue, start_worker, inside
+):
+    """Regression: the first of them blocked the loop of the worker for ever."""
+
+    async def handle(job, times):
+        await job.report({"half": True})
+        await job.update_data({"n": times})
+        await job.extend_lock(60_000)
+        for n in range(times):
+            rows = await job.log(f"{n}")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await job.signal.wait()
+        return [rows, job.data, await job.children_values(), await job.failed_children()]
+
+    job = await queue.add("job")
+    await start_worker(lambda job: handle(job, 2))
+    await inside.until_finished(1)
+
+    stored = await inside.job(job.id)
+    assert stored["returnvalue"] == '[2,{"n":2},{},{}]'
+    assert (stored["data"], stored["progress"]) == ('{"n":2}', '{"half":true}')
+    assert await inside.logs(job.id) == ["0", "1"]
+
+
 async def test_a_name_without_a_handler_fails_for_good(queue, start_worker, inside):
     router = Router()
     router.on("welcome", lambda job: None)

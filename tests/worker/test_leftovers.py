@@ -66,6 +66,18 @@ async def test_a_handler_that_stops_waiting_for_an_answer_leaves_a_process_that_
     assert len(set(pids)) == 1
 
 
+async def test_a_job_inherits_no_context_variable_of_the_one_before(queue, start_worker, inside):
+    """Regression: a tenant that one handler had set was that of the next job."""
+    names = ["visit", "visit", "visit async", "visit async", "visit"]
+    jobs = [await queue.add(name) for name in names]
+    await start_worker(leftovers.router, executor="process")
+    await inside.until_finished(5)
+
+    pids, found = zip(*[await returned(inside, job.id) for job in jobs], strict=True)
+    assert len(set(pids)) == 1
+    assert found == ("nobody",) * 5
+
+
 async def test_the_fence_of_a_lane_grows_in_processes_too(queue, start_worker, inside):
     added = [await queue.add("fence", lane="L") for _ in range(3)]
     await start_worker(leftovers.router, executor="process")

@@ -64,6 +64,25 @@ async def test_every_event_in_its_order(queue, start_worker, inside, url, prefix
     ]
 
 
+async def test_a_callback_that_looks_at_what_was_cancelled_hurts_nobody(
+    queue, start_worker, inside
+):
+    """Regression: the jobs that came with the same reply were not started, and stalled."""
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    may_end = asyncio.Event()
+
+    async def handler(job):
+        await may_end.wait()
+
+    worker = await start_worker(handler, concurrency=3)
+    worker.on("active", lambda job: cancelled.result())
+    await queue.add_bulk([NewJob(f"{n}") for n in range(3)])
+    await wait_until(lambda: len(worker.current_jobs) == 3)
+    may_end.set()
+    await inside.until_finished(3)
+
+
 async def test_callbacks_may_be_async_and_may_fail(queue, start_worker, inside, caplog):
     seen = []
 

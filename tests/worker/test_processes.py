@@ -94,6 +94,22 @@ async def test_errors_travel_with_their_traces(data, reason, attempts, queue, st
     assert "tests/worker/jobs.py" in traces[-1] or data == "exit"
 
 
+@pytest.mark.parametrize(
+    ("data", "name"), [("interrupt", "KeyboardInterrupt"), ("close", "GeneratorExit")]
+)
+async def test_a_process_that_raises_what_ends_loops_fails_that_job_alone(
+    data, name, queue, start_worker, inside
+):
+    """Regression: it was raised in the worker, and ended its loop or held its slot for ever."""
+    bad, good = await queue.add("raise", data), await queue.add("where")
+    await start_worker(jobs.router, executor="process")
+    await inside.until_finished(2, 60)
+
+    reason = f"RuntimeError: the handler raised {name}"
+    assert (await inside.job(bad.id))["failedReason"] == reason
+    assert (await returned(inside, good.id))["fence"] == 1
+
+
 async def test_signals_travel_too(queue, start_worker, inside):
     job = await queue.add("raise", "delayed")
     await start_worker(jobs.router, executor="process")

@@ -156,6 +156,25 @@ async def test_a_job_inherits_nothing_of_one_that_opened_a_line(queue, start_wor
     assert seen == ["nobody"] * 20
 
 
+async def test_a_job_inherits_nothing_of_a_callback(queue, start_worker, inside):
+    """Regression: what a callback set, such as a scope of its error tracker, all later jobs had."""
+    tenant: ContextVar[str] = ContextVar("tenant", default="nobody")
+    seen = []
+
+    async def handler(job):
+        await job.report(1)
+        seen.append(tenant.get())
+
+    worker = await start_worker(handler)
+    for event in ("active", "progress", "completed"):
+        worker.on(event, lambda job, *_: tenant.set(job.id))
+    for n in range(3):
+        await queue.add("job")
+        await inside.until_finished(n + 1)
+
+    assert seen == ["nobody"] * 3
+
+
 async def test_a_sweep_that_meets_a_bug_is_followed_by_the_next(url, prefix, caplog):
     worker = Worker("q", nothing, connection=url, prefix=prefix, stalled_interval=20)
     sweeps = 0

@@ -60,10 +60,19 @@ class Background:
 
 
 async def call(callback: Callable[..., Any], *args: Any) -> None:
-    """Call a function, plain or async, and wait until it ends."""
-    result = callback(*args)
-    if inspect.isawaitable(result):
-        await result
+    """Call a function, plain or async, and wait until it ends.
+
+    One that looks at a cancelled task has failed, and must not cancel whoever calls it.
+    """
+    try:
+        result = callback(*args)
+        if inspect.isawaitable(result):
+            await result
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("it raised CancelledError without being cancelled") from error
 
 
 async def is_set_within(signal: asyncio.Event, timeout_s: float) -> bool:

@@ -42,6 +42,16 @@ class _Line:
         self.closing: list[asyncio.Future[None]] = []
         """Those who wait until no call is under way."""
 
+    def next_batch(self) -> list[tuple[Prepared, asyncio.Future[Added]]]:
+        """Those whose jobs leave with the next call; none if all of them were cancelled."""
+        count = count_for_one_call(job for job, future in self.waiting if not future.done())
+        batch: list[tuple[Prepared, asyncio.Future[Added]]] = []
+        while self.waiting and (len(batch) < count or self.waiting[0][1].done()):
+            job, future = self.waiting.popleft()
+            if not future.done():
+                batch.append((job, future))
+        return batch
+
     def rest(self) -> None:
         """No call is under way, and nobody waits to be sent."""
         self.is_away = False
@@ -118,13 +128,13 @@ class Batcher:
             await closing
 
     async def _send_waiting(self, line: _Line) -> None:
-        """Send batch after batch until nobody waits, even if some callers have left."""
+        """Send batch after batch until nobody waits; who has left is not sent any more."""
         batch: list[tuple[Prepared, asyncio.Future[Added]]] = []
         try:
             while line.waiting:
-                count = count_for_one_call(job for job, _ in line.waiting)
-                batch = [line.waiting.popleft() for _ in range(count)]
-                await self._send(batch)
+                batch = line.next_batch()
+                if batch:
+                    await self._send(batch)
         except BaseException:
             # It was cancelled, with its loop: nobody else would ever answer these callers.
             if not line.loop.is_closed():

@@ -21,6 +21,7 @@ from toril.client.places import PerPlace
 from toril.client.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
+    LateError,
     MakeSocket,
     News,
     ReadOnlyError,
@@ -118,12 +119,18 @@ class Sockets:
             self.give_back(line)
 
     def drop(self, line: Line) -> None:
-        """A socket that was abandoned in the middle of a call is never used again."""
+        """A socket that was abandoned in the middle of a call is never used again.
+
+        If it was silent, a firewall may have forgotten it, and with it those that were idle: the
+        next try must not wait for one of them.
+        """
         self.in_use.discard(line)
         if self._loop.is_closed():  # garbage collection after the loop has ended
             line.forsake()
             return
         line.close()
+        if isinstance(line.trouble, LateError):
+            self._close_idle()
         self.let_next()
 
     def expect_reply(self, line: Line, timeout_s: float) -> None:
@@ -169,6 +176,9 @@ class Sockets:
         for listener in self.listeners:
             listener.cancel()
         self.interrupt()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         for line in self.free:
             line.close()
         self.free.clear()

@@ -60,9 +60,14 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def count_for_one_call(jobs: Iterable[Prepared]) -> int:
-    """How many of ``jobs`` may be added by one call: at least one, and not too many bytes."""
+    """How many of ``jobs`` may be added by one call: at least one, and not too many bytes.
+
+    A large one goes alone: if it is too large for the server, that refuses the whole call.
+    """
     count = size = 0
     for job in islice(jobs, MOST_JOBS_PER_CALL):
+        if count and len(job.data) >= MOST_BYTES_PER_CALL:
+            break
         count += 1
         size += len(job.data)
         if size >= MOST_BYTES_PER_CALL:

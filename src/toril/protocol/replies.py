@@ -101,6 +101,8 @@ _NO_FUNCTIONS = re.compile(
 )
 """What a server without functions says, and one that does not let this user have them."""
 _NO_SCRIPTS = re.compile(r"(unknown command|no permissions to run the) ['`]eval", re.IGNORECASE)
+_TOO_LARGE = ("invalid bulk length", "max request size exceeded")
+"""What Redis and Valkey say of a value beyond proto-max-bulk-len, and what hosted servers say."""
 _COMPILER_OF_OLD = "unexpected symbol near '#'"
 """The first line of every script says ``#!lua``, which servers before 7.0 do not know."""
 
@@ -136,6 +138,11 @@ def why_not_primary(error: BaseException) -> str:
 def is_on_the_move(error: BaseException) -> bool:
     """Is the slot being moved to another node? Nothing was done, and it serves again soon."""
     return type(error).__name__ == "TryAgainError" or str(error).startswith("TRYAGAIN")
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Is a value, or a whole request, larger than the server reads? Nothing was done."""
+    return any(words in str(error) for words in _TOO_LARGE)
 
 
 def forbids_scripts(error: BaseException) -> bool:

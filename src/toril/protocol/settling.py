@@ -39,6 +39,7 @@ from toril.protocol.command import Command, Resend, pack, script
 from toril.protocol.job import StoredJob
 from toril.protocol.keys import Keys, is_away
 from toril.protocol.refusals import Refusal
+from toril.protocol.replies import is_too_large
 from toril.protocol.traces import formatted_json, quoted
 
 LONGEST_TRACE = 16 * 1024
@@ -96,6 +97,8 @@ _RETURNED_NOTHING = Outcome(kind="completed", payloads=(b"null",))
 _RETURNED_TO_QUEUE = Outcome(kind="returned")
 _STOPPED_HALF_WAY = Outcome(kind="returned", details={"begun": True})
 _PATIENCE = 3
+LEAST_TOO_LARGE = 500_000
+"""In bytes. Every server reads so much: of a smaller result it is not said that it is too large."""
 
 
 def decide(job: StoredJob, attempt: Attempt, policy: Policy, *, dice: float) -> Outcome:
@@ -456,6 +459,25 @@ def _sendable(item: Settled) -> Settled:
     except UNSENDABLE as error:
         return msgspec.structs.replace(item, outcome=given_up(item.job, error))
     return item
+
+
+def too_large(settled: Mapping[int, Settled], error: Exception) -> int | None:
+    """Which of the outcomes of a call holds a result that is larger than the server reads, if that
+    is what ``error`` says."""
+    if not is_too_large(error):
+        return None
+    results = [
+        number
+        for number, item in settled.items()
+        if item.outcome.kind == "completed" and item.size >= LEAST_TOO_LARGE
+    ]
+    return max(results, key=lambda number: settled[number].size, default=None)
+
+
+def refused_as_too_large(item: Settled, error: Exception) -> list[Any]:
+    """The code for an outcome that the server did not even read."""
+    words = f"its return value of {item.size} bytes is more than the server takes: {error}"
+    return [0, words.encode()]
 
 
 def _texts_of(trouble: SharedTrouble) -> tuple[str, ...]:

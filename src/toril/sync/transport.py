@@ -22,6 +22,7 @@ from toril.sync.line import Line
 from toril.sync.sockets import (
     REPLY_TIMEOUT_S,
     TROUBLES,
+    LateError,
     MakeSocket,
     News,
     ReadOnlyError,
@@ -80,8 +81,8 @@ class ServerTransport:
             if sending.replies > 1:
                 reply = _with_replicas(line, reply)
             line.end()
-        except BaseException:
-            self._drop(line)
+        except BaseException as error:
+            self._drop(line, error)
             raise
         if not isinstance(reply, Exception):
             self._give_back(line)
@@ -107,7 +108,7 @@ class ServerTransport:
         try:
             self._pipeline(line, sendings, timeout_s, at_once, answers)
         except TROUBLES as error:
-            self._drop(line)
+            self._drop(line, error)
             return answers + [error] * (len(sendings) - len(answers))
         except BaseException:
             self._drop(line)
@@ -235,11 +236,20 @@ class ServerTransport:
                 return
         line.close()
 
-    def _drop(self, line: Line) -> None:
-        """A socket that was abandoned in the middle of a call is never used again."""
+    def _drop(self, line: Line, trouble: BaseException | None = None) -> None:
+        """A socket that was abandoned in the middle of a call is never used again.
+
+        If it was silent, a firewall may have forgotten it, and with it those that were idle: the
+        next try must not wait for one of them.
+        """
+        left = [line]
         with self._lock:
             self._in_use.discard(line)
-        line.close()
+            if isinstance(trouble, LateError):
+                left += self._free
+                self._free = []
+        for one in left:
+            one.close()
 
 
 def _with_replicas(line: Line, reply: Any) -> Any:

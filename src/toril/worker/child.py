@@ -20,6 +20,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from multiprocessing import spawn
 from typing import Any
 
@@ -61,16 +62,17 @@ def main(descriptor: int) -> None:
             boot = pipe.receive()
             spawn.prepare(pickle.loads(boot["preparation"]))  # noqa: S301 (our own parent's)
             handler = resolve(boot["reference"])
+            child = Child(pipe, handler, runner)
             lifespan = getattr(handler, "lifespan", None)
             if lifespan is not None:
-                runner.run(lifespan.__aenter__())
+                runner.run(lifespan.__aenter__(), context=child.context)
         except BaseException as error:  # noqa: BLE001 (a broken module may raise anything)
             pipe.send({"kind": "unusable", **describe(error)})
             return
         pipe.send({"kind": "ready"})
-        Child(pipe, handler, runner).run()
+        child.run()
         if lifespan is not None:
-            runner.run(lifespan.__aexit__(None, None, None))
+            runner.run(lifespan.__aexit__(None, None, None), context=child.context)
 
 
 def _be_deaf() -> None:
@@ -142,6 +144,8 @@ class Child:
         self._pipe = pipe
         self._handler = handler
         self._runner = runner
+        self.context = copy_context()
+        """What every job begins with a copy of: none sees what another one sets."""
         self._received = 0
         """Jobs, as the listener counts them; each counter has one writer."""
         self._ended = 0
@@ -243,28 +247,40 @@ class Child:
             if isinstance(handler, Router):
                 middleware = handler.middleware
                 handler = handler.find(message["name"])
-            result = self._call(handler, middleware, message)
+            result = self.context.copy().run(self._call, handler, middleware, message)
             text = codec.encode(result, f"the return value of job {message['id']!r}")
         except BaseException as error:  # noqa: BLE001 (sys.exit() in a handler is also a failure)
-            if isinstance(error, SystemExit):
-                error = RuntimeError(f"the handler called sys.exit({error.code!r})")
-            return {"kind": "raised", **describe(error)}
+            return {"kind": "raised", **describe(_as_failure(error))}
         return {"kind": "returned", "value": text}
 
     def _call(self, handler: Handler, middleware: Any, message: dict[str, Any]) -> Any:
         if is_async(handler):
-            return self._runner.run(self._await(wrap(handler, middleware), message))
+            return self._run(self._await(wrap(handler, middleware), message))
         if not middleware:
             result = handler(BlockingChildJob(self, message))
-            return self._runner.run(_wait_for(result)) if asyncio.iscoroutine(result) else result
+            return self._run(_wait_for(result)) if asyncio.iscoroutine(result) else result
 
         async def call(_: Any) -> Any:
             return handler(BlockingChildJob(self, message))
 
-        return self._runner.run(self._await(wrap(call, middleware), message))
+        return self._run(self._await(wrap(call, middleware), message))
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(coroutine, context=copy_context())
 
     async def _await(self, handler: Handler, message: dict[str, Any]) -> Any:
         return await handler(AsyncChildJob(self, message))
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    """What a handler raised, as the worker may raise it: it goes on when a handler wants to end."""
+    if isinstance(error, SystemExit):
+        return RuntimeError(f"the handler called sys.exit({error.code!r})")
+    if isinstance(error, (KeyboardInterrupt, GeneratorExit)):
+        failure = RuntimeError(f"the handler raised {type(error).__name__}")
+        failure.__cause__ = error
+        return failure
+    return error
 
 
 async def _wait_for(result: Coroutine[Any, Any, Any]) -> Any:

@@ -97,7 +97,7 @@ class Crew:
 
     def start_job(self, job: ActiveJob, received: Confirmation) -> None:
         """Run a job that was just taken; its outcome goes into the outbox."""
-        self._locks.hold(job.id, job.token)
+        self._hold(job)
         task = asyncio.get_running_loop().create_task(self._attempt(job, received))
         self._jobs[job.id] = (job, task)
         if self._emitter.has("active"):
@@ -107,7 +107,7 @@ class Crew:
 
     def hand_back(self, job: ActiveJob, received: Confirmation) -> None:
         """Hand back a job that arrived too late to be run."""
-        self._locks.hold(job.id, job.token)
+        self._hold(job)
         self._settle(job, Released())
 
     def settled(self, item: Settled, code: Result) -> None:
@@ -195,6 +195,13 @@ class Crew:
             self.cancel(job.id, token, reason)
 
     # ------------------------------------------------------------------ one job
+
+    def _hold(self, job: ActiveJob) -> None:
+        """Renew the lock of a job that was just taken, from now on for this run of it."""
+        older, _ = self._jobs.get(job.id, (None, None))
+        if older is not None:  # it was lost, and no renewal will say so any more
+            self.lose(job.id, older.token)
+        self._locks.hold(job.id, job.token)
 
     async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
         if job.is_suspect:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from toril.errors import InvalidOptionError
@@ -74,14 +74,20 @@ class Emitter:
             self.call(event, callback, *args)
 
     def call(self, event: str, callback: Callback, *args: Any) -> None:
-        """Call one callback; what it raises is logged."""
+        """Call one callback; what it raises is logged.
+
+        It has a context of its own: the next jobs begin with the one in which it is called.
+        """
+        context = copy_context()
         try:
-            result = callback(*args)
-        except Exception:
+            result = context.run(callback, *args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # of a cancelled task too: the jobs of a whole reply come behind this
             logger.exception("a callback for %r failed", event)
             return
         if inspect.iscoroutine(result):
-            self._follow(event, result)
+            self._follow(event, result, context)
 
     def excuse(self) -> None:
         """The callback that calls this waits for the worker's end, which must not wait for it."""
@@ -110,8 +116,8 @@ class Emitter:
         if len(self._running) == len(self._excused):
             self._is_quiet.set()
 
-    def _follow(self, event: str, coroutine: Coroutine[Any, Any, Any]) -> None:
-        call, context = object(), copy_context()
+    def _follow(self, event: str, coroutine: Coroutine[Any, Any, Any], context: Context) -> None:
+        call = object()
         context.run(_call.set, call)
         task = asyncio.get_running_loop().create_task(coroutine, context=context)
         self._running[call] = task

@@ -11,6 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from toril.client.connection import Connection
 from toril.errors import ServerError, TorilError
 from toril.options import Keep
@@ -18,7 +20,7 @@ from toril.protocol import leasing, settling
 from toril.protocol.command import Command
 from toril.protocol.keys import Keys
 from toril.protocol.leasing import Marker
-from toril.protocol.settling import UNSENDABLE, Confirmation, Reply, Settled, Take
+from toril.protocol.settling import UNSENDABLE, Confirmation, Reply, Result, Settled, Take
 from toril.worker.outbox import Confirmations
 
 LONGEST_PAUSE_S = 2.0
@@ -109,24 +111,29 @@ class Flight:
 
         Every try sends the same request: the server recognizes it by its number.
         """
-        settled = trip.batch
-        command = self._command(settled, trip)
+        sent, refused = dict(enumerate(trip.batch)), dict[int, Result]()
+        command = self._command(trip.batch, trip)
         pause_s = 0.05
         while True:
             try:
-                return await self._connection.run(command)
+                reply = await self._connection.run(command)
             except ServerError as error:
-                self._on_error(error)
+                number = settling.too_large(sent, error)
+                if number is None:
+                    self._on_error(error)
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1))
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                    continue
+                refused[number] = settling.refused_as_too_large(sent.pop(number), error)
             except UNSENDABLE:
                 # It was not sent: one outcome holds a value that cannot be encoded.
-                sendable = settling.sendable(settled)
-                if sendable == list(settled):
+                sendable = settling.sendable([*sent.values()])
+                if sendable == [*sent.values()]:
                     raise
-                settled = sendable
-                command = self._command(settled, trip)
-                continue
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1))
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                sent = dict(zip(sent, sendable, strict=True))
+            else:
+                return _with_refused(reply, refused, len(trip.batch)) if refused else reply
+            command = self._command([*sent.values()], trip)
 
     async def leave(self) -> None:
         """Make the server forget this flight, and have another worker look for work."""
@@ -160,3 +167,12 @@ class Flight:
             dead_letters=self._dead_letters,
             keep_letters=self._keep_letters,
         )
+
+
+def _with_refused(reply: Reply, refused: dict[int, Result], count: int) -> Reply:
+    """The reply as if the outcomes that were left out of the call had been refused in it."""
+    if len(reply.results) == count:
+        return reply  # a try before that, which held all of them, was read after all
+    written = iter(reply.results)
+    results = [refused[n] if n in refused else next(written) for n in range(count)]
+    return msgspec.structs.replace(reply, results=results)

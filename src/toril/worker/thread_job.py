@@ -16,7 +16,11 @@ T = TypeVar("T")
 
 
 class ThreadJob(StoredJob):
-    """A running job for blocking code; its calls go through the worker's loop."""
+    """A running job for blocking code; its calls go through the worker's loop.
+
+    A plain function may also return something to await, which then runs on that loop.  There the
+    calls are awaited, as in an ``async def`` handler: whoever blocked it would wait for ever.
+    """
 
     __slots__ = ("_job", "_loop", "state")
 
@@ -47,34 +51,37 @@ class ThreadJob(StoredJob):
         return self._job.is_lost
 
     @property
-    def signal(self) -> threading.Event:
+    def signal(self) -> threading.Event | asyncio.Event:
         """Set when the job should stop: cancelled, lost, handed back by its worker, or timed out.
 
         ``job.signal.wait(5)`` sleeps for five seconds, or less if the signal is set.
         """
-        return self._job.make_signal(threading.Event)
+        return self._job.signal if self._is_on_loop else self._job.make_signal(threading.Event)
 
-    def report(self, value: Any) -> None:
+    def report(self, value: Any) -> Any:
         """Report progress: a number, a string or any JSON."""
-        self._wait(self._job.report(value))
+        return self._wait(self._job.report(value))
 
-    def progress(self, value: Any) -> None:
+    def progress(self, value: Any) -> Any:
         """The old name of ``report``."""
         warn_of_progress()
-        self.report(value)
+        return self.report(value)
 
     def log(self, row: str) -> int:
         """Append a row to the job's log; returns how many rows it has."""
         return self._wait(self._job.log(row))
 
-    def update_data(self, data: Any) -> None:
+    def update_data(self, data: Any) -> Any:
         """Replace the job's data, for later attempts as well."""
-        self._wait(self._job.update_data(data))
+        return self._wait(self._update_data(data))
+
+    async def _update_data(self, data: Any) -> None:
+        await self._job.update_data(data)
         self._data = data
 
-    def extend_lock(self, duration: int) -> None:
+    def extend_lock(self, duration: int) -> Any:
         """Extend the lock to ``duration`` ms from now; it is renewed automatically."""
-        self._wait(self._job.extend_lock(duration))
+        return self._wait(self._job.extend_lock(duration))
 
     def children_values(self) -> dict[str, Any]:
         """What the completed children returned, by their full keys."""
@@ -92,10 +99,16 @@ class ThreadJob(StoredJob):
         """How many children are completed, pending, ignored and failed."""
         return self._wait(self._job.dependencies_count())
 
+    @property
+    def _is_on_loop(self) -> bool:
+        return asyncio._get_running_loop() is self._loop
+
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         if self._job.is_settled:
             call.close()
             raise LockLostError(
                 f"job {self.id!r} was handed back; this run can no longer write to it"
             )
+        if self._is_on_loop:
+            return call  # type: ignore[return-value]
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
