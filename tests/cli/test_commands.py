@@ -362,7 +362,8 @@ def test_dev_serves_until_it_is_told_to_stop(cli_env, tmp_path):
             queue.add("charge")
             waiting = queue.get_waiting_count()
             # A page does not wait for long for the names of queues that it is looking for.
-            wait_until_sync(lambda: ">payments</a>" in httpx.get(told["dashboard"], timeout=30).text)
+            page = told["dashboard"]
+            wait_until_sync(lambda: ">payments</a>" in httpx.get(page, timeout=30).text)
         process.terminate()
         assert process.wait(60) == 0
     assert waiting == 1
