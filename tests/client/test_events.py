@@ -244,7 +244,9 @@ async def test_the_connection_has_bullmqs_name(make_events, client, prefix):
     assert f"{prefix}:cQ==:qe" in names
 
 
-@pytest.mark.parametrize("place", ["$", "now", "-1", "1-", ""])
+@pytest.mark.parametrize(
+    "place", ["$", "now", "-1", "1-", "", str(2**64), f"1-{2**64}", "9" * 5000]
+)
 async def test_a_place_that_does_not_exist_is_refused(make_events, place):
     with pytest.raises(InvalidOptionError, match="not an event id"):
         make_events(last_event_id=place)

@@ -25,7 +25,7 @@ ENDS = frozenset({"completed", "failed", "removed"})
 """The events after which nothing more will come of a job."""
 
 _BEGINNING = "0-0"
-_STREAM_ID = re.compile(r"[0-9]+(-[0-9]+)?")
+_STREAM_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JSON_FIELDS = frozenset(
     {
@@ -57,8 +57,9 @@ def client_name(keys: Keys) -> str:
 
 
 def is_event_id(text: str) -> bool:
-    """Whether ``text`` names a place in the log."""
-    return _STREAM_ID.fullmatch(text) is not None
+    """Whether ``text`` names a place in the log: one or two numbers of 64 bits."""
+    is_like_one = _STREAM_ID.fullmatch(text) is not None
+    return is_like_one and all(int(number) < 2**64 for number in text.split("-"))
 
 
 def last_id(keys: Keys) -> Command[str]:
