@@ -102,13 +102,14 @@ BUGS = {
     "what came before the pivot is undone": (
         groups.PIVOT,
         "groups",
-        "if stages.isPastPivot(group) or number == group.pivot and ended.is_open then",
+        "if stages.isPastPivot(group) or is_pivot and ended.is_open"
+        " or is_blocked and not is_pivot then",
         "if false then",
     ),
     "a pivot that completes late is undone past": (
         groups.PIVOT,
         "groups",
-        'and number == group.pivot and state == "completed" then',
+        'and number == group.pivot and (state == "completed" or ended.is_open) then',
         "and false then",
     ),
     "a signal waits for ever": (

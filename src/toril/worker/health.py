@@ -75,7 +75,7 @@ class HealthServer:
                     request = await reader.readuntil(b"\r\n\r\n")
                 except asyncio.LimitOverrunError:
                     request = b""
-            # Not timed: collectors wait for a server that is away, one after another.
+            # Not timed: collectors wait for a silent server, one after another.
             status, kind, body = await self._answer_or_say_why_not(request)
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 writer.write(
