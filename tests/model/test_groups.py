@@ -102,9 +102,8 @@ BUGS = {
     "what came before the pivot is undone": (
         groups.PIVOT,
         "groups",
-        "if stages.isPastPivot(group) or is_pivot and ended.is_open"
-        " or is_blocked and not is_pivot then",
-        "if false then",
+        "stages.isPastPivot(group) or is_pivot and ended.is_open or is_blocked and not is_pivot",
+        "false",
     ),
     "a pivot that completes late is undone past": (
         groups.PIVOT,
