@@ -74,6 +74,7 @@ async def test_a_page_that_is_drawn_anew_takes_nobody_a_click(
         held = Held(page, "xhr")
         page.goto(base + PAGE)
         page.evaluate(COUNT_ANSWERS)
+        held.wait()  # while something is pressed, the page asks for nothing
         press(page, selector)
         held.let_through()
         page.mouse.up()
@@ -103,6 +104,7 @@ async def test_however_a_press_ends_the_page_then_shows_what_came_meanwhile(
         held = Held(page, "xhr")
         page.goto(base + PAGE)
         page.evaluate(COUNT_ANSWERS)
+        held.wait()  # while something is pressed, the page asks for nothing
         press(page, selector)
         asyncio.run_coroutine_threadsafe(queue.add("x", job_id="second"), loop).result(60)
         held.let_through()
