@@ -67,10 +67,11 @@ async def test_whoever_interrupts_a_replay_is_told_how_far_it_came_and_how_to_go
         stderr=subprocess.PIPE,
     )
 
-    async def has_begun() -> bool:
-        return bool(await client.llen(f"{prefix}:orders:wait") > 5)
+    async def has_heard_of_some() -> bool:
+        """The program asks for more only when it has the reply to what it asked for before."""
+        return bool(await client.llen(f"{prefix}:orders:wait") > 60)
 
-    await wait_until(has_begun)
+    await wait_until(has_heard_of_some)
     replaying.send_signal(signal.SIGINT)
     out, told = await asyncio.wait_for(replaying.communicate(), 60)
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.helpers import let_pass
-from toril.worker.health import HealthServer, Metrics
+from tests.helpers import let_pass, wait_until
+from toril.worker.health import _REQUEST_TIMEOUT_S, HealthServer, Metrics
 
 
 @asynccontextmanager
@@ -41,15 +41,19 @@ async def test_metrics_that_cannot_be_collected_are_an_error_and_no_silence(capl
 
 async def test_slow_metrics_are_waited_for(monkeypatch: pytest.MonkeyPatch):
     """Two collectors that wait for a server that is away took longer than a request may."""
-    monkeypatch.setattr("toril.worker.health._REQUEST_TIMEOUT_S", 0.05)
-    told = threading.Event()
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    begun, told = threading.Event(), threading.Event()
 
     def metrics() -> tuple[bytes, str]:
+        begun.set()
         told.wait(60)
         return b"toril_up 0\n", "text/plain"
 
     async with asking(metrics) as reader:
-        await let_pass(0.3, "longer than a request may take")
+        await wait_until(begun.is_set)
+        monkeypatch.setattr(loop, "time", lambda: now() + 2 * _REQUEST_TIMEOUT_S)
+        await let_pass(0.01, "the loop looks at its clock")
         told.set()
         answer = await asyncio.wait_for(reader.read(), 30)
 
