@@ -135,10 +135,16 @@ async def test_an_error_of_whoever_is_told_is_its_own(url, key, client):
 
 async def test_nothing_lands_after_the_waiter_has_left(url, key, client):
     connection, seen = Connection(url), []
+    others = await blocked(client)
     task = await waiting(connection, key, seen.append, client)
+    waiter = await blocked(client) - others
+
+    async def has_left() -> bool:
+        return not waiter & await blocked(client)
 
     task.cancel()
     await asyncio.wait([task])
+    await wait_until(has_left)  # a server may read a command before the end of another socket
     await client.rpush(key, "a")
     assert await connection.run(length_of(key)) == 1
 
