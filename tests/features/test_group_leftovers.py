@@ -179,6 +179,7 @@ async def test_a_member_that_is_replayed_has_not_failed(world: World):
 
     await world.queue("dlq").replay_dead_letter(letter.id)
 
+    assert await state(world) == "ACTIVE"
     assert "failed" not in [what for what, _ in await told(world)]
     assert not await world.client.hexists(key(world), "x.letter.m2")
     ends = await world.client.hkeys(key(world, ":results"))

@@ -12,6 +12,7 @@ from tests.features.group_support import open_world
 from tests.features.lanes import drain, lose_lock
 from tests.features.test_group_mends import bury
 from toril import (
+    Backoff,
     Deduplication,
     FlowJob,
     FlowProducer,
@@ -348,6 +349,17 @@ async def test_a_job_that_is_promoted_waits_behind_the_others(queue, hand):
     await queue.promote(late.id)
 
     assert [job.data for job in await hand().take(2)] == ["old", "late"]
+
+
+async def test_a_job_that_is_promoted_before_its_next_attempt_has_no_delay(queue, hand):
+    worker = hand()
+    job = await queue.add("x", attempts=2, backoff=Backoff.fixed(HOUR_MS))
+    await worker.fail(await worker.take_one())
+    assert (await queue.get_job(job.id)).delay == HOUR_MS
+
+    await queue.promote(job.id)
+
+    assert (await queue.get_job(job.id)).delay == 0
 
 
 async def test_jobs_that_are_added_together_in_front_are_all_in_front(queue, hand):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    "rooms/groups: without stages.unblock(group, now)": "tests/features/test_group_stages.py::test_a_lost_pivot_that_is_retried_and_fails_undoes_a_group_that_was_cancelled",
+    'rooms/groups: without stages.block(group, { id = id, reason = "nobody knows how it ended", label = stages.label(group.key, group.pivot) }, now)': "tests/features/test_group_stages.py::test_a_pivot_of_which_nobody_knows_blocks_a_group_that_was_cancelled",
     'rooms/groups: without redis.call("HDEL", key .. ":results", number, number .. ".at")': "tests/features/test_group_edge_cases.py::test_a_second_run_that_nobody_saw_end_is_not_undone_with_the_first_result",
     "rooms/groups: 20000 for 20": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[None-20]",
     "rooms/groups: 250000 for 250": "tests/features/test_group_upkeep.py::test_only_so_many_are_undone_at_once[parallel-250]",

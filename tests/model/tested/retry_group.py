@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 FOUND: dict[str, str] = {
+    'retryGroup: without redis.call("HDEL", group .. ":stage", number .. ".early")': "tests/features/test_group_stages.py::test_a_signal_that_had_failed_before_its_turn_is_awaited_again",
     "retryGroup: without requests.remember(queue, a.request, clock.digits(count))": "tests/features/test_group_stages.py::test_a_retry_that_is_sent_again_leaves_alone_what_failed_since",
     'retryGroup: without stages.removeLetter(group, "x.letter.m" .. number, nil, budget)': "tests/features/test_group_stages.py::test_the_dead_letter_of_a_blocking_job_belongs_to_its_group",
     'retryGroup: without redis.call("DEL", job .. ":lock")': "tests/features/test_group_upkeep.py::test_a_member_that_is_made_anew_has_no_lock_of_the_old_one",
