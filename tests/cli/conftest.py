@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,20 @@ class Done:
 
 
 Toril = Callable[..., Done]
+
+
+async def start_asking(env: dict[str, str], *line: str) -> tuple[asyncio.subprocess.Process, str]:
+    """Start ``toril`` with this line; it waits for an answer to the question that is returned."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "toril", *line),
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    question = await asyncio.wait_for(process.stderr.readuntil(b"[y/N]"), 60)
+    return process, question.decode()
 
 
 @pytest.fixture

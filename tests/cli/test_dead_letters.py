@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from tests.cli.conftest import Toril
+from tests.cli.conftest import Toril, start_asking
 from tests.features.dead_letters.forging import forge
 from toril.sync import Queue
 
@@ -88,16 +86,8 @@ async def test_letters_that_came_after_the_question_are_not_purged(
     """Somebody says yes to 3 letters; those of the outage that began meanwhile went, too."""
     await forge(client, prefix, DLQ, 3, source="payments")
     line = ("dlq", "purge", DLQ, "--name", "charge")
-    asked = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "toril", *line),
-        env=cli_env,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert asked.stderr is not None
-    question = await asyncio.wait_for(asked.stderr.readuntil(b"[y/N]"), 60)
-    assert b"Remove 3 dead letters" in question
+    asked, question = await start_asking(cli_env, *line)
+    assert "Remove 3 dead letters" in question
     await forge(client, prefix, DLQ, 40, source="payments")
     out, refused = await asyncio.wait_for(asked.communicate(b"y\n"), 60)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Toril
+from tests.cli.conftest import Toril, start_asking
 from tests.cli.test_worker_in_production import fetch, port_of
 from tests.helpers import wait_until, wait_until_sync
 from tests.servers import Server
@@ -268,18 +268,8 @@ async def test_an_answer_about_one_failure_is_not_given_for_the_next(
 
         async with Worker("payments", handle, **options):
             await wait_until(lambda: has_failed("label"))
-            asked = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "toril", *resolve),
-                env=cli_env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-            assert asked.stderr is not None
-            question = await asyncio.wait_for(asked.stderr.readuntil(b"[y/N]"), 60)
-            assert "'order' (BLOCKED) continue as if what failed were done ('label')" in str(
-                question, "utf-8"
-            )
+            asked, question = await start_asking(cli_env, *resolve)
+            assert "'order' (BLOCKED) continue as if what failed were done ('label')" in question
             await queue.resolve_group("order-1", "by somebody else")
             await wait_until(lambda: has_failed("invoice"))
             _, refused = await asyncio.wait_for(asked.communicate(b"y\n"), 60)

@@ -47,14 +47,20 @@ async def test_closing_finishes_the_adds_that_wait(make_queue):
     assert [job.id for job in await asyncio.gather(*adds)] == ["x0", "x1", "x2"]
 
 
-async def test_closing_lets_an_add_go_that_is_given_up(make_queue, start_server):
-    """Nobody is left to wait for."""
+async def adding_at_a_frozen_server(start_server, name):
+    """A server that stands still, a queue there, and an add that is on its way to it."""
     server = start_server()
     queue = Queue("mail", connection=server.unix_url)
     await queue.add("opens a socket")
     server.freeze()
-    add = asyncio.create_task(queue.add("x"))
+    add = asyncio.create_task(queue.add(name))
     await wait_until(lambda: is_sent(queue._connection))
+    return server, queue, add
+
+
+async def test_closing_lets_an_add_go_that_is_given_up(make_queue, start_server):
+    """Nobody is left to wait for."""
+    _, queue, add = await adding_at_a_frozen_server(start_server, "x")
     closing = asyncio.create_task(queue.close())
     await wait_until(lambda: queue.adder._batcher._lines.here().closing)
 
@@ -66,12 +72,7 @@ async def test_closing_lets_an_add_go_that_is_given_up(make_queue, start_server)
 
 async def test_an_add_that_is_given_up_before_it_is_sent_is_not_sent(start_server):
     """Regression: it was sent with the next ones, and ran though its caller had been told no."""
-    server = start_server()
-    queue = Queue("mail", connection=server.unix_url)
-    await queue.add("opens a socket")
-    server.freeze()
-    under_way = asyncio.create_task(queue.add("under way"))
-    await wait_until(lambda: is_sent(queue._connection))
+    server, queue, under_way = await adding_at_a_frozen_server(start_server, "under way")
     names = ["given up", "waits", "given up", "given up"]
     waiting = [asyncio.create_task(queue.add(name)) for name in names]
     await wait_until(lambda: len(queue.adder._batcher._lines.here().waiting) == 4)

@@ -62,6 +62,15 @@ async def test_a_call_runs_after_those_whose_results_it_uses(app: App, run: Runn
     assert (await saga.results())["ship"] == "sent"
 
 
+async def run_order(app: App, charge: Any, label: Any, ship: Any) -> Any:
+    """An order of which each step needs what the one before returned; how it ended."""
+    async with app.group("order") as saga:
+        receipt = saga.add(charge.call(1))
+        text = saga.add(label.call(receipt.result))
+        saga.add(ship.call(text.result))
+    return await saga.wait(60_000)
+
+
 async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
     undone: list[Any] = []
 
@@ -86,11 +95,7 @@ async def test_the_undo_of_a_task_is_its_compensation(app: App, run: Running):
         raise RuntimeError("no lorry")
 
     run()
-    async with app.group("order") as saga:
-        receipt = saga.add(charge.call(1))
-        text = saga.add(label.call(receipt.result))
-        saga.add(ship.call(text.result))
-    info = await saga.wait(60_000)
+    info = await run_order(app, charge, label, ship)
 
     assert info.state == "FAILED"
     paid = Receipt(1, Decimal(5))
@@ -128,10 +133,7 @@ async def test_an_undo_gets_results_that_are_too_long_for_its_job(
         raise RuntimeError("no lorry")
 
     run()
-    async with app.group("order") as saga:
-        receipt = saga.add(charge.call(1))
-        saga.add(ship.call(saga.add(label.call(receipt.result)).result))
-    info = await saga.wait(60_000)
+    info = await run_order(app, charge, label, ship)
 
     assert info.state == "FAILED"
     assert undone == [Receipt(1, Decimal(5))]

@@ -252,8 +252,10 @@ class _Watched:
     async def has_jobs(self) -> bool:
         """Is something left that could run now? What is delayed is not waited for."""
         counts = await self._queue.get_job_counts("waiting", "prioritized", "active")
-        if any(counts.values()) or not self._connection.is_cluster:
-            return any(counts.values())
+        if any(counts.values()):
+            return True
+        if not self._connection.is_cluster:
+            return False
         # What its jobs left for other slots may let a job in there.
         looks = [parceling.waiting(part.keys) for part in self._queue.partitions]
         parcels = await self._connection.run_all(looks)

@@ -8,11 +8,10 @@ the last one was taken.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from toril.client.connection import Connection
 from toril.protocol import reading, scheduling
-from toril.protocol.command import Command, plain
+from toril.protocol.command import Command
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
 from toril.protocol.scheduling import JobScheduler
@@ -72,11 +71,4 @@ def _was_taken_at(job: Job, taken_at: int) -> bool:
 
 def _run(keys: Keys, scheduler: JobScheduler, due: int) -> Command[Job | None]:
     """What a list shows of the job of one time, and its attempts."""
-    names = (*reading.LISTED, "x.attempts")
-    job_id = scheduling.iteration_id(scheduler.id, due)
-
-    def parse(reply: list[Any]) -> Job | None:
-        fields = reading.listed(reply, names)
-        return Job(keys.prefix, keys.name, job_id, fields) if b"name" in fields else None
-
-    return plain("HMGET", keys.job(job_id), *names, parse=parse)
+    return reading.head(keys, scheduling.iteration_id(scheduler.id, due), "x.attempts")

@@ -21,12 +21,7 @@ from typing import Any
 
 from toril.checking import checked
 from toril.client.connection import Connection
-from toril.errors import (
-    ClaimRefusedError,
-    ResultError,
-    ServerError,
-    TorilError,
-)
+from toril.errors import ClaimRefusedError, ResultError, ServerError, TorilError
 from toril.idempotency.record import fitting, scope_of
 from toril.logs import get_logger
 from toril.options import Duration, milliseconds

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
@@ -96,17 +96,14 @@ def _cut_off(error: Exception) -> OperationalError:
 def _roll_back(connection: Connection, error: BaseException) -> None:
     """Undo what was done; what leads to a server that only reads now is not used again.
 
-    After a failover the pool has such connections, while new ones find the new primary.
+    After a failover the pool has such connections, while new ones find the new primary.  A rollback
+    that fails hides nothing: a cancellation, above all, must reach whoever asked.
     """
-    if isinstance(error, DBAPIError) and only_reads(error):
-        connection.invalidate(error)
-        error.connection_invalidated = True
-    connection.rollback()
-
-
-def _what_ended_it() -> AbstractContextManager[None]:
-    """A rollback that fails hides nothing: a cancellation, above all, must reach whoever asked."""
-    return contextlib.suppress(SQLAlchemyError)
+    with contextlib.suppress(SQLAlchemyError):
+        if isinstance(error, DBAPIError) and only_reads(error):
+            connection.invalidate(error)
+            error.connection_invalidated = True
+        connection.rollback()
 
 
 class ThreadDatabase:
@@ -137,8 +134,7 @@ class ThreadDatabase:
             yield ask
             await ask(Connection.commit)
         except BaseException as error:
-            with _what_ended_it():
-                await ask(_roll_back, error)
+            await ask(_roll_back, error)
             raise
         finally:
             await ask(_give_back)
@@ -176,8 +172,7 @@ class ThreadDatabase:
             result = function(connection, *arguments)
             connection.commit()
         except BaseException as error:
-            with _what_ended_it():
-                _roll_back(connection, error)
+            _roll_back(connection, error)
             raise
         finally:
             _give_back(connection)
@@ -225,9 +220,8 @@ class AsyncDatabase:
             yield ask
             await connection.commit()
         except BaseException as error:
-            with _what_ended_it():
-                if not connection.closed:
-                    await ask(_roll_back, error)
+            if not connection.closed:
+                await ask(_roll_back, error)
             raise
         finally:
             await connection.run_sync(_give_back)

@@ -132,14 +132,15 @@ LISTED = (
 """What a list shows of a job: neither its payload nor its result, which may be large."""
 
 
-def head(keys: Keys, job_id: str) -> Command[Job | None]:
-    """What a list shows of one job, or None."""
+def head(keys: Keys, job_id: str, *more: str) -> Command[Job | None]:
+    """What a list shows of one job, and ``more`` of its fields; or None."""
+    names = (*LISTED, *more)
 
     def parse(reply: list[Any]) -> Job | None:
-        fields = listed(reply)
+        fields = listed(reply, names)
         return Job(keys.prefix, keys.name, job_id, fields) if b"name" in fields else None
 
-    return plain("HMGET", keys.job(job_id), *LISTED, parse=parse)
+    return plain("HMGET", keys.job(job_id), *names, parse=parse)
 
 
 def listed(reply: Sequence[Any], names: Sequence[str] = LISTED) -> Fields:

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from operator import itemgetter
@@ -26,6 +19,7 @@ from toril.options import Duration, milliseconds
 from toril.protocol import codec
 from toril.protocol.command import plain, skew
 from toril.protocol.job import Job, StoredJob
+from toril.protocol.reading import ids_in_lanes
 from toril.tasks.app import AnyTask, App
 from toril.tasks.calls import Call
 from toril.testing.server import server_url
@@ -255,21 +249,19 @@ class Rig:
     async def _delayed(self, queue: Queue, start: int, end: int) -> list[Due]:
         """The due times and ids of delayed jobs without a lane, earliest first."""
         rows = await self._rows(queue.keys.delayed, start, end)
-        return [(int(score) // 4096, member) for member, score in rows]
+        return [(int(score) // 4096, member.decode()) for member, score in rows]
 
     async def _aside(self, queue: Queue, start: int, end: int) -> list[Due]:
-        """The same of lanes: a member is the lane, a space, a mark, 32 digits and the id."""
+        """The same of lanes."""
         rows = await self._rows(queue.keys.lanes_delayed, start, end)
-        return [(int(score), member.partition(" ")[2][33:]) for member, score in rows]
+        ids = ids_in_lanes([member for member, _ in rows])
+        return [(int(score), job_id) for (_, score), job_id in zip(rows, ids, strict=True)]
 
-    async def _rows(self, key: str, start: int, end: int) -> list[tuple[str, float]]:
+    async def _rows(self, key: str, start: int, end: int) -> list[tuple[bytes, float]]:
         rows = await self._connection.run(
             plain("ZRANGE", key, start, end, "WITHSCORES", parse=list)
         )
-        return [
-            (member.decode(), float(score))
-            for member, score in zip(rows[::2], rows[1::2], strict=True)
-        ]
+        return [(member, float(score)) for member, score in zip(rows[::2], rows[1::2], strict=True)]
 
     # ------------------------------------------------------------------ time
 
