@@ -12,6 +12,7 @@ from tests.model.machine import START_MS, Request
 from tests.model.slots import COMPENSATION, WRITTEN, Layout, Q
 from tests.model.view import PREFIX, View
 from tests.model.world import (
+    DEATH,
     EXPIRY,
     GHOST,
     GIVING_BACK,
@@ -49,6 +50,7 @@ from tests.model.worlds.groups import (
     beside,
     group,
     pair,
+    staged,
 )
 from tests.model.worlds.schedulers import schedule
 from tests.model.worlds.spread import spread
@@ -402,6 +404,17 @@ WORLDS = (
         may_remove=True,
     ),
     World(
+        "cancelled while nobody knows of the pivot",
+        QUEUES,
+        (*ONE, Worker("c", COMPENSATION)),
+        (staged(pivot=True),),
+        (CANCEL, RETRY_GROUP, LOOK),
+        ends=failing("two"),
+        faults=((DEATH, 1), (EXPIRY, 1)),
+        may_remove=True,
+        ticks=0,
+    ),
+    World(
         "a signal that comes twice or never",
         QUEUES,
         ONE,
@@ -475,6 +488,7 @@ _ELSEWHERE = {
     "a member that BullMQ ended is removed": ("j1",),
     "blocked behind a pivot": ("j2",),
     "a pivot of which nobody knows": ("j1",),
+    "cancelled while nobody knows of the pivot": ("j2",),
     "a signal that comes twice or never": ("j2",),
     "undone too late": ("j1",),
     "undone too late while a member runs": ("j2",),
