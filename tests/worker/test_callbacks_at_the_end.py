@@ -1,4 +1,4 @@
-"""A worker ends although its callbacks close it, or hang."""
+"""A worker ends although its callbacks or handlers close it, or callbacks hang."""
 
 from __future__ import annotations
 
@@ -57,6 +57,63 @@ async def test_a_callback_may_close_its_worker(event, close, options):
             await asyncio.wait_for(worker.close(), LATE_S)
         await asyncio.wait_for(running, LATE_S)
         await wait_until(lambda: ended)
+
+
+@pytest.mark.parametrize("close", [close_plainly, close_in_time, close_in_a_group])
+async def test_a_handler_may_close_its_worker(close, options):
+    """It returns at once; the worker ends when its jobs have, this one too."""
+    may_end = asyncio.Event()
+
+    async def handle(job):
+        if job.name == "other":
+            await may_end.wait()
+            return "waited for"
+        await close(worker)
+        return "closed"
+
+    async with Queue("q", **options) as queue:
+        worker = Worker("q", handle, concurrency=2, **options)
+        other = await queue.add("other")
+        running = asyncio.create_task(worker.run())
+        await wait_until(lambda: worker.is_processing)
+
+        last = await queue.add("last")
+
+        assert await queue.wait_for(last.id, LATE_S * 1000) == "closed"
+        assert not running.done(), "the other job has not ended"
+        may_end.set()
+        await asyncio.wait_for(running, LATE_S)
+        assert await queue.wait_for(other.id, LATE_S * 1000) == "waited for"
+
+
+async def test_a_handler_that_closes_its_worker_in_time_keeps_its_job(options):
+    async with Queue("q", **options) as queue:
+        worker = Worker("q", lambda job: worker.close(timeout=LATE_S * 1000), **options)
+        job = await queue.add("x")
+
+        await asyncio.wait_for(worker.run(), LATE_S)
+
+        assert await queue.get_state(job.id) == "completed"
+
+
+async def test_what_a_handler_started_waits_for_the_end_once_its_job_is_over(options):
+    closings = []
+
+    async def handle(job):
+        async def close_later():
+            await is_over.wait()
+            await worker.close()
+            assert not worker.is_running
+
+        closings.append(asyncio.create_task(close_later()))
+
+    is_over = asyncio.Event()
+    worker = Worker("q", handle, **options)
+    worker.on("completed", lambda *_: is_over.set())
+    async with Queue("q", **options) as queue:
+        await queue.add("x")
+        await asyncio.wait_for(worker.run(), LATE_S)
+        await asyncio.wait_for(closings[0], LATE_S)
 
 
 async def test_a_callback_that_hangs_keeps_no_worker_from_ending(options, caplog):

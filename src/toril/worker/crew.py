@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -47,6 +48,9 @@ _MOST_EARLY = 100
 Perform = Callable[[ActiveJob], Awaitable[Attempt]]
 """Runs one job's handler and returns how it ended."""
 
+_run: ContextVar[tuple[str, str] | None] = ContextVar("toril-run", default=None)
+"""The job for which something is called, and its token; also in what its handler has started."""
+
 
 class Crew:
     """Starts jobs, stops them, and puts their outcomes into the outbox."""
@@ -84,6 +88,12 @@ class Crew:
     def jobs(self) -> list[ActiveJob]:
         """The jobs whose handlers are running."""
         return [job for job, _ in self._jobs.values()]
+
+    def runs_caller(self) -> bool:
+        """Is this called for a job that is running here? Its caller must not wait for its end."""
+        job_id, token = _run.get() or ("", "")
+        job, _ = self._jobs.get(job_id, (None, None))
+        return job is not None and job.token == token
 
     # ------------------------------------------------------------------ what the pump brings
 
@@ -204,6 +214,7 @@ class Crew:
         self._locks.hold(job.id, job.token)
 
     async def _attempt(self, job: ActiveJob, received: Confirmation) -> None:
+        _run.set((job.id, job.token))
         if job.is_suspect:
             await self._outbox.confirm(received)
         try:
@@ -287,6 +298,11 @@ class Crew:
         logger.warning("%s", error)
         self._emitter.emit("lost", job, error)
         self._emitter.emit("error", error)
+
+
+def call_for_no_job() -> None:
+    """What follows is not called for the job whose handler asked for it."""
+    _run.set(None)
 
 
 def _stop(job: ActiveJob, task: asyncio.Task[None]) -> None:

@@ -13,7 +13,7 @@ from toril.errors import InvalidOptionError, ServerUnusableError, TorilError
 from toril.logs import get_logger
 from toril.protocol import settling
 from toril.worker.child import refuse_in_child
-from toril.worker.crew import GRACE_S
+from toril.worker.crew import GRACE_S, call_for_no_job
 from toril.worker.wiring import Parts
 
 logger = get_logger("toril.worker")
@@ -86,14 +86,22 @@ class Life:
             self._parts.pump.resume_taking()
 
     async def close(self, limit_s: float | None) -> None:
-        """Let jobs finish within ``limit_s``; a second call can only shorten that."""
+        """Let jobs finish within ``limit_s``; a second call can only shorten that.
+
+        A handler only begins it: the end waits for its job, so it cannot wait for the end.
+        """
         if self._closing is None:
             self._fate.is_closing = True
             self._closing = asyncio.create_task(self._close())
         if limit_s is not None:
-            asyncio.get_running_loop().call_later(limit_s, self._hurry.set)
+            self.hurry_after(limit_s)
         self._parts.emitter.excuse()
-        await asyncio.shield(self._closing)
+        if not self._parts.crew.runs_caller():
+            await asyncio.shield(self._closing)
+
+    def hurry_after(self, limit_s: float) -> None:
+        """Let the end, once it has begun, wait no longer than this."""
+        asyncio.get_running_loop().call_later(limit_s, self._hurry.set)
 
     def _on_service_end(self, task: asyncio.Task[Any]) -> None:
         """Services end only when told to; anything else is a bug that must not go unseen.
@@ -113,6 +121,7 @@ class Life:
     # ------------------------------------------------------------------ the end
 
     async def _close(self) -> None:
+        call_for_no_job()
         try:
             await self._wind_down()
         finally:

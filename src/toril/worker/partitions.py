@@ -34,7 +34,7 @@ from toril.protocol.settling import Reply, Settled
 from toril.worker.active_job import ActiveJob
 from toril.worker.burial import BurialTarget
 from toril.worker.child import refuse_in_child
-from toril.worker.crew import GRACE_S
+from toril.worker.crew import GRACE_S, call_for_no_job
 from toril.worker.events import Callback, Emitter
 from toril.worker.executors import Executor
 from toril.worker.fate import Fate
@@ -386,6 +386,12 @@ class Part(Worker):
     def fate(self) -> Fate:
         return self._parts.fate
 
+    def runs_caller(self) -> bool:
+        return self._parts.crew.runs_caller()
+
+    def hurry_after(self, limit_ms: int) -> None:
+        self._life.hurry_after(limit_ms / 1000)
+
 
 @checked
 class PartitionedWorker(Worker):
@@ -528,10 +534,13 @@ class PartitionedWorker(Worker):
             self._fate.is_closing = True
             self._closing = asyncio.create_task(self._close(limit))
         elif limit is not None:
-            await asyncio.gather(*(worker.close(timeout=limit) for worker in self._workers))
-        await asyncio.shield(self._closing)
+            for worker in self._workers:
+                worker.hurry_after(limit)
+        if not any(worker.runs_caller() for worker in self._workers):
+            await asyncio.shield(self._closing)
 
     async def _close(self, limit: int | None) -> None:
+        call_for_no_job()
         self._shared.emitter.emit("closing")
         try:
             if self._starting is not None:

@@ -141,6 +141,9 @@ class Worker:
 
         Without a timeout, running jobs may take as long as they need. A second call can only
         shorten the limit: ``close(timeout=0)`` ends the wait.
+
+        A handler of this worker may call it too: then it returns at once, and the worker ends after
+        the handler's job.
         """
         await self._life.close(None if timeout is None else milliseconds(timeout, "timeout") / 1000)
 
