@@ -56,7 +56,11 @@ TESTS: dict[str, tuple[str, ...]] = {
         "tests/worker/test_outage_log.py",
         "tests/client/test_cancelling.py",
     ),
-    "worker/crew": ("tests/worker/test_crew.py", *_WORKER),
+    "worker/crew": (
+        "tests/worker/test_crew.py",
+        *_WORKER,
+        "tests/worker/test_callbacks_at_the_end.py",
+    ),
     "client/line": (*_SENDING, "tests/client/test_waiting_behind.py", "tests/client/test_loops.py"),
     "client/transport": (
         *_SENDING,

@@ -87,13 +87,19 @@ async def test_a_handler_may_close_its_worker(close, options):
 
 
 async def test_a_handler_that_closes_its_worker_in_time_keeps_its_job(options):
+    async def handle(job):
+        await worker.close(timeout=LATE_S * 1000)
+        await let_pass(0.2, "all that does not wait for this job has ended")
+        await job.log("and can still write")
+
     async with Queue("q", **options) as queue:
-        worker = Worker("q", lambda job: worker.close(timeout=LATE_S * 1000), **options)
+        worker = Worker("q", handle, **options)
         job = await queue.add("x")
 
-        await asyncio.wait_for(worker.run(), LATE_S)
+        await asyncio.wait_for(worker.run(), 2 * LATE_S)
 
         assert await queue.get_state(job.id) == "completed"
+        assert await queue.get_job_logs(job.id) == ["and can still write"]
 
 
 async def test_what_a_handler_started_waits_for_the_end_once_its_job_is_over(options):
@@ -112,6 +118,32 @@ async def test_what_a_handler_started_waits_for_the_end_once_its_job_is_over(opt
     worker.on("completed", lambda *_: is_over.set())
     async with Queue("q", **options) as queue:
         await queue.add("x")
+        await asyncio.wait_for(worker.run(), LATE_S)
+        await asyncio.wait_for(closings[0], LATE_S)
+
+
+async def test_what_an_earlier_run_of_a_job_started_waits_for_the_end(options):
+    """It is not called for the run that goes on."""
+    begun, may_end, closings = asyncio.Event(), asyncio.Event(), []
+
+    async def handle(job):
+        if job.attempts_made:
+            begun.set()
+            await may_end.wait()
+            return
+
+        async def close_later():
+            await begun.wait()
+            asyncio.get_running_loop().call_later(0.1, may_end.set)
+            await worker.close()
+            assert not worker.is_running
+
+        closings.append(asyncio.create_task(close_later()))
+        raise ValueError("once more")
+
+    worker = Worker("q", handle, **options)
+    async with Queue("q", **options) as queue:
+        await queue.add("x", attempts=2)
         await asyncio.wait_for(worker.run(), LATE_S)
         await asyncio.wait_for(closings[0], LATE_S)
 
