@@ -207,6 +207,16 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_jobs_with_a_priority_wait_for_workers_too(tmp_path: Path):
+    """They are counted apart from the others, and so are all tasks of Django."""
+    case = CASES["TorilNoWorkers"]
+    past = History("6m", {waiting("prioritized"): "3x10"})
+
+    done = verdict([history("TorilNoWorkers", past, [expected("TorilNoWorkers", case)])], tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_wrong_expectation_is_found(tmp_path: Path):
     """So that the test above says something."""
     case = CASES["TorilServerDown"]
