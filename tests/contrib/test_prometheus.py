@@ -152,6 +152,23 @@ async def test_a_worker_tells_how_long_jobs_wait_and_run(queue, registry, url, p
     assert value("toril_job_wait_seconds_sum", name="good") < 60
 
 
+async def test_what_alerts_look_at_is_zero_before_its_first_event(queue, registry, url, prefix):
+    """Regression: a dead worker's twenty jobs began the series at 20, and nothing increased."""
+
+    def value(metric, /, **labels):
+        return registry.get_sample_value(metric, {"queue": "q", **labels})
+
+    worker = Worker("q", handler, connection=url, prefix=prefix, dead_letter_queue="q-dlq")
+    WorkerMetrics(worker, registry=registry)
+
+    assert value("toril_stalled_jobs_total") == 0
+    assert value("toril_lost_jobs_total") == 0
+    await queue.add("good")
+    async with worker:
+        await wait_until(lambda: value("toril_attempts_total", name="good", outcome="completed"))
+    assert value("toril_dead_lettered_jobs_total", name="good") == 0
+
+
 async def test_a_delay_is_no_wait(queue, registry, url, prefix):
     def wait_sum():
         return registry.get_sample_value(

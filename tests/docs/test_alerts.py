@@ -217,6 +217,24 @@ def test_jobs_with_a_priority_wait_for_workers_too(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_letter_with_which_a_series_begins_is_told(tmp_path: Path):
+    """Prometheus sees no increase in it: a worker that knows no other letter of the name."""
+    case = CASES["TorilDeadLetters"]
+    series = 'toril_dead_lettered_jobs_total{queue="mail",name="charge"}'
+    tests = [
+        history("TorilDeadLetters", History("12m", {series: values}), alerts)
+        for values, alerts in (
+            ("_x10 1x30", [expected("TorilDeadLetters", case)]),
+            ("_x10 0x30", []),
+        )
+    ]
+    tests.append(history("TorilDeadLetters", History("35m", {series: "_x10 1x30"}), []))
+
+    done = verdict(tests, tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_wrong_expectation_is_found(tmp_path: Path):
     """So that the test above says something."""
     case = CASES["TorilServerDown"]

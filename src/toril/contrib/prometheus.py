@@ -236,6 +236,9 @@ class WorkerMetrics:
         self._started: dict[str, float] = {}
         self._meters = _Meters.of(registry, tuple(buckets_s))
         self._meters.watch(worker)
+        # At zero: Prometheus sees no increase in a series that begins with its first event.
+        for meter in (self._meters.stalled, self._meters.lost):
+            meter.labels(self._queue)
         for event, callback in (
             ("active", self._on_active),
             ("completed", self._on_completed),
@@ -249,9 +252,9 @@ class WorkerMetrics:
 
     def _on_active(self, job: StoredJob) -> None:
         self._started[job.id] = time.monotonic()
+        label = self._label(job.name)
         if job.attempts_started == 1:
             waited_ms = (job.processed_on or 0) - job.first_due_at
-            label = self._label(job.name)
             self._meters.wait.labels(self._queue, label).observe(max(0, waited_ms) / 1000)
 
     def _on_completed(self, job: StoredJob, value: Any) -> None:
@@ -284,6 +287,7 @@ class WorkerMetrics:
         if len(self._names) >= self._most_names:
             return OTHER
         self._names.add(name)
+        self._meters.dead_lettered.labels(self._queue, name)  # at zero, as above
         return name
 
 
