@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from toril import (
     every,
 )
 from toril.errors import NoHandlerError
-from toril.testing import make_context, running
+from toril.testing import make_context, running, server_url
 
 app = App()
 """At the top of a module, as users write it; each test borrows it."""
@@ -418,3 +420,20 @@ class TestRig:
             await mail.enqueue("left over")
         async with running(app) as rig:
             assert await rig.drain() == []
+
+    @pytest.mark.parametrize("name", ["passes_on", "passes_on_async"])
+    async def test_in_processes_tasks_enqueue_where_the_app_is(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Regression: they imported the app anew, and enqueued where its module says."""
+        url = server_url()
+        monkeypatch.setenv("TORIL_TEST_JOURNAL", str(tmp_path / "journal"))
+        monkeypatch.setenv("TORIL_TEST_URL", "redis://127.0.0.1:1")
+        monkeypatch.setenv("TORIL_TEST_PREFIX", "elsewhere")
+        programs = importlib.reload(importlib.import_module("tests.tasks.programs"))
+
+        async with running(programs.app, url=url) as rig:
+            await getattr(programs, name).enqueue()
+            ran = {job.name: job for job in await rig.drain()}
+
+        assert ran[name].result == ran["where"].id

@@ -118,6 +118,7 @@ class App:
             if has_side(one, "on_run"):
                 self.router.use(_on_run(one))
         self.router.lifespan = self.lifespan
+        self.router.place = _Place(self)
         self._workers: list[Worker] = []
         self._on_worker: list[Callable[[Worker], object]] = []
         self._closing: asyncio.Event | None = None
@@ -669,6 +670,22 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+
+
+class _Place:
+    """Where an app is, for the processes that run its tasks: they import it as its module says."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def tell(self) -> dict[str, str | None]:
+        target = self._app.connection
+        url = target if isinstance(target, str) else None  # a client cannot be sent
+        return {"url": url, "prefix": self._app.prefix}
+
+    def move(self, told: dict[str, str]) -> None:
+        self._app.connection = told["url"] or self._app.connection
+        self._app.prefix = told["prefix"]
 
 
 async def _run_unless(closing: asyncio.Event, worker: Worker) -> None:
