@@ -278,12 +278,7 @@ class App:
     async def _send(self, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
         by_queue: dict[str, list[int]] = {}
         for number, call in enumerate(calls):
-            if call.references:
-                raise InvalidOptionError(
-                    f"call of task {call.name!r} uses the result of"
-                    f" {next(iter(call.references.values())).key!r}; only a group can fill it in:"
-                    f" saga.add(call)"
-                )
+            _refuse_references(call)
             by_queue.setdefault(call.queue_name, []).append(number)
         if len(by_queue) > 1:
             # Each queue would check only its own jobs, after others were already added.
@@ -333,6 +328,7 @@ class App:
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
         """``enqueue`` for blocking code."""
+        _refuse_references(call)
         if self._eager is not None:
             task = self._tasks[call.name]
             state = self.lifespan.state
@@ -361,6 +357,7 @@ class App:
 
     async def _run_eagerly(self, call: Call[Any]) -> Handle[Any]:
         assert self._eager is not None
+        _refuse_references(call)
         state = self.lifespan.state
         return await run_now(call, self._tasks[call.name], state, raises=self._eager)
 
@@ -670,6 +667,15 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+
+
+def _refuse_references(call: Call[Any]) -> None:
+    if call.references:
+        raise InvalidOptionError(
+            f"call of task {call.name!r} uses the result of"
+            f" {next(iter(call.references.values())).key!r}; only a group can fill it in:"
+            f" saga.add(call)"
+        )
 
 
 class _Place:
