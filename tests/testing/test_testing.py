@@ -16,11 +16,13 @@ from toril import (
     ArgumentsError,
     Backoff,
     Context,
+    InvalidInputError,
     JobFailedError,
     JobNotInStateError,
+    PayloadError,
     every,
 )
-from toril.errors import NoHandlerError
+from toril.errors import NoHandlerError, PayloadTooLargeError
 from toril.testing import make_context, running, server_url
 
 app = App()
@@ -118,6 +120,34 @@ class TestEager:
             handle = await charge.enqueue(-1)
         with pytest.raises(JobFailedError, match="ValueError: a negative order"):
             await handle.result()
+
+    async def test_what_a_queue_would_refuse_is_refused(self):
+        with app.eager():
+            with pytest.raises(InvalidInputError, match="job id"):
+                await mail.using(job_id="17").enqueue("a")
+            with pytest.raises(PayloadTooLargeError):
+                await mail.using(size_limit=10).enqueue("a" * 10)
+
+    async def test_a_job_is_called_what_it_was_called(self):
+        with app.eager():
+            handle = await charge.using(job_id="charge-1", idempotency_key="order-1").enqueue(1)
+
+        assert (handle.id, handle.context.id) == ("charge-1", "charge-1")
+        assert handle.context.idempotency_key == "order-1"
+
+    async def test_a_result_comes_back_as_from_a_server(self):
+        """Regression: what only the same process can return passed, and failed in production."""
+        other = App()
+        results: list[Any] = [(1, {2: "two"}), object()]
+
+        @other.task
+        def give():  # type: ignore[no-untyped-def]
+            return results.pop(0)
+
+        with other.eager():
+            assert await (await give.enqueue()).result() == [1, {"2": "two"}]
+            with pytest.raises(PayloadError, match="object"):
+                await give.enqueue()
 
     async def test_arguments_are_checked_as_ever(self):
         with app.eager(), pytest.raises(ArgumentsError):
