@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 OTHER = "other"
 MOST_GROUPS = 1000
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_BLIND_AFTER_S = 60.0
+"""A relay that waits for a server looks into its outbox twice as often."""
 
 
 class QueueCollector(Collector):
@@ -197,14 +199,25 @@ class RelayCollector(Collector):
         )
         errors.add_metric([name], metrics.errors)
         yield errors
+        if self._relay.is_running and metrics.measured_at is None:
+            return  # it has not seen its outbox yet: nobody knows
         for gauge, text, value in (
             ("toril_outbox_pending_rows", "Rows that wait for a relay", metrics.depth),
             ("toril_outbox_parked_rows", "Rows that no relay could send", metrics.parked_now),
-            ("toril_outbox_lag_seconds", "The age of the oldest row", metrics.lag_ms / 1000),
+            ("toril_outbox_lag_seconds", "The age of the oldest row", self._lag_s()),
         ):
             family = GaugeMetricFamily(gauge, text, labels=["outbox"])
             family.add_metric([name], value)
             yield family
+
+    def _lag_s(self) -> float:
+        metrics = self._relay.metrics
+        lag_s = metrics.lag_ms / 1000
+        if not self._relay.is_running or metrics.measured_at is None:
+            return lag_s
+        # A row may have come right after the last look.
+        unseen_s = time.monotonic() - metrics.measured_at
+        return max(lag_s, unseen_s) if unseen_s > _BLIND_AFTER_S else lag_s
 
 
 _OUTCOMES = (
