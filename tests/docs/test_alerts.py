@@ -143,6 +143,18 @@ CASES = {
         History("1m", {'toril_outbox_parked_rows{outbox="outbox"}': "1x5"}),
         History("1m", {'toril_outbox_parked_rows{outbox="outbox"}': "0x5"}),
     ),
+    "TorilNoRelay": Case(
+        {"outbox": "outbox"},
+        "No relay reports for outbox; committed jobs wait there",
+        History("15m", {'toril_outbox_pending_rows{outbox="outbox",pod="a"}': "0 0 _x20"}),
+        History(
+            "15m",
+            {
+                'toril_outbox_pending_rows{outbox="outbox",pod="a"}': "0 0 _x20",
+                'toril_outbox_pending_rows{outbox="outbox",pod="b"}': "_ _ 0x20",
+            },
+        ),
+    ),
 }
 
 
