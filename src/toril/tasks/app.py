@@ -24,7 +24,7 @@ from toril.client.agreeing import check_told
 from toril.client.connection import Connection, Target
 from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
-from toril.errors import InvalidOptionError, ServerError
+from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, ServerError
 from toril.logs import get_logger
 from toril.options import OPTION_NAMES, Duration, JobOptions, Replicas, Schedule, refuse_unknown
 from toril.protocol.job import Job, StoredJob
@@ -588,13 +588,27 @@ class App:
     # ------------------------------------------------------------------ schedules
 
     async def declare_schedules(self) -> list[Declared]:
-        """Store the schedules that the code declares on the server; returns those that changed."""
-        changed = []
+        """Store the schedules that the code declares on the server; returns those that changed.
+
+        One whose end has passed is left as it is.  One that is refused keeps no other away: the
+        error is raised when the others are stored.
+        """
+        changed, refusals = [], []
         for one in await self.schedules():
-            if one.schedule is None or one.is_current:
+            if one.schedule is None or one.is_current or one.is_over:
                 continue
-            await self._store(one.schedule, self._tasks[one.id.removeprefix(PREFIX)], one.stored)
-            changed.append(one)
+            task = self._tasks[one.id.removeprefix(PREFIX)]
+            try:
+                await self._store(one.schedule, task, one.stored)
+            except (InvalidInputError, RefusedError) as error:
+                error.add_note(f"in the schedule of task {task.name!r}")
+                refusals.append(error)
+            else:
+                changed.append(one)
+        if len(refusals) > 1:
+            raise ExceptionGroup(f"{len(refusals)} schedules are refused", refusals)
+        for refusal in refusals:
+            raise refusal
         return changed
 
     async def schedules(self) -> list[Declared]:
