@@ -248,3 +248,27 @@ def test_a_queue_with_partitions_is_one_row(url, prefix):
     assert 'toril_jobs{queue="mail",state="waiting"} 14.0' in text
     assert 'toril_lane_jobs{queue="mail",state="waiting"} 4.0' in text
     collector.close()
+
+
+def test_the_partitions_of_a_queue_are_found_on_the_server(url, prefix):
+    """Regression: whoever was not told of them read the plain queue of that name."""
+    registry = CollectorRegistry()
+    collector = QueueCollector(
+        ["mail"],
+        connection=url,
+        prefix=prefix,
+        registry=registry,
+        dead_letter_queues=["{mail}-dlq"],
+    )
+    assert b'state="waiting"} 0.0' in generate_latest(registry)
+    with Queue("mail", connection=url, prefix=prefix, partitions=4) as queue:
+        queue.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(10)])
+    with Queue("{mail}-dlq", connection=url, prefix=prefix, partitions=4) as letters:
+        letters.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(10)])
+
+    text = generate_latest(registry).decode()
+
+    assert 'toril_jobs{queue="mail",state="waiting"} 10.0' in text
+    assert 'toril_dead_letters{queue="{mail}-dlq"} 10.0' in text
+    assert "toril_up 1.0" in text
+    collector.close()

@@ -18,11 +18,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from toril.errors import Signal, TorilError
+from toril.client.agreeing import check_told
+from toril.errors import InvalidInputError, Signal, TorilError
+from toril.logs import get_logger
 from toril.options import whole
+from toril.protocol import partitioning
 from toril.protocol.command import Command, plain
 from toril.protocol.groups import GroupState, Stuck, count_stuck
 from toril.protocol.job import StoredJob
+from toril.protocol.keys import Keys, hash_tag
 from toril.protocol.measuring import KINDS
 from toril.protocol.placing import told_of
 from toril.sync.connection import Connection, Target
@@ -31,6 +35,8 @@ from toril.worker.worker import Worker
 
 if TYPE_CHECKING:
     from toril.outbox import Relay
+
+logger = get_logger("toril.prometheus")
 
 OTHER = "other"
 MOST_GROUPS = 1000
@@ -43,8 +49,8 @@ class QueueCollector(Collector):
     """What some queues hold, read from the server at every scrape.
 
     ``dead_letter_queues`` are those whose waiting jobs are dead letters.  If the server does not
-    answer, the scrape has only ``toril_up`` 0.  ``partitions`` names
-    the queues that have any, and how many.
+    answer, the scrape has only ``toril_up`` 0.  The number of partitions of a queue is read from
+    the server; ``partitions`` gives it for queues that nobody has opened yet.
     """
 
     def __init__(
@@ -61,15 +67,31 @@ class QueueCollector(Collector):
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._owns_connection = not isinstance(connection, Connection)
-        self._queues = [self._open(name, prefix, partitions or {}) for name in queue_names]
-        self._letters = [self._open(name, prefix, partitions or {}) for name in dead_letter_queues]
+        self._prefix, self._told = prefix, check_told(partitions, prefix)
+        self._names, self._letter_names = list(queue_names), list(dead_letter_queues)
+        for name in (*self._names, *self._letter_names):
+            Keys(prefix, name)  # refuses what cannot be a queue
+        self._queues: list[Queue] = []
+        self._letters: list[Queue] = []
         self._registry = registry
         if registry is not None:
             registry.register(self)
 
-    def _open(self, name: str, prefix: str, partitions: Mapping[str, int]) -> Queue:
-        count = told_of(name, partitions)
-        return Queue(name, connection=self._connection, prefix=prefix, partitions=count)
+    def _open(self, name: str, count: int) -> Queue:
+        return Queue(name, connection=self._connection, prefix=self._prefix, partitions=count)
+
+    def _find_partitions(self) -> None:
+        """Open the queues as they are now: they may have grown."""
+        names = dict.fromkeys((*self._names, *self._letter_names))
+        for tag in filter(None, map(hash_tag, list(names))):
+            if tag == tag.strip():  # else it is no name
+                names[tag] = None
+        reads = [partitioning.read(Keys(self._prefix, name)) for name in names]
+        found = dict(zip(names, self._connection.run_all(reads), strict=True))
+        counts = {name: numbers.now for name, numbers in found.items() if numbers.now}
+        known = {**self._told, **counts}
+        self._queues = [self._open(name, told_of(name, known)) for name in self._names]
+        self._letters = [self._open(name, told_of(name, known)) for name in self._letter_names]
 
     def close(self) -> None:
         """Leave the registry and close the connection."""
@@ -86,7 +108,10 @@ class QueueCollector(Collector):
         up = GaugeMetricFamily("toril_up", "Whether the server answered this scrape")
         try:
             families = self._read()
-        except TorilError:
+        except InvalidInputError:
+            raise  # a mistake in the settings, whatever the server says
+        except TorilError as error:
+            logger.warning("a scrape got no answer: %s", error)
             up.add_metric([], 0)
             yield up
             return
@@ -95,6 +120,7 @@ class QueueCollector(Collector):
         yield from families
 
     def _read(self) -> list[Metric]:
+        self._find_partitions()
         families = (self._jobs(), self._finished(), self._dead_letters())
         return [*families, *self._groups(), *self._lanes()]
 
