@@ -262,8 +262,9 @@ class App:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Add the jobs of many calls in a few round trips; returns their handles in the same order.
 
-        If one of the calls is refused, none is added.  With ``on_enqueue`` middleware each
-        call is added for itself, so a refused one does not stop the others.
+        If one of the calls is wrong, none is added.  What only the server can refuse, a job for a
+        full lane, keeps no other from being added; the error is raised when they are.  With
+        ``on_enqueue`` middleware each call is added for itself.
         """
         calls = list(calls)
         for call in calls:
@@ -285,14 +286,21 @@ class App:
             for call in calls:
                 self._queue(call.queue_name).adder.prepare(call)
         handles: dict[int, Handle[Any]] = {}
+        refusal: RefusedError | None = None
         for queue_name, numbers in by_queue.items():
             queue = self._queue(queue_name)
-            jobs = await queue.add_bulk([calls[number] for number in numbers])
+            try:
+                jobs = await queue.add_bulk([calls[number] for number in numbers])
+            except RefusedError as error:
+                refusal = refusal or error
+                continue
             for number, job in zip(numbers, jobs, strict=True):
                 self._note(calls[number], job)
                 handles[number] = Handle(
                     queue, job.id, calls[number].signature, duplicated=job.duplicated
                 )
+        if refusal is not None:
+            raise refusal
         return [handles[number] for number in range(len(calls))]
 
     def group(self, name: str, *, group_id: str | None = None, **options: Any) -> Saga:
