@@ -230,7 +230,7 @@ def context_of(telemetry: str | None) -> Context | None:
         return None
     try:
         headers = msgspec.json.decode(telemetry)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     if not isinstance(headers, Mapping):
         return None
