@@ -339,6 +339,22 @@ async def test_a_lane_goes_on_when_its_parked_row_is_discarded(engine, outbox, r
     assert [job_id async for job_id in _added_ids(queue)] == [second, third]
 
 
+async def test_a_row_is_discarded_in_the_queue_that_is_meant(engine, outbox, relay):
+    """Regression: an order's id is that of its charge and of its mail, and both rows were gone."""
+    with engine.begin() as connection:
+        for queue in ("payments", "mail"):
+            outbox.add(connection, queue, "n", job_id="order-17")
+        connection.execute(update(outbox.table).values(status="parked"))
+
+    with pytest.raises(InvalidOptionError, match="parked for the queues mail, payments"):
+        await relay.discard("order-17")
+    assert len(await relay.get_parked()) == 2
+    assert await relay.discard("order-17", queue="mail") == 1
+    assert [row.queue for row in await relay.get_parked()] == ["payments"]
+    assert await relay.discard("order-17") == 1
+    assert await relay.discard("order-17") == 0
+
+
 async def test_what_follows_a_row_that_is_parked_now_is_held_with_it(
     engine, outbox, relay, client, prefix
 ):

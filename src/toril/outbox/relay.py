@@ -692,9 +692,13 @@ class Relay:
         self._news.set()
         return count
 
-    async def discard(self, *job_ids: str) -> int:
-        """Delete parked rows with these ids, so that their lanes continue; returns how many."""
-        count: int = await self._database.run(storing.discard, self.table, list(job_ids))
+    async def discard(self, *job_ids: str, queue: str | None = None) -> int:
+        """Delete parked rows with these ids, so that their lanes continue; returns how many.
+
+        If rows of several queues have one of these ids, nothing is deleted without ``queue``.
+        """
+        ids = list(job_ids)
+        count: int = await self._database.run(storing.discard, self.table, ids, queue)
         self._news.set()
         return count
 
