@@ -24,6 +24,7 @@ from toril.outbox import Outbox, Relay, database, storing
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 from toril.protocol.keys import RESERVED_IDS
+from toril.sql import MYSQL
 
 
 def write(engine, outbox, count=1, **options):
@@ -1238,3 +1239,17 @@ async def _relays_on(relay, count):
     with contextlib.suppress(ServerUnavailableError):
         await relay.run_once()
     return (await relay.stats()).dispatched == count
+
+
+async def test_a_status_in_capitals_ends_no_relay(engine, outbox, relay, queue):
+    """Regression: MariaDB, which finds it, ended every relay with it; others do not find it."""
+    first, second = write(engine, outbox, 2)
+    set_row(engine, outbox, first, status="PENDING")
+
+    await relay.drain()
+    stats = await relay.stats()
+
+    assert await queue.get_state(second) == "waiting"
+    is_found = engine.dialect.name in MYSQL
+    assert await queue.get_state(first) == ("waiting" if is_found else None)
+    assert (stats.dispatched, stats.pending) == (2 if is_found else 1, 0)

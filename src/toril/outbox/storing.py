@@ -6,7 +6,7 @@ the relay dies.  SQLite has no row locks, so a claim there is a lease in the row
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -299,12 +299,15 @@ def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUS
     """How many rows have each of these statuses, and the age of the oldest pending one."""
     is_wanted = table.c.status.in_(statuses)
     query = select(table.c.status, func.count()).where(is_wanted).group_by(table.c.status)
-    counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
+    counts: Counter[str] = Counter()
+    for status, count in connection.execute(query):
+        counts[_word(status)] += count
     oldest = select(now_ms(connection.dialect) - func.min(table.c.created_at)).where(
         table.c.status == PENDING
     )
     lag_ms = connection.execute(oldest).scalar()
-    return OutboxStats(**counts, lag_ms=max(0, int(lag_ms or 0)))
+    known = {status: counts[status] for status in STATUSES}
+    return OutboxStats(**known, lag_ms=max(0, int(lag_ms or 0)))
 
 
 def _read_in_order(connection: Connection) -> None:
@@ -415,6 +418,11 @@ def _as_text(column: str, value: Any) -> Any:
 
     Data that are not UTF-8 must not pass for other data, and are refused later.
     """
-    if type(value) is not bytes:
-        return value
-    return value.decode("utf-8", "surrogateescape" if column == "data" else "replace")
+    if type(value) is bytes:
+        value = value.decode("utf-8", "surrogateescape" if column == "data" else "replace")
+    return _word(value) if column == "status" else value
+
+
+def _word(status: str) -> str:
+    """MySQL takes "PENDING" for "pending", and so must whoever reads what it found."""
+    return status.rstrip().lower()
