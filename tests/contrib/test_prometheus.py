@@ -117,8 +117,10 @@ async def test_lanes_are_counted(queue, registry, url, prefix):
     collector.close()
 
 
-def test_a_server_that_does_not_answer_is_told(registry):
-    collector = QueueCollector(["q"], connection="redis://127.0.0.1:1", registry=registry)
+@pytest.mark.parametrize("names", [["q"], []], ids=["a queue", "none"])
+def test_a_server_that_does_not_answer_is_told(registry, names):
+    """Regression: without the names of queues it was always said to answer."""
+    collector = QueueCollector(names, connection="redis://127.0.0.1:1", registry=registry)
     collector._connection._patience_s = 0
 
     assert generate_latest(registry).count(b"toril_up 0.0") == 1

@@ -120,6 +120,7 @@ class QueueCollector(Collector):
         yield from families
 
     def _read(self) -> list[Metric]:
+        self._connection.run(plain("PING", parse=bool))  # without queues nothing else would ask
         self._find_partitions()
         families = (self._jobs(), self._finished(), self._dead_letters())
         return [*families, *self._groups(), *self._lanes()]
