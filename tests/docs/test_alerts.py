@@ -219,10 +219,11 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_jobs_with_a_priority_wait_for_workers_too(tmp_path: Path):
-    """They are counted apart from the others, and so are all tasks of Django."""
+@pytest.mark.parametrize("state", ["prioritized", "delayed"])
+def test_whatever_waits_waits_for_workers(tmp_path: Path, state: str):
+    """All tasks of Django have a priority, and the next job of a schedule is delayed."""
     case = CASES["TorilNoWorkers"]
-    past = History("6m", {waiting("prioritized"): "3x10"})
+    past = History("6m", {waiting(state): "3x10"})
 
     done = verdict([history("TorilNoWorkers", past, [expected("TorilNoWorkers", case)])], tmp_path)
 
