@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,8 @@ from tests.forked import Forked
 from tests.helpers import wait_until_sync
 from tests.servers import Server
 from toril import App
-from toril.cli.loading import RunningApp, Wishes
+from toril.cli.loading import RunningApp, Wishes, services_of
+from toril.cli.server import Server as Place
 from toril.cli.worker import workers_of
 from toril.sync import Queue
 from toril.worker.health import trouble_of
@@ -135,6 +137,35 @@ def test_an_app_runs_on_all_its_queues_until_sigterm(
 
     assert process.wait(30) == 0
     assert "running jobs then have 8 s" in log()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ((None, None), ("redis://own", "own")),
+        (("redis://typed", None), ("redis://typed", "own")),
+        ((None, "typed"), ("redis://own", "typed")),
+        (("redis://typed", "typed"), ("redis://typed", "typed")),
+    ],
+)
+def test_an_app_looks_where_it_says_except_for_what_somebody_typed(
+    monkeypatch: pytest.MonkeyPatch,
+    typed: tuple[str | None, str | None],
+    found: tuple[str, str],
+):
+    """Regression: --url alone gave it another prefix, where its workers found nothing."""
+    monkeypatch.setenv("TORIL_URL", "redis://environment")
+    monkeypatch.setenv("TORIL_PREFIX", "environment")
+    app = App(connection="redis://own", prefix="own")
+    app.task(other)
+    monkeypatch.setitem(sys.modules, "a_shop", SimpleNamespace(app=app))
+
+    services_of(Place(*typed, as_json=False), "a_shop:app", Wishes())
+
+    assert (app.connection, app.prefix) == found
+
+
+def other() -> None: ...
 
 
 def test_a_factory_gives_what_is_to_run_and_queues_may_be_chosen(start: Start, queue: Queue):

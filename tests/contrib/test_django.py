@@ -38,7 +38,7 @@ from django.utils import timezone  # noqa: E402
 from tests.contrib.django_site import tasks  # noqa: E402
 from tests.servers import SAFE_ON_DISK  # noqa: E402
 from tests.sql.conftest import mariadb_server, postgres  # noqa: E402, F401
-from toril import GroupJob, NewJob  # noqa: E402
+from toril import DeadLetterOptions, GroupJob, NewJob  # noqa: E402
 from toril.contrib.django import TorilBackend  # noqa: E402
 from toril.contrib.django.names import (  # noqa: E402
     TaskResultDoesNotExist,
@@ -255,6 +255,18 @@ def test_a_task_past_its_time_limit_says_so(url, prefix):
 
     assert [one.exception_class.__name__ for one in result.errors] == ["HandlerTimeoutError"]
     assert result.attempts == 1
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_task_that_became_a_dead_letter_has_a_result_if_its_job_is_kept(url, prefix, keeps):
+    letters = DeadLetterOptions("letters", keep_source=keeps)
+    settings = configured(url, prefix, WORKER_OPTIONS={"dead_letter_queue": letters})
+    with override_settings(TASKS=settings), working(task_backends["default"]):
+        if keeps:
+            assert finished(tasks.explode.enqueue()).status == TaskResultStatus.FAILED
+        else:
+            with pytest.raises(TaskResultDoesNotExist):
+                finished(tasks.explode.enqueue())
 
 
 def test_attempts_that_left_no_word_are_counted(backend, url, prefix):

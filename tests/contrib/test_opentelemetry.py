@@ -92,6 +92,29 @@ async def test_a_failed_attempt_is_an_error_and_a_delay_is_not(queue, spans, pro
     assert [span.attributes["toril.job.attempt"] for span in (put_off, failed)] == [1, 2]
 
 
+async def test_an_error_that_cannot_say_what_it_is_stays_the_error_of_its_job(
+    queue, spans, provider, url, prefix
+):
+    """Regression: that of its message took its place, and the job was retried."""
+
+    class MuteError(UnrecoverableError):
+        def __str__(self):
+            raise AttributeError("no words")
+
+    async def handler(job):
+        raise MuteError
+
+    job = await queue.add("x", attempts=3)
+    middleware = [trace_jobs(tracer_provider=provider)]
+    async with Worker("q", handler, connection=url, prefix=prefix, middleware=middleware):
+        await queue.wait_until_empty(60_000)
+
+    failed = await queue.get_job(job.id)
+    assert (failed.attempts_made, failed.failed_reason) == (1, "its message cannot be shown")
+    [span] = named(spans, "process q")
+    assert span.status.status_code is StatusCode.ERROR
+
+
 async def test_an_add_inside_a_handler_goes_on_with_the_trace(queue, spans, provider, url, prefix):
     traced = TracedQueue(queue, tracer_provider=provider)
 
@@ -174,7 +197,7 @@ def test_the_blocking_client_is_traced_too(spans, provider, url, prefix):
 
 
 UNREADABLE = (
-    *(None, "", "no json", "[1]", "{}", "[" * 100_000),
+    *(None, "", "no json", "[1]", "{}", "[" * 100_000, "\ud83d"),
     *('{"traceparent":5}', '{"baggage":5}', '{"traceparent":{"a":1}}'),
 )
 

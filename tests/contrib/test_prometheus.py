@@ -117,8 +117,10 @@ async def test_lanes_are_counted(queue, registry, url, prefix):
     collector.close()
 
 
-def test_a_server_that_does_not_answer_is_told(registry):
-    collector = QueueCollector(["q"], connection="redis://127.0.0.1:1", registry=registry)
+@pytest.mark.parametrize("names", [["q"], []], ids=["a queue", "none"])
+def test_a_server_that_does_not_answer_is_told(registry, names):
+    """Regression: without the names of queues it was always said to answer."""
+    collector = QueueCollector(names, connection="redis://127.0.0.1:1", registry=registry)
     collector._connection._patience_s = 0
 
     assert generate_latest(registry).count(b"toril_up 0.0") == 1
@@ -150,6 +152,23 @@ async def test_a_worker_tells_how_long_jobs_wait_and_run(queue, registry, url, p
     # Only the first start of a job ends its wait.
     assert value("toril_job_wait_seconds_count", name="bad") == 1
     assert value("toril_job_wait_seconds_sum", name="good") < 60
+
+
+async def test_what_alerts_look_at_is_zero_before_its_first_event(queue, registry, url, prefix):
+    """Regression: a dead worker's twenty jobs began the series at 20, and nothing increased."""
+
+    def value(metric, /, **labels):
+        return registry.get_sample_value(metric, {"queue": "q", **labels})
+
+    worker = Worker("q", handler, connection=url, prefix=prefix, dead_letter_queue="q-dlq")
+    WorkerMetrics(worker, registry=registry)
+
+    assert value("toril_stalled_jobs_total") == 0
+    assert value("toril_lost_jobs_total") == 0
+    await queue.add("good")
+    async with worker:
+        await wait_until(lambda: value("toril_attempts_total", name="good", outcome="completed"))
+    assert value("toril_dead_lettered_jobs_total", name="good") == 0
 
 
 async def test_a_delay_is_no_wait(queue, registry, url, prefix):
@@ -230,4 +249,28 @@ def test_a_queue_with_partitions_is_one_row(url, prefix):
 
     assert 'toril_jobs{queue="mail",state="waiting"} 14.0' in text
     assert 'toril_lane_jobs{queue="mail",state="waiting"} 4.0' in text
+    collector.close()
+
+
+def test_the_partitions_of_a_queue_are_found_on_the_server(url, prefix):
+    """Regression: whoever was not told of them read the plain queue of that name."""
+    registry = CollectorRegistry()
+    collector = QueueCollector(
+        ["mail"],
+        connection=url,
+        prefix=prefix,
+        registry=registry,
+        dead_letter_queues=["{mail}-dlq"],
+    )
+    assert b'state="waiting"} 0.0' in generate_latest(registry)
+    with Queue("mail", connection=url, prefix=prefix, partitions=4) as queue:
+        queue.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(10)])
+    with Queue("{mail}-dlq", connection=url, prefix=prefix, partitions=4) as letters:
+        letters.add_bulk([NewJob("x", job_id=f"j-{n}") for n in range(10)])
+
+    text = generate_latest(registry).decode()
+
+    assert 'toril_jobs{queue="mail",state="waiting"} 10.0' in text
+    assert 'toril_dead_letters{queue="{mail}-dlq"} 10.0' in text
+    assert "toril_up 1.0" in text
     collector.close()

@@ -143,6 +143,18 @@ CASES = {
         History("1m", {'toril_outbox_parked_rows{outbox="outbox"}': "1x5"}),
         History("1m", {'toril_outbox_parked_rows{outbox="outbox"}': "0x5"}),
     ),
+    "TorilNoRelay": Case(
+        {"outbox": "outbox"},
+        "No relay reports for outbox; committed jobs wait there",
+        History("15m", {'toril_outbox_pending_rows{outbox="outbox",pod="a"}': "0 0 _x20"}),
+        History(
+            "15m",
+            {
+                'toril_outbox_pending_rows{outbox="outbox",pod="a"}': "0 0 _x20",
+                'toril_outbox_pending_rows{outbox="outbox",pod="b"}': "_ _ 0x20",
+            },
+        ),
+    ),
 }
 
 
@@ -201,6 +213,35 @@ def test_every_alert_fires_when_it_should_and_only_then(tmp_path: Path):
         for name, case in CASES.items()
         for past, alerts in ((case.fires, [expected(name, case)]), (case.silent, []))
     ]
+
+    done = verdict(tests, tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("state", ["prioritized", "delayed"])
+def test_whatever_waits_waits_for_workers(tmp_path: Path, state: str):
+    """All tasks of Django have a priority, and the next job of a schedule is delayed."""
+    case = CASES["TorilNoWorkers"]
+    past = History("6m", {waiting(state): "3x10"})
+
+    done = verdict([history("TorilNoWorkers", past, [expected("TorilNoWorkers", case)])], tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_letter_with_which_a_series_begins_is_told(tmp_path: Path):
+    """Prometheus sees no increase in it: a worker that knows no other letter of the name."""
+    case = CASES["TorilDeadLetters"]
+    series = 'toril_dead_lettered_jobs_total{queue="mail",name="charge"}'
+    tests = [
+        history("TorilDeadLetters", History("12m", {series: values}), alerts)
+        for values, alerts in (
+            ("_x10 1x30", [expected("TorilDeadLetters", case)]),
+            ("_x10 0x30", []),
+        )
+    ]
+    tests.append(history("TorilDeadLetters", History("35m", {series: "_x10 1x30"}), []))
 
     done = verdict(tests, tmp_path)
 

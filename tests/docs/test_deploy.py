@@ -251,7 +251,9 @@ def metrics(server: Server) -> set[str]:
     queues = QueueCollector(
         ["any"], connection=server.url, dead_letter_queues=["any-dlq"], registry=CollectorRegistry()
     )
-    relay = SimpleNamespace(metrics=RelayMetrics(), table=SimpleNamespace(name="outbox"))
+    relay = SimpleNamespace(
+        metrics=RelayMetrics(), table=SimpleNamespace(name="outbox"), is_running=False
+    )
     relays = RelayCollector(relay, registry=None)  # type: ignore[arg-type]
     for collector in (workers, queues, relays):
         names |= {sample.name for family in collector.collect() for sample in family.samples}

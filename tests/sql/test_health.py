@@ -75,3 +75,62 @@ async def test_prometheus_learns_of_the_lag_and_of_what_is_parked(tmp_path, url,
     assert generate_latest(registry) == b""
     await relay.close()
     engine.dispose()
+
+
+async def test_a_relay_that_has_not_seen_its_outbox_says_nothing_of_it(tmp_path, url, prefix):
+    """Regression: it said that nothing waits."""
+    engine, outbox, relay = make(tmp_path, connection=url, prefix=prefix)
+    outbox.table.drop(engine)
+    registry = CollectorRegistry()
+    RelayCollector(relay, registry=registry)
+    running = asyncio.create_task(relay.run())
+    await wait_until(lambda: "no such table" in (trouble_of(relay) or ""))
+
+    told = generate_latest(registry)
+    assert b"toril_relay_errors_total" in told
+    assert b"toril_outbox_lag_seconds" not in told
+
+    await relay.close(timeout=60_000)
+    await running
+    engine.dispose()
+
+
+async def test_the_lag_is_told_while_a_server_is_away(tmp_path, start_server, prefix, monkeypatch):
+    """Regression: it was measured after a batch had been sent, so never while none could be."""
+    monkeypatch.setattr("toril.outbox.relay._STATS_EVERY_S", 0.02)
+    monkeypatch.setattr("toril.outbox.relay._SHORTEST_PAUSE_S", 0.02)
+    monkeypatch.setattr("toril.outbox.relay._LONGEST_PAUSE_S", 0.1)
+    server = start_server(tcp=True)
+    engine, outbox, relay = make(tmp_path, connection=server.url, prefix=prefix, poll_interval=20)
+    relay._connection._patience_s = 0.05
+    registry = CollectorRegistry()
+    RelayCollector(relay, registry=registry)
+
+    def lag_s():
+        return registry.get_sample_value("toril_outbox_lag_seconds", {"outbox": "toril_outbox"})
+
+    running = asyncio.create_task(relay.run())
+    await wait_until(lambda: trouble_of(relay) is None)
+    server.stop()
+    with engine.begin() as connection:
+        outbox.add(connection, "payments", "charge")
+    errors = relay.metrics.errors
+    await wait_until(lambda: relay.metrics.errors > errors + 1)  # it has met the row
+    with engine.begin() as connection:
+        older = outbox.table.c.created_at - 90_000
+        connection.execute(update(outbox.table).values(created_at=older))
+
+    await wait_until(lambda: lag_s() >= 90)
+    assert relay.metrics.depth == 1
+    outbox.table.drop(engine)
+    await wait_until(lambda: "no such table" in (trouble_of(relay) or ""))
+    relay.metrics.measured_at -= 200
+    assert lag_s() >= 200
+
+    outbox.table.create(engine)
+    server.start()
+    await wait_until(lambda: trouble_of(relay) is None)
+    await wait_until(lambda: lag_s() == relay.metrics.depth == 0)
+    await relay.close(timeout=60_000)
+    await running
+    engine.dispose()

@@ -520,6 +520,24 @@ async def test_old_records_are_pruned_and_kept_ones_are_not(engine, tables):
     assert count(engine, records) == 1, "a handler prunes by itself now and then"
 
 
+async def test_pruning_keeps_up_with_those_who_write(engine, tables, monkeypatch):
+    """Regression: a thousand an hour at most, and the table grew without end."""
+    monkeypatch.setattr("toril.idempotency.sql_store._PRUNE_ON_S", 0.0)
+    records, _ = tables
+    store = SqlStore(engine, table=records)
+    handler = idempotent(store)(lambda job, session: None)
+    old = {"scope": "s", "job_id": "1", "created_at": 0, "expires_at": 1, "result": "null"}
+    with engine.begin() as connection:
+        connection.execute(insert(records), [{**old, "key": f"k{n}"} for n in range(2500)])
+
+    store._next_prune = 0
+    for n in range(4):
+        handler(FakeJob(f"new-{n}"))
+
+    assert count(engine, records) == 4
+    assert store._next_prune > time.monotonic() + 60
+
+
 # ---------------------------------------------------------------------- Redis
 
 

@@ -24,6 +24,7 @@ from toril.outbox import Outbox, Relay, database, storing
 from toril.outbox.storing import Claim, claim_pending
 from toril.outbox.table import check_table, now_ms
 from toril.protocol.keys import RESERVED_IDS
+from toril.sql import MYSQL
 
 
 def write(engine, outbox, count=1, **options):
@@ -337,6 +338,22 @@ async def test_a_lane_goes_on_when_its_parked_row_is_discarded(engine, outbox, r
     await relay.drain()
 
     assert [job_id async for job_id in _added_ids(queue)] == [second, third]
+
+
+async def test_a_row_is_discarded_in_the_queue_that_is_meant(engine, outbox, relay):
+    """Regression: an order's id is that of its charge and of its mail, and both rows were gone."""
+    with engine.begin() as connection:
+        for queue in ("payments", "mail"):
+            outbox.add(connection, queue, "n", job_id="order-17")
+        connection.execute(update(outbox.table).values(status="parked"))
+
+    with pytest.raises(InvalidOptionError, match="parked for the queues mail, payments"):
+        await relay.discard("order-17")
+    assert len(await relay.get_parked()) == 2
+    assert await relay.discard("order-17", queue="mail") == 1
+    assert [row.queue for row in await relay.get_parked()] == ["payments"]
+    assert await relay.discard("order-17") == 1
+    assert await relay.discard("order-17") == 0
 
 
 async def test_what_follows_a_row_that_is_parked_now_is_held_with_it(
@@ -1222,3 +1239,17 @@ async def _relays_on(relay, count):
     with contextlib.suppress(ServerUnavailableError):
         await relay.run_once()
     return (await relay.stats()).dispatched == count
+
+
+async def test_a_status_in_capitals_ends_no_relay(engine, outbox, relay, queue):
+    """Regression: MariaDB, which finds it, ended every relay with it; others do not find it."""
+    first, second = write(engine, outbox, 2)
+    set_row(engine, outbox, first, status="PENDING")
+
+    await relay.drain()
+    stats = await relay.stats()
+
+    assert await queue.get_state(second) == "waiting"
+    is_found = engine.dialect.name in MYSQL
+    assert await queue.get_state(first) == ("waiting" if is_found else None)
+    assert (stats.dispatched, stats.pending) == (2 if is_found else 1, 0)

@@ -44,3 +44,14 @@ async def where_async(ctx: Context) -> list[int]:
 @app.task(attempts=3, give_up_on=KeyError)
 def broken() -> None:
     raise KeyError("gone")
+
+
+@app.task
+def passes_on() -> str:
+    """The id of a job that it enqueues."""
+    return where.sync.enqueue().id
+
+
+@app.task
+async def passes_on_async() -> str:
+    return (await where.enqueue()).id

@@ -16,7 +16,7 @@ import pytest
 from tests.helpers import wait_until
 from tests.tasks.test_tasks import Running, app, run
 from toril import App, ArgumentsError, InvalidInputError, JobFailedError, TaskMiddleware
-from toril.errors import JobRemovedError, PayloadTooLargeError, ResultError
+from toril.errors import JobRemovedError, LaneFullError, PayloadTooLargeError, ResultError
 
 __all__ = ["app", "run"]
 
@@ -420,3 +420,19 @@ async def test_of_many_calls_with_a_bad_one_none_is_added(bad: str, app: App):
 
     for queue in ("a", "b"):
         assert await app.queue(queue).get_waiting_count() == 0
+
+
+async def test_a_full_lane_keeps_no_other_of_many_calls_away(app: App):
+    """Regression: those for queues behind it were not added, and the docs said that none is."""
+
+    @app.task(queue="a", lane="l", max_lane_size=1)
+    async def first(text: str) -> None: ...
+
+    @app.task(queue="b")
+    async def second(text: str) -> None: ...
+
+    with pytest.raises(LaneFullError):
+        await app.enqueue_many([first.call("x"), first.call("y"), second.call("x")])
+
+    assert await app.queue("a").get_waiting_count() == 1
+    assert await app.queue("b").get_waiting_count() == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -397,6 +400,47 @@ async def test_a_result_is_a_whole_argument_or_refused(app: App):
 
     assert sorted(whole.references) == ["note", "other"]
     assert await app.queue("default").get_waiting() == []
+
+
+async def test_only_a_group_takes_a_call_that_uses_the_result_of_another(
+    app: App, url: str, prefix: str
+):
+    """Regression: others added its job without that argument, and it ran with the default."""
+
+    @app.task
+    async def reserve(order: int) -> str:
+        return "shelf 7"
+
+    @app.task
+    async def ship(order: int, shelf: str = "any") -> None: ...
+
+    call = ship.call(1, shelf=app.group("order").add(reserve.call(1)).result)
+    queue = app.queue("default")
+    parent = FlowJob("pack", queue_name="default", children=[call])
+
+    async def eagerly() -> None:
+        with app.eager():
+            await app.enqueue(call)
+
+    async with FlowProducer(connection=url, prefix=prefix) as flow:
+        for refused in (
+            app.enqueue_many([call]),
+            asyncio.to_thread(app.enqueue_blocking, call),
+            eagerly(),
+            queue.add_bulk([call]),
+            queue.upsert_job_scheduler("s", every=3_600_000, template=call),
+            flow.add(parent),
+        ):
+            with pytest.raises(InvalidInputError, match=r"only a group|Reference"):
+                await refused
+    with (
+        closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(InvalidInputError, match="Reference"),
+    ):
+        Outbox().add(connection, call)
+
+    assert await queue.get_waiting() == []
+    assert await queue.get_job_schedulers() == []
 
 
 @pytest.mark.parametrize("way", ["flow", "outbox"])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from toril import (
     cron,
     every,
 )
+from toril.errors import SchedulerConflictError
 from toril.sync import Queue as BlockingQueue
 
 
@@ -431,6 +433,49 @@ async def test_a_scheduler_whose_data_cannot_be_read_keeps_no_schedule_away(
     found = await queue.get_job_scheduler("theirs")
     assert found is not None
     assert found.data == "no json \ufffd"
+
+
+async def test_a_schedule_that_is_refused_keeps_no_other_away(app: App):
+    """Regression: those behind it were not declared, by any worker at any start."""
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+
+    @app.task(schedule=every(minutes=5, end=past))
+    async def over() -> None: ...
+
+    @app.task(schedule=every(days=1))
+    async def taken() -> None: ...
+
+    @app.task(schedule=every(hours=1))
+    async def wanted() -> None: ...
+
+    refused = SchedulerConflictError("the jobs of its next times exist")
+    store = app._store
+
+    async def refuse(schedule: Any, task: Any, stored: Any) -> None:
+        if task.name == "taken":
+            raise refused
+        await store(schedule, task, stored)
+
+    app._store = refuse  # type: ignore[method-assign]
+    with pytest.raises(SchedulerConflictError) as found:
+        await app.declare_schedules()
+
+    assert found.value is refused
+    stored = await app.queue("default").get_job_schedulers()
+    assert [one.id for one in stored] == ["task.wanted"]
+
+
+async def test_a_schedule_whose_end_moved_into_the_past_is_no_secret(app: App):
+    """The server goes on with the one that it has."""
+
+    @app.task(schedule=every(minutes=5))
+    async def often() -> None: ...
+
+    await app.declare_schedules()
+    often.schedule = every(minutes=5, end=datetime(2020, 1, 1, tzinfo=UTC))
+
+    with pytest.raises(InvalidInputError, match="is in the past"):
+        await app.declare_schedules()
 
 
 async def test_a_task_with_a_schedule_must_need_no_arguments(app: App):

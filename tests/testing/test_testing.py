@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +16,14 @@ from toril import (
     ArgumentsError,
     Backoff,
     Context,
+    InvalidInputError,
     JobFailedError,
     JobNotInStateError,
+    PayloadError,
     every,
 )
-from toril.errors import NoHandlerError
-from toril.testing import make_context, running
+from toril.errors import NoHandlerError, PayloadTooLargeError
+from toril.testing import make_context, running, server_url
 
 app = App()
 """At the top of a module, as users write it; each test borrows it."""
@@ -116,6 +120,34 @@ class TestEager:
             handle = await charge.enqueue(-1)
         with pytest.raises(JobFailedError, match="ValueError: a negative order"):
             await handle.result()
+
+    async def test_what_a_queue_would_refuse_is_refused(self):
+        with app.eager():
+            with pytest.raises(InvalidInputError, match="job id"):
+                await mail.using(job_id="17").enqueue("a")
+            with pytest.raises(PayloadTooLargeError):
+                await mail.using(size_limit=10).enqueue("a" * 10)
+
+    async def test_a_job_is_called_what_it_was_called(self):
+        with app.eager():
+            handle = await charge.using(job_id="charge-1", idempotency_key="order-1").enqueue(1)
+
+        assert (handle.id, handle.context.id) == ("charge-1", "charge-1")
+        assert handle.context.idempotency_key == "order-1"
+
+    async def test_a_result_comes_back_as_from_a_server(self):
+        """Regression: what only the same process can return passed, and failed in production."""
+        other = App()
+        results: list[Any] = [(1, {2: "two"}), object()]
+
+        @other.task
+        def give():  # type: ignore[no-untyped-def]
+            return results.pop(0)
+
+        with other.eager():
+            assert await (await give.enqueue()).result() == [1, {"2": "two"}]
+            with pytest.raises(PayloadError, match="object"):
+                await give.enqueue()
 
     async def test_arguments_are_checked_as_ever(self):
         with app.eager(), pytest.raises(ArgumentsError):
@@ -418,3 +450,20 @@ class TestRig:
             await mail.enqueue("left over")
         async with running(app) as rig:
             assert await rig.drain() == []
+
+    @pytest.mark.parametrize("name", ["passes_on", "passes_on_async"])
+    async def test_in_processes_tasks_enqueue_where_the_app_is(
+        self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Regression: they imported the app anew, and enqueued where its module says."""
+        url = server_url()
+        monkeypatch.setenv("TORIL_TEST_JOURNAL", str(tmp_path / "journal"))
+        monkeypatch.setenv("TORIL_TEST_URL", "redis://127.0.0.1:1")
+        monkeypatch.setenv("TORIL_TEST_PREFIX", "elsewhere")
+        programs = importlib.reload(importlib.import_module("tests.tasks.programs"))
+
+        async with running(programs.app, url=url) as rig:
+            await getattr(programs, name).enqueue()
+            ran = {job.name: job for job in await rig.drain()}
+
+        assert ran[name].result == ran["where"].id

@@ -211,8 +211,7 @@ def services_of(server: Server, target: str, wishes: Wishes) -> list[Any]:
     if _is_factory(found):
         found = found()
     if isinstance(found, App):
-        if server.is_explicit:
-            found.connection, found.prefix = server.url or found.connection, server.prefix
+        server.move(found)
         return [RunningApp(found, wishes)]
     found = getattr(found, "consumers", found)
     if is_service(found):

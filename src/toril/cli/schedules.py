@@ -86,8 +86,7 @@ def _ask(
     app = load(target)
     if not isinstance(app, App):
         raise click.UsageError(f"{target!r} is not an App: {app!r}")
-    if server.is_explicit:
-        app.connection, app.prefix = server.url or app.connection, server.prefix
+    server.move(app)
 
     async def ask() -> list[Declared]:
         async with app:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from toril.protocol.partitioning import Row
     from toril.sync.connection import Connection
     from toril.sync.queue import Queue
+    from toril.tasks.app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,10 +35,16 @@ class Server:
     def __init__(self, url: str | None, prefix: str | None, as_json: bool) -> None:
         self.is_explicit = url is not None or prefix is not None
         """Did somebody type where the jobs are? The environment may speak of another program."""
+        self._typed = url, prefix
         self.url = url or os.environ.get("TORIL_URL")
         self.prefix = prefix or os.environ.get("TORIL_PREFIX") or "bull"
         self.as_json = as_json
         self._connection: Connection | None = None
+
+    def move(self, app: App) -> None:
+        """Let an app look where somebody typed that the jobs are; what nobody typed is its own."""
+        url, prefix = self._typed
+        app.connection, app.prefix = url or app.connection, prefix or app.prefix
 
     @property
     def connection(self) -> Connection:

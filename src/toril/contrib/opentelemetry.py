@@ -7,7 +7,7 @@ keeps it, so a trace continues from Node to Python and back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
@@ -21,6 +21,7 @@ from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
 from toril.errors import Signal, UnrecoverableError
 from toril.options import FlowJob, JobOptions, NewJob
+from toril.protocol import codec
 from toril.protocol.flows import FlowNode
 from toril.protocol.groups import GroupNode
 from toril.protocol.job import Job
@@ -229,7 +230,7 @@ def context_of(telemetry: str | None) -> Context | None:
         return None
     try:
         headers = msgspec.json.decode(telemetry)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
         return None
     if not isinstance(headers, Mapping):
         return None
@@ -264,8 +265,9 @@ def _record(span: Span, error: BaseException) -> None:
     if isinstance(error, Signal) and not isinstance(error, UnrecoverableError):
         span.set_attribute("toril.job.put_back", type(error).__name__)
         return
-    span.record_exception(error)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+    with suppress(Exception):  # it asks the error for its message, which may raise
+        span.record_exception(error)
+    span.set_status(Status(StatusCode.ERROR, codec.words_of(error)))
 
 
 def _carrying(jobs: Iterable[NewJob]) -> list[NewJob]:

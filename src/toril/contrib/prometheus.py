@@ -18,11 +18,15 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from toril.errors import Signal, TorilError
+from toril.client.agreeing import check_told
+from toril.errors import InvalidInputError, Signal, TorilError
+from toril.logs import get_logger
 from toril.options import whole
+from toril.protocol import partitioning
 from toril.protocol.command import Command, plain
 from toril.protocol.groups import GroupState, Stuck, count_stuck
 from toril.protocol.job import StoredJob
+from toril.protocol.keys import Keys, hash_tag
 from toril.protocol.measuring import KINDS
 from toril.protocol.placing import told_of
 from toril.sync.connection import Connection, Target
@@ -32,17 +36,21 @@ from toril.worker.worker import Worker
 if TYPE_CHECKING:
     from toril.outbox import Relay
 
+logger = get_logger("toril.prometheus")
+
 OTHER = "other"
 MOST_GROUPS = 1000
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+_BLIND_AFTER_S = 60.0
+"""A relay that waits for a server looks into its outbox twice as often."""
 
 
 class QueueCollector(Collector):
     """What some queues hold, read from the server at every scrape.
 
     ``dead_letter_queues`` are those whose waiting jobs are dead letters.  If the server does not
-    answer, the scrape has only ``toril_up`` 0.  ``partitions`` names
-    the queues that have any, and how many.
+    answer, the scrape has only ``toril_up`` 0.  The number of partitions of a queue is read from
+    the server; ``partitions`` gives it for queues that nobody has opened yet.
     """
 
     def __init__(
@@ -59,15 +67,31 @@ class QueueCollector(Collector):
             connection if isinstance(connection, Connection) else Connection(connection)
         )
         self._owns_connection = not isinstance(connection, Connection)
-        self._queues = [self._open(name, prefix, partitions or {}) for name in queue_names]
-        self._letters = [self._open(name, prefix, partitions or {}) for name in dead_letter_queues]
+        self._prefix, self._told = prefix, check_told(partitions, prefix)
+        self._names, self._letter_names = list(queue_names), list(dead_letter_queues)
+        for name in (*self._names, *self._letter_names):
+            Keys(prefix, name)  # refuses what cannot be a queue
+        self._queues: list[Queue] = []
+        self._letters: list[Queue] = []
         self._registry = registry
         if registry is not None:
             registry.register(self)
 
-    def _open(self, name: str, prefix: str, partitions: Mapping[str, int]) -> Queue:
-        count = told_of(name, partitions)
-        return Queue(name, connection=self._connection, prefix=prefix, partitions=count)
+    def _open(self, name: str, count: int) -> Queue:
+        return Queue(name, connection=self._connection, prefix=self._prefix, partitions=count)
+
+    def _find_partitions(self) -> None:
+        """Open the queues as they are now: they may have grown."""
+        names = dict.fromkeys((*self._names, *self._letter_names))
+        for tag in filter(None, map(hash_tag, list(names))):
+            if tag == tag.strip():  # else it is no name
+                names[tag] = None
+        reads = [partitioning.read(Keys(self._prefix, name)) for name in names]
+        found = dict(zip(names, self._connection.run_all(reads), strict=True))
+        counts = {name: numbers.now for name, numbers in found.items() if numbers.now}
+        known = {**self._told, **counts}
+        self._queues = [self._open(name, told_of(name, known)) for name in self._names]
+        self._letters = [self._open(name, told_of(name, known)) for name in self._letter_names]
 
     def close(self) -> None:
         """Leave the registry and close the connection."""
@@ -84,7 +108,10 @@ class QueueCollector(Collector):
         up = GaugeMetricFamily("toril_up", "Whether the server answered this scrape")
         try:
             families = self._read()
-        except TorilError:
+        except InvalidInputError:
+            raise  # a mistake in the settings, whatever the server says
+        except TorilError as error:
+            logger.warning("a scrape got no answer: %s", error)
             up.add_metric([], 0)
             yield up
             return
@@ -93,6 +120,8 @@ class QueueCollector(Collector):
         yield from families
 
     def _read(self) -> list[Metric]:
+        self._connection.run(plain("PING", parse=bool))  # without queues nothing else would ask
+        self._find_partitions()
         families = (self._jobs(), self._finished(), self._dead_letters())
         return [*families, *self._groups(), *self._lanes()]
 
@@ -197,14 +226,25 @@ class RelayCollector(Collector):
         )
         errors.add_metric([name], metrics.errors)
         yield errors
+        if self._relay.is_running and metrics.measured_at is None:
+            return  # it has not seen its outbox yet: nobody knows
         for gauge, text, value in (
             ("toril_outbox_pending_rows", "Rows that wait for a relay", metrics.depth),
             ("toril_outbox_parked_rows", "Rows that no relay could send", metrics.parked_now),
-            ("toril_outbox_lag_seconds", "The age of the oldest row", metrics.lag_ms / 1000),
+            ("toril_outbox_lag_seconds", "The age of the oldest row", self._lag_s()),
         ):
             family = GaugeMetricFamily(gauge, text, labels=["outbox"])
             family.add_metric([name], value)
             yield family
+
+    def _lag_s(self) -> float:
+        metrics = self._relay.metrics
+        lag_s = metrics.lag_ms / 1000
+        if not self._relay.is_running or metrics.measured_at is None:
+            return lag_s
+        # A row may have come right after the last look.
+        unseen_s = time.monotonic() - metrics.measured_at
+        return max(lag_s, unseen_s) if unseen_s > _BLIND_AFTER_S else lag_s
 
 
 _OUTCOMES = (
@@ -236,6 +276,9 @@ class WorkerMetrics:
         self._started: dict[str, float] = {}
         self._meters = _Meters.of(registry, tuple(buckets_s))
         self._meters.watch(worker)
+        # At zero: Prometheus sees no increase in a series that begins with its first event.
+        for meter in (self._meters.stalled, self._meters.lost):
+            meter.labels(self._queue)
         for event, callback in (
             ("active", self._on_active),
             ("completed", self._on_completed),
@@ -249,9 +292,9 @@ class WorkerMetrics:
 
     def _on_active(self, job: StoredJob) -> None:
         self._started[job.id] = time.monotonic()
+        label = self._label(job.name)
         if job.attempts_started == 1:
             waited_ms = (job.processed_on or 0) - job.first_due_at
-            label = self._label(job.name)
             self._meters.wait.labels(self._queue, label).observe(max(0, waited_ms) / 1000)
 
     def _on_completed(self, job: StoredJob, value: Any) -> None:
@@ -284,6 +327,7 @@ class WorkerMetrics:
         if len(self._names) >= self._most_names:
             return OTHER
         self._names.add(name)
+        self._meters.dead_lettered.labels(self._queue, name)  # at zero, as above
         return name
 
 

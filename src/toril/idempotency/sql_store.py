@@ -25,6 +25,8 @@ from toril.sql import MOST_TRIES, is_passing
 logger = get_logger("toril.idempotency")
 
 _PRUNE_EVERY_S = 3600.0
+_PRUNE_ON_S = 1.0
+"""While more records have expired than one prune deletes."""
 _ROWS_PER_PRUNE = 1000
 
 Sessions = Engine | AsyncEngine | sessionmaker[Session] | async_sessionmaker[AsyncSession]
@@ -35,7 +37,8 @@ class SqlStore:
     """Runs a handler in a transaction that begins with the record of its key.
 
     ``engine`` is an engine or a sessionmaker; ``async def`` handlers need an async one.  Records
-    are kept for ``ttl`` and deleted afterwards, a thousand at a time, about once an hour.
+    are kept for ``ttl`` and deleted afterwards: about once an hour a thousand, and the next ones a
+    second later, after another job, while there are more.
 
     If the record cannot be written because of other transactions, or because the connection has
     died since it was last used, nothing has been done yet and the transaction is restarted: this
@@ -133,18 +136,16 @@ class SqlStore:
 
     def _prune_in(self, session: Session) -> int:
         table = self.table
-        query = (
-            select(table.c.scope, table.c.key)
-            .where(table.c.expires_at < time.time_ns() // 1_000_000)
-            .limit(_ROWS_PER_PRUNE)
-        )
+        is_old = table.c.expires_at < time.time_ns() // 1_000_000
+        query = select(table.c.scope, table.c.key).where(is_old).limit(_ROWS_PER_PRUNE)
         old = [{"old_scope": row[0], "old_key": row[1]} for row in session.execute(query)]
         if old:
             # One by one: MariaDB reads, and locks, the whole table for a list of pairs.
+            # Only if it is still old: another process may have deleted it, and a job done it anew.
             is_it = (table.c.scope == bindparam("old_scope")) & (
                 table.c.key == bindparam("old_key")
             )
-            session.connection().execute(delete(table).where(is_it), old)
+            session.connection().execute(delete(table).where(is_it, is_old), old)
         return len(old)
 
     def _should_prune(self) -> bool:
@@ -153,15 +154,19 @@ class SqlStore:
         self._next_prune = time.monotonic() + _PRUNE_EVERY_S
         return True
 
+    def _note_pruned(self, count: int) -> None:
+        if count >= _ROWS_PER_PRUNE:
+            self._next_prune = time.monotonic() + _PRUNE_ON_S
+
     async def _prune_quietly(self) -> None:
         try:
-            await self.prune()
+            self._note_pruned(await self.prune())
         except SQLAlchemyError as error:
             logger.warning("old idempotency records could not be deleted: %s", error)
 
     def _prune_blocking_quietly(self) -> None:
         try:
-            self._prune_blocking()
+            self._note_pruned(self._prune_blocking())
         except SQLAlchemyError as error:
             logger.warning("old idempotency records could not be deleted: %s", error)
 

@@ -91,6 +91,8 @@ class RelayMetrics(msgspec.Struct):
     lag_ms: int = 0
     parked_now: int = 0
     """How many rows are parked, by any relay; ``parked`` counts those that this relay parked."""
+    measured_at: float | None = None
+    """When it last looked how far the outbox is, by ``time.monotonic()``."""
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -285,6 +287,7 @@ class Relay:
                 self._error = error
                 pause_s = min(2 * pause_s or _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S)
                 logger.warning("%r will try again in %.1f s: %s", self, pause_s, error)
+                await self._measure_in_trouble(error)
                 await self._rest(pause_s * random.uniform(0.5, 1), is_deaf=True)
                 continue
             if count < self._batch_size:
@@ -657,14 +660,24 @@ class Relay:
         return stats
 
     async def _measure(self) -> None:
-        """Count what is still to do: counting everything ever dispatched would be slow.
-
-        Also check that the server is there: a relay without rows would not notice otherwise.
-        """
-        self._note(await self._database.run(storing.stats, self.table, (PENDING, PARKED)))
+        """Look how far it is, and whether the server is there: a relay without rows would not
+        notice otherwise."""
+        await self._count_rows()
         await self._connection.run(plain("PING", parse=bool))
 
+    async def _measure_in_trouble(self, error: Exception) -> None:
+        """Count the rows that wait for a server: whoever watches the lag has to see them."""
+        looked_at = self.metrics.measured_at or 0.0
+        if isinstance(error, ServerError) and time.monotonic() - looked_at >= _STATS_EVERY_S:
+            with contextlib.suppress(SQLAlchemyError, OSError):
+                await self._count_rows()
+
+    async def _count_rows(self) -> None:
+        """Count what is still to do: counting everything ever dispatched would be slow."""
+        self._note(await self._database.run(storing.stats, self.table, (PENDING, PARKED)))
+
     def _note(self, stats: OutboxStats) -> None:
+        self.metrics.measured_at = time.monotonic()
         self.metrics.depth, self.metrics.lag_ms = stats.pending, stats.lag_ms
         self.metrics.parked_now = stats.parked
 
@@ -679,9 +692,13 @@ class Relay:
         self._news.set()
         return count
 
-    async def discard(self, *job_ids: str) -> int:
-        """Delete parked rows with these ids, so that their lanes continue; returns how many."""
-        count: int = await self._database.run(storing.discard, self.table, list(job_ids))
+    async def discard(self, *job_ids: str, queue: str | None = None) -> int:
+        """Delete parked rows with these ids, so that their lanes continue; returns how many.
+
+        If rows of several queues have one of these ids, nothing is deleted without ``queue``.
+        """
+        ids = list(job_ids)
+        count: int = await self._database.run(storing.discard, self.table, ids, queue)
         self._news.set()
         return count
 

@@ -6,6 +6,7 @@ the relay dies.  SQLite has no row locks, so a claim there is a lease in the row
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql.elements import ColumnElement
 
+from toril.errors import InvalidOptionError
 from toril.outbox.choosing import Choosing, Lane, Sight
 from toril.outbox.rows import OutboxRow
 from toril.outbox.schema import DISPATCHED, DONE, PARKED, PENDING, STATUSES
@@ -252,10 +254,25 @@ def unpark(connection: Connection, table: Table, ids: Sequence[str]) -> int:
     return connection.execute(statement).rowcount
 
 
-def discard(connection: Connection, table: Table, ids: Sequence[str]) -> int:
-    """Delete parked rows with these job ids."""
-    statement = delete(table).where(table.c.status == PARKED, table.c.id.in_(ids))
-    return connection.execute(statement).rowcount
+def discard(connection: Connection, table: Table, ids: Sequence[str], queue: str | None) -> int:
+    """Delete parked rows with these job ids; without ``queue`` each id must be of one queue."""
+    _write_first(connection, table)
+    is_meant = and_(table.c.status == PARKED, table.c.id.in_(ids))
+    if queue is not None:
+        is_meant = and_(is_meant, table.c.queue == queue)
+    query = select(table.c.seq, table.c.id, table.c.queue).where(is_meant)
+    found = connection.execute(query).all()
+    queues: dict[str, set[str]] = defaultdict(set)
+    for _, job_id, name in found:
+        queues[job_id].add(name)
+    for job_id, names in queues.items():
+        if len(names) > 1:
+            raise InvalidOptionError(
+                f"job id {job_id!r} is parked for the queues {', '.join(sorted(names))}; say which"
+                f" is meant: relay.discard({job_id!r}, queue={min(names)!r})"
+            )
+    is_one = _is_one_of(connection, table, [row[0] for row in found])
+    return connection.execute(delete(table).where(table.c.status == PARKED, is_one)).rowcount
 
 
 def get_parked(connection: Connection, table: Table, limit: int) -> list[OutboxRow]:
@@ -282,12 +299,15 @@ def stats(connection: Connection, table: Table, statuses: Sequence[str] = STATUS
     """How many rows have each of these statuses, and the age of the oldest pending one."""
     is_wanted = table.c.status.in_(statuses)
     query = select(table.c.status, func.count()).where(is_wanted).group_by(table.c.status)
-    counts: dict[str, int] = {row[0]: row[1] for row in connection.execute(query)}
+    counts: Counter[str] = Counter()
+    for status, count in connection.execute(query):
+        counts[_word(status)] += count
     oldest = select(now_ms(connection.dialect) - func.min(table.c.created_at)).where(
         table.c.status == PENDING
     )
     lag_ms = connection.execute(oldest).scalar()
-    return OutboxStats(**counts, lag_ms=max(0, int(lag_ms or 0)))
+    known = {status: counts[status] for status in STATUSES}
+    return OutboxStats(**known, lag_ms=max(0, int(lag_ms or 0)))
 
 
 def _read_in_order(connection: Connection) -> None:
@@ -398,6 +418,11 @@ def _as_text(column: str, value: Any) -> Any:
 
     Data that are not UTF-8 must not pass for other data, and are refused later.
     """
-    if type(value) is not bytes:
-        return value
-    return value.decode("utf-8", "surrogateescape" if column == "data" else "replace")
+    if type(value) is bytes:
+        value = value.decode("utf-8", "surrogateescape" if column == "data" else "replace")
+    return _word(value) if column == "status" else value
+
+
+def _word(status: str) -> str:
+    """MySQL takes "PENDING" for "pending", and so must whoever reads what it found."""
+    return status.rstrip().lower()

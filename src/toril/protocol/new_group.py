@@ -499,10 +499,9 @@ def member_of(job: FlowJob, **place: Any) -> GroupJob:
     if job.children:
         raise GroupValidationError("A job cannot belong to both a group and a flow")
     fields = {name: getattr(job, name) for name in NewJob.__struct_fields__}
-    own = {"prefix": job.prefix, **job.membership, **place}
-    return GroupJob(
-        fields.pop("name"), fields.pop("data"), queue_name=job.queue_name, **fields, **own
-    )
+    fields |= {"prefix": job.prefix, **job.membership, **place}
+    name, data = fields.pop("name"), fields.pop("data")
+    return GroupJob(name, data, queue_name=job.queue_name, **fields)
 
 
 def _member_of_mapping(described: Mapping[str, Any]) -> GroupJob:

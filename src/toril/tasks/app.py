@@ -24,7 +24,7 @@ from toril.client.agreeing import check_told
 from toril.client.connection import Connection, Target
 from toril.client.flow_producer import FlowProducer
 from toril.client.queue import Queue
-from toril.errors import InvalidOptionError, ServerError
+from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, ServerError
 from toril.logs import get_logger
 from toril.options import OPTION_NAMES, Duration, JobOptions, Replicas, Schedule, refuse_unknown
 from toril.protocol.job import Job, StoredJob
@@ -118,6 +118,7 @@ class App:
             if has_side(one, "on_run"):
                 self.router.use(_on_run(one))
         self.router.lifespan = self.lifespan
+        self.router.place = _Place(self)
         self._workers: list[Worker] = []
         self._on_worker: list[Callable[[Worker], object]] = []
         self._closing: asyncio.Event | None = None
@@ -261,8 +262,9 @@ class App:
     async def enqueue_many(self, calls: Iterable[Call[R]]) -> list[Handle[R]]:
         """Add the jobs of many calls in a few round trips; returns their handles in the same order.
 
-        If one of the calls is refused, none is added.  With ``on_enqueue`` middleware each
-        call is added for itself, so a refused one does not stop the others.
+        If one of the calls is wrong, none is added.  What only the server can refuse, a job for a
+        full lane, keeps no other from being added; the error is raised when they are.  With
+        ``on_enqueue`` middleware each call is added for itself.
         """
         calls = list(calls)
         for call in calls:
@@ -277,26 +279,28 @@ class App:
     async def _send(self, calls: Sequence[Call[Any]]) -> list[Handle[Any]]:
         by_queue: dict[str, list[int]] = {}
         for number, call in enumerate(calls):
-            if call.references:
-                raise InvalidOptionError(
-                    f"call of task {call.name!r} uses the result of"
-                    f" {next(iter(call.references.values())).key!r}; only a group can fill it in:"
-                    f" saga.add(call)"
-                )
+            _refuse_references(call)
             by_queue.setdefault(call.queue_name, []).append(number)
         if len(by_queue) > 1:
             # Each queue would check only its own jobs, after others were already added.
             for call in calls:
                 self._queue(call.queue_name).adder.prepare(call)
         handles: dict[int, Handle[Any]] = {}
+        refusal: RefusedError | None = None
         for queue_name, numbers in by_queue.items():
             queue = self._queue(queue_name)
-            jobs = await queue.add_bulk([calls[number] for number in numbers])
+            try:
+                jobs = await queue.add_bulk([calls[number] for number in numbers])
+            except RefusedError as error:
+                refusal = refusal or error
+                continue
             for number, job in zip(numbers, jobs, strict=True):
                 self._note(calls[number], job)
                 handles[number] = Handle(
                     queue, job.id, calls[number].signature, duplicated=job.duplicated
                 )
+        if refusal is not None:
+            raise refusal
         return [handles[number] for number in range(len(calls))]
 
     def group(self, name: str, *, group_id: str | None = None, **options: Any) -> Saga:
@@ -332,6 +336,7 @@ class App:
 
     def enqueue_blocking(self, call: Call[R]) -> BlockingHandle[R]:
         """``enqueue`` for blocking code."""
+        _refuse_references(call)
         if self._eager is not None:
             task = self._tasks[call.name]
             state = self.lifespan.state
@@ -360,6 +365,7 @@ class App:
 
     async def _run_eagerly(self, call: Call[Any]) -> Handle[Any]:
         assert self._eager is not None
+        _refuse_references(call)
         state = self.lifespan.state
         return await run_now(call, self._tasks[call.name], state, raises=self._eager)
 
@@ -590,13 +596,27 @@ class App:
     # ------------------------------------------------------------------ schedules
 
     async def declare_schedules(self) -> list[Declared]:
-        """Store the schedules that the code declares on the server; returns those that changed."""
-        changed = []
+        """Store the schedules that the code declares on the server; returns those that changed.
+
+        One whose end has passed is left as it is.  One that is refused keeps no other away: the
+        error is raised when the others are stored.
+        """
+        changed, refusals = [], []
         for one in await self.schedules():
-            if one.schedule is None or one.is_current:
+            if one.schedule is None or one.is_current or one.is_over:
                 continue
-            await self._store(one.schedule, self._tasks[one.id.removeprefix(PREFIX)], one.stored)
-            changed.append(one)
+            task = self._tasks[one.id.removeprefix(PREFIX)]
+            try:
+                await self._store(one.schedule, task, one.stored)
+            except (InvalidInputError, RefusedError) as error:
+                error.add_note(f"in the schedule of task {task.name!r}")
+                refusals.append(error)
+            else:
+                changed.append(one)
+        if len(refusals) > 1:
+            raise ExceptionGroup(f"{len(refusals)} schedules are refused", refusals)
+        for refusal in refusals:
+            raise refusal
         return changed
 
     async def schedules(self) -> list[Declared]:
@@ -669,6 +689,31 @@ class TaskDecorator(Protocol):
     def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, Awaitable[R], P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R, P, R]: ...
+
+
+def _refuse_references(call: Call[Any]) -> None:
+    if call.references:
+        raise InvalidOptionError(
+            f"call of task {call.name!r} uses the result of"
+            f" {next(iter(call.references.values())).key!r}; only a group can fill it in:"
+            f" saga.add(call)"
+        )
+
+
+class _Place:
+    """Where an app is, for the processes that run its tasks: they import it as its module says."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def tell(self) -> dict[str, str | None]:
+        target = self._app.connection
+        url = target if isinstance(target, str) else None  # a client cannot be sent
+        return {"url": url, "prefix": self._app.prefix}
+
+    def move(self, told: dict[str, str]) -> None:
+        self._app.connection = told["url"] or self._app.connection
+        self._app.prefix = told["prefix"]
 
 
 async def _run_unless(closing: asyncio.Event, worker: Worker) -> None:

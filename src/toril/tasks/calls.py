@@ -41,7 +41,10 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
 
     signature: Any = None
     references: Mapping[str, Reference] = {}
-    """Arguments that are results of other calls; only a group can fill them in."""
+    """Arguments that are results of other calls; only a group can fill them in.
+
+    They are in ``data`` too, where JSON cannot write them: so nothing else takes such a call.
+    """
     undoing: Any = None
     """The task that undoes it if its group fails."""
 
@@ -50,13 +53,14 @@ class Call(FlowJob, Generic[R], frozen=True, kw_only=True):
         """What a group needs to know about it: its undo, and whose results it uses."""
         inputs = {name: reference.key for name, reference in self.references.items()}
         after = tuple(dict.fromkeys(inputs.values()))
-        return {"compensation": self._undo(inputs), "inputs": inputs, "after": after}
+        data = {name: value for name, value in (self.data or {}).items() if name not in inputs}
+        undo = self._undo({**data}, inputs)
+        return {"data": data, "compensation": undo, "inputs": inputs, "after": after}
 
-    def _undo(self, inputs: Mapping[str, str]) -> Compensation | None:
+    def _undo(self, data: dict[str, Any], inputs: Mapping[str, str]) -> Compensation | None:
         undo = self.undoing
         if undo is None:
             return None
-        data = dict(self.data or {})
         for missing in sorted(undo.signature.required - data.keys() - inputs.keys()):
             raise GroupValidationError(
                 f"{undo.name!r} undoes task {self.name!r} and needs {missing!r}, which this call"

@@ -7,9 +7,11 @@ import inspect
 import itertools
 from typing import Any, TypeVar
 
+import msgspec
+
 from toril.errors import JobFailedError, JobNotInStateError
-from toril.options import Duration
-from toril.protocol import codec
+from toril.options import CHILD_POLICIES, OPTION_NAMES, Duration
+from toril.protocol import adding, codec
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.settling import reason_of
 from toril.tasks.calls import BlockingHandle, Call, Handle
@@ -17,6 +19,8 @@ from toril.tasks.recording import TestContext, make_context
 
 R = TypeVar("R")
 _numbers = itertools.count(1)
+_TOLD = OPTION_NAMES - {"job_id", "parent", "timestamp", *CHILD_POLICIES}
+"""What the context of a call has of its options."""
 
 
 class _Outcome:
@@ -110,7 +114,7 @@ async def run_now(call: Call[R], task: Any, state: Any, *, raises: bool) -> Hand
             value = await task.function(**arguments)
         else:
             value = await asyncio.to_thread(task.function, **arguments)
-        task.signature.check_result(value)
+        value = _as_read(task, value)
     except Exception as error:
         if raises:
             raise
@@ -127,7 +131,7 @@ def run_blocking(call: Call[R], task: Any, state: Any, *, raises: bool) -> Block
         value = task.function(**arguments)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        task.signature.check_result(value)
+        value = _as_read(task, value)
     except Exception as error:
         if raises:
             raise
@@ -135,16 +139,24 @@ def run_blocking(call: Call[R], task: Any, state: Any, *, raises: bool) -> Block
     return BlockingEagerHandle(_Outcome(context, value, failure))
 
 
+def _as_read(task: Any, value: Any) -> Any:
+    """What the caller would get from a server, which takes JSON only."""
+    task.signature.check_result(value)
+    text = codec.encode(value, f"the result of task {task.name!r}")
+    return task.signature.read_result(codec.decode(text))
+
+
 def _prepare(call: Call[Any], task: Any, state: Any) -> tuple[TestContext, dict[str, Any]]:
-    """Convert the arguments to JSON and back, as a server would."""
+    """Check the call as a queue would, and convert the arguments to JSON and back."""
+    prepared = adding.prepare(call, f"eager-{next(_numbers)}")
+    told = {name: value for name in _TOLD if (value := getattr(call, name)) is not None}
     context = make_context(
         call.name,
-        call.data,
-        job_id=f"eager-{next(_numbers)}",
+        msgspec.Raw(prepared.data),
+        job_id=prepared.id,
         queue_name=call.queue_name,
         state=state,
-        attempts=call.attempts,
-        lane=call.lane,
+        **told,
     )
     arguments = task.signature.read(context.data_text)
     if task.signature.context is not None:

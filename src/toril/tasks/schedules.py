@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -59,6 +60,14 @@ class Declared(msgspec.Struct, frozen=True):
     stored: JobScheduler | None
     is_current: bool = False
     """Does the server have it as the code says?"""
+
+    @property
+    def is_over(self) -> bool:
+        """Has its end passed, and does the server know no other? It would refuse it."""
+        end_ms = None if self.schedule is None else self.schedule.end_ms
+        if end_ms is None or end_ms > time.time_ns() // 1_000_000:
+            return False
+        return self.stored is None or self.stored.end == end_ms
 
 
 def is_same(schedule: Schedule, template: Any, stored: JobScheduler) -> bool:

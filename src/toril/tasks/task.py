@@ -117,7 +117,7 @@ class Task(Generic[Q, T, P, R]):
         data = self.signature.write(arguments, later=frozenset(references))
         return Call(
             self.name,
-            codec.decode(bytes(data)),
+            {**codec.decode(bytes(data)), **references},
             queue_name=self.queue_name,
             prefix=self.app.prefix,
             signature=self.signature,

@@ -62,6 +62,8 @@ def main(descriptor: int) -> None:
             boot = pipe.receive()
             spawn.prepare(pickle.loads(boot["preparation"]))  # noqa: S301 (our own parent's)
             handler = resolve(boot["reference"])
+            if isinstance(handler, Router) and handler.place is not None:
+                handler.place.move(boot["place"])
             child = Child(pipe, handler, runner)
             lifespan = getattr(handler, "lifespan", None)
             if lifespan is not None:

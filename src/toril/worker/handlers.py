@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import reduce
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from toril.checking import by_hand, checked
 from toril.errors import InvalidOptionError, NoHandlerError
@@ -20,6 +20,16 @@ H = TypeVar("H", bound=Handler)
 Middleware = Callable[[Handler], Handler]
 """Takes an ``async`` handler and returns one that does more; a plain handler is passed to it as an
 ``async`` one that runs in a thread."""
+
+
+class Place(Protocol):
+    """Where an app enqueues; somebody may have moved it since its module was imported."""
+
+    def tell(self) -> Any:
+        """Say it, to a process that has just imported the app."""
+
+    def move(self, told: Any) -> None:
+        """Enqueue where the process that runs the worker said."""
 
 
 @checked
@@ -40,6 +50,8 @@ class Router:
         self._middleware: list[Middleware] = []
         self.lifespan: AbstractAsyncContextManager[Any] | None = None
         """A process that runs handlers enters it before the first job and leaves it at its end."""
+        self.place: Place | None = None
+        """A process that runs the tasks of an app is told where the app is."""
 
     @overload
     def on(self, name: str) -> Callable[[H], H]: ...

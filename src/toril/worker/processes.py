@@ -90,7 +90,7 @@ class ProcessExecutor:
         with job.stopped_clock():
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    return await Process.start(self._reference)
+                    return await Process.start(self._reference, _place_of(self._reference))
             except TimeoutError as error:
                 raise HandlerProcessError(
                     f"a process for handlers did not import {self._reference!r}"
@@ -124,7 +124,7 @@ class Process:
         return self._child.poll() is None and not self._reader.at_eof()
 
     @classmethod
-    async def start(cls, reference: str) -> Process:
+    async def start(cls, reference: str, place: Any = None) -> Process:
         """Start a child and wait until it has imported the handler."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -136,7 +136,8 @@ class Process:
         ours.setblocking(False)
         process = cls(child, *await asyncio.open_connection(sock=ours))
         try:
-            process._send({"kind": "boot", "reference": reference, "preparation": _preparation()})
+            boot = {"reference": reference, "place": place, "preparation": _preparation()}
+            process._send({"kind": "boot", **boot})
             greeting = await process._receive()
         except BaseException:
             await process.kill()
@@ -282,6 +283,13 @@ def _preparation() -> bytes:
     preparation = spawn.get_preparation_data("toril handler")
     preparation.pop("authkey", None)
     return pickle.dumps(preparation)
+
+
+def _place_of(reference: str) -> Any:
+    """Where the app of these handlers is by now: its module may say something else."""
+    found = resolve(reference)
+    place = found.place if isinstance(found, Router) else None
+    return None if place is None else place.tell()
 
 
 def find_reference(handler: Handler | Router | str) -> str:
