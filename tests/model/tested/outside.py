@@ -149,6 +149,7 @@ FOUND: dict[str, str] = {
     "rooms/deduplication: without tellDeduplicated(queue, gate, wanted.id, new_id, owner)": "tests/features/test_rare_moments.py::test_a_job_that_is_replaced_is_told",
     'rooms/deduplication: without redis.call("DEL", owner_key, queue.base .. ":dn:" .. wanted.id)': "tests/features/test_deduplication.py::test_a_key_whose_owner_is_gone_does_not_hold_the_id",
     "rooms/deduplication: without own(owner_key, wanted, owner)": "tests/features/test_deduplication.py::test_extend_restarts_the_time",
+    'rooms/deduplication: without parents.unlink(job, known.parentKey, known.parent, nil, known["x.told"])': "tests/features/test_deduplication.py::test_a_parent_does_not_wait_for_a_child_that_is_replaced",
     "rooms/deduplication: without putOff(queue, gate, owner, new)": "tests/features/test_deduplication.py::test_reschedule_moves_the_delayed_owner",
     'rooms/deduplication: without redis.call("DEL", pending) (2)': "tests/features/test_rare_moments.py::test_a_kept_job_whose_id_was_used_meanwhile_gives_way",
     'rooms/deduplication: without journal.emitTrimmed(queue, gate, "duplicated", "jobId", job.id)': "tests/features/test_rare_moments.py::test_a_kept_job_whose_id_was_used_meanwhile_gives_way",
