@@ -239,6 +239,34 @@ async def test_a_change_while_the_pending_job_is_taken_makes_the_next_one(queue,
     assert (await pending(queue)).opts.raw["repeat"]["count"] == 2
 
 
+CHANGES = {
+    "pause": lambda queue: queue.pause_job_scheduler("s"),
+    "remove": lambda queue: queue.remove_job_scheduler("s"),
+    "upsert": lambda queue: queue.upsert_job_scheduler("s", every=FAR, limit=1),
+    "change": lambda queue: queue.change_job_scheduler("s", limit=2),
+}
+
+
+@pytest.mark.parametrize("lane", [None, "a lane"])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_last_job_that_waits_for_its_next_attempt_is_not_the_pending_one(
+    change, lane, queue, hand, connection
+):
+    """It has run: whoever changes the schedule, or removes it, does not take it away."""
+    template = NewJob("tick", attempts=2, backoff=60_000, lane=lane)
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1, template=template)
+    worker = hand()
+    (taken,) = await worker.take()
+    assert await advance(connection, queue, taken) is None
+    await worker.fail(taken)
+    assert await queue.get_state(taken.id) == "delayed"
+
+    await CHANGES[change](queue)
+
+    assert await queue.get_state(taken.id) == "delayed"
+    assert await ahead(queue) == (2 if change in ("upsert", "change") else 1)
+
+
 async def test_pauses_and_resumes_at_work(queue, work, client):
     """Under workers and two operators no time is made twice, and at the end the beat goes on."""
     await queue.upsert_job_scheduler("s", every=50)

@@ -26,7 +26,7 @@ function calls.removeScheduler(KEYS, a, ARGV)
   local at = redis.call("ZSCORE", repeat_, a.scheduler_id)
   if at then
     local pending = "repeat:" .. a.scheduler_id .. ":" .. at
-    if takeOutPending(pending) then
+    if not schedules.hasRun(base .. ":" .. pending) and takeOutPending(pending) then
       jobs.delete(base .. ":" .. pending)
       journal.emit(queue, "removed", "jobId", pending, "prev", "delayed")
     end
