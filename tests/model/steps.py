@@ -47,6 +47,7 @@ DEEDS = ("renew", "pause", "resume", "promote", "retry", "remove", "setLane", "u
 NUMBERED = (
     *("add", "addFlow", "addGroup", "upsertScheduler"),
     *("clean", "cleanGroups", "drain", "drainLane", "promoteAll", "retryAll"),
+    *("remove", "removeScheduler", "freeDeduplication"),
 )
 """Calls that are made once however often they arrive."""
 TICK_MS = 1000

@@ -325,3 +325,54 @@ async def test_no_more_groups_are_forgotten_than_was_asked_for(
     assert len(await far.clean_groups(limit=1)) == 1
 
     assert len(await queue.get_groups()) == 2
+
+
+REMOVALS = {
+    "remove": (
+        lambda queue: queue.add("job", job_id="again"),
+        lambda queue: queue.remove("again"),
+        lambda queue: queue.get_job("again"),
+    ),
+    "removeScheduler": (
+        lambda queue: queue.upsert_job_scheduler("s", every=3_600_000, start=2**42),
+        lambda queue: queue.remove_job_scheduler("s"),
+        lambda queue: queue.get_job_scheduler("s"),
+    ),
+    "freeDeduplication": (
+        lambda queue: queue.add("job", deduplication="d"),
+        lambda queue: queue.remove_deduplication_key("d"),
+        lambda queue: queue.get_deduplication_job_id("d"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ["lose", "double"])
+@pytest.mark.parametrize("name", REMOVALS)
+async def test_what_is_there_again_is_not_removed_because_a_reply_was_lost(
+    name, fault, proxy, far, queue
+):
+    make, remove, look = REMOVALS[name]
+    await make(queue)
+    proxy.rule = once(name, fault)
+    proxy.may_lose.clear()
+    removing = asyncio.create_task(remove(far))
+
+    async def is_gone() -> bool:
+        return await look(queue) is None
+
+    await wait_until(is_gone)
+    await make(queue)
+    proxy.may_lose.set()
+
+    assert await removing is True
+    await until_the_ghost_has_come(proxy, fault)
+    assert await look(queue) is not None
+    await remove(queue)
+    await queue.drain()
+
+
+@pytest.mark.parametrize("name", REMOVALS)
+async def test_what_was_never_there_is_not_said_to_be_removed(name, proxy, far):
+    proxy.rule = once(name, "cut")
+
+    assert await REMOVALS[name][1](far) is False

@@ -66,7 +66,7 @@ def remove(
             {"id": job_id, "children": children, "slice": slice_size},
             parse,
             extra={"repeat": keys.repeat},
-            resend=Resend.MARKED,
+            resend=Resend.NUMBERED,
         )
         if not more:
             return bool(existed)
