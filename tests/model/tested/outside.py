@@ -189,6 +189,8 @@ FOUND: dict[str, str] = {
     "rooms/jobs: without jobs.retain(queue, queue[state], keep, now)": "tests/features/test_lane_removal.py::test_retention_trims_finished_jobs_of_lanes",
     'rooms/jobs: without metrics.count(queue, "deadLettered", points, now)': "tests/features/dead_letters/test_moving.py::test_everything_happens_that_happens_at_any_failure[by the long one]",
     'rooms/jobs: without lanes.leave(queue, known["x.lane"], id)': "tests/features/test_what_changes_leave.py::test_cleaning_a_lost_holder_lets_its_lane_go",
+    'rooms/jobs: without redis.call("ZADD", queue.waiting_children, clock.stamp(clock.now()), id)': "tests/features/test_flows.py::test_a_parent_that_is_retried_waits_for_the_children_that_are_retried_with_it[None]",
+    'rooms/jobs: without journal.emitTrimmed(queue, gate, "waiting-children", "jobId", id, "prev", state)': "tests/features/test_flows.py::test_a_parent_that_is_retried_waits_for_the_children_that_are_retried_with_it[None]",
     'rooms/jobs: "SADD" for "SREM"': "tests/client/test_bulk_removal.py::test_a_parent_of_drained_children",
     "rooms/jobs: without parents.releasePlainly(parent, true)": "tests/client/test_bulk_removal.py::test_a_parent_of_drained_children",
     "rooms/jobs: without jobs.remove(queue, parent.id, how)": "tests/client/test_bulk_removal.py::test_a_parent_of_drained_children",
