@@ -365,6 +365,21 @@ async def test_a_changed_scheduler_stays_paused(queue):
     }  # fmt: skip
 
 
+async def test_an_upsert_begins_the_count_of_its_limit_anew(queue, hand, connection):
+    """As in BullMQ: nobody can tell a program that starts again from a new schedule."""
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1)
+    worker = hand()
+    (taken,) = await worker.take()
+    assert await advance(connection, queue, taken) is None
+    await worker.complete(taken)
+    assert await ahead(queue) == 0
+
+    await queue.change_job_scheduler("s", limit=1)
+    assert await ahead(queue) == 0
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1)
+    assert (await pending(queue)).opts.raw["repeat"]["count"] == 1
+
+
 async def test_a_limit_below_what_was_made_ends_it(queue, hand, connection):
     await queue.upsert_job_scheduler("s", every=FAR, limit=5)
     worker = hand()
