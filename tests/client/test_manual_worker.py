@@ -218,6 +218,19 @@ async def test_a_scheduler_goes_on_and_keeps_its_limit(queue, taker):
     assert await queue.get_delayed_count() == 0
 
 
+@pytest.mark.parametrize("field", [("timestamp", "1"), ("defa", "somebody doomed it")])
+async def test_a_scheduler_goes_on_although_its_job_must_not_run(field, queue, taker, client):
+    template = NewJob("tick", expires=60_000)
+    first = await queue.upsert_job_scheduler("s", every=3_600_000, template=template)
+    await client.hset(queue.keys.job(first.id), *field)
+
+    assert await taker.get_next_job(timeout=0) is None
+
+    assert await queue.get_state(first.id) == "failed"
+    (following,) = await queue.get_delayed()
+    assert following.scheduler_id == "s"
+
+
 async def test_what_must_not_run_is_not_handed_out(queue, taker, client):
     doomed = await queue.add("doomed", attempts=3)
     await client.hset(queue.keys.job(doomed.id), "defa", "its parent is gone")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.helpers import wait_until
-from toril import Deduplication, NewJob, Worker
+from toril import Deduplication, FlowJob, FlowProducer, NewJob, Worker
 from toril.errors import InvalidOptionError
 from toril.sync import Queue as BlockingQueue
 
@@ -101,6 +101,21 @@ async def test_replace_leaves_an_owner_that_is_not_delayed(queue):
     second = await queue.add("b", delay=FAR, deduplication=Deduplication("d", replace=True))
 
     assert (second.id, second.duplicated) == (first.id, True)
+
+
+async def test_a_parent_does_not_wait_for_a_child_that_is_replaced(queue, url, prefix):
+    """A flow made the owner a child: it was there already."""
+    options = Deduplication("d", replace=True)
+    await queue.add("a", job_id="x", delay=FAR, deduplication=options)
+    async with FlowProducer(connection=url, prefix=prefix) as producer:
+        child = FlowJob("x", queue_name="q", job_id="x")
+        flow = await producer.add(FlowJob("parent", queue_name="q", children=[child]))
+    assert await queue.get_state(flow.job.id) == "waiting_children"
+
+    await queue.add("b", delay=FAR, deduplication=options)
+
+    assert await queue.get_state(flow.job.id) == "waiting"
+    assert (await queue.get_dependencies_count(flow.job.id)).unprocessed == 0
 
 
 async def test_reschedule_moves_the_delayed_owner(queue, client):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.helpers import wait_until
+from tests.helpers import let_pass, wait_until
 from tests.keyspace import lasting_keys
 from toril import (
     Deduplication,
@@ -570,3 +570,36 @@ async def test_what_children_returned_comes_in_the_order_given(producer, url, pr
         assert list(dependencies.processed) == list(values)
         for worker in workers:
             await worker.close()
+
+
+@pytest.mark.parametrize("lane", [None, "a lane"])
+async def test_a_parent_that_is_retried_waits_for_the_children_that_are_retried_with_it(
+    lane, producer, queue, hand, client
+):
+    """What failed in an outage is retried as a whole: the parent finds what its child returns."""
+    hand = hand()
+    child = FlowJob("child", queue_name="q", fail_parent_on_failure=True)
+    flow = await producer.add(
+        FlowJob("parent", queue_name="q", lane=lane, attempts=1, children=[child])
+    )
+    await hand.fail(await hand.take_one())
+    await let_pass(0.002, "the child failed in an earlier millisecond")
+    doomed = await hand.take_one()
+    assert doomed.id == flow.job.id
+    await hand.fail(doomed)
+
+    assert await queue.retry_all() == 2
+
+    (retried,) = await hand.take(2)
+    assert retried.id == flow.children[0].job.id
+    assert await queue.get_state(flow.job.id) == "waiting_children"
+    told = [
+        row for _, row in await client.xrange(queue.keys.events) if row.get("jobId") == doomed.id
+    ]
+    assert (told[-1]["event"], told[-1]["prev"]) == ("waiting-children", "failed")
+    await hand.complete(retried)
+    parent = await hand.take_one()
+    assert parent.id == flow.job.id
+    assert len(await queue.get_children_values(parent.id)) == 1
+    await hand.complete(parent)
+    assert await queue.get_state(parent.id) == "completed"

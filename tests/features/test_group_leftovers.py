@@ -9,6 +9,7 @@ from tests.helpers import wait_until
 from toril import (
     Backoff,
     Deduplication,
+    FlowJob,
     GroupSignal,
     NewJob,
     UnrecoverableError,
@@ -261,6 +262,22 @@ async def test_a_child_of_a_cancelled_member_frees_its_lane_and_a_worker_hears_o
 
     assert await world.client.zscore(f"{world.prefix}:kids:marker", "0") == 0
     assert (await world.hand("kids").take_one()).name == "behind"
+
+
+async def test_a_parent_does_not_wait_for_a_member_that_is_cancelled(world: World):
+    """A flow made the member a child: it was there already."""
+    node = await world.order("ab", mapped="")
+    member = node.jobs[0]
+    child = FlowJob("child", queue_name=member.queue_name, job_id=member.id)
+    flow = await world.flow.add(FlowJob("parent", queue_name="parents", children=[child]))
+    parents = world.queue("parents")
+    assert await parents.get_state(flow.job.id) == "waiting_children"
+
+    await world.fail("b")
+
+    assert await world.queue("a").get_job(member.id) is None
+    assert await parents.get_state(flow.job.id) == "waiting"
+    await parents.drain()
 
 
 async def test_no_more_than_a_thousand_children_are_removed_in_one_call(world: World):

@@ -239,6 +239,34 @@ async def test_a_change_while_the_pending_job_is_taken_makes_the_next_one(queue,
     assert (await pending(queue)).opts.raw["repeat"]["count"] == 2
 
 
+CHANGES = {
+    "pause": lambda queue: queue.pause_job_scheduler("s"),
+    "remove": lambda queue: queue.remove_job_scheduler("s"),
+    "upsert": lambda queue: queue.upsert_job_scheduler("s", every=FAR, limit=1),
+    "change": lambda queue: queue.change_job_scheduler("s", limit=2),
+}
+
+
+@pytest.mark.parametrize("lane", [None, "a lane"])
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_last_job_that_waits_for_its_next_attempt_is_not_the_pending_one(
+    change, lane, queue, hand, connection
+):
+    """It has run: whoever changes the schedule, or removes it, does not take it away."""
+    template = NewJob("tick", attempts=2, backoff=60_000, lane=lane)
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1, template=template)
+    worker = hand()
+    (taken,) = await worker.take()
+    assert await advance(connection, queue, taken) is None
+    await worker.fail(taken)
+    assert await queue.get_state(taken.id) == "delayed"
+
+    await CHANGES[change](queue)
+
+    assert await queue.get_state(taken.id) == "delayed"
+    assert await ahead(queue) == (2 if change in ("upsert", "change") else 1)
+
+
 async def test_pauses_and_resumes_at_work(queue, work, client):
     """Under workers and two operators no time is made twice, and at the end the beat goes on."""
     await queue.upsert_job_scheduler("s", every=50)
@@ -335,6 +363,21 @@ async def test_a_changed_scheduler_stays_paused(queue):
     assert job.opts.raw["repeat"] | {"offset": 0} == {
         "count": 1, "every": 2 * FAR, "limit": 5, "offset": 0,
     }  # fmt: skip
+
+
+async def test_an_upsert_begins_the_count_of_its_limit_anew(queue, hand, connection):
+    """As in BullMQ: nobody can tell a program that starts again from a new schedule."""
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1)
+    worker = hand()
+    (taken,) = await worker.take()
+    assert await advance(connection, queue, taken) is None
+    await worker.complete(taken)
+    assert await ahead(queue) == 0
+
+    await queue.change_job_scheduler("s", limit=1)
+    assert await ahead(queue) == 0
+    await queue.upsert_job_scheduler("s", every=FAR, limit=1)
+    assert (await pending(queue)).opts.raw["repeat"]["count"] == 1
 
 
 async def test_a_limit_below_what_was_made_ends_it(queue, hand, connection):

@@ -44,7 +44,11 @@ from toril.protocol import lanes, leasing, settling
 
 SWEEP_EVERY_MS = 30_000
 DEEDS = ("renew", "pause", "resume", "promote", "retry", "remove", "setLane", "upsertScheduler")
-NUMBERED = ("add", "addFlow", "addGroup", "upsertScheduler")
+NUMBERED = (
+    *("add", "addFlow", "addGroup", "upsertScheduler"),
+    *("clean", "cleanGroups", "drain", "drainLane", "promoteAll", "retryAll"),
+    *("remove", "removeScheduler", "freeDeduplication"),
+)
 """Calls that are made once however often they arrive."""
 TICK_MS = 1000
 REMOVING = {"cancelMembers", "removeMember", "removeLetter", "remove", "bury"}

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import let_pass, wait_until
 from tests.keyspace import lasting_keys
 from tests.proxy import Proxy, runs
-from toril import Cancelled, Queue
+from toril import Cancelled, FlowProducer, GroupJob, Queue
 from toril.errors import JobNotFoundError, JobNotInStateError
 from toril.protocol import cancelling
 
@@ -241,3 +241,138 @@ async def test_a_change_is_remembered_for_a_minute_only(queue, inside):
 
     (key,) = [key for key in await lasting_keys(inside.client, inside.base) if ":toril:" in key]
     assert 0 < await inside.client.pttl(key) <= 60_000
+
+
+async def delayed_jobs(queue: Queue, count: int, **options) -> list[str]:
+    return [(await queue.add("job", delay=3_600_000, **options)).id for _ in range(count)]
+
+
+async def waiting_jobs(queue: Queue, count: int, **options) -> list[str]:
+    return [(await queue.add("job", **options)).id for _ in range(count)]
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+async def test_a_clean_over_a_broken_line_removes_no_more_than_its_limit(
+    fault, proxy, far, queue, inside
+):
+    ids = await waiting_jobs(queue, 5)
+    proxy.rule = once("clean", fault)
+
+    assert await far.clean("waiting", limit=2) == ids[:2]
+
+    await until_the_ghost_has_come(proxy, fault)
+    assert sorted(await inside.ids("wait")) == sorted(ids[2:])
+    await queue.drain()
+
+
+@pytest.mark.parametrize("fault", ["lose", "cut", "double"])
+async def test_what_a_broken_line_changes_in_bulk_is_counted(fault, proxy, far, queue):
+    await waiting_jobs(queue, 3)
+    proxy.rule = once("drain", fault)
+    assert await far.drain() == 3
+
+    await waiting_jobs(queue, 3, lane="lane")
+    proxy.rule = once("drainLane", fault)
+    assert await far.drain_lane("lane") == 3
+
+    await delayed_jobs(queue, 3)
+    proxy.rule = once("promoteAll", fault)
+    assert await far.promote_all() == 3
+
+    assert [kind for kind, _ in proxy.broken] == [fault] * 3
+    await queue.drain()
+
+
+async def test_what_failed_again_is_not_retried_because_a_reply_was_lost(
+    proxy, far, queue, start_worker, inside
+):
+    """Up to when jobs are retried is decided by the first call, whose reply says so."""
+    job_id = await a_job_for("retry", queue, start_worker, inside)
+    ran: list[str] = []
+
+    def fail_again(job):
+        ran.append(job.id)
+        raise ValueError("once more")
+
+    proxy.rule = once("retryAll", "lose")
+    proxy.may_lose.clear()
+    retrying = asyncio.create_task(far.retry_all())
+    await wait_until(lambda: proxy.broken)
+    await start_worker(fail_again)
+    await wait_until(lambda: ran)
+    await inside.until_finished(1)
+    proxy.may_lose.set()
+
+    assert await retrying == 1
+    await let_pass(0.05, "a second run would begin at once")
+    assert ran == [job_id]
+
+
+async def until_the_ghost_has_come(proxy: Proxy, fault: str) -> None:
+    await wait_until(lambda: fault != "double" or proxy.ghosts)
+
+
+async def test_no_more_groups_are_forgotten_than_was_asked_for(
+    proxy, far, queue, start_worker, inside, url, prefix
+):
+    async with FlowProducer(connection=url, prefix=prefix) as producer:
+        for _ in range(3):
+            await producer.add_group("alone", [GroupJob("job", queue_name="q")])
+    await start_worker(lambda job: None)
+    await inside.until_finished(3)
+    proxy.rule = once("cleanGroups", "lose")
+
+    assert len(await far.clean_groups(limit=1)) == 1
+
+    assert len(await queue.get_groups()) == 2
+
+
+REMOVALS = {
+    "remove": (
+        lambda queue: queue.add("job", job_id="again"),
+        lambda queue: queue.remove("again"),
+        lambda queue: queue.get_job("again"),
+    ),
+    "removeScheduler": (
+        lambda queue: queue.upsert_job_scheduler("s", every=3_600_000, start=2**42),
+        lambda queue: queue.remove_job_scheduler("s"),
+        lambda queue: queue.get_job_scheduler("s"),
+    ),
+    "freeDeduplication": (
+        lambda queue: queue.add("job", deduplication="d"),
+        lambda queue: queue.remove_deduplication_key("d"),
+        lambda queue: queue.get_deduplication_job_id("d"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ["lose", "double"])
+@pytest.mark.parametrize("name", REMOVALS)
+async def test_what_is_there_again_is_not_removed_because_a_reply_was_lost(
+    name, fault, proxy, far, queue
+):
+    make, remove, look = REMOVALS[name]
+    await make(queue)
+    proxy.rule = once(name, fault)
+    proxy.may_lose.clear()
+    removing = asyncio.create_task(remove(far))
+
+    async def is_gone() -> bool:
+        return await look(queue) is None
+
+    await wait_until(is_gone)
+    await make(queue)
+    proxy.may_lose.set()
+
+    assert await removing is True
+    await until_the_ghost_has_come(proxy, fault)
+    assert await look(queue) is not None
+    await remove(queue)
+    await queue.drain()
+
+
+@pytest.mark.parametrize("name", REMOVALS)
+async def test_what_was_never_there_is_not_said_to_be_removed(name, proxy, far):
+    proxy.rule = once(name, "cut")
+
+    assert await REMOVALS[name][1](far) is False

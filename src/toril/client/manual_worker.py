@@ -207,9 +207,9 @@ class ManualWorker:
     async def _may_run(self, job: TakenJob) -> bool:
         """Do what a worker does before it runs a job; False if the job must not run."""
         try:
-            refusal = self._refusal_to_run(job)
-            if refusal is None and job.scheduler_id is not None:
-                refusal = await self._advance(job)
+            # Whatever becomes of this job, its schedule goes on.
+            refusal = None if job.scheduler_id is None else await self._advance(job)
+            refusal = refusal or self._refusal_to_run(job)
             if refusal is not None:
                 await self._settle(job, refusal)
                 return False

@@ -21,16 +21,15 @@ def owner(keys: Keys, deduplication_id: str) -> Command[str | None]:
 def free(keys: Keys, deduplication_id: str, *, owner_id: str | None = None) -> Command[bool]:
     """Let the next job with ``deduplication_id`` in; with ``owner_id`` only if that job owns it."""
     name = key(keys, deduplication_id)
-    if owner_id is None:
-        return plain("DEL", name, parse=lambda reply: reply == 1)
-    check_known_id(owner_id)
+    if owner_id is not None:
+        check_known_id(owner_id)
     return script(
         "freeDeduplication",
         keys,
-        {"owner": owner_id},
+        {} if owner_id is None else {"owner": owner_id},
         lambda reply: reply == 1,
         extra={"deduplication": name},
-        resend=Resend.SAME,
+        resend=Resend.NUMBERED,
     )
 
 

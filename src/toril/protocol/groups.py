@@ -845,7 +845,7 @@ def clean(keys: Keys, *, grace_ms: int, limit: int) -> Plan[list[str]]:
             args["cutoff_ms"] = cutoff_ms
         extra = {"ended": keys.own("groups-ended")}
         cutoff_ms, ids = yield script(
-            "cleanGroups", keys, args, tuple, extra=extra, resend=Resend.SAME
+            "cleanGroups", keys, args, tuple, extra=extra, resend=Resend.NUMBERED
         )
         gone += [codec.text(item) for item in ids]
         if len(ids) < wanted or 0 < limit <= len(gone):

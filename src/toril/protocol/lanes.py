@@ -323,7 +323,7 @@ def drain(keys: Keys, lane: str, *, delayed: bool = False) -> Plan[int]:
                 {"lane": lane, "place": place, "slice": DRAIN_SLICE, "skip": skip},
                 tuple,
                 extra={"repeat": keys.repeat},
-                resend=Resend.SAME,
+                resend=Resend.NUMBERED,
             )
             removed += gone
             skip += looked - gone

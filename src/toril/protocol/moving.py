@@ -80,7 +80,7 @@ def retry_all(
         if until_ms is not None:
             args["until_ms"] = until_ms
         until_ms, looked, moved, kept = yield script(
-            "retryAll", keys, args, tuple, resend=Resend.SAME
+            "retryAll", keys, args, tuple, resend=Resend.NUMBERED
         )
         count += moved
         skip += kept
@@ -107,7 +107,9 @@ def promote_all(keys: Keys, *, on_progress: OnProgress | None = None) -> Plan[in
     count: int = 0
     unseen: int | None = None
     while True:
-        moved, left = yield script("promoteAll", keys, {"slice": SLICE}, tuple, resend=Resend.SAME)
+        moved, left = yield script(
+            "promoteAll", keys, {"slice": SLICE}, tuple, resend=Resend.NUMBERED
+        )
         count += moved
         # Jobs that fail again and are put off meanwhile do not keep this from ending.
         unseen = left if unseen is None else min(left, unseen - SLICE)

@@ -66,7 +66,7 @@ def remove(
             {"id": job_id, "children": children, "slice": slice_size},
             parse,
             extra={"repeat": keys.repeat},
-            resend=Resend.MARKED,
+            resend=Resend.NUMBERED,
         )
         if not more:
             return bool(existed)
@@ -97,7 +97,7 @@ def drain(keys: Keys, *, delayed: bool = False, on_progress: OnProgress | None =
                 {"place": place, "slice": SLICE, "skip": skip},
                 tuple,
                 extra={"repeat": keys.repeat},
-                resend=Resend.SAME,
+                resend=Resend.NUMBERED,
             )
             removed += gone
             skip += kept
@@ -149,7 +149,7 @@ def clean(
                 args,
                 _parse_clean,
                 extra={"repeat": keys.repeat},
-                resend=Resend.SAME,
+                resend=Resend.NUMBERED,
             )
             removed += ids
             skip += kept

@@ -348,7 +348,7 @@ def remove(keys: Keys, scheduler_id: str) -> Command[bool]:
         {"scheduler_id": scheduler_id},
         lambda reply: reply == 1,
         extra=keys_of(keys, scheduler_id),
-        resend=Resend.SAME,
+        resend=Resend.NUMBERED,
     )
 
 

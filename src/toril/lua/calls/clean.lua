@@ -7,10 +7,11 @@
   Keys      base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed,
             stalled, meta, events, repeat, lanes_waiting, lanes_delayed
   Args      place str (a key of the queue), grace_ms int, cutoff_ms int?, slice int, skip int,
-            removed int (by earlier calls), limit int (0 for none), is_last bool (place)
+            removed int (by earlier calls), limit int (0 for none), is_last bool (place),
+            flight str?, request str?, is_late bool? (rooms/requests.lua)
   Returns   the time in ms, how many were examined, how many of them stay, the removed ids
   Emits     cleaned
-  Keeps     I1, I2
+  Keeps     I1, I2, I4
   Flags     allow-oom
   Cost      O(slice); in a list O(skip) more when something is removed
 ]]
@@ -86,9 +87,7 @@ local TAKE = { completed = takeFinished, failed = takeFinished, prioritized = ta
   delayed = takeSorted, ["lanes:waiting"] = takeFromLanes,
   ["lanes:delayed"] = takeFromLanes }
 
-function calls.clean(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, stalled, meta, events, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
-  local queue = queues.at(base)
+local function cleanSlice(queue, a)
   local cutoff = a.cutoff_ms or clock.now() - a.grace_ms
   local gone, looked = (TAKE[a.place] or takeListed)(queue, a, cutoff)
   for _, id in ipairs(gone) do
@@ -99,4 +98,10 @@ function calls.clean(KEYS, a, ARGV)
     journal.emit(queue, "cleaned", "count", removed)
   end
   return { cutoff, looked, looked - #gone, gone }
+end
+
+function calls.clean(KEYS, a, ARGV)
+  local base, wait, paused, active, prioritized, delayed, waiting_children, completed, failed, stalled, meta, events, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
+  local queue = queues.at(base)
+  return requests.makeOnce(queue, a, clock.now(), function() return cleanSlice(queue, a) end)
 end

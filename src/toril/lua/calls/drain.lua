@@ -8,15 +8,15 @@
             lanes_waiting, lanes_delayed
   Args      place str ("wait", "paused", "prioritized", "delayed", "lanes:waiting" or
             "lanes:delayed"),
-            slice int, skip int
+            slice int, skip int, flight str?, request str?, is_late bool? (rooms/requests.lua)
   Returns   how many were removed, how many were kept, how many are left in the place
-  Keeps     I1
+  Keeps     I1, I4
   Flags     allow-oom
   Cost      O(slice)
 ]]
-function calls.drain(KEYS, a, ARGV)
-  local base, wait, paused, prioritized, delayed, waiting_children, meta, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
-  local queue = queues.at(base)
+local function drainSlice(queue, a)
+  local wait, paused = queue.wait, queue.paused
+  local lanes_waiting, lanes_delayed = queue["lanes:waiting"], queue["lanes:delayed"]
   local place = queue[a.place]
   local is_list = place == wait or place == paused
   local ids
@@ -50,4 +50,10 @@ function calls.drain(KEYS, a, ARGV)
     if is_lanes then forgetMembers(gone) end
   end
   return { #gone, #kept, redis.call(is_list and "LLEN" or "ZCARD", place) }
+end
+
+function calls.drain(KEYS, a, ARGV)
+  local base, wait, paused, prioritized, delayed, waiting_children, meta, repeat_, lanes_waiting, lanes_delayed = unpack(KEYS)
+  local queue = queues.at(base)
+  return requests.makeOnce(queue, a, clock.now(), function() return drainSlice(queue, a) end)
 end

@@ -5,16 +5,16 @@
 
   Keys      base, waiting_children, meta, marker, paused, events, repeat, lanes_waiting,
             lanes_aside
-  Args      lane str, place str ("waiting" or "delayed"), slice int, skip int (how many earlier calls kept)
+  Args      lane str, place str ("waiting" or "delayed"), slice int, skip int (how many earlier calls kept),
+            flight str?, request str?, is_late bool? (rooms/requests.lua)
   Returns   how many were examined, how many were removed
   Emits     removed
-  Keeps     I1
+  Keeps     I1, I4
   Flags     allow-oom
   Cost      O(slice + skip)
 ]]
-function calls.drainLane(KEYS, a, ARGV)
-  local base, waiting_children, meta, marker, paused, events, repeat_, lanes_waiting, lanes_aside = unpack(KEYS)
-  local queue = queues.at(base)
+local function drainSlice(queue, a)
+  local lanes_waiting, lanes_aside = queue["lanes:waiting"], queue["lanes:aside"]
   local gate = gates.read(queue)
   local lane = laneNames.write(a.lane)
   local found_members = redis.call("ZRANGEBYLEX", a.place == "delayed" and lanes_aside or lanes_waiting,
@@ -36,4 +36,10 @@ function calls.drainLane(KEYS, a, ARGV)
   local turn, ids = lanes.holders(queue, lane)
   lanes.place(queue, lane, #ids, turn)
   return { #found_members, removed }
+end
+
+function calls.drainLane(KEYS, a, ARGV)
+  local base, waiting_children, meta, marker, paused, events, repeat_, lanes_waiting, lanes_aside = unpack(KEYS)
+  local queue = queues.at(base)
+  return requests.makeOnce(queue, a, clock.now(), function() return drainSlice(queue, a) end)
 end

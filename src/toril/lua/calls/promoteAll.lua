@@ -2,16 +2,15 @@
   promoteAll: let delayed jobs run now, a slice at a time, the earliest due first.
 
   Keys      base, wait, paused, active, prioritized, pc, delayed, marker, meta, events
-  Args      slice int
+  Args      slice int, flight str?, request str?, is_late bool? (rooms/requests.lua)
   Returns   how many were let in, how many are left
   Emits     waiting
-  Keeps     I1
+  Keeps     I1, I4
   Flags     allow-oom
   Cost      O(slice)
 ]]
-function calls.promoteAll(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, pc, delayed, marker, meta, events = unpack(KEYS)
-  local queue = queues.at(base)
+local function promoteSlice(queue, a)
+  local base, delayed = queue.base, queue.delayed
   local gate = gates.read(queue)
   local ids = redis.call("ZRANGE", delayed, 0, a.slice - 1)
   local count = 0
@@ -32,4 +31,10 @@ function calls.promoteAll(KEYS, a, ARGV)
   end
   if #ids + #lane_members > 0 then places.wake(queue, gate) end
   return { count, redis.call("ZCARD", delayed) + redis.call("ZCARD", queue["lanes:delayed"]) }
+end
+
+function calls.promoteAll(KEYS, a, ARGV)
+  local base, wait, paused, active, prioritized, pc, delayed, marker, meta, events = unpack(KEYS)
+  local queue = queues.at(base)
+  return requests.makeOnce(queue, a, clock.now(), function() return promoteSlice(queue, a) end)
 end

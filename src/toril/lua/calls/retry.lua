@@ -1,20 +1,20 @@
 --[[
   retry: let one finished job run again, with other data if they are given.
 
-  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Keys      base, wait, paused, active, prioritized, pc, waiting_children, completed, failed, marker, meta, events
   Args      id str, call str, resets_attempts bool, force bool?
             After the map, raw: the new data as JSON, or nothing, which leaves them as they are.
   Returns   0
   Refuses   MISSING             the job does not exist   JobNotFoundError
             NOT_IN_STATE        it is not finished   JobNotInStateError
             WRONG_GROUP_STATE   its group is over, being undone, or counts it as done   InvalidGroupStateError
-  Emits     waiting
+  Emits     waiting, waiting-children
   Keeps     I1
   Flags     allow-oom
   Cost      O(1)
 ]]
 function calls.retry(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
+  local base, wait, paused, active, prioritized, pc, waiting_children, completed, failed, marker, meta, events = unpack(KEYS)
   local queue = queues.at(base)
   local data = ARGV[2]
   if requests.wasMade(queue, a.call) then return 0 end

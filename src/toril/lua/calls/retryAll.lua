@@ -5,18 +5,18 @@
   passes it on. A job that fails again meanwhile is not retried twice. Members stay if their group is
   over, is being undone or counts them as completed, unless `force` is given; the caller skips them.
 
-  Keys      base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events
+  Keys      base, wait, paused, active, prioritized, pc, waiting_children, completed, failed, marker, meta, events
   Args      state str ("failed" or "completed"), until_ms int?, slice int, skip int,
-            resets_attempts bool, force bool?
+            resets_attempts bool, force bool?,
+            flight str?, request str?, is_late bool? (rooms/requests.lua)
   Returns   that time in ms, how many were examined, how many run again, how many of them stay
-  Emits     waiting
-  Keeps     I1
+  Emits     waiting, waiting-children
+  Keeps     I1, I4
   Flags     allow-oom
   Cost      O(slice)
 ]]
-function calls.retryAll(KEYS, a, ARGV)
-  local base, wait, paused, active, prioritized, pc, completed, failed, marker, meta, events = unpack(KEYS)
-  local queue = queues.at(base)
+local function retrySlice(queue, a)
+  local base, completed, failed = queue.base, queue.completed, queue.failed
   local gate = gates.read(queue)
   local until_ms = a.until_ms or clock.now()
   local place = a.state == "failed" and failed or completed
@@ -42,4 +42,10 @@ function calls.retryAll(KEYS, a, ARGV)
     places.wake(queue, gate)
   end
   return { until_ms, #ids, count, #ids - #leaving }
+end
+
+function calls.retryAll(KEYS, a, ARGV)
+  local base, wait, paused, active, prioritized, pc, waiting_children, completed, failed, marker, meta, events = unpack(KEYS)
+  local queue = queues.at(base)
+  return requests.makeOnce(queue, a, clock.now(), function() return retrySlice(queue, a) end)
 end

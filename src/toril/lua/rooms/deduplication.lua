@@ -59,8 +59,9 @@ local function putOff(queue, gate, owner, new)
 end
 
 local function replaceDelayed(queue, gate, wanted, owner, new_id)
-  local owner_key = queue.base .. ":de:" .. wanted.id
-  jobs.delete(queue.base .. ":" .. owner)
+  local owner_key, job = queue.base .. ":de:" .. wanted.id, queue.base .. ":" .. owner
+  local known = hashes.read(job, "parentKey", "parent", "x.told")
+  jobs.delete(job)
   journal.emit(queue, "removed", "jobId", owner, "prev", "delayed")
   tellDeduplicated(queue, gate, wanted.id, new_id, owner)
   if wanted.ttl and not wanted.extend and not wanted.keep_last then
@@ -69,6 +70,8 @@ local function replaceDelayed(queue, gate, wanted, owner, new_id)
     own(owner_key, wanted, new_id)
   end
   redis.call("DEL", queue.base .. ":dn:" .. wanted.id)
+  -- A flow may have made it a child since it was added: its parent must not wait for it for ever.
+  if known.parentKey then parents.unlink(job, known.parentKey, known.parent, nil, known["x.told"]) end
 end
 
 --- Does a new job need a place in its lane that is full? Asked before anything is written: one that is

@@ -340,6 +340,13 @@ function jobs.retry(queue, gate, id, state, resets_attempts)
     redis.call("HSET", job, "x.due", clock.stamp(clock.now()))
   end
   parents.relink(job, known.parentKey, known.parent)
+  local pending = redis.pcall("SCARD", job .. ":dependencies") -- or a key of another kind
+  if type(pending) == "number" and pending > 0 then
+    -- Children of it run again, or still run: it runs when they have ended, as it did the first time.
+    redis.call("ZADD", queue.waiting_children, clock.stamp(clock.now()), id)
+    journal.emitTrimmed(queue, gate, "waiting-children", "jobId", id, "prev", state)
+    return true
+  end
   if known["x.lane"] then
     lanes.enter(queue, known["x.lane"], id, laneNames.PLAIN)
   else

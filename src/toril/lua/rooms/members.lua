@@ -139,7 +139,8 @@ function members.cancel(base, job_keys, released)
   for i, job in ipairs(job_keys) do
     if not holders[i] or released[lock_keys[i]] then
       local id = string.sub(job, #base + 2)
-      local fields = hashes.read(job, "name", "finishedOn", "ats", "x.group", "x.lane", "x.lost", "defa")
+      local fields = hashes.read(job, "name", "finishedOn", "ats", "x.group", "x.lane", "x.lost", "defa",
+        "parentKey", "parent", "x.told")
       ids[#ids + 1] = id
       started[id] = tonumber(fields.ats) ~= nil
       known[id] = fields
@@ -163,6 +164,9 @@ function members.cancel(base, job_keys, released)
       if place ~= "marked" then
         removed[#removed + 1] = job
         pcall(journal.emit, queue, "removed", "jobId", id, "prev", place)
+        -- A flow may have made it a child since its group was created.
+        local parent_key = known[id].parentKey
+        if parent_key then pcall(parents.unlink, job, parent_key, known[id].parent, nil, known[id]["x.told"]) end
       end
     end
   end

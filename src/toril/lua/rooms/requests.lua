@@ -1,7 +1,8 @@
---- A call that adds takes effect once, however often it arrives: sent again because its reply was lost,
---- or a late copy. Every call belongs to a flight, a series of calls by one client with one call under
---- way at a time, and has a number of sixteen digits, larger than the one before it. The last call of
---- each flight is remembered, for longer than a client keeps resending it.
+--- A call that adds or removes, or changes many jobs, takes effect once, however often it arrives: sent
+--- again because its reply was lost, or a late copy. Every call belongs to a flight, a series of calls
+--- by one client with one call under way at a time, and has a number of sixteen digits, larger than the
+--- one before it. The last call of each flight is remembered, for longer than a client keeps resending
+--- it.
 ---
 --- What is remembered is the number, the time, and the reply unless it is the usual one. It is written
 --- before the work, by the command that reads the previous one, so this costs only one command.

@@ -49,12 +49,21 @@ local function placeOf(queue, pending)
   return nil
 end
 
+--- Has an iteration run, so that it waits for its next attempt? Then the schedule has gone on without
+--- it, or has ended with it: it is a job like any other.
+function schedules.hasRun(job)
+  local known = hashes.tryRead(job, "atm", "x.ended")
+  return (known.atm or known["x.ended"]) and true or false
+end
+
 --- The pending iteration, which is due at `at`: { id, at, how, place }, without a place if it is not
---- there or no longer waits.
+--- there, no longer waits, or has run.
 function schedules.pendingOf(queue, scheduler_id, at)
   if not at then return {} end
   local pending = { id = schedules.iterationId(scheduler_id, at), at = at }
-  if exists(queue, scheduler_id, at) then pending.how, pending.place = placeOf(queue, pending.id) end
+  if exists(queue, scheduler_id, at) and not schedules.hasRun(queue.base .. ":" .. pending.id) then
+    pending.how, pending.place = placeOf(queue, pending.id)
+  end
   return pending
 end
 
