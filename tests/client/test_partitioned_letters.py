@@ -131,3 +131,16 @@ async def test_a_bulk_that_one_partition_refuses_has_changed_none(letters, name)
 
     assert await left(letters) == before
     assert await getattr(letters, name)(force=True) >= 2 * PER_PART
+
+
+async def test_a_run_that_was_resumed_and_finished_is_not_resumed_once_more(
+    letters, client, prefix
+):
+    """It went past the partitions before the one where the first run had stopped."""
+    await interrupt(letters)
+    await letters.replay_all_dead_letters(resume=True)
+    assert await left(letters) == [0, 0, 0]
+    await fill(client, prefix, letters, 0)
+
+    assert await letters.replay_all_dead_letters(resume=True) == PER_PART
+    assert await left(letters) == [0, 0, 0]

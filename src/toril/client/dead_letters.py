@@ -258,7 +258,7 @@ class QueueDeadLetters:
                 continue
             walk = after(walk, result)
             await tell.slice(walk, result)
-            if result.is_last:
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
 
     def _sibling(self, queue_name: str) -> Keys:
@@ -307,10 +307,11 @@ class QueueDeadLetters:
         else:
             name, found = new_job_id(), await self._interrupted(verb, wanted, resume=resume)
             check_resumed(self.name, verb, wanted, resume, found)
-        run = Run(verb, name, wanted)
         if found is not None:
-            return run, found.walk, found.wanted
-        return run, Walk(), await self._at_times(wanted)
+            # One that is resumed by its name has filters, though none are given now.
+            said = wanted if wanted.args() else found.wanted
+            return Run(verb, name, said, found.run), found.walk, found.wanted
+        return Run(verb, name, wanted), Walk(), await self._at_times(wanted)
 
     async def _interrupted(
         self, verb: str, wanted: Filter, *, resume: bool | str
@@ -408,7 +409,7 @@ class QueueDeadLetters:
                 extra += await self._replay_asked(letter_id, wanted, how, transform)
             walk = after(walk, result, taken_apart=extra)
             await tell.slice(walk, result, taken_apart=extra)
-            if result.is_last:
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             await pace.keep(walk.done)
 

@@ -194,6 +194,8 @@ class Interrupted(msgspec.Struct, frozen=True):
 
     walk: Walk
     wanted: Filter
+    run: str = ""
+    """Its name."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -457,11 +459,13 @@ class Run(msgspec.Struct, frozen=True):
     """One bulk operation: nobody else continues it, so that it can remember its last slice.
 
     ``said`` is the filter as it was given, by which the last run with it is found.
+    ``resumed`` is the run that it goes on with: when it is over, so is that one.
     """
 
     verb: str
     name: str
     said: Filter
+    resumed: str = ""
 
     def keys(self, keys: Keys) -> dict[str, str]:
         """The keys that scripts need beside those of the queue."""
@@ -509,7 +513,7 @@ def interrupted(keys: Keys, verb: str, run: str) -> Command[Interrupted | None]:
                 place=place.decode(), not_after=last.not_after, done=walk.done, turn=last.turn
             )
         return Interrupted(
-            msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text))
+            msgspec.structs.replace(walk, step=0), Filter.of_args(_read_args(filter_text)), run
         )
 
     return plain(
@@ -563,6 +567,8 @@ def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:
         "step": walk.step,
         "done": walk.done,
     }
+    if run.resumed:
+        args["resumed"] = run.resumed
     if walk.anchor:
         args["anchor"] = walk.anchor
     if walk.turn:

@@ -258,7 +258,7 @@ class QueueDeadLetters:
                 continue
             walk = after(walk, result)
             tell.slice(walk, result)
-            if result.is_last:
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
 
     def _sibling(self, queue_name: str) -> Keys:
@@ -305,10 +305,11 @@ class QueueDeadLetters:
         else:
             name, found = new_job_id(), self._interrupted(verb, wanted, resume=resume)
             check_resumed(self.name, verb, wanted, resume, found)
-        run = Run(verb, name, wanted)
         if found is not None:
-            return run, found.walk, found.wanted
-        return run, Walk(), self._at_times(wanted)
+            # One that is resumed by its name has filters, though none are given now.
+            said = wanted if wanted.args() else found.wanted
+            return Run(verb, name, said, found.run), found.walk, found.wanted
+        return Run(verb, name, wanted), Walk(), self._at_times(wanted)
 
     def _interrupted(self, verb: str, wanted: Filter, *, resume: bool | str) -> Interrupted | None:
         """The run that is to be resumed, if it is one of this queue."""
@@ -404,7 +405,7 @@ class QueueDeadLetters:
                 extra += self._replay_asked(letter_id, wanted, how, transform)
             walk = after(walk, result, taken_apart=extra)
             tell.slice(walk, result, taken_apart=extra)
-            if result.is_last:
+            if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             pace.keep(walk.done)
 

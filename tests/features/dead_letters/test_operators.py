@@ -161,3 +161,51 @@ async def test_the_record_of_a_run_expires(side):
     await side.dlq.replay_all_dead_letters(resume=True)
     left = [key async for key in side.client.scan_iter(match=f"{side.prefix}:{DLQ}:toril:*")]
     assert all([await side.client.pttl(key) > 0 for key in left])
+
+
+@pytest.mark.parametrize("verb", ["replay_all_dead_letters", "purge_dead_letters"])
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_a_run_that_was_resumed_and_finished_is_not_resumed_once_more(side, verb, by_name):
+    """It was, for a week, if the rest was one slice: nobody replayed what had died since."""
+    await forge(side.client, side.prefix, DLQ, 200)
+    bulk = getattr(side.dlq, verb)
+    told = []
+
+    def stop_late(now: Any) -> None:
+        told.append(now)
+        if now.done >= 150:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        await bulk(name="charge", on_progress=stop_late)
+    if by_name:
+        assert await bulk(resume=told[0].run) == 200
+    else:
+        assert await bulk(resume=True, name="charge") == 200
+    await side.orders.drain()
+    await side.bury("charge", "charge")
+
+    assert await bulk(resume=True, name="charge") == 2
+
+
+async def test_a_run_that_repaired_letters_to_its_end_is_not_resumed(side):
+    """Its last letters were repaired after the last slice, which stood for an unfinished run."""
+    repair = {"transform": lambda data, letter: {**data, "new": True}}
+    await side.bury("a", "b")
+    assert await side.dlq.replay_all_dead_letters(**repair) == 2
+    await side.orders.drain()
+    await side.bury("c")
+
+    assert await side.dlq.replay_all_dead_letters(resume=True, **repair) == 1
+
+
+async def test_a_purge_that_asked_about_its_last_letters_is_not_resumed(side):
+    """They were written by another program, and none of them was meant."""
+    (letter_id,) = await side.bury("a")
+    await side.client.hdel(f"{side.prefix}:{DLQ}:{letter_id}", "x.letter")
+    assert await side.dlq.purge_dead_letters(failed_reason="account closed") == 0
+    await side.orders.add("b", {"reason": "account closed"})
+    async with side.failing():
+        await side.letters(2)
+
+    assert await side.dlq.purge_dead_letters(resume=True, failed_reason="account closed") == 1

@@ -14,7 +14,8 @@
             ids list of str (for the new jobs), prefix str,
             keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
-            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?, run str, step int, done int (in earlier slices)
+            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?,
+            run str, resumed str? (the run that it goes on with), step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
             held, grouped (those held because of their groups), examined, length, not_after}
   Emits     added, waiting, delayed, removed

@@ -58,7 +58,8 @@ local function rememberSlice(sweep, latest, a, result, reply)
     "reply", reply, "filter", cjson.encode(a.filter))
   if result.is_done and not result.next and not result.asked then
     redis.call("PEXPIRE", sweep, 60000)
-    if redis.call("GET", latest) == a.run then redis.call("DEL", latest) end
+    local named = redis.call("GET", latest)
+    if named == a.run or named == a.resumed then redis.call("DEL", latest) end
     return
   end
   redis.call("PEXPIRE", sweep, 604800000)
