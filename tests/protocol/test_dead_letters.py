@@ -466,9 +466,21 @@ def test_a_walk_goes_over_to_the_next_place():
 
 
 def test_letters_that_the_client_took_out_are_counted():
-    walk = after(Walk(), result(), taken_apart=1)
+    walk = after(Walk(), result(asked=["7"], kept="6"), taken_apart={"7"})
 
-    assert (walk.offset, walk.anchor, walk.done) == (2, "", 3)
+    assert (walk.offset, walk.anchor, walk.done) == (2, "6", 3)
+
+
+@pytest.mark.parametrize(
+    ("taken", "place"),
+    [("", "8"), ("8", "7"), ("78", "6"), ("5", "8"), ("578", "6"), ("3578", "6")],
+)
+def test_a_walk_knows_its_place_by_the_letter_that_was_left_last(taken, place):
+    last = result(offset=9, anchor="8", asked=["3", "5", "7", "8"], kept="6", asked_before=2)
+
+    walk = after(Walk(), last, taken_apart=set(taken))
+
+    assert (walk.offset, walk.anchor) == (9 - len(taken), place)
 
 
 def test_a_slice_can_be_looked_at_again():

@@ -404,22 +404,23 @@ class QueueDeadLetters:
             asks = transform is not None
             command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
             result = await self._connection.run(command)
-            extra = 0
+            extra: set[str] = set()
             for letter_id in result.asked:
-                extra += await self._replay_asked(letter_id, wanted, how, transform)
+                if await self._replay_asked(letter_id, wanted, how, transform):
+                    extra.add(letter_id)
             walk = after(walk, result, taken_apart=extra)
-            await tell.slice(walk, result, taken_apart=extra)
+            await tell.slice(walk, result, taken_apart=len(extra))
             if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             await pace.keep(walk.done)
 
     async def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
-    ) -> int:
-        """Replay one letter of a bulk that the script could not decide on; 1 if it was sent."""
+    ) -> bool:
+        """Replay one letter of a bulk that the script could not decide on; was it sent?"""
         job = await self._admitted(letter_id, wanted, payload=True)
         if job is None:
-            return 0
+            return False
         data = UNCHANGED
         if transform is not None and (meta := job.dead_letter) is not None:
             data = transform(without_metadata(job.data), meta)
@@ -430,8 +431,8 @@ class QueueDeadLetters:
         try:
             await self._replay_one(letter_id, _repaired(letter_id, data), how)
         except (RefusedError, CrossSlotError):
-            return 0  # it stays where it is
-        return 1
+            return False  # it stays where it is
+        return True
 
     async def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""

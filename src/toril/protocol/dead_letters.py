@@ -6,7 +6,7 @@ nothing is ever half done, and a walk that was interrupted can be resumed where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha1
 from typing import Any, TypedDict, Unpack
@@ -177,6 +177,9 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     examined: int
     not_after: int
     asked: list[str] = []
+    kept: str = ""
+    """The last letter that was left without asking; ``asked_before`` are how many before it."""
+    asked_before: int = 0
     held: int = 0
     grouped: int = 0
     length: int = 0
@@ -539,20 +542,28 @@ def again(walk: Walk, last: Slice) -> Walk:
     )
 
 
-def after(walk: Walk, last: Slice, *, taken_apart: int = 0) -> Walk:
+def after(walk: Walk, last: Slice, *, taken_apart: Collection[str] = ()) -> Walk:
     """Where a walk goes on after a slice, of whose letters the client has taken some out itself."""
-    done = walk.done + last.count + taken_apart
+    done = walk.done + last.count + len(taken_apart)
     if last.next:
         return Walk(place=last.next, not_after=last.not_after, done=done, step=walk.step + 1)
     return Walk(
         place=walk.place,
-        offset=last.offset - taken_apart,
-        anchor="" if taken_apart else last.anchor,
+        offset=last.offset - len(taken_apart),
+        anchor=_last_left(last, taken_apart),
         not_after=last.not_after,
         done=done,
         step=walk.step + 1,
         turn=last.turn,
     )
+
+
+def _last_left(last: Slice, taken_apart: Collection[str]) -> str:
+    """The letter that a walk has left last: by it a walk knows its place when others take some."""
+    if not taken_apart:
+        return last.anchor
+    asked = reversed(last.asked[last.asked_before :])
+    return next((letter_id for letter_id in asked if letter_id not in taken_apart), last.kept)
 
 
 def walk_args(walk: Walk, wanted: Filter, run: Run) -> dict[str, Any]:

@@ -400,30 +400,31 @@ class QueueDeadLetters:
             asks = transform is not None
             command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
             result = self._connection.run(command)
-            extra = 0
+            extra: set[str] = set()
             for letter_id in result.asked:
-                extra += self._replay_asked(letter_id, wanted, how, transform)
+                if self._replay_asked(letter_id, wanted, how, transform):
+                    extra.add(letter_id)
             walk = after(walk, result, taken_apart=extra)
-            tell.slice(walk, result, taken_apart=extra)
+            tell.slice(walk, result, taken_apart=len(extra))
             if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             pace.keep(walk.done)
 
     def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
-    ) -> int:
-        """Replay one letter of a bulk that the script could not decide on; 1 if it was sent."""
+    ) -> bool:
+        """Replay one letter of a bulk that the script could not decide on; was it sent?"""
         job = self._admitted(letter_id, wanted, payload=True)
         if job is None:
-            return 0
+            return False
         data = UNCHANGED
         if transform is not None and (meta := job.dead_letter) is not None:
             data = transform(without_metadata(job.data), meta)
         try:
             self._replay_one(letter_id, _repaired(letter_id, data), how)
         except (RefusedError, CrossSlotError):
-            return 0  # it stays where it is
-        return 1
+            return False  # it stays where it is
+        return True
 
     def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""

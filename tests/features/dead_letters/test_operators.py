@@ -209,3 +209,20 @@ async def test_a_purge_that_asked_about_its_last_letters_is_not_resumed(side):
         await side.letters(2)
 
     assert await side.dlq.purge_dead_letters(resume=True, failed_reason="account closed") == 1
+
+
+async def test_letters_that_others_take_out_hide_none_from_a_repair(side):
+    """It forgot by which letter it knew its place, and passed over as many as were taken out."""
+    await forge(side.client, side.prefix, DLQ, 200, names=("send", "keep"))
+    purged = []
+
+    async def purge(now: Any) -> None:
+        if not purged:
+            purged.append(await side.dlq.purge_dead_letters(name="keep"))
+
+    replayed = await side.dlq.replay_all_dead_letters(
+        name="send", transform=lambda data, letter: data, on_progress=purge
+    )
+
+    assert (purged, replayed) == ([100], 100)
+    assert await side.dlq.get_dead_letter_count() == 0
