@@ -324,6 +324,42 @@ async def test_letters_that_came_after_the_question_are_asked_about_anew(
         assert await dead.get_dead_letter_count() == 0
 
 
+async def test_a_replay_that_is_resumed_is_asked_about_as_it_will_go_on(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """The question counted what had died since, and the answer what had gone before."""
+    visitor = visit()
+    await forge(client, prefix, "dead", 40, source="pay")
+
+    def stop(now: Any) -> None:
+        raise RuntimeError("somebody stops it")
+
+    async with Queue("dead", connection=url, prefix=prefix) as dead:
+        with pytest.raises(RuntimeError):
+            await dead.replay_all_dead_letters(rate=100, on_progress=stop)
+        left, stopped_at = await dead.get_dead_letter_count(), await _now_ms(client)
+        await wait_until(lambda: _is_later(client, stopped_at))
+        await forge(client, prefix, "dead", 3, source="pay")
+        for number in (41, 42, 43):
+            await client.hset(f"{prefix}:dead:{number}", "timestamp", await _now_ms(client))
+
+        words = f"Send {left} dead letters"
+        await asked(visitor, "replay-all", words, queue="dead", resume="yes")
+        await done(visitor, "replay-all", queue="dead", resume="yes")
+
+        assert f"{left} dead letters sent back" in (await visitor.get("/log")).text
+        assert await dead.get_dead_letter_count() == 3
+
+
+async def _now_ms(client: Any) -> int:
+    seconds, micros = await client.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def _is_later(client: Any, than_ms: int) -> bool:
+    return await _now_ms(client) > than_ms
+
+
 def buttons(page: str, verb: str) -> list[dict[str, str]]:
     """What the buttons of a page send that stand for all letters of a group."""
     forms = re.findall(rf'<form method="post" action="/do/{verb}">(.*?)</form>', page, re.S)

@@ -47,6 +47,7 @@ Transform = Callable[[Any, DeadLetterMetadata], Any]
 MOST_EXAMPLES = 1000
 LOOKED_AT = 4
 """How many more jobs than one at each end are read to tell what waits in an unmarked queue."""
+_FROM_THE_OLDEST = Walk()
 
 
 class QueueDeadLetters:
@@ -214,7 +215,7 @@ class QueueDeadLetters:
         await self._are_letters(force=force)
         run, walk, wanted = await self._begin("replay", wanted, resume=resume)
         if dry_run:
-            survey = await self._survey(wanted, how)
+            survey = await self._survey(wanted, how, walk=walk)
             return sum(group.count for group in survey.values())
         tell = Told(on_progress, run.name, walk.done)
         return await self._replay_slices(run, walk, wanted, how, transform, rate, tell)
@@ -238,9 +239,10 @@ class QueueDeadLetters:
         is_sure = await self._are_letters(force=force)
         run, walk, wanted = await self._begin("purge", wanted, resume=resume)
         if dry_run:
-            if not wanted.args():
+            if not wanted.args() and not run.resumed:
                 return await self.get_dead_letter_count()
-            return sum(group.count for group in (await self._survey(wanted)).values())
+            survey = await self._survey(wanted, walk=walk)
+            return sum(group.count for group in survey.values())
         tell = Told(on_progress, run.name, walk.done)
         accepted: list[str] = []
         while True:
@@ -335,14 +337,15 @@ class QueueDeadLetters:
         wanted: Filter,
         replay: ReplayOptions | None = None,
         *,
+        walk: Walk = _FROM_THE_OLDEST,
         on_progress: OnProgress | None = None,
     ) -> dict[str, Group]:
         """Walk through all letters and count those that match, by fingerprint.
 
-        Letters that ``replay`` would leave alone are not counted.
+        Letters that ``replay`` would leave alone are not counted.  A ``walk`` that was interrupted
+        is gone on with: what died after it began is not of its run.
         """
         found: dict[str, Group] = {}
-        walk = Walk()
         examined = 0
         while True:
             command = dead_letters.survey_slice(self.keys, walk, wanted, replay)

@@ -226,3 +226,21 @@ async def test_letters_that_others_take_out_hide_none_from_a_repair(side):
 
     assert (purged, replayed) == ([100], 100)
     assert await side.dlq.get_dead_letter_count() == 0
+
+
+@pytest.mark.parametrize("verb", ["replay_all_dead_letters", "purge_dead_letters"])
+@pytest.mark.parametrize("filters", [{}, {"name": "charge"}])
+async def test_a_dry_run_counts_what_a_resumed_run_does(side, verb, filters):
+    """It counted what had died since, too, and which a resumed run leaves alone."""
+    await forge(side.client, side.prefix, DLQ, 400)
+    bulk = getattr(side.dlq, verb)
+    with pytest.raises(StoppedError):
+        await bulk(on_progress=stop, **filters)
+    left = await side.dlq.get_dead_letter_count()
+    await side.orders.drain()
+    await side.bury("charge", "charge")
+
+    assert await bulk(dry_run=True, **filters) == left + 2
+    assert await bulk(dry_run=True, resume=True, **filters) == left
+    assert await bulk(resume=True, **filters) == 400
+    assert await side.dlq.get_dead_letter_count() == 2
