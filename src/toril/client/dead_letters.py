@@ -34,6 +34,7 @@ from toril.protocol.dead_letters import (
     Walk,
     after,
     again,
+    has_begun_anew,
 )
 from toril.protocol.job import Job
 from toril.protocol.keys import Keys
@@ -346,10 +347,13 @@ class QueueDeadLetters:
         is gone on with: what died after it began is not of its run.
         """
         found: dict[str, Group] = {}
+        elsewhere: dict[str, Group] = {}
         examined = 0
         while True:
             command = dead_letters.survey_slice(self.keys, walk, wanted, replay)
             result = await self._connection.run(command)
+            if has_begun_anew(walk, result):
+                found = dict(elsewhere)
             examined += result.examined
             for fingerprint, group in result.groups.items():
                 found[fingerprint] = group.merged(found.get(fingerprint))
@@ -364,6 +368,8 @@ class QueueDeadLetters:
                 on_progress(examined)
             if result.is_last:
                 return found
+            if result.next:
+                elsewhere = dict(found)
             walk = after(walk, result)
 
     async def _would_go(self, job: Job, how: ReplayOptions) -> bool:

@@ -542,6 +542,11 @@ def again(walk: Walk, last: Slice) -> Walk:
     )
 
 
+def has_begun_anew(walk: Walk, last: Slice) -> bool:
+    """Did a slice begin with the oldest, because the letter is gone by which the walk went?"""
+    return walk.offset > 0 and last.offset == last.examined
+
+
 def after(walk: Walk, last: Slice, *, taken_apart: Collection[str] = ()) -> Walk:
     """Where a walk goes on after a slice, of whose letters the client has taken some out itself."""
     done = walk.done + last.count + len(taken_apart)

@@ -244,3 +244,29 @@ async def test_a_dry_run_counts_what_a_resumed_run_does(side, verb, filters):
     assert await bulk(dry_run=True, resume=True, **filters) == left
     assert await bulk(resume=True, **filters) == 400
     assert await side.dlq.get_dead_letter_count() == 2
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_letters_are_counted_once_while_another_takes_some_out(side, url, prefix, dry_run):
+    """A count that lost its place began anew, and added to what it had counted."""
+    await forge(side.client, prefix, DLQ, 1800, names=("keep", "gone"))
+    run, looks = side.dlq._connection.run, 0
+
+    async def noting(command: Any) -> Any:
+        nonlocal looks
+        reply = await run(command)
+        looks += command.script is not None and command.script.name == "surveyDeadLetters"
+        if looks == 3:
+            looks += 1
+            async with Queue(DLQ, connection=url, prefix=prefix) as other:
+                await other.purge_dead_letters(name="gone")
+        return reply
+
+    side.dlq._connection.run = noting
+    if dry_run:
+        counted = await side.dlq.replay_all_dead_letters(dry_run=True)
+    else:
+        (group,) = await side.dlq.get_dead_letter_summary()
+        counted = group.count
+
+    assert counted == await side.dlq.get_dead_letter_count() == 900

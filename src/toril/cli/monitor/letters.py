@@ -26,22 +26,27 @@ class LetterSurvey:
         self.is_complete = False
         self._walk = Walk()
         self._found: dict[str, Group] = {}
+        self._elsewhere: dict[str, Group] = {}
 
     def next_command(self) -> Command[Slice]:
         return dead_letters.survey_slice(self.queues[self._at], self._walk, Filter())
 
     def note(self, result: Slice) -> None:
         """Take in the answer to the last command."""
+        if dead_letters.has_begun_anew(self._walk, result):
+            self._found = dict(self._elsewhere)
         for fingerprint, group in result.groups.items():
             self._found[fingerprint] = group.merged(self._found.get(fingerprint))
         if not self.is_complete:
             self.groups = dict(self._found)
+        if result.is_done:
+            self._elsewhere = dict(self._found)
         if result.is_last and self._at + 1 < len(self.queues):
             self._at, self._walk = self._at + 1, Walk()
             return
         if result.is_last:
             self._at = 0
             self.groups, self.is_complete = self._found, True
-            self._walk, self._found = Walk(), {}
+            self._walk, self._found, self._elsewhere = Walk(), {}, {}
             return
         self._walk = dead_letters.after(self._walk, result)
