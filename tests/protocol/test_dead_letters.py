@@ -10,6 +10,7 @@ import pytest
 from toril.errors import (
     DeadLetterNotFoundError,
     FailedChildrenError,
+    HandlerTimeoutError,
     InvalidGroupStateError,
     InvalidOptionError,
     JobCancelledError,
@@ -444,6 +445,25 @@ def test_a_filter_looks_at_letters_of_others():
     assert not Filter.of(source_queue="refunds").admits(meta)
     assert not Filter.of(fingerprint="x").admits(meta)
     assert not Filter.of(failed_reason="refused").admits(meta)
+
+
+def test_a_filter_finds_letters_of_others_by_the_type_of_their_error_too():
+    told = {"sourceQueue": "orders", "failedReason": "ETIMEDOUT", "errorType": "ConnectionError"}
+    meta = metadata_in({"_dlqMeta": told})
+
+    assert meta is not None
+    assert Filter.of(failed_reason="connectionerror").admits(meta)
+    assert Filter.of(failed_reason="ConnectionError: etimed").admits(meta)
+    assert not Filter.of(failed_reason="ValueError").admits(meta)
+
+
+def test_the_type_of_an_error_is_noted_where_the_reason_does_without():
+    error = HandlerTimeoutError("the handler took longer than 5 ms")
+    words = str(error)
+
+    _, note = read(letter_of(job(), error, words, words, "[]", BurialPolicy()))
+
+    assert note["why"] == "handlertimeouterror: the handler took longer than 5 ms"
 
 
 def result(**changes: object) -> Slice:

@@ -143,8 +143,8 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
             return False
         if self.source_queue is not None and meta.source_queue != self.source_queue:
             return False
-        wanted = (self.failed_reason or "").casefold()
-        return wanted in meta.failed_reason.casefold()
+        said = f"{meta.error_type}: {meta.failed_reason}" if meta.error_type else meta.failed_reason
+        return (self.failed_reason or "").casefold() in said.casefold()
 
 
 def _moment(edge: int | datetime | timedelta | None, option: str) -> int | timedelta | None:
