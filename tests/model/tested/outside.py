@@ -353,6 +353,8 @@ FOUND: dict[str, str] = {
     "rooms/turns: without bringRound(list, turn, count)": "tests/features/dead_letters/test_turning.py::test_letters_of_another_program_are_asked_about_during_a_turn",
     'rooms/turns: without redis.call("DEL", turning)': "tests/features/dead_letters/test_turning.py::test_a_walk_that_died_is_resumed_and_brings_the_list_home[15]",
     "rooms/turns: without bringRound(list, turn, count) (2)": "tests/features/dead_letters/test_turning.py::test_letters_of_another_program_are_asked_about_during_a_turn",
+    'rooms/turns: without redis.call("DEL", turning) (2)': "tests/features/dead_letters/test_turning.py::test_a_turn_that_was_left_lying_does_not_end_the_retention[400-4]",
+    'rooms/turns: without redis.call("SET", turning, cjson.encode({ owner = "", list = turn.list, at = turn.at, pivot = turn.pivot, fence = turn.fence_ids, home = turn.home, left = turn.left, returned = turn.returned }), "KEEPTTL")': "tests/features/dead_letters/test_turning.py::test_a_walk_whose_list_was_partly_brought_home_is_resumed_and_sees_every_letter",
     'rooms/walks: without redis.call("LSET", list, index, "")': "tests/features/dead_letters/test_turning.py::test_few_letters_stay_where_they_are",
     'rooms/walks: without redis.call("LREM", list, -count, "")': "tests/features/dead_letters/test_turning.py::test_few_letters_stay_where_they_are",
     'rooms/walks: without redis.call("ZREM", queue[a.place], unpack(taken_ids))': "tests/features/dead_letters/test_places.py::test_they_are_purged",
