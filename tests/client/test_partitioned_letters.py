@@ -144,3 +144,23 @@ async def test_a_run_that_was_resumed_and_finished_is_not_resumed_once_more(
 
     assert await letters.replay_all_dead_letters(resume=True) == PER_PART
     assert await left(letters) == [0, 0, 0]
+
+
+async def test_the_name_of_a_queue_with_partitions_is_no_place_to_go_to(letters, make_queue):
+    """What went there waited in the plain queue of that name, which no worker serves."""
+    mail, plain_letters = make_queue("mail", partitions=3), letters.partitions[1]
+    await mail.get_job_counts()
+    await mail.add("send")
+
+    for call in (
+        lambda: letters.replay_all_dead_letters(queue_name="mail"),
+        lambda: letters.replay_all_dead_letters(queue_name="mail", dry_run=True),
+        lambda: plain_letters.replay_all_dead_letters(queue_name="mail"),
+        lambda: plain_letters.replay_dead_letter("1", queue_name="mail"),
+    ):
+        with pytest.raises(InvalidOptionError, match=r"'mail' has 3 partitions.*'\{mail-0\}'"):
+            await call()
+    assert await left(letters) == [PER_PART] * 3
+
+    await plain_letters.replay_dead_letter("1", queue_name="{mail-2}")
+    assert await mail.partitions[2].get_waiting_count() >= 1

@@ -20,7 +20,7 @@ from toril.errors import (
     RefusedError,
 )
 from toril.options import ReplacedOptions
-from toril.protocol import codec, dead_letters, reading, replaying
+from toril.protocol import codec, dead_letters, partitioning, reading, replaying
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
     FILTER_NAMES,
@@ -162,7 +162,7 @@ class QueueDeadLetters:
         ``dry_run`` raises the same errors and changes nothing; no job has the id that it returns.
         """
         how = ReplayOptions(
-            target=None if queue_name is None else self._sibling(queue_name),
+            target=None if queue_name is None else await self._sibling(queue_name),
             changes=Changes.of(options, keep_delay=keep_delay),
             by=by,
             keep_delay=keep_delay,
@@ -205,7 +205,7 @@ class QueueDeadLetters:
         """
         wanted, changes = _split(filters, keep_delay=keep_delay)
         how = ReplayOptions(
-            target=None if queue_name is None else self._sibling(queue_name),
+            target=None if queue_name is None else await self._sibling(queue_name),
             changes=changes,
             by=by,
             keep_delay=keep_delay,
@@ -264,7 +264,7 @@ class QueueDeadLetters:
             if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
 
-    def _sibling(self, queue_name: str) -> Keys:
+    async def _sibling(self, queue_name: str) -> Keys:
         """The target of letters that do not go back to their own queue."""
         if queue_name == self.name:
             raise InvalidOptionError(
@@ -272,6 +272,12 @@ class QueueDeadLetters:
             )
         target = self.keys.sibling(queue_name)
         self._connection.check_slots(target)
+        if partitions := (await self._connection.run(partitioning.read(target))).now:
+            raise InvalidOptionError(
+                f"queue {queue_name!r} has {partitions} partitions, and its workers take nothing"
+                f" from the plain queue of this name; name one of its partitions, such as"
+                f" {partitioning.name_of(queue_name, 0)!r}"
+            )
         return target
 
     async def _page(self, start: int, end: int, *, oldest_first: bool, payloads: bool) -> list[Job]:

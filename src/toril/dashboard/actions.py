@@ -458,7 +458,9 @@ async def _replay(on: Context) -> Change:
 async def _replay_all(on: Context) -> Change:
     wanted, to, rate = letter_filter(on.form), on.form.text("to") or None, on.form.whole("rate")
     resume = bool(on.form.text("resume"))
-    total = await on.queue.replay_all_dead_letters(dry_run=True, resume=resume, **wanted)
+    total = await on.queue.replay_all_dead_letters(
+        dry_run=True, resume=resume, queue_name=to, **wanted
+    )
 
     async def work(operation: Operation) -> str:
         await on.queue.replay_all_dead_letters(

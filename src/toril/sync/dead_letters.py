@@ -18,7 +18,7 @@ from toril.errors import (
     RefusedError,
 )
 from toril.options import ReplacedOptions
-from toril.protocol import codec, dead_letters, reading, replaying
+from toril.protocol import codec, dead_letters, partitioning, reading, replaying
 from toril.protocol.dead_letter import DeadLetterMetadata, without_metadata
 from toril.protocol.dead_letters import (
     FILTER_NAMES,
@@ -272,6 +272,12 @@ class QueueDeadLetters:
             )
         target = self.keys.sibling(queue_name)
         self._connection.check_slots(target)
+        if partitions := (self._connection.run(partitioning.read(target))).now:
+            raise InvalidOptionError(
+                f"queue {queue_name!r} has {partitions} partitions, and its workers take nothing"
+                f" from the plain queue of this name; name one of its partitions, such as"
+                f" {partitioning.name_of(queue_name, 0)!r}"
+            )
         return target
 
     def _page(self, start: int, end: int, *, oldest_first: bool, payloads: bool) -> list[Job]:
