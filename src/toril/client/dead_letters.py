@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from toril.client.connection import Connection
 from toril.client.ids import new_job_id
-from toril.client.letter_runs import Leg, Pace, Told, check_rate, check_resumed
+from toril.client.letter_runs import Fate, Leg, Pace, Told, check_rate, check_resumed
 from toril.deprecating import renamed
 from toril.errors import (
     CrossSlotError,
@@ -18,6 +18,7 @@ from toril.errors import (
     InvalidOptionError,
     NotDeadLettersError,
     RefusedError,
+    TooManyReplaysError,
 )
 from toril.options import ReplacedOptions
 from toril.protocol import codec, dead_letters, partitioning, reading, replaying
@@ -419,23 +420,24 @@ class QueueDeadLetters:
             asks = transform is not None
             command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
             result = await self._connection.run(command)
-            extra: set[str] = set()
-            for letter_id in result.asked:
-                if await self._replay_asked(letter_id, wanted, how, transform):
-                    extra.add(letter_id)
-            walk = after(walk, result, taken_apart=extra)
-            await tell.slice(walk, result, taken_apart=len(extra))
+            fates = {
+                letter_id: await self._replay_asked(letter_id, wanted, how, transform)
+                for letter_id in result.asked
+            }
+            sent = {letter_id for letter_id, fate in fates.items() if fate is Fate.SENT}
+            walk = after(walk, result, taken_apart=sent)
+            await tell.slice(walk, result, fates.values())
             if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             await pace.keep(walk.done)
 
     async def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
-    ) -> bool:
-        """Replay one letter of a bulk that the script could not decide on; was it sent?"""
+    ) -> Fate:
+        """Replay one letter of a bulk that the script could not decide on."""
         job = await self._admitted(letter_id, wanted, payload=True)
         if job is None:
-            return False
+            return Fate.LEFT
         data = UNCHANGED
         if transform is not None and (meta := job.dead_letter) is not None:
             data = transform(without_metadata(job.data), meta)
@@ -445,9 +447,13 @@ class QueueDeadLetters:
             # unasync: on
         try:
             await self._replay_one(letter_id, _repaired(letter_id, data), how)
+        except InvalidGroupStateError:
+            return Fate.HELD_BY_GROUP
+        except TooManyReplaysError:
+            return Fate.HELD
         except (RefusedError, CrossSlotError):
-            return False  # it stays where it is
-        return True
+            return Fate.LEFT
+        return Fate.SENT
 
     async def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""

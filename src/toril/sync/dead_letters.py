@@ -16,6 +16,7 @@ from toril.errors import (
     InvalidOptionError,
     NotDeadLettersError,
     RefusedError,
+    TooManyReplaysError,
 )
 from toril.options import ReplacedOptions
 from toril.protocol import codec, dead_letters, partitioning, reading, replaying
@@ -40,7 +41,7 @@ from toril.protocol.removing import OnProgress
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
 from toril.protocol.replaying import Contents, ReplayFilter
 from toril.sync.connection import Connection
-from toril.sync.letter_runs import Leg, Pace, Told, check_rate, check_resumed
+from toril.sync.letter_runs import Fate, Leg, Pace, Told, check_rate, check_resumed
 
 UNCHANGED: Any = codec.UNSET
 Transform = Callable[[Any, DeadLetterMetadata], Any]
@@ -415,31 +416,36 @@ class QueueDeadLetters:
             asks = transform is not None
             command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
             result = self._connection.run(command)
-            extra: set[str] = set()
-            for letter_id in result.asked:
-                if self._replay_asked(letter_id, wanted, how, transform):
-                    extra.add(letter_id)
-            walk = after(walk, result, taken_apart=extra)
-            tell.slice(walk, result, taken_apart=len(extra))
+            fates = {
+                letter_id: self._replay_asked(letter_id, wanted, how, transform)
+                for letter_id in result.asked
+            }
+            sent = {letter_id for letter_id, fate in fates.items() if fate is Fate.SENT}
+            walk = after(walk, result, taken_apart=sent)
+            tell.slice(walk, result, fates.values())
             if result.is_last and not result.asked:  # else it is not known that this is done, too
                 return walk.done
             pace.keep(walk.done)
 
     def _replay_asked(
         self, letter_id: str, wanted: Filter, how: ReplayOptions, transform: Transform | None
-    ) -> bool:
-        """Replay one letter of a bulk that the script could not decide on; was it sent?"""
+    ) -> Fate:
+        """Replay one letter of a bulk that the script could not decide on."""
         job = self._admitted(letter_id, wanted, payload=True)
         if job is None:
-            return False
+            return Fate.LEFT
         data = UNCHANGED
         if transform is not None and (meta := job.dead_letter) is not None:
             data = transform(without_metadata(job.data), meta)
         try:
             self._replay_one(letter_id, _repaired(letter_id, data), how)
+        except InvalidGroupStateError:
+            return Fate.HELD_BY_GROUP
+        except TooManyReplaysError:
+            return Fate.HELD
         except (RefusedError, CrossSlotError):
-            return False  # it stays where it is
-        return True
+            return Fate.LEFT
+        return Fate.SENT
 
     def _replay_one(self, letter_id: str, repaired: bytes | None, how: ReplayOptions) -> str:
         """Replay one letter, from Toril's notes about it or, if they do not suffice, its data."""
