@@ -35,7 +35,7 @@ from toril.cli.monitor.dialogs import ConfirmScreen, HelpScreen
 from toril.cli.monitor.letters import LetterSurvey
 from toril.cli.monitor.rows import event_rows
 from toril.cli.monitor.table import Table
-from toril.cli.monitor.watcher import MOST_ROWS, QueueWatch, View, Watcher
+from toril.cli.monitor.watcher import MOST_QUEUES, MOST_ROWS, QueueWatch, View, Watcher
 from toril.cli.monitor.whole import WholeScreen
 from toril.client.connection import Connection
 from toril.protocol.command import plain
@@ -956,3 +956,15 @@ async def test_a_count_that_has_lost_its_place_begins_anew(url: str, prefix: str
 
         (group,) = survey.groups.values()
         assert group.count == await dlq.get_dead_letter_count() == 150
+
+
+async def test_a_snapshot_says_how_many_queues_it_leaves_out(
+    toril: Toril, prefix: str, client: Any
+):
+    for number in range(MOST_QUEUES + 2):
+        await client.hset(f"{prefix}:q{number}:meta", "opts.maxLenEvents", 10)
+
+    done = await asyncio.to_thread(toril, "monitor", "--json")
+
+    assert len(done.json) == MOST_QUEUES
+    assert done.err == "toril: 2 more queues left out; choose with --queue\n"
