@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -153,6 +154,24 @@ async def data_of(queue: Queue, job_id: str) -> Any:
     job = await queue.get_job(job_id)
     assert job is not None
     return job.data
+
+
+async def test_what_is_not_edited_stays_as_it_is(
+    visit: Visit, queue: Queue, url: str, prefix: str, client: Any
+):
+    """Half a character became a question mark."""
+    visitor = visit()
+    await fail(queue, url, prefix, "a")
+    text = '{"cut": "caf\\u00e9 \\ud83d", "wei": 1000000000000000000000, "amount": 1}'
+    await client.hset(f"{prefix}:pay:a", "data", text)
+    page = (await visitor.get(link("", "/job", queue="pay", id="a"))).text
+    found = re.search(r'<textarea name="data"[^>]*>(.*?)</textarea>', page, re.S)
+    assert found is not None
+    shown = html.unescape(found[1])
+
+    await done(visitor, "edit-retry", queue="pay", id="a", data=shown.replace('t": 1', 't": 2'))
+
+    assert await data_of(queue, "a") == {**json.loads(text), "amount": 2}
 
 
 async def test_an_edit_that_is_refused_leaves_the_data_of_a_member(

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-import msgspec
-
 from toril.client.dead_letters import UNCHANGED
 from toril.client.queue import Queue
 from toril.dashboard.audit import AuditLog
@@ -22,7 +20,7 @@ from toril.dashboard.security import User
 from toril.dashboard.showing import counted, span
 from toril.errors import InvalidInputError, InvalidOptionError, RefusedError, TorilError
 from toril.options import RateLimit
-from toril.protocol import groups
+from toril.protocol import codec, groups
 from toril.protocol.cancelling import Cancelled
 from toril.protocol.dead_letters import DeadLetterFilter, DeadLetterProgress
 from toril.protocol.groups import GroupState
@@ -87,8 +85,8 @@ class Form:
 
     def json(self, name: str) -> Any:
         try:
-            return msgspec.json.decode(self.text(name) or "null")
-        except (msgspec.DecodeError, RecursionError) as error:
+            return codec.decode((self.text(name) or "null").encode())
+        except (ValueError, RecursionError) as error:
             raise InvalidOptionError(f"The field {name!r} is not JSON: {error}") from error
 
 
