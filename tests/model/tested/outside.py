@@ -94,7 +94,7 @@ FOUND: dict[str, str] = {
     "promoteAll: without lanes.promote(queue, gate, lane, id, mark)": "tests/features/test_lane_removal.py::test_promoting_all_lets_lanes_in_as_well",
     "promoteAll: without places.wake(queue, gate)": "tests/features/test_what_changes_leave.py::test_jobs_that_are_promoted_together_are_announced",
     'promoteAll: without places.noteDue(base .. ":" .. id)': "tests/features/test_expires.py::test_the_time_of_a_promoted_job_begins_when_it_is_promoted",
-    "purgeDeadLetters: without jobs.remove(queue, letter.id)": "tests/features/test_old_forms.py::test_dead_letters_had_names_of_their_own",
+    "purgeDeadLetters: without jobs.removeAny(queue, letter.id)": "tests/features/test_old_forms.py::test_dead_letters_had_names_of_their_own",
     'recoverLanes: without redis.call("LREM", queue.wait, -1, id)': "tests/features/test_lane_recovery.py::test_recovery_takes_a_swept_job_back_from_the_plain_list",
     "recoverLanes: without lanes.addToWaiting(queue, laneNames.laneOf(field), member)": "tests/features/test_lane_recovery.py::test_recovery_takes_a_swept_job_back_from_the_plain_list",
     "recoverLanes: without lanes.saveHolders(queue, lane, turn, staying)": "tests/features/test_lane_recovery.py::test_recovery_takes_a_swept_job_back_from_the_plain_list",

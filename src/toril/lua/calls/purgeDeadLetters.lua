@@ -37,7 +37,7 @@ function calls.purgeDeadLetters(KEYS, a, ARGV)
     if letters.noteOf(letter) or letter.is_damaged then
       purged[#purged + 1] = letter.key
     else
-      jobs.remove(queue, letter.id) -- not one of ours: it may have a parent, a group, and so on
+      jobs.removeAny(queue, letter.id) -- not one of ours: it may have a parent, a group, and so on
     end
     return "take"
   end
