@@ -397,6 +397,12 @@ def group_elsewhere(keys: Keys, letter_id: str) -> Command[tuple[Keys, str] | No
     return plain("HGET", keys.job(letter_id), "x.member", parse=parse)
 
 
+def is_member(keys: Keys, letter_id: str) -> Command[bool]:
+    """Whether a letter's job belongs to a group."""
+    check_known_id(letter_id)
+    return plain("HEXISTS", keys.job(letter_id), "x.member", parse=bool)
+
+
 def not_found(letter_id: str, queue: str) -> DeadLetterNotFoundError:
     return DeadLetterNotFoundError(
         f"queue {queue!r} has no dead letter {letter_id!r}; it never had, or somebody has replayed"

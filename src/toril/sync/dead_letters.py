@@ -36,7 +36,7 @@ from toril.protocol.dead_letters import (
     has_begun_anew,
 )
 from toril.protocol.job import Job
-from toril.protocol.keys import Keys
+from toril.protocol.keys import Keys, hash_tag
 from toril.protocol.removing import OnProgress
 from toril.protocol.replay_options import DEFAULT_MAX_REPLAYS, Changes, ReplayOptions
 from toril.protocol.replaying import Contents, ReplayFilter
@@ -411,10 +411,12 @@ class QueueDeadLetters:
         """
         pace = Pace(rate, walk.done)
         at_once = pace.most_at_once(replaying.REPLAYS_PER_SLICE)
+        asks, seeks = transform is not None, self._seeks_homes(how)
         while True:
             ids = [new_job_id() for _ in range(at_once)]
-            asks = transform is not None
-            command = replaying.replay_slice(self.keys, walk, wanted, ids, how, run=run, asks=asks)
+            command = replaying.replay_slice(
+                self.keys, walk, wanted, ids, how, run=run, asks=asks, seeks_homes=seeks
+            )
             result = self._connection.run(command)
             fates = {
                 letter_id: self._replay_asked(letter_id, wanted, how, transform)
@@ -453,16 +455,47 @@ class QueueDeadLetters:
         if note is not None:
             if how.changes is not None:
                 how.changes.check_lane(letter_id, note.lane)
-            target = how.target or self.keys.sibling(note.source)
+            target = how.target or self._home(letter_id, note.source, how, note.lane)
             contents = None if repaired is None else Contents(text=repaired, is_repaired=True)
             new_id = self._replay_to(target, letter_id, how, contents)
             if new_id is not None:
                 return new_id
-        target, contents = self._taken_apart(letter_id, repaired, how.target)
+        lane = None if note is None else note.lane
+        target, contents = self._taken_apart(letter_id, repaired, how, lane)
         new_id = self._replay_to(target, letter_id, how, contents)
         if new_id is None:  # not to be: what it is given it need not cut out of the letter
             raise dead_letters.not_found(letter_id, self.name)
         return new_id
+
+    def _home(self, letter_id: str, source: str, how: ReplayOptions, lane: str | None) -> Keys:
+        """The queue that a letter goes back to: of one with partitions, that of the job's lane.
+
+        It may be another one than before: since then the queue has grown, or the replay changes
+        the lane.  What belongs to a group goes where its group knows it.
+        """
+        lane = (how.changes and how.changes.job.lane) or lane
+        keys, part = self.keys.sibling(source), partitioning.whole_of(source)
+        if lane is None or part is None:
+            return keys
+        stem, number = part
+        numbers = self._connection.run(partitioning.read(self.keys.sibling(stem)))
+        if number >= numbers.now or (home := partitioning.home_of(lane, numbers.now)) == number:
+            return keys
+        if self._connection.run(dead_letters.is_member(self.keys, letter_id)):
+            return keys
+        return self.keys.sibling(partitioning.name_of(stem, home))
+
+    def _seeks_homes(self, how: ReplayOptions) -> bool:
+        """May a lane of the letters here be in another partition than the one they came from?"""
+        if how.target is not None:
+            return False
+        if how.changes is not None and how.changes.job.lane is not None:
+            return True
+        if (part := partitioning.whole_of(self.name)) is None:
+            return False
+        whole = self.keys.sibling(hash_tag(part[0]) or part[0])
+        numbers = self._connection.run(partitioning.read(whole))
+        return bool(numbers.earlier) or not numbers.now
 
     def _replay_to(
         self, target: Keys, letter_id: str, how: ReplayOptions, contents: Contents | None
@@ -492,17 +525,17 @@ class QueueDeadLetters:
         return self._connection.run(command)
 
     def _taken_apart(
-        self, letter_id: str, repaired: bytes | None, target: Keys | None
+        self, letter_id: str, repaired: bytes | None, how: ReplayOptions, lane: str | None
     ) -> tuple[Keys, Contents]:
         """Where a letter that another program wrote or changed goes, and with what."""
         job = self._connection.run(reading.job(self.keys, letter_id))
         if job is None:
             raise dead_letters.not_found(letter_id, self.name)
         meta = _metadata(job)
-        if meta is None or (target is None and not meta.source_queue):
+        if meta is None or (how.target is None and not meta.source_queue):
             raise dead_letters.source_unknown(letter_id, self.name)
         try:
-            source = target or self.keys.sibling(meta.source_queue)
+            source = how.target or self._home(letter_id, meta.source_queue, how, lane)
         except InvalidNameError as error:
             raise dead_letters.source_unknown(letter_id, self.name) from error
         return source, Contents.of_letter(job, meta, repaired)

@@ -14,7 +14,8 @@
             ids list of str (for the new jobs), prefix str,
             keep_delay bool?, by str?,
             max_replays int?, force bool?, to str? (another queue), asks bool? (the client changes the data
-            of each one), changes {opts, delay, run_at, priority, lifo, lane, order_ms}?,
+            of each one), seeks_homes bool? (ask about lanes of queues with partitions),
+            changes {opts, delay, run_at, priority, lifo, lane, order_ms}?,
             run str, resumed str? (the run that it goes on with), step int, done int (in earlier slices)
   Returns   as JSON {is_done, next (the place to continue with), offset, anchor, turn, count, asked,
             held, grouped (those held because of their groups), examined, length, not_after}
@@ -66,7 +67,8 @@ function calls.replayDeadLetters(KEYS, a, ARGV)
       held[why] = held[why] + 1
       return "leave"
     end
-    if a.asks or replays.isAgainstLane(note, a.changes) or letters.isAway(letter) then return "ask" end
+    if a.asks or a.seeks_homes and replays.mayHaveMoved(note, a.changes) then return "ask" end
+    if replays.isAgainstLane(note, a.changes) or letters.isAway(letter) then return "ask" end
     local free = findFreeId(source)
     if not free or not hasRoom(letter) then return "stop" end
     local new_id = replays.replay(queue, letter.id, a.ids[free],
